@@ -1,0 +1,24 @@
+"""Riemannian stochastic-gradient MCMC kernels for NumPyro models."""
+
+from .kernel import SGKernel, SGState
+from .kernels import SGRLD
+from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .schedules import constant, cyclical, polynomial
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGRLD",
+    "Identity",
+    "Metric",
+    "MetricState",
+    "Monge",
+    "RMSprop",
+    "SGKernel",
+    "SGState",
+    "Shampoo",
+    "Wenzel",
+    "constant",
+    "cyclical",
+    "polynomial",
+]

@@ -1,0 +1,185 @@
+"""The divergence term Gamma, which makes a position-dependent metric leave the target invariant.
+
+Gamma_j = sum_k d/dtheta_k A_jk. One estimator serves every metric. For a probe z with identity
+covariance, with g = grad Uhat / N and V the metric's statistic::
+
+    gdot      = Hessian(Uhat) z / N
+    sdot      = derivative of statistic(g) along gdot
+    Gamma_hat = d/de [A(V + e sdot) z] at e = 0,       E_z Gamma_hat = Gamma
+
+What a sampler adds to the position is tau h c Gamma; c is :func:`mode_factor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jax.flatten_util import ravel_pytree
+
+from ._checks import check_choice, check_int
+
+PyTree = Any
+
+GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
+"""Treatments of Gamma: see :func:`mode_factor`."""
+
+GAMMA_ESTIMATORS = ("hutchinson", "exact")
+"""Ways to sum over the position's directions: random probes, or all unit vectors."""
+
+
+def mode_factor(gamma: str, decay: float) -> float:
+    """The factor c of Gamma in the drift.
+
+    ======================= ========= ========================================================
+    mode                    c         invariant distribution as the step size goes to 0
+    ======================= ========= ========================================================
+    ``"corrected"``         1         the posterior
+    ``"published"``         1 - decay in one dimension p A^-decay, up to a constant
+    ``"none"``              0         in one dimension p / A, up to a constant
+    ``"frozen"``            0         the posterior: A is constant after warm-up
+    ``"auxiliary"``         0         the posterior: A depends on an auxiliary variable alone
+    ======================= ========= ========================================================
+
+    Args:
+        gamma: the mode.
+        decay: memory of the metric's statistic, in [0, 1).
+
+    Returns:
+        c, a number.
+
+    Raises:
+        ValueError: for an unknown mode.
+
+    Source: Yu et al. (TMLR 2023), appendices A.2 and A.3, have 1 - decay; Rensmeyer and Niggemann,
+    "On the Convergence of Locally Adaptive and Scalable Diffusion-Based Sampling Methods" (AISTATS
+    2025), section 3.1, show that the diffusion needs 1.
+
+    >>> mode_factor("published", 0.75)
+    0.25
+    """
+    check_choice("gamma", gamma, GAMMA_MODES)
+    if gamma == "corrected":
+        return 1.0
+    return 1.0 - decay if gamma == "published" else 0.0
+
+
+def has_divergence(metric: Any, position: PyTree) -> bool:
+    """Whether Gamma can differ from 0: whether the metric's statistic has any entries.
+
+    Args:
+        metric: a metric.
+        position: unconstrained position; only shapes and dtypes are used.
+    """
+    return len(jax.tree.leaves(jax.eval_shape(metric.statistic, position))) > 0
+
+
+def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
+    """A pytree like ``position`` with independent entries, -1 or 1 with equal probability.
+
+    Args:
+        rng_key: a random key; consumed.
+        position: any pytree of floating-point arrays; only shapes and dtypes are used.
+    """
+    leaves, treedef = jax.tree.flatten(position)
+    sizes = [math.prod(x.shape) for x in leaves]
+    # One random word holds 32 signs: generating words is most of the cost.
+    words = random.bits(rng_key, (math.ceil(sum(sizes) / 32),), jnp.uint32)
+    bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    signs, start = bits.reshape(-1), 0
+    probes = []
+    for x, size in zip(leaves, sizes, strict=True):
+        part = signs[start : start + size].astype(x.dtype)
+        probes.append((2 * part - 1).reshape(x.shape))
+        start += size
+    return jax.tree.unflatten(treedef, probes)
+
+
+def divergence_from_probe(
+    metric: Any, state: Any, grad: PyTree, z: PyTree, hvp_z: PyTree
+) -> PyTree:
+    """Gamma_hat of one probe whose Hessian-vector product is known, with c = 1.
+
+    One pass of forward mode computes gradient and product together::
+
+        grad, hvp_z = jax.jvp(grad_fn, (position,), (z,))
+
+    Args:
+        metric: a metric.
+        state: its state after the update with ``grad``.
+        grad: g = grad Uhat / N, a pytree like the position.
+        z: the probe, a pytree like the position.
+        hvp_z: Hessian of Uhat times z over N.
+
+    Returns:
+        Gamma_hat, a pytree like the position.
+    """
+    _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
+
+    def product(statistic: PyTree) -> PyTree:
+        return metric.apply_inverse(state._replace(statistic=statistic), z)
+
+    change = jax.tree.map(lambda v, s: s.astype(v.dtype), state.statistic, change)
+    return jax.jvp(product, (state.statistic,), (change,))[1]
+
+
+def divergence(
+    metric: Any,
+    state: Any,
+    grad: PyTree,
+    hvp: Callable[[PyTree], PyTree],
+    rng_key: jax.Array | None,
+    position: PyTree,
+    *,
+    num_probes: int = 1,
+    estimator: str = "hutchinson",
+) -> PyTree:
+    """Gamma with c = 1, estimated with random probes or exactly.
+
+    With ``num_probes=1`` the probe is ``probe(rng_key, position)``, so a caller that has already
+    multiplied that probe may give ``lambda z: product``.
+
+    Cost: ``"hutchinson"`` one Hessian-vector product and one derivative of ``apply_inverse`` for
+    each probe, with the memory of all probes at once; ``"exact"`` as many as there are dimensions
+    D, and memory D^2: for small D.
+
+    Args:
+        metric: a metric.
+        state: its state after the update with ``grad``.
+        grad: g = grad Uhat / N, a pytree like the position.
+        hvp: z -> Hessian of Uhat times z over N, on the same minibatch as ``grad``.
+        rng_key: a random key, consumed by ``"hutchinson"``; None will do for ``"exact"``.
+        position: unconstrained position; only its structure, shapes and dtypes are used.
+        num_probes: probes to average over, at least 1.
+        estimator: ``"hutchinson"`` or ``"exact"``.
+
+    Returns:
+        Gamma, a pytree like the position; given the minibatch, unbiased with ``"hutchinson"``.
+
+    Raises:
+        ValueError: for an unknown estimator or less than one probe.
+        TypeError: for a number of probes that is not an integer, or a missing random key.
+
+    Source: Yu et al. (TMLR 2023), Eq. 3, defines Gamma; the estimator is Hutchinson's.
+    """
+    check_choice("estimator", estimator, GAMMA_ESTIMATORS)
+    check_int("num_probes", num_probes, least=1)
+
+    def one(z: PyTree) -> PyTree:
+        return divergence_from_probe(metric, state, grad, z, hvp(z))
+
+    if estimator == "exact":
+        flat, unravel = ravel_pytree(position)
+        columns = jax.vmap(lambda e: one(unravel(e)))(jnp.eye(flat.size, dtype=flat.dtype))
+        return jax.tree.map(lambda c: jnp.sum(c, axis=0), columns)
+    if rng_key is None:
+        raise TypeError("estimator='hutchinson' draws probes: give a random key, got None")
+    if num_probes == 1:
+        return one(probe(rng_key, position))
+    keys = random.split(rng_key, num_probes)
+    estimates = jax.vmap(lambda key: one(probe(key, position)))(keys)
+    return jax.tree.map(lambda e: jnp.mean(e, axis=0), estimates)

@@ -1,0 +1,714 @@
+"""SGState and SGKernel: what every stochastic-gradient kernel shares. Read this file first.
+
+A kernel's ``sample`` runs ``num_steps`` stochastic-gradient steps in one compiled loop. A step:
+split the key, draw row indices, let the leaf kernel take its pure step (gradient, metric, move),
+check that everything is finite, and keep the new values or go back to the last position whose
+energy and gradient were. Everything that evolves is in :class:`SGState`; a kernel object holds
+settings and the static facts of a model.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.initialization import init_to_value
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
+from numpyro.util import is_prng_key
+
+from . import minibatch
+from . import step_size as auto
+from ._checks import check_choice, check_int, check_number
+from ._util import lazy_cond, tree_vdot
+from .metrics import get_metric
+from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
+from .potential import Potential, function_potential, model_potential
+from .schedules import as_schedule
+from .step_size import Adaptation
+
+PyTree = Any
+MAX_METRIC_STEPS = 500
+"""Most steps for which a metric's statistics settle before the position first moves."""
+
+
+class Walker(NamedTuple):
+    """What one stochastic-gradient step moves.
+
+    Attributes:
+        position: theta, the unconstrained position.
+        metric_state: statistics of the metric.
+        dynamics: what the leaf kernel carries besides (momentum, auxiliary variables, ...).
+    """
+
+    position: PyTree
+    metric_state: PyTree
+    dynamics: PyTree
+
+
+class StepReport(NamedTuple):
+    """What one step says of itself; scalars.
+
+    Attributes:
+        energy: minibatch estimate of U where the step started.
+        grad: the gradient estimate there, a pytree.
+        accept_prob: probability with which the step was accepted; 1 without a correction.
+    """
+
+    energy: jax.Array
+    grad: PyTree
+    accept_prob: jax.Array
+
+
+class SGState(NamedTuple):
+    """State of a chain between two draws.
+
+    Attributes:
+        i: draws so far, warm-up included.
+        z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
+        potential_energy: minibatch estimate of U at the start of the last step, in nats.
+        grad_norm: Euclidean norm of the gradient estimate there.
+        configurational_temperature: z . grad U / D there; its mean is the temperature.
+        step_size: h of the last step (of the next draw under ``step_size="auto"``).
+        num_steps: stochastic-gradient steps of the next draw.
+        diverging: whether a step of the last draw was not finite and was undone.
+        num_diverging: how many were.
+        accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
+        metric_state: statistics of the metric.
+        dynamics: what the kernel carries besides.
+        stream: position in the stream of rows.
+        steps_taken: stochastic-gradient steps so far; schedules are functions of it.
+        adaptation: what warm-up has learned, see :class:`~numpyro_geom.step_size.Adaptation`.
+        seed: the raw key with which the chain was initialised.
+        rng_key: key of the next draw.
+    """
+
+    i: jax.Array
+    z: PyTree
+    potential_energy: jax.Array
+    grad_norm: jax.Array
+    configurational_temperature: jax.Array
+    step_size: jax.Array
+    num_steps: jax.Array
+    diverging: jax.Array
+    num_diverging: jax.Array
+    accept_prob: jax.Array
+    metric_state: PyTree
+    dynamics: PyTree
+    stream: Any
+    steps_taken: jax.Array
+    adaptation: Adaptation
+    seed: jax.Array
+    rng_key: jax.Array
+
+
+class SGKernel(MCMCKernel):
+    """Base of the stochastic-gradient kernels: data, loop, step size, guard, host protocol.
+
+    A leaf kernel supplies ``_init_dynamics`` and the pure ``_step``.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        potential_fn: in the model's place, an energy ``potential_fn(z)`` or an unbiased
+            stochastic one ``potential_fn(z, rng_key)``, in nats; needs ``init_params``.
+        metric: a name or an object, see :mod:`numpyro_geom.metrics`.
+        step_size: ``"auto"``, a number, or a schedule (a function of the step count).
+        batch_size: rows a step: an int for the only plate with observed rows, a dict
+            plate -> int for several, None for all rows (or for what the model subsamples).
+        num_steps: stochastic-gradient steps a draw, or ``"auto"``: half a relaxation time.
+        temperature: tau of the target exp(-U / tau), at least 0.
+        batching: ``"replacement"`` or ``"epoch"`` (each epoch a fresh permutation).
+        bias_tolerance: relative error of the variances that ``"auto"`` may cause.
+        init_strategy: NumPyro's, where the chains start.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+    """
+
+    _adjusted = False
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        metric: Any = "identity",
+        step_size: Any = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | str = "auto",
+        temperature: float = 1.0,
+        batching: str = "replacement",
+        bias_tolerance: float = 0.1,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        if (model is None) == (potential_fn is None):
+            raise ValueError(
+                "expected exactly one of `model` and `potential_fn`, got "
+                + ("neither" if model is None else "both")
+            )
+        for name, value in (("model", model), ("potential_fn", potential_fn)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+        if not callable(init_strategy):
+            raise TypeError(
+                "init_strategy must be one of numpyro.infer's, such as init_to_median, got "
+                f"{init_strategy!r}"
+            )
+        if isinstance(step_size, str) and step_size != "auto":
+            raise ValueError(
+                f"step_size must be 'auto', a positive number or a schedule, got {step_size!r}"
+            )
+        if isinstance(num_steps, str) and num_steps != "auto":
+            raise ValueError(
+                f"num_steps must be 'auto' or an integer of at least 1, got {num_steps!r}"
+            )
+        if potential_fn is not None and batch_size is not None:
+            raise ValueError(
+                "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
+                "draw the minibatch in `potential_fn(z, rng_key)`"
+            )
+        self._model = model
+        self._potential_fn = potential_fn
+        self._metric = get_metric(metric)
+        self._schedule = None if isinstance(step_size, str) else as_schedule(step_size)
+        self._num_steps = None if isinstance(num_steps, str) else check_int("num_steps", num_steps)
+        self._batch_size = _check_batch_size(batch_size)
+        self._temperature = check_number("temperature", temperature, least=0.0)
+        self._batching = check_choice("batching", batching, BATCHING)
+        self._bias_tolerance = check_number("bias_tolerance", bias_tolerance, above=0.0)
+        self._init_strategy = init_strategy
+        self._forget_model()
+
+    def _forget_model(self) -> None:
+        """Drop what `init` derives from the model and its arguments."""
+        self._plan: Plan | None = None
+        self._fixed: dict[str, Any] = {}
+        self._transforms: Callable | None = None
+        self._constrain_cache: tuple | None = None
+        self._sample_fn: Callable | None = None
+
+    # The leaf kernel's part
+
+    @abstractmethod
+    def _init_dynamics(self, position: PyTree) -> PyTree:
+        """The leaf's own state at the start."""
+
+    @abstractmethod
+    def _step(
+        self,
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        walker: Walker,
+        step_size: jax.Array,
+        temperature: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Walker, StepReport]:
+        """One pure step; the caller checks that the result is finite.
+
+        ``learning`` says whether settings that warm-up learns may still change.
+        """
+
+    @property
+    def _noise_factor(self) -> float:
+        """Variance of the gradient in the step, relative to the whole batch's gradient."""
+        return 1.0
+
+    def _check_potential(self, potential: Potential) -> None:
+        """Raise where the leaf cannot use this potential."""
+
+    # The host's protocol
+
+    @property
+    def model(self) -> Callable | None:
+        """The user's model."""
+        return self._model
+
+    @property
+    def metric(self) -> Any:
+        """The metric object; an interval of one epoch is in steps after ``init``."""
+        return self._metric
+
+    @property
+    def plan(self) -> Plan | None:
+        """Plates, batch sizes and N, after ``init``; None with ``potential_fn``."""
+        return self._plan
+
+    @property
+    def temperature(self) -> float:
+        """The temperature tau."""
+        return self._temperature
+
+    @property
+    def bias_tolerance(self) -> float:
+        """Tolerated relative error of variances under ``step_size="auto"``."""
+        return self._bias_tolerance
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments by name, for records."""
+        return {
+            "metric": repr(self._metric),
+            "step_size": "auto" if self._schedule is None else repr(self._schedule),
+            "num_steps": "auto" if self._num_steps is None else self._num_steps,
+            "batch_size": repr(self._batch_size),
+            "temperature": self._temperature,
+            "batching": self._batching,
+            "bias_tolerance": self._bias_tolerance,
+        }
+
+    @property
+    def sample_field(self) -> str:
+        """Field of the state that holds the draw."""
+        return "z"
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """Fields that NumPyro collects with every draw."""
+        fields = (
+            "z",
+            "diverging",
+            "potential_energy",
+            "grad_norm",
+            "configurational_temperature",
+            "step_size",
+            "num_steps",
+        )
+        return (*fields, "accept_prob") if self._adjusted else fields
+
+    def get_diagnostics_str(self, state: SGState) -> str:
+        """One line for the progress bar."""
+        text = f"{int(state.num_steps)} steps of size {float(state.step_size):.2e}"
+        if self._adjusted:
+            text += f". acc. prob={float(state.accept_prob):.2f}"
+        if int(state.num_diverging) > 0:
+            text += f". {int(state.num_diverging)} undone"
+        return text
+
+    def init(
+        self,
+        rng_key: jax.Array,
+        num_warmup: int,
+        init_params: PyTree,
+        model_args: tuple,
+        model_kwargs: dict | None,
+    ) -> SGState:
+        """Start a chain, or a batch of them if ``rng_key`` is a batch of keys.
+
+        Raises:
+            ValueError: if the model and its arguments do not fit the kernel's settings, or
+                ``init_params`` does not fit the model.
+            TypeError: for positions that are not floating point.
+        """
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        single = is_prng_key(rng_key)
+        key_state, key_model = (
+            random.split(rng_key) if single else jnp.swapaxes(jax.vmap(random.split)(rng_key), 0, 1)
+        )
+        if self._model is not None:
+            position = self._init_position(
+                key_model, init_params, model_args, model_kwargs, batched=not single
+            )
+        else:
+            if init_params is None:
+                raise ValueError(
+                    "init_params is needed with potential_fn: pass "
+                    "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
+                )
+            position = init_params
+        _check_floating(position)
+        interval = getattr(self._metric, "interval", 1)
+        if interval is None:
+            steps = 1 if self._plan is None else self._plan.steps_per_epoch
+            self._metric = dataclasses.replace(self._metric, interval=steps)
+
+        def init_one(key: jax.Array, position: PyTree) -> SGState:
+            return self._init_chain(key, num_warmup, position, model_args, model_kwargs)
+
+        state = (init_one if single else jax.vmap(init_one))(key_state, position)
+        if not isinstance(state.potential_energy, jax.core.Tracer) and not bool(
+            jnp.all(jnp.isfinite(state.potential_energy))
+        ):
+            raise ValueError(
+                "the energy is not finite where the chain starts (potential energy "
+                f"{state.potential_energy}): pass other `init_params` or another `init_strategy`"
+            )
+        self._sample_fn = (
+            self._sample_one if single else jax.vmap(self._sample_one, in_axes=(0, None, None))
+        )
+        return state
+
+    def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
+        """Take ``num_steps`` stochastic-gradient steps and return the next state."""
+        if self._sample_fn is None:
+            raise RuntimeError("`init` must run before `sample`: call it, or use numpyro.infer.MCMC")
+        return self._sample_fn(state, model_args, {} if model_kwargs is None else model_kwargs)
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
+        """A function from the unconstrained position to site values and deterministic sites."""
+        return self.get_constrain_fn(model_args, model_kwargs)
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
+        """A function from the unconstrained position to constrained site values.
+
+        Where the model has deterministic sites or supports that depend on other sites it replays
+        the model on all rows; rows that no requested site needs are never computed.
+        """
+        if self._model is None:
+            return _identity
+        if self._transforms is not None:
+            return self._transforms
+        leaves = jax.tree.leaves((model_args, model_kwargs))
+        cached = self._constrain_cache
+        if cached is not None and _same(cached[0], leaves):
+            return cached[1]
+        model = SubsamplePlates(self._runnable_model())
+        kwargs = {} if model_kwargs is None else model_kwargs
+
+        def constrain(position: PyTree) -> PyTree:
+            return constrain_fn(model, model_args, kwargs, position, return_deterministic=True)
+
+        # compiled also where the host calls it eagerly, so that unused rows are not gathered
+        compiled = jax.jit(constrain)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._constrain_cache = (leaves, compiled)
+        return compiled
+
+    def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
+        """Estimate the energy and the gradient norm anew for changed model arguments."""
+        if not is_prng_key(state.rng_key):
+            return jax.vmap(lambda s: self.refresh(s, model_args, model_kwargs))(state)
+        potential = self._potential(model_args, {} if model_kwargs is None else model_kwargs)
+        batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
+        energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
+        dtype = state.potential_energy.dtype
+        return state._replace(
+            potential_energy=energy.astype(dtype),
+            grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),
+        )
+
+    def wrap_model(self, wrapper: Callable) -> SGKernel:
+        """A copy of this kernel on ``wrapper(model)``.
+
+        Raises:
+            ValueError: for a kernel that has a ``potential_fn``.
+        """
+        if self._model is None:
+            raise ValueError("wrap_model needs a kernel with a model, and this one has potential_fn")
+        kernel = copy.copy(self)
+        kernel._model = wrapper(self._model)
+        kernel._forget_model()
+        return kernel
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.update(_sample_fn=None, _constrain_cache=None)
+        return state
+
+    # Initialisation
+
+    def _init_position(
+        self, rng_key: jax.Array, init_params: PyTree, args: tuple, kwargs: dict, *, batched: bool
+    ) -> PyTree:
+        """Plan the minibatches, fix `param` sites, and find where the chain starts."""
+        model = self._model
+        self._plan = plan = make_plan(model, args, kwargs, self._batch_size, self._batching)
+        if plan.has_params:
+            # with one key for all chains: they sample one posterior
+            with jax.ensure_compile_time_eval():
+                seeded = handlers.seed(SubsamplePlates(model), random.key(0))
+                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            self._fixed = {
+                name: site["value"]
+                for name, site in trace.items()
+                if site["type"] in ("param", "mutable")
+            }
+        # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
+        rows: dict[str, jax.Array] = {}
+        if not plan.local_axes:
+            rows, _ = minibatch.draw(
+                dataclasses.replace(plan, batching="replacement"), random.key(0), ()
+            )
+        gibbs = GIBBS_SITES_KWARG in kwargs
+        strategy = self._init_strategy
+        if gibbs and init_params:
+            strategy = init_to_value(values=dict(init_params))
+        info = initialize_model(
+            rng_key,
+            SubsamplePlates(self._runnable_model(), rows),
+            init_strategy=strategy,
+            model_args=args,
+            model_kwargs=kwargs,
+        )
+        replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
+        self._transforms = None if replays else info.postprocess_fn
+        position = info.param_info.z
+        if init_params is None:
+            return position
+        if gibbs:  # composite kernels hand over constrained values
+            init_params = unconstrain_fn(
+                SubsamplePlates(self._runnable_model()), args, kwargs, dict(init_params)
+            )
+        _check_init_params(init_params, position, batched)
+        return {
+            name: jnp.asarray(init_params[name]).astype(value.dtype)
+            for name, value in position.items()
+        }
+
+    def _init_chain(
+        self, rng_key: jax.Array, num_warmup: int, position: PyTree, args: tuple, kwargs: dict
+    ) -> SGState:
+        key_state, key_stream, key_batch = random.split(rng_key, 3)
+        position = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), position)
+        dtype = jnp.result_type(*jax.tree.leaves(position))
+        potential = self._potential(args, kwargs)
+        self._check_potential(potential)
+        stream = potential.init_stream(key_stream)
+        batch, _ = potential.draw(key_batch, stream)
+        energy = potential.energy(position, batch)
+        if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
+            raise ValueError(
+                "the potential must be a floating point scalar, got shape "
+                f"{jnp.shape(energy)} and dtype {jnp.result_type(energy)}: sum over rows"
+            )
+        zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+        count = jnp.zeros((), jnp.int32)
+        step_size = one if self._schedule is None else jnp.asarray(self._schedule(count), dtype)
+        return SGState(
+            i=count,
+            z=position,
+            potential_energy=jnp.asarray(energy, dtype),
+            grad_norm=zero,
+            configurational_temperature=zero,
+            step_size=step_size,
+            num_steps=jnp.asarray(
+                self._settling_steps() if self._num_steps is None else self._num_steps, jnp.int32
+            ),
+            diverging=jnp.zeros((), bool),
+            num_diverging=count,
+            accept_prob=one,
+            metric_state=self._metric.init(position),
+            dynamics=self._init_dynamics(position),
+            stream=stream,
+            steps_taken=count,
+            adaptation=auto.init_adaptation(num_warmup, dtype),
+            seed=_key_data(rng_key),
+            rng_key=key_state,
+        )
+
+    def _settling_steps(self) -> int:
+        """Steps for which statistics settle while the position holds still, before all else."""
+        decay = getattr(self._metric, "decay", 0.0)
+        steps = min(MAX_METRIC_STEPS, int(2.0 / (1.0 - decay))) if decay > 0 else 1
+        return max(steps, min(MAX_METRIC_STEPS, getattr(self._metric, "interval", 1) + 1))
+
+    def _runnable_model(self) -> Callable:
+        if not self._fixed:
+            return self._model  # type: ignore[return-value]
+        return handlers.substitute(self._model, data=self._fixed)
+
+    def _potential(self, args: tuple, kwargs: dict) -> Potential:
+        if self._model is None:
+            return function_potential(self._potential_fn)  # type: ignore[arg-type]
+        return model_potential(self._runnable_model(), self._plan, args, kwargs)  # type: ignore
+
+    # The loop
+
+    @property
+    def _adapts(self) -> bool:
+        return self._schedule is None or self._num_steps is None
+
+    def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
+        rng_key, key_steps, key_measure, key_check = random.split(state.rng_key, 4)
+        potential = self._potential(args, kwargs)
+        warming = state.i < state.adaptation.num_warmup
+        if self._adapts:
+            state = self._adapt(state, potential, key_measure, warming)
+        dtype = state.potential_energy.dtype
+        # the first draw lets a metric's statistics settle before anything is measured or moved
+        moving = (state.i > 0) | (not self._adapts)
+        # what stops changing does so before curvature is measured for the last time
+        learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
+
+        def body(_: jax.Array, carry: tuple) -> tuple:
+            key, walker, trusted, stream, t, old, undone, accepted = carry
+            key, key_batch, key_step = random.split(key, 3)
+            batch, stream = potential.draw(key_batch, stream)
+            h, tau = state.step_size, self._temperature
+            if self._schedule is not None:
+                h = jnp.asarray(self._schedule(t), dtype)
+                tau = tau * jnp.asarray(self._schedule.noise(t), dtype)
+            if self._adapts:
+                h = jnp.where(moving, h, 0.0)
+            new, report = self._step(key_step, potential, batch, walker, h, tau, learning)
+            size = sum(x.size for x in jax.tree.leaves(walker.position))
+            facts = (
+                report.energy.astype(dtype),
+                tree_vdot(report.grad, report.grad).astype(dtype),
+                tree_vdot(walker.position, report.grad).astype(dtype) / size,
+                h,
+            )
+            finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & _all_finite(new.position)
+            # energy and gradient belong to the position where the step started: if they fail,
+            # the step before led astray, and the chain goes back to where they were finite
+            back = walker._replace(position=trusted)
+            trusted = _where(finite, walker.position, trusted)
+            walker, facts = _where(finite, (new, facts), (back, old))
+            accepted = accepted + jnp.where(finite, report.accept_prob, 0.0).astype(dtype)
+            return key, walker, trusted, stream, t + 1, facts, undone + ~finite, accepted
+
+        num_steps = state.num_steps if self._num_steps is None else self._num_steps
+        zero = jnp.zeros((), dtype)
+        carry = (
+            key_steps,
+            Walker(state.z, state.metric_state, state.dynamics),
+            state.z,
+            state.stream,
+            state.steps_taken,
+            (state.potential_energy, zero, zero, state.step_size),
+            jnp.zeros((), jnp.int32),
+            zero,
+        )
+        _, walker, trusted, stream, taken, facts, undone, accepted = lax.fori_loop(
+            0, num_steps, body, carry
+        )
+        # the last position is a draw, and no step has evaluated it yet
+        finite = jnp.isfinite(potential.energy(walker.position, potential.draw(key_check, stream)[0]))
+        walker = walker._replace(position=_where(finite, walker.position, trusted))
+        undone = undone + ~finite
+        energy, squared_norm, temperature, step_size = facts
+        accept_prob = accepted / jnp.asarray(num_steps, dtype)
+        adaptation = state.adaptation
+        if self._schedule is None:
+            adaptation = _where(
+                warming & moving,
+                auto.update_shrink(adaptation, state.i, undone > 0, accept_prob, self._adjusted),
+                adaptation,
+            )
+            step_size = state.step_size
+        return state._replace(
+            i=state.i + 1,
+            z=walker.position,
+            potential_energy=energy,
+            grad_norm=jnp.sqrt(squared_norm),
+            configurational_temperature=temperature,
+            step_size=step_size,
+            diverging=undone > 0,
+            num_diverging=undone,
+            accept_prob=accept_prob,
+            metric_state=walker.metric_state,
+            dynamics=walker.dynamics,
+            stream=stream,
+            steps_taken=taken,
+            adaptation=adaptation,
+            rng_key=rng_key,
+        )
+
+    def _adapt(
+        self, state: SGState, potential: Potential, rng_key: jax.Array, warming: jax.Array
+    ) -> SGState:
+        """Measure the target at a few draws of warm-up; set step size and number of steps."""
+        due = auto.is_checkpoint(state.i, state.adaptation.num_warmup)
+
+        def measure(adaptation: Adaptation) -> Adaptation:
+            return auto.measure(
+                potential,
+                state.z,
+                lambda v: self._metric.apply_inverse_sqrt(state.metric_state, v),
+                rng_key,
+                adaptation,
+                state.i,
+                self._noise_factor,
+            )
+
+        adaptation = lazy_cond(due, measure, state.adaptation)
+        step_size, num_steps = state.step_size, state.num_steps
+        started = state.i > 0
+        if self._schedule is None:
+            h = auto.step_size_from(
+                adaptation, self._bias_tolerance, self._temperature, self._adjusted
+            )
+            step_size = jnp.where(started & warming | due, h, step_size).astype(step_size.dtype)
+        if self._num_steps is None:
+            steps = auto.num_steps_from(adaptation, step_size, warming)
+            num_steps = jnp.where(started, steps, num_steps)
+        return state._replace(adaptation=adaptation, step_size=step_size, num_steps=num_steps)
+
+
+def _identity(x: PyTree) -> PyTree:
+    return x
+
+
+def _same(old: list, new: list) -> bool:
+    return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
+
+
+def _where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    # a sum is not finite if an entry is not; one fused reduction in place of one a leaf
+    return jnp.isfinite(sum(jnp.sum(x * 0) for x in jax.tree.leaves(tree)))
+
+
+def _key_data(rng_key: jax.Array) -> jax.Array:
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        return random.key_data(rng_key)
+    return rng_key
+
+
+def _check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        if not batch_size or not all(isinstance(p, str) for p in batch_size):
+            raise TypeError(
+                f"batch_size as a dict maps plate names to rows, got {dict(batch_size)!r}"
+            )
+        return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
+    return check_int("batch_size", batch_size)
+
+
+def _check_floating(position: PyTree) -> None:
+    leaves = jax.tree.leaves(position)
+    if not leaves:
+        raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
+    for leaf in leaves:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise TypeError(
+                f"positions must be floating point, got dtype {jnp.result_type(leaf)}: convert "
+                "init_params with jnp.asarray(x, float)"
+            )
+
+
+def _check_init_params(init_params: Any, position: dict, batched: bool) -> None:
+    if not isinstance(init_params, Mapping):
+        raise TypeError(
+            "init_params must be a dict of unconstrained site values, got "
+            f"{type(init_params).__name__}"
+        )
+    missing = sorted(set(position) - set(init_params))
+    unknown = sorted(set(init_params) - set(position))
+    if missing or unknown:
+        raise ValueError(
+            f"init_params does not match the latent sites {sorted(position)}: missing {missing}, "
+            f"unknown {unknown}"
+        )
+    for name, value in position.items():
+        if jnp.shape(init_params[name]) != jnp.shape(value):
+            chains = " (chains first)" if batched else ""
+            raise ValueError(
+                f"init_params[{name!r}] has shape {jnp.shape(init_params[name])}, expected the "
+                f"unconstrained shape {jnp.shape(value)}{chains}"
+            )

@@ -1,0 +1,5 @@
+"""The sampling kernels."""
+
+from .sgrld import SGRLD
+
+__all__ = ["SGRLD"]

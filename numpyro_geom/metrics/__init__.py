@@ -1,0 +1,34 @@
+"""Metrics: what turns a stream of gradients into a preconditioner.
+
+See :mod:`numpyro_geom.metrics.base` for the protocol, and for a metric of one's own in a few lines.
+"""
+
+from __future__ import annotations
+
+from .base import Metric, MetricState, get_metric
+from .identity import Identity
+from .monge import Monge
+from .rmsprop import RMSprop
+from .shampoo import Shampoo
+from .wenzel import Wenzel
+
+METRICS: dict[str, type[Metric]] = {
+    "identity": Identity,
+    "rmsprop": RMSprop,
+    "wenzel": Wenzel,
+    "monge": Monge,
+    "shampoo": Shampoo,
+}
+"""Metrics by name."""
+
+__all__ = [
+    "METRICS",
+    "Identity",
+    "Metric",
+    "MetricState",
+    "Monge",
+    "RMSprop",
+    "Shampoo",
+    "Wenzel",
+    "get_metric",
+]

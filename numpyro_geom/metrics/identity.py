@@ -1,0 +1,67 @@
+"""The identity metric: no preconditioning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from .base import Metric, MetricState
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity(Metric):
+    """The identity metric, with which SGRLD is plain SGLD.
+
+    G = A = I. There is no statistic, so no Gamma term and nothing to adapt.
+
+    When: the posterior's scales are alike, or as the reference for the other metrics.
+    Cost: none. Invariant distribution: the target, in every gamma mode.
+
+    Source: Welling and Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics" (2011);
+    Yu et al., "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal Metrics"
+    (TMLR 2023), Eq. 4.
+
+    >>> metric = Identity()
+    >>> state = metric.init({"w": jnp.zeros(2)})
+    >>> metric.apply_inverse(state, {"w": jnp.array([1.0, 2.0])})
+    {'w': Array([1., 2.], dtype=float32)}
+    """
+
+    decay = 0.0  # without an annotation: a constant, not a field
+
+    def statistic(self, grad: PyTree) -> PyTree:
+        """Nothing: the empty pytree."""
+        return ()
+
+    def init(self, position: PyTree) -> MetricState:
+        """The state, which is empty and stays so."""
+        return MetricState(())
+
+    def update(self, state: MetricState, grad: PyTree) -> MetricState:
+        """The state as it was."""
+        return state
+
+    def from_gradient(self, state: MetricState, grad: PyTree, floor: Any) -> MetricState:
+        """The state as it was."""
+        return state
+
+    def apply_inverse(self, state: MetricState, vector: PyTree) -> PyTree:
+        """The vector."""
+        return vector
+
+    def apply_inverse_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
+        """The vector."""
+        return vector
+
+    def apply_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
+        """The vector."""
+        return vector
+
+    def log_det(self, state: MetricState) -> Array:
+        """Log det I = 0."""
+        return jnp.zeros(())

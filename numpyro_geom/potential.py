@@ -1,0 +1,216 @@
+"""Potential: the energy U of a NumPyro model (or of a function) and its unbiased estimates.
+
+Everything that a kernel asks of the target distribution goes through one NamedTuple of pure
+functions, so that a wrapper (a control variate, a parameter expansion) is a function from a
+Potential to a Potential.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import handlers
+from numpyro.infer.util import potential_energy
+
+from . import minibatch
+from .minibatch import Batch, Plan
+from .permutation import permute, round_keys
+
+CURVATURE_ROWS = 2048
+"""Rows from which curvature and gradient noise are measured in warm-up."""
+CURVATURE_KEYS = 128
+"""Evaluations of a stochastic ``potential_fn`` from which they are measured."""
+
+PyTree = Any
+
+
+class Potential(NamedTuple):
+    """The target exp(-U / temperature), as pure functions of the position.
+
+    Attributes:
+        energy: ``(position, batch) -> scalar``, an unbiased estimate of U in nats, summed over
+            all data, with the log-Jacobians of the constraining transforms. Exact if
+            ``deterministic``.
+        init_stream: ``rng_key -> stream``, the state of the row stream.
+        draw: ``(rng_key, stream) -> (batch, stream)``, the next minibatch.
+        split: ``batch -> (batch, batch, batch)``, disjoint thirds, each with an unbiased energy.
+        curvature_batch: ``rng_key -> batch``, a larger batch for the Hessian in warm-up.
+        score_noise: ``(rng_key) -> tuple of (weight, rows)``: the covariance of the minibatch
+            gradient is the sum of ``weight`` times the covariance over the entries of the
+            vector ``rows(position)`` of their gradients.
+        num_data: number of observations N.
+        steps_per_epoch: steps in one pass over the data.
+        deterministic: whether ``energy`` ignores the batch.
+    """
+
+    energy: Callable[[PyTree, Batch], jax.Array]
+    init_stream: Callable[[jax.Array], Any]
+    draw: Callable[[jax.Array, Any], tuple[Batch, Any]]
+    split: Callable[[Batch], tuple[Batch, Batch, Batch]]
+    curvature_batch: Callable[[jax.Array], Batch]
+    score_noise: Callable[[jax.Array], tuple[tuple[float, Callable[[PyTree], jax.Array]], ...]]
+    num_data: int
+    steps_per_epoch: int
+    deterministic: bool
+
+
+def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Potential:
+    """The potential of a NumPyro model, with minibatches as the plan says.
+
+    Args:
+        model: a NumPyro model; ``param`` sites already substituted.
+        plan: from :func:`numpyro_geom.minibatch.make_plan`.
+        args: model arguments; arrays in them may be traced.
+        kwargs: model keyword arguments.
+    """
+
+    def energy(position: PyTree, batch: Batch) -> jax.Array:
+        return potential_energy(
+            minibatch.minibatch_model(model, batch),
+            args,
+            kwargs,
+            minibatch.gather_local(plan, position, batch),
+        )
+
+    def some_rows(rng_key: jax.Array) -> Batch:
+        batch = {}
+        for i, plate in enumerate(plan.batch_sizes):
+            size = plan.sizes[plate]
+            # without replacement: a permutation's first rows
+            rows = jnp.arange(min(size, CURVATURE_ROWS), dtype=jnp.int32)
+            keys = round_keys(random.fold_in(rng_key, i))
+            batch[plate] = permute(keys, rows, size) if size > CURVATURE_ROWS else rows
+        return batch
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        groups = []
+        for plate, batch_rows in plan.batch_sizes.items():
+            size = plan.sizes[plate]
+            batch = some_rows(rng_key)
+            # other subsampled plates stay at about their batch size
+            for other, rows in plan.batch_sizes.items():
+                if other != plate:
+                    batch[other] = batch[other][:rows]
+            rows_fn = _row_energies(model, plan, args, kwargs, plate, batch)
+            groups.append((size**2 / batch_rows, rows_fn))
+        return tuple(groups)
+
+    return Potential(
+        energy=energy,
+        init_stream=lambda rng_key: minibatch.init_stream(plan, rng_key),
+        draw=lambda rng_key, stream: minibatch.draw(plan, rng_key, stream),
+        split=_split_rows,
+        curvature_batch=some_rows,
+        score_noise=score_noise,
+        num_data=plan.num_data,
+        steps_per_epoch=plan.steps_per_epoch,
+        deterministic=not plan.batch_sizes,
+    )
+
+
+def function_potential(potential_fn: Callable) -> Potential:
+    """The potential of a function ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+
+    The second form is a stochastic energy: any unbiased estimate of U, one key an estimate.
+    N is 1: metrics see the gradient of the whole energy.
+    """
+    stochastic = takes_rng_key(potential_fn)
+
+    def energy(position: PyTree, batch: Batch) -> jax.Array:
+        if not stochastic:
+            return potential_fn(position)
+        if batch.ndim > random.key(0).ndim:  # several keys: their mean
+            return jnp.mean(jax.vmap(potential_fn, (None, 0))(position, batch))
+        return potential_fn(position, batch)
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        if not stochastic:
+            return ()
+        keys = _typed_keys(rng_key, CURVATURE_KEYS)
+        return ((1.0, lambda position: jax.vmap(potential_fn, (None, 0))(position, keys)),)
+
+    return Potential(
+        energy=energy,
+        init_stream=lambda rng_key: (),
+        draw=lambda rng_key, stream: (
+            (_typed_keys(rng_key, None) if stochastic else {}),
+            stream,
+        ),
+        split=lambda batch: tuple(random.split(batch, 3)) if stochastic else (batch,) * 3,
+        curvature_batch=lambda rng_key: _typed_keys(rng_key, CURVATURE_KEYS) if stochastic else {},
+        score_noise=score_noise,
+        num_data=1,
+        steps_per_epoch=1,
+        deterministic=not stochastic,
+    )
+
+
+def takes_rng_key(potential_fn: Callable) -> bool:
+    """Whether ``potential_fn`` has a second required argument, the key of a stochastic energy."""
+    try:
+        parameters = inspect.signature(potential_fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) == 2
+
+
+def _typed_keys(rng_key: jax.Array, num: int | None) -> jax.Array:
+    """Typed keys, so that one key and a stack of them differ in rank."""
+    if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        rng_key = random.wrap_key_data(rng_key)
+    return rng_key if num is None else random.split(rng_key, num)
+
+
+def _split_rows(batch: dict[str, jax.Array]) -> tuple[Batch, Batch, Batch]:
+    parts: tuple[dict, dict, dict] = ({}, {}, {})
+    for plate, rows in batch.items():
+        third = rows.shape[0] // 3
+        for k, part in enumerate(parts):
+            part[plate] = rows[k * third : (k + 1) * third]
+    return parts
+
+
+def _row_energies(
+    model: Callable, plan: Plan, args: tuple, kwargs: dict, plate: str, batch: Batch
+) -> Callable[[PyTree], jax.Array]:
+    """Energies of single rows of a plate: position -> array of shape (rows of the batch,).
+
+    The plate's own factor N/B is taken out; the factors of other plates and of ``scale``
+    handlers stay in.
+    """
+    num_rows = batch[plate].shape[0]
+
+    def rows_fn(position: PyTree) -> jax.Array:
+        with handlers.trace() as trace:
+            potential_energy(
+                minibatch.minibatch_model(model, batch),
+                args,
+                kwargs,
+                minibatch.gather_local(plan, position, batch),
+            )
+        total = 0.0
+        for site in trace.values():
+            if site["type"] != "sample":
+                continue
+            dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+            if plate not in dims:
+                continue
+            log_prob = site["fn"].log_prob(site["value"])
+            if site["scale"] is not None:
+                log_prob = log_prob * site["scale"]
+            kept = log_prob.ndim + dims[plate]
+            total = total - jnp.sum(log_prob, [a for a in range(log_prob.ndim) if a != kept])
+        return total * (num_rows / plan.sizes[plate])
+
+    return rows_fn
+

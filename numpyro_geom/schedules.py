@@ -1,0 +1,342 @@
+"""Step sizes as functions of the number of steps taken: constant, polynomial, cyclical.
+
+A kernel's ``step_size`` is such a schedule, a number (a constant one), or any callable of the step
+count, an Optax schedule for instance. Step sizes are h of ``theta' = theta - h A grad U + ...``;
+the step count t starts at 0 and counts stochastic-gradient steps, not draws.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ._checks import check_int, check_number
+
+__all__ = [
+    "Constant",
+    "Cyclical",
+    "Polynomial",
+    "Schedule",
+    "Wrapped",
+    "as_schedule",
+    "constant",
+    "cyclical",
+    "polynomial",
+]
+
+
+class Schedule(abc.ABC):
+    """A step size for each step, and whether the step injects noise.
+
+    Subclass it for a schedule with noiseless phases; without them any function of the step count
+    will do. Subclasses are frozen dataclasses, hence hashable and picklable. Both methods are
+    pure, work under ``jit`` and ``vmap``, and return scalars of JAX's default float type (float32,
+    float64 under x64), not weakly typed: cast them to the dtype of the position.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, t: ArrayLike) -> Array:
+        """Step size h_t.
+
+        Args:
+            t: steps taken so far, a non-negative integer scalar.
+
+        Returns:
+            h_t, a positive float scalar.
+        """
+
+    def noise(self, t: ArrayLike) -> Array:
+        """Multiplier of the injected noise: 1 everywhere, unless a subclass says otherwise.
+
+        Args:
+            t: steps taken so far, a non-negative integer scalar.
+
+        Returns:
+            1.0 or 0.0, a float scalar.
+        """
+        return jnp.ones(jnp.shape(t))
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same step size throughout; see :func:`constant`.
+
+    Attributes:
+        step_size: h > 0.
+    """
+
+    step_size: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_size", check_number("step_size", self.step_size, above=0))
+
+    def __call__(self, t: ArrayLike) -> Array:
+        """Step size, whatever t is."""
+        return jnp.full(jnp.shape(t), self.step_size)
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """A power of the step count; see :func:`polynomial`.
+
+    Attributes:
+        initial: step size at t = 0.
+        final: limit of the step size, in [0, initial).
+        power: exponent > 0.
+        delay: steps b > 0 before the decay sets in.
+    """
+
+    initial: float
+    final: float
+    power: float
+    delay: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("initial", "power", "delay"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
+        object.__setattr__(self, "final", check_number("final", self.final, least=0))
+        if self.final >= self.initial:
+            raise ValueError(
+                f"final must be below initial, got initial={self.initial!r}, final={self.final!r}: "
+                "a step size that does not decay is constant(step_size)"
+            )
+
+    def __call__(self, t: ArrayLike) -> Array:
+        """h_t = final + (initial - final) (1 + t / delay)^-power."""
+        decay = (1 + jnp.asarray(t, float) / self.delay) ** -self.power
+        return self.final + (self.initial - self.final) * decay
+
+
+@dataclass(frozen=True)
+class Cyclical(Schedule):
+    """Cosine cycles; see :func:`cyclical`.
+
+    Attributes:
+        peak: step size at the start of a cycle.
+        period: steps T of a cycle.
+        floor: step size towards the end of a cycle, in [0, peak).
+        explore: fraction of a cycle, at its start, without injected noise, in [0, 1).
+    """
+
+    peak: float
+    period: int
+    floor: float = 0.0
+    explore: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak", check_number("peak", self.peak, above=0))
+        object.__setattr__(self, "period", check_int("period", self.period))
+        object.__setattr__(self, "floor", check_number("floor", self.floor, least=0))
+        object.__setattr__(self, "explore", check_number("explore", self.explore, least=0))
+        if self.period > 2**31 - 1:
+            raise ValueError(f"period must be at most 2^31 - 1 steps, got {self.period}")
+        if self.floor >= self.peak:
+            raise ValueError(
+                f"floor must be below peak, got peak={self.peak!r}, floor={self.floor!r}: "
+                "a step size that does not cycle is constant(step_size)"
+            )
+        if self.explore >= 1:
+            raise ValueError(
+                f"explore must be a fraction of the cycle in [0, 1), got {self.explore!r}"
+            )
+        if self._num_explore == self.period:
+            raise ValueError(
+                f"explore={self.explore!r} leaves no step with noise in a cycle of period="
+                f"{self.period}: take a smaller fraction or a longer period"
+            )
+
+    @property
+    def _num_explore(self) -> int:
+        """Count of k in 0, 1, ... with k / T < explore, in spite of rounding: 7 for 0.7 of 10."""
+        count = math.ceil(self.explore * self.period)
+        return count - 1 if count > 0 and (count - 1) / self.period >= self.explore else count
+
+    def __call__(self, t: ArrayLike) -> Array:
+        """h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))."""
+        # sin^2 of the steps left, the same number: 1 + cos cancels towards the end of a cycle
+        left = self.period - jnp.remainder(t, self.period)
+        angle = (math.pi / 2) * (jnp.asarray(left, float) / self.period)
+        return self.floor + (self.peak - self.floor) * jnp.sin(angle) ** 2
+
+    def noise(self, t: ArrayLike) -> Array:
+        """0.0 in the exploration stage, mod(t, T) / T < explore, and 1.0 after it."""
+        return jnp.asarray(jnp.remainder(t, self.period) >= self._num_explore, float)
+
+
+@dataclass(frozen=True)
+class Wrapped(Schedule):
+    """A plain function of the step count; see :func:`as_schedule`.
+
+    Attributes:
+        function: maps an integer scalar to a real scalar. Hashable and picklable if this is:
+            Optax's schedules are closures, which ``pickle`` refuses.
+    """
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, t: ArrayLike) -> Array:
+        """function(t)."""
+        return jnp.asarray(self.function(t), float)
+
+
+def constant(step_size: float) -> Constant:
+    """Constant step size, h_t = h.
+
+    Leaves a bias of order h; the plain choice once h is known.
+
+    Args:
+        step_size: h > 0.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: if the step size is not positive and finite.
+        TypeError: if it is not a number.
+
+    Example:
+        >>> float(constant(0.5)(7))
+        0.5
+    """
+    return Constant(step_size)
+
+
+def polynomial(initial: float, final: float, power: float, delay: float = 1.0) -> Polynomial:
+    """Polynomial decay from ``initial`` at t = 0 towards ``final``.
+
+    ``h_t = final + (initial - final) (1 + t / delay)^-power``
+
+    With ``final=0`` this is the a (b + t)^-gamma of SGLD: gamma = power, b = delay and
+    a = initial * delay^power. The bias then vanishes, at the price of mixing that slows down
+    without end, when the steps sum to infinity and their squares do not: 1/2 < power <= 1 (the
+    usual choice is 0.55; 1/3 has the fastest mean square error), and averages over draws should
+    weight each by its step size. A positive ``final`` keeps the chain moving with the bias of a
+    constant step of that size. No horizon enters: a run may be resumed.
+
+    Args:
+        initial: step size at t = 0.
+        final: limit of the step size for large t, in [0, initial).
+        power: exponent > 0.
+        delay: steps after which the decaying part is down to 2^-power, > 0. With 1, the default,
+            that is the second step; a fraction of the warm-up is a gentler choice.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: if an argument is out of range.
+        TypeError: if one is not a number.
+
+    Example:
+        >>> schedule = polynomial(1e-2, 0.0, power=0.5, delay=100)
+        >>> [round(float(schedule(t)), 6) for t in (0, 300)]
+        [0.01, 0.005]
+
+    Source: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics,
+    section 4 (step sizes) and section 4.2 (weights), there with ``final=0``; mean square error:
+    Teh, Thiery and Vollmer (2016), Consistency and fluctuations for SGLD.
+    """
+    return Polynomial(initial, final, power, delay)
+
+
+def cyclical(peak: float, period: int, floor: float = 0.0, explore: float = 0.0) -> Cyclical:
+    """Cosine cycles from ``peak`` down to almost ``floor``, each restarting at once.
+
+    ``h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))``
+
+    Large steps leave a mode, small ones sample the next: for multimodal targets such as networks.
+    With as many steps a draw as ``period`` a draw is a cycle's end. In the first ``explore`` of
+    each cycle no noise is injected (``noise(t) == 0``), which optimises rather than samples: keep
+    draws of the remainder of cycles only. A time-varying step has no invariant law; draws at the
+    end of a cycle have about the bias of the steps there, if the cycle is long enough.
+
+    Args:
+        peak: step size at the start of a cycle.
+        period: steps T of a cycle, 1 to 2^31 - 1; 1 holds the peak.
+        floor: step size at a cycle's end, which it approaches to (peak - floor) (pi / 2T)^2.
+        explore: fraction of each cycle without injected noise, in [0, 1): the steps with
+            mod(t, T) / T < explore.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: if an argument is out of range or ``explore`` covers the whole cycle.
+        TypeError: if one is not a number, or ``period`` not an integer.
+
+    Example:
+        >>> schedule = cyclical(peak=0.1, period=4, explore=0.5)
+        >>> [round(float(schedule(t)), 3) for t in range(5)]
+        [0.1, 0.085, 0.05, 0.015, 0.1]
+        >>> [float(schedule.noise(t)) for t in range(5)]
+        [0.0, 0.0, 1.0, 1.0, 0.0]
+
+    Source: Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for
+    Bayesian deep learning, equation 1 and algorithm 1, where the floor is 0, the period is the run
+    length over the number of cycles and ``explore`` is beta.
+    """
+    return Cyclical(peak, period, floor, explore)
+
+
+def as_schedule(value: Any) -> Schedule:
+    """Turn what a user gives for ``step_size`` into a schedule.
+
+    Args:
+        value: a schedule, which is returned as it is; a positive number, for a constant step; or
+            any function of the step count (an Optax schedule), whose noise multiplier is 1. That
+            the function's values are positive is not checked.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: for a number that is not positive and finite, and for a string.
+        TypeError: for anything else, and for a function whose value is not a real scalar.
+
+    Example:
+        >>> as_schedule(0.1)
+        Constant(step_size=0.1)
+        >>> float(as_schedule(lambda t: 1 / (t + 1))(3))
+        0.25
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, str):
+        raise ValueError(
+            f"step_size must be 'auto', a positive number or a schedule, got {value!r}"
+        )
+    if callable(value):
+        _check_function(value)
+        return Wrapped(value)
+    try:
+        return constant(value)
+    except TypeError:
+        raise TypeError(
+            "step_size must be 'auto', a positive number or a schedule (a function of the step "
+            f"count), got {value!r} of type {type(value).__name__}"
+        ) from None
+
+
+def _check_function(function: Callable[[Any], Any]) -> None:
+    """Evaluate the shape and dtype only; what the function itself raises passes through."""
+    result = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
+    is_real = (
+        isinstance(result, jax.ShapeDtypeStruct)
+        and result.shape == ()
+        and (
+            jnp.issubdtype(result.dtype, jnp.floating) or jnp.issubdtype(result.dtype, jnp.integer)
+        )
+    )
+    if not is_real:
+        raise TypeError(
+            "a step_size function must map the step count, an integer scalar, to a real scalar, "
+            f"got {result} from {function!r}"
+        )

@@ -1,0 +1,238 @@
+"""Extreme eigenvalues of a symmetric operator that is known by its products with vectors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.linalg import eigh_tridiagonal
+
+from ._checks import check_int
+
+__all__ = ["Extremes", "Ritz", "extreme_eigenvalues", "lanczos"]
+
+
+class Ritz(NamedTuple):
+    """Eigenvalues of an operator's projection on a subspace.
+
+    Attributes:
+        values: shape (min(num_iterations, dim),), ascending, each between the operator's smallest
+            and largest eigenvalue; all NaN if a product was not finite.
+        top_vector: shape (dim,), the unit vector of the value that is largest in magnitude, up to
+            its sign; all NaN if a product was not finite.
+    """
+
+    values: Array
+    top_vector: Array
+
+
+class Extremes(NamedTuple):
+    """The ends of a spectrum; all fields NaN if a product was not finite.
+
+    Attributes:
+        largest_magnitude: largest absolute Ritz value, a scalar >= 0; a lower bound.
+        smallest_positive: smallest Ritz value that is positive beyond rounding, a scalar; 0 if
+            there is none. An upper bound of the operator's if that has no eigenvalue below it.
+        smallest: smallest Ritz value, signed; an upper bound.
+        top_vector: shape (dim,), unit vector of ``largest_magnitude``; start the next estimate
+            from it.
+    """
+
+    largest_magnitude: Array
+    smallest_positive: Array
+    smallest: Array
+    top_vector: Array
+
+
+def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int) -> Ritz:
+    """Ritz values of a symmetric operator A by the Lanczos iteration.
+
+    ``beta_j q_{j+1} = A q_j - alpha_j q_j - beta_{j-1} q_{j-1}``
+
+    The Ritz values are the eigenvalues of T = Q'AQ, which is tridiagonal: alpha on the diagonal,
+    beta beside it. Every vector is orthogonalised against all
+    earlier ones, twice, so none of them is a ghost. Where the Krylov space is exhausted (beta_j at
+    rounding level: the identity, operators of low rank, a start in an invariant subspace) beta_j
+    is 0 and the iteration goes on with a random vector orthogonal to all earlier ones: every
+    returned number is a Ritz value, none is padding, and with ``num_iterations >= dim`` they are
+    all the eigenvalues. One loop with one product a trip; 8 dim num_iterations operations a trip
+    beside the product, and dim x num_iterations numbers of memory. Works under ``jit`` and
+    ``vmap``.
+
+    Args:
+        matvec: v -> A v, both of shape (dim,), for symmetric A. Not checked for symmetry.
+        dim: dimension, a Python integer >= 1.
+        start: a vector of shape (dim,), best one with a share of the eigenvectors looked for; or a
+            PRNG key (typed or uint32) for a random one. A zero or non-finite vector, as a failed
+            estimate leaves behind, is replaced by a random one.
+        num_iterations: products to take, a Python integer >= 1; no more than ``dim`` are taken.
+
+    Returns:
+        The Ritz values and the vector of the largest in magnitude, in the dtype of ``start`` (the
+        default float type for a key).
+
+    Raises:
+        ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
+        TypeError: if ``dim`` or ``num_iterations`` is not an integer.
+
+    Example:
+        >>> ritz = lanczos(lambda v: jnp.array([1.0, 2.0, 5.0]) * v, 3, jax.random.key(0), 3)
+        >>> [round(float(value), 3) for value in ritz.values]
+        [1.0, 2.0, 5.0]
+
+    Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
+    reorthogonalisation), with random restarts in place of a stop.
+    """
+    dim, num_iterations = check_int("dim", dim), check_int("num_iterations", num_iterations)
+    num_iterations = min(num_iterations, dim)
+    first, key = _first_vector(start, dim)
+    dtype = first.dtype
+    tolerance = 10 * jnp.finfo(dtype).eps
+
+    def step(carry: tuple[Array, Array, Array], j: Array) -> tuple[tuple, tuple[Array, Array]]:
+        basis, vector, scale = carry
+        basis = lax.dynamic_update_index_in_dim(basis, vector, j, 0)
+        product = matvec(vector)
+        if jnp.shape(product) != (dim,):
+            raise ValueError(
+                f"matvec must return an array of shape ({dim},), got {jnp.shape(product)}"
+            )
+        product = product.astype(dtype)
+        scale = jnp.maximum(scale, _norm(product))
+        residual = _orthogonalise(product, basis)
+        length = _norm(residual)
+        exhausted = ~(length > tolerance * scale)
+        fresh = _random_vector(jax.random.fold_in(key, j), dim, dtype)
+        vector = jnp.where(exhausted, fresh, residual / length)
+        # Once more for a residual, as after any cancellation; twice for a random vector, of which
+        # little is left outside an almost complete basis, and for a residual at rounding level.
+        vector, correction = _normalise(_orthogonalise(vector, basis))
+        vector, _ = _normalise(_orthogonalise(vector, basis))
+        beta = jnp.where(exhausted, 0, length * correction)
+        return (basis, vector, scale), (_dot(basis[j], product), beta)
+
+    carry = (jnp.zeros((num_iterations, dim), dtype), first, jnp.zeros((), dtype))
+    (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
+
+    finite = jnp.all(jnp.isfinite(alpha)) & jnp.all(jnp.isfinite(beta))
+    alpha, beta = jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0)
+    values, coordinates = _tridiagonal_eigen(alpha, beta)
+    vector = _dot(coordinates, basis)
+    nan = jnp.asarray(jnp.nan, dtype)
+    return Ritz(jnp.where(finite, values, nan), jnp.where(finite, vector / _norm(vector), nan))
+
+
+def extreme_eigenvalues(
+    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
+) -> Extremes:
+    """Largest and smallest eigenvalues of a symmetric operator, by :func:`lanczos`.
+
+    Exact to rounding (relative to the largest) with ``num_iterations >= dim``. Otherwise the outer
+    values are approached from inside. Twelve to twenty products usually give the largest to 1%;
+    the smallest one of a badly conditioned operator needs of the order of the square root of the
+    condition number of products. In an indefinite operator ``smallest_positive`` is an interior
+    value, which short runs can miss on either side.
+
+    Args:
+        matvec: v -> A v, both of shape (dim,), for symmetric A.
+        dim: dimension, a Python integer >= 1.
+        start: a vector of shape (dim,), or a PRNG key for a random one. The ``top_vector`` of a
+            similar operator makes ``largest_magnitude`` converge in a few products.
+        num_iterations: products to take, a Python integer >= 1.
+
+    Returns:
+        The extremes. Values within rounding of zero, ``4 eps`` of the largest, count as zero in
+        ``smallest_positive``: those of operators of low rank.
+
+    Raises:
+        ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
+        TypeError: if ``dim`` or ``num_iterations`` is not an integer.
+
+    Example:
+        >>> diagonal = jnp.array([-1.0, 0.5, 3.0])
+        >>> ends = extreme_eigenvalues(lambda v: diagonal * v, 3, jax.random.key(0), 3)
+        >>> [round(float(end), 3) for end in ends[:3]]
+        [3.0, 0.5, -1.0]
+    """
+    values, vector = lanczos(matvec, dim, start, num_iterations)
+    largest = jnp.max(jnp.abs(values))
+    is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
+    positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
+    positive = jnp.where(jnp.any(is_positive), positive, jnp.where(jnp.isnan(largest), largest, 0))
+    return Extremes(largest, positive, values[0], vector)
+
+
+def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
+    """Unit vector to start from, and the key of the random ones."""
+    start = jnp.asarray(start)
+    if not jnp.issubdtype(start.dtype, jnp.floating):
+        key, first_key = jax.random.split(start)
+        start = jnp.zeros(dim)
+    else:
+        key, first_key = jax.random.split(jax.random.key(0))
+    if start.shape != (dim,):
+        raise ValueError(
+            f"start must be a PRNG key or a vector of shape ({dim},), got shape {start.shape}"
+        )
+    length = _norm(start)
+    usable = (length > 0) & jnp.isfinite(length)
+    vector = jnp.where(usable, start, _random_vector(first_key, dim, start.dtype))
+    return vector / _norm(vector), key
+
+
+def _random_vector(key: Array, dim: int, dtype: jnp.dtype) -> Array:
+    return jax.random.uniform(key, (dim,), dtype, -1, 1)
+
+
+def _dot(x: Array, y: Array) -> Array:
+    return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
+
+
+def _norm(x: Array) -> Array:
+    """Euclidean norm whose squares neither overflow nor underflow."""
+    largest = jnp.max(jnp.abs(x))
+    unit = jnp.where(largest > 0, largest, 1)
+    return unit * jnp.sqrt(jnp.sum((x / unit) ** 2))
+
+
+def _normalise(x: Array) -> tuple[Array, Array]:
+    """Unit vector and length; zero for zero, as after the last vector of a complete basis."""
+    length = _norm(x)
+    return jnp.where(length > 0, x / length, 0), length
+
+
+def _orthogonalise(x: Array, basis: Array) -> Array:
+    return x - _dot(_dot(basis, x), basis)
+
+
+def _tridiagonal_eigen(diagonal: Array, off_diagonal: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and the unit eigenvector of the largest in magnitude.
+
+    No call of LAPACK: several batched ``eigh`` in one program, as chains under ``vmap`` make, can
+    block each other on CPU.
+    """
+    scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(jnp.abs(off_diagonal), initial=0))
+    scale = jnp.where(scale > 0, scale, 1)
+    diagonal, off_diagonal = diagonal / scale, off_diagonal / scale
+    values = eigh_tridiagonal(diagonal, off_diagonal, eigvals_only=True)
+    matrix = jnp.diag(diagonal) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
+    # Measured from the other end of the spectrum the matrix is semi-definite, and its powers tend
+    # to the projector on the eigenvector looked for; squaring doubles the exponent.
+    identity = jnp.eye(diagonal.size, dtype=diagonal.dtype)
+    upper = matrix - values[0] * identity
+    lower = values[-1] * identity - matrix
+    power = jnp.where(values[-1] >= -values[0], upper, lower)
+    squarings = jnp.finfo(diagonal.dtype).nmant + 3
+
+    def square(_: int, power: Array) -> Array:
+        power = power / jnp.maximum(jnp.max(jnp.abs(power)), jnp.finfo(power.dtype).tiny)
+        return _dot(power, power)
+
+    power = lax.fori_loop(0, squarings, square, power)
+    column = power[:, jnp.argmax(jnp.diagonal(power))]
+    # a multiple of the identity has a vanishing power: any vector will do
+    vector = jnp.where(_norm(column) > 0, column, identity[0])
+    return values * scale, vector / _norm(vector)

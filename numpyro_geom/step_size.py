@@ -1,0 +1,194 @@
+"""The automatic step size and number of steps a draw, from curvature and gradient noise.
+
+For a Gaussian target the stationary variance of a Langevin step of size h is too large by the
+factor 1 + h lam / 2 + h c / (2 tau) to first order, in a direction where the preconditioned
+Hessian has eigenvalue lam and the preconditioned covariance of the minibatch gradient c. So a
+bias tolerance gives a step size, and the flattest direction gives the time to relax::
+
+    h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jax.flatten_util import ravel_pytree
+
+from .potential import Potential
+from .spectrum import extreme_eigenvalues
+
+PyTree = Any
+
+MAX_NUM_STEPS = 1000
+"""Most steps that ``num_steps="auto"`` takes between two draws."""
+DRAW_LENGTH = 0.5
+"""Relaxation times that a draw spans under ``num_steps="auto"``, where the bounds allow."""
+WARMUP_DRAWS = 100
+"""Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
+LANCZOS_STEPS = 20
+TARGET_ACCEPTANCE = 0.574
+
+
+class Adaptation(NamedTuple):
+    """What warm-up has learned about the target.
+
+    Attributes:
+        num_warmup: warm-up length in draws, int32 scalar.
+        shrink: factor on the step size, halved for each warm-up draw with an undone step (and
+            driven by the acceptance rate where steps are Metropolis-adjusted).
+        curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
+            measurements in the second half of warm-up.
+        curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
+            fit the whole posterior.
+        slowest: lam_min, smallest positive one.
+        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
+    """
+
+    num_warmup: jax.Array
+    shrink: jax.Array
+    curvature: jax.Array
+    curvature_low: jax.Array
+    slowest: jax.Array
+    noise: jax.Array
+
+
+def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
+    """An adaptation state before anything is known."""
+    one = jnp.ones((), dtype)
+    return Adaptation(jnp.asarray(num_warmup, jnp.int32), one, one, one, one, jnp.zeros((), dtype))
+
+
+def is_checkpoint(i: jax.Array, num_warmup: jax.Array) -> jax.Array:
+    """Whether curvature and noise are measured before draw ``i``: eight times over warm-up."""
+    eighths = jnp.array([1, 2, 4, 5, 6, 7], jnp.int32) * num_warmup // 8
+    times = jnp.concatenate(
+        [jnp.array([1], jnp.int32), num_warmup[None] // 16, eighths, num_warmup[None] - 1]
+    )
+    return jnp.any((i == times) & (times >= 1)) & (i >= 1) & ((i < num_warmup) | (i == 1))
+
+
+def measure(
+    potential: Potential,
+    position: PyTree,
+    apply_inverse_sqrt: Callable[[PyTree], PyTree],
+    rng_key: jax.Array,
+    adaptation: Adaptation,
+    i: jax.Array,
+    noise_factor: float = 1.0,
+) -> Adaptation:
+    """Measure lam_H, lam_min and lam_C at a position, by Lanczos iteration without any matrix.
+
+    Args:
+        potential: the target.
+        position: where.
+        apply_inverse_sqrt: x -> A^{1/2} x.
+        rng_key: for the rows and the starting vectors.
+        adaptation: the state to fill in.
+        i: draws so far; a measurement in the first half of warm-up replaces earlier ones.
+        noise_factor: variance of the gradient in a step, relative to the whole batch's.
+
+    Returns:
+        The adaptation with new ``curvature``, ``slowest`` and ``noise``; those of ``adaptation``
+        where a measurement is not finite.
+    """
+    key_batch, key_rows, key_h, key_c = random.split(rng_key, 4)
+    flat, unravel = ravel_pytree(position)
+    num_iterations = min(LANCZOS_STEPS, flat.size)
+
+    def root(v: jax.Array) -> jax.Array:
+        return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
+
+    batch = potential.curvature_batch(key_batch)
+    _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), position)
+    spectrum = extreme_eigenvalues(
+        lambda v: root(ravel_pytree(hvp(unravel(root(v))))[0]),
+        flat.size,
+        random.normal(key_h, flat.shape, flat.dtype),
+        num_iterations,
+    )
+    noise = jnp.zeros((), flat.dtype)
+    for weight, rows_fn in potential.score_noise(key_rows):
+        covariance = _score_covariance(rows_fn, position, unravel)
+        noise = noise + noise_factor * weight * jnp.abs(
+            extreme_eigenvalues(
+                lambda v, covariance=covariance: root(covariance(root(v))),
+                flat.size,
+                random.normal(key_c, flat.shape, flat.dtype),
+                num_iterations,
+            ).largest_magnitude
+        )
+    curvature = jnp.abs(spectrum.largest_magnitude)
+    slowest = spectrum.smallest_positive
+    slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
+    fresh = adaptation._replace(
+        curvature=curvature, curvature_low=curvature, slowest=slowest, noise=noise
+    )
+    extended = fresh._replace(
+        curvature=jnp.maximum(curvature, adaptation.curvature),
+        curvature_low=jnp.minimum(curvature, adaptation.curvature_low),
+        noise=jnp.maximum(noise, adaptation.noise),
+    )
+    late = i > jnp.maximum(adaptation.num_warmup // 2, 1)
+    usable = jnp.isfinite(curvature) & jnp.isfinite(noise) & (curvature + noise > 0)
+    return jax.tree.map(
+        lambda old, new, both: jnp.where(usable, jnp.where(late, both, new), old),
+        adaptation,
+        fresh,
+        extended,
+    )
+
+
+def _score_covariance(
+    rows_fn: Callable[[PyTree], jax.Array],
+    position: PyTree,
+    unravel: Callable[[jax.Array], PyTree],
+) -> Callable[[jax.Array], jax.Array]:
+    """V -> J'J v / n with J the centred Jacobian of per-row energies."""
+    rows, jvp = jax.linearize(rows_fn, position)
+    _, vjp = jax.vjp(rows_fn, position)
+
+    def product(v: jax.Array) -> jax.Array:
+        slopes = jvp(unravel(v))
+        centred = slopes - jnp.mean(slopes)
+        return ravel_pytree(vjp(centred)[0])[0] / rows.shape[0]
+
+    return product
+
+
+def step_size_from(
+    adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
+) -> jax.Array:
+    """The step size h that keeps the first-order bias of variances within the tolerance."""
+    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
+    tau = temperature if temperature > 0 else 1.0
+    rate = adaptation.curvature / 2
+    if not adjusted:
+        rate = rate + adaptation.noise / (2 * tau)
+    tolerance = 1.0 if adjusted else bias_tolerance
+    return adaptation.shrink * tolerance / rate
+
+
+def num_steps_from(adaptation: Adaptation, step_size: jax.Array, warming: jax.Array) -> jax.Array:
+    """Steps a draw, so that it spans about half a relaxation time (fewer in a long warm-up)."""
+    wanted = DRAW_LENGTH / (step_size * adaptation.slowest)
+    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
+    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS) * jnp.where(warming, share, 1.0)
+    return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
+
+
+def update_shrink(
+    adaptation: Adaptation, i: jax.Array, undone: jax.Array, accept_prob: jax.Array, adjusted: bool
+) -> Adaptation:
+    """Halve the step after undone steps; where adjusted, follow the acceptance rate instead."""
+    factor = jnp.where(undone, 0.5, 1.0)
+    if adjusted:
+        gain = 5.0 / (10.0 + i.astype(factor.dtype)) ** 0.75
+        factor = factor * jnp.exp(gain * (accept_prob - TARGET_ACCEPTANCE))
+    shrink = adaptation.shrink * factor.astype(adaptation.shrink.dtype)
+    if not adjusted:
+        shrink = jnp.maximum(shrink, 1e-6)
+    return adaptation._replace(shrink=shrink)

@@ -1,0 +1,44 @@
+"""What every test shares: two CPU devices, 64-bit mode on demand, and the optional data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpyro
+import pytest
+
+# Both must be set before the first JAX computation and the first figure. Two devices, because
+# chain_method="parallel" puts each chain on a device of its own and falls back without it.
+numpyro.set_host_device_count(2)
+os.environ["MPLBACKEND"] = "Agg"
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit arithmetic within the test, and what was before after it."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the optional real data sets, one `<name>.npz` each; the test skips without it.
+
+    The environment variable NUMPYRO_GEOM_DATA names it; otherwise it is looked for beside the
+    checkout. A variable that names no folder is a mistake, not a missing option: it fails.
+    """
+    named = os.environ.get("NUMPYRO_GEOM_DATA")
+    if named is not None:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            pytest.fail(f"NUMPYRO_GEOM_DATA names {named!r}, which is not a folder")
+        return folder
+    folder = CHECKOUT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no data sets: set NUMPYRO_GEOM_DATA to the folder that holds the .npz files")
+    return folder
