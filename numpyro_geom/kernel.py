@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from numpyro import handlers
 from numpyro.infer import init_to_uniform
@@ -37,6 +38,10 @@ from .schedules import as_schedule
 from .step_size import Adaptation
 
 PyTree = Any
+UNSTABLE_DRIFT = 100.0
+"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
+step before, is the mark of an unstable integrator: in a stationary chain the ratio is about the
+bias tolerance."""
 MAX_METRIC_STEPS = 500
 """Most steps for which a metric's statistics settle before the position first moves."""
 
@@ -61,11 +66,13 @@ class StepReport(NamedTuple):
     Attributes:
         energy: minibatch estimate of U where the step started.
         grad: the gradient estimate there, a pytree.
+        drift: A times the gradient, a pytree; the drift is h times as long.
         accept_prob: probability with which the step was accepted; 1 without a correction.
     """
 
     energy: jax.Array
     grad: PyTree
+    drift: PyTree
     accept_prob: jax.Array
 
 
@@ -80,7 +87,7 @@ class SGState(NamedTuple):
         configurational_temperature: z . grad U / D there; its mean is the temperature.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
-        diverging: whether a step of the last draw was not finite and was undone.
+        diverging: whether a step of the last draw was not finite, or unstable, and was undone.
         num_diverging: how many were.
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
@@ -224,6 +231,10 @@ class SGKernel(MCMCKernel):
         """Variance of the gradient in the step, relative to the whole batch's gradient."""
         return 1.0
 
+    def _second_order(self, dynamics: PyTree, potential: Potential) -> jax.Array | float:
+        """Factor of the squared Hessian in the curvature that the step sees."""
+        return 0.0
+
     def _check_potential(self, potential: Potential) -> None:
         """Raise where the leaf cannot use this potential."""
 
@@ -310,7 +321,7 @@ class SGKernel(MCMCKernel):
                 ``init_params`` does not fit the model.
             TypeError: for positions that are not floating point.
         """
-        model_kwargs = {} if model_kwargs is None else model_kwargs
+        model_args, model_kwargs = _on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         key_state, key_model = (
             random.split(rng_key) if single else jnp.swapaxes(jax.vmap(random.split)(rng_key), 0, 1)
@@ -352,7 +363,7 @@ class SGKernel(MCMCKernel):
         """Take ``num_steps`` stochastic-gradient steps and return the next state."""
         if self._sample_fn is None:
             raise RuntimeError("`init` must run before `sample`: call it, or use numpyro.infer.MCMC")
-        return self._sample_fn(state, model_args, {} if model_kwargs is None else model_kwargs)
+        return self._sample_fn(state, *_on_device(model_args, model_kwargs))
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """A function from the unconstrained position to site values and deterministic sites."""
@@ -373,10 +384,10 @@ class SGKernel(MCMCKernel):
         if cached is not None and _same(cached[0], leaves):
             return cached[1]
         model = SubsamplePlates(self._runnable_model())
-        kwargs = {} if model_kwargs is None else model_kwargs
+        args, kwargs = _on_device(model_args, model_kwargs)
 
         def constrain(position: PyTree) -> PyTree:
-            return constrain_fn(model, model_args, kwargs, position, return_deterministic=True)
+            return constrain_fn(model, args, kwargs, position, return_deterministic=True)
 
         # compiled also where the host calls it eagerly, so that unused rows are not gathered
         compiled = jax.jit(constrain)
@@ -388,7 +399,7 @@ class SGKernel(MCMCKernel):
         """Estimate the energy and the gradient norm anew for changed model arguments."""
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda s: self.refresh(s, model_args, model_kwargs))(state)
-        potential = self._potential(model_args, {} if model_kwargs is None else model_kwargs)
+        potential = self._potential(*_on_device(model_args, model_kwargs))
         batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
         energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
         dtype = state.potential_energy.dtype
@@ -541,7 +552,7 @@ class SGKernel(MCMCKernel):
         learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
 
         def body(_: jax.Array, carry: tuple) -> tuple:
-            key, walker, trusted, stream, t, old, undone, accepted = carry
+            key, walker, trusted, stream, t, old, old_ratio, undone, accepted = carry
             key, key_batch, key_step = random.split(key, 3)
             batch, stream = potential.draw(key_batch, stream)
             h, tau = state.step_size, self._temperature
@@ -558,14 +569,21 @@ class SGKernel(MCMCKernel):
                 tree_vdot(walker.position, report.grad).astype(dtype) / size,
                 h,
             )
+            # squared length of the drift, in the metric, over that of the noise
+            ratio = h * tree_vdot(report.grad, report.drift) / (2 * jnp.maximum(tau, 1e-3) * size)
+            ratio = ratio.astype(dtype)
+            stable = (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio) | self._adjusted
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & _all_finite(new.position)
+            finite &= stable
             # energy and gradient belong to the position where the step started: if they fail,
-            # the step before led astray, and the chain goes back to where they were finite
+            # the step before led astray, and the chain goes back to where they did not
             back = walker._replace(position=trusted)
             trusted = _where(finite, walker.position, trusted)
             walker, facts = _where(finite, (new, facts), (back, old))
+            old_ratio = jnp.where(finite, ratio, old_ratio)
             accepted = accepted + jnp.where(finite, report.accept_prob, 0.0).astype(dtype)
-            return key, walker, trusted, stream, t + 1, facts, undone + ~finite, accepted
+            undone = undone + ~finite
+            return key, walker, trusted, stream, t + 1, facts, old_ratio, undone, accepted
 
         num_steps = state.num_steps if self._num_steps is None else self._num_steps
         zero = jnp.zeros((), dtype)
@@ -576,10 +594,11 @@ class SGKernel(MCMCKernel):
             state.stream,
             state.steps_taken,
             (state.potential_energy, zero, zero, state.step_size),
+            jnp.asarray(jnp.inf, dtype),
             jnp.zeros((), jnp.int32),
             zero,
         )
-        _, walker, trusted, stream, taken, facts, undone, accepted = lax.fori_loop(
+        _, walker, trusted, stream, taken, facts, _, undone, accepted = lax.fori_loop(
             0, num_steps, body, carry
         )
         # the last position is a draw, and no step has evaluated it yet
@@ -629,6 +648,7 @@ class SGKernel(MCMCKernel):
                 adaptation,
                 state.i,
                 self._noise_factor,
+                self._second_order(state.dynamics, potential),
             )
 
         adaptation = lazy_cond(due, measure, state.adaptation)
@@ -643,6 +663,12 @@ class SGKernel(MCMCKernel):
             steps = auto.num_steps_from(adaptation, step_size, warming)
             num_steps = jnp.where(started, steps, num_steps)
         return state._replace(adaptation=adaptation, step_size=step_size, num_steps=num_steps)
+
+
+def _on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
+    """Model arguments with NumPy arrays as JAX arrays, which traced row indices can index."""
+    kwargs = {} if kwargs is None else kwargs
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
 
 
 def _identity(x: PyTree) -> PyTree:

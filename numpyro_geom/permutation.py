@@ -124,7 +124,8 @@ def epoch_indices(
     twice. O(batch_size) work and memory: no array of length ``size``.
 
     Args:
-        key: PRNG key, typed or legacy, the same in every call.
+        key: PRNG key, typed or legacy, the same in every call. Not of JAX's ``unsafe_rbg``
+            generator, whose ``fold_in`` depends on the rest of a batch.
         epoch: integer scalar, 0 at the start.
         offset: integer scalar, elements of this epoch already taken, in [0, size), 0 at the start.
         batch_size: number of indices, a Python integer from 1 to ``size``.

@@ -80,7 +80,7 @@ class Constant(Schedule):
 
     def __call__(self, t: ArrayLike) -> Array:
         """Step size, whatever t is."""
-        return jnp.full(jnp.shape(t), self.step_size)
+        return jnp.full(jnp.shape(t), self.step_size, dtype=float)
 
 
 @dataclass(frozen=True)

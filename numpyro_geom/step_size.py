@@ -63,12 +63,10 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
 
 
 def is_checkpoint(i: jax.Array, num_warmup: jax.Array) -> jax.Array:
-    """Whether curvature and noise are measured before draw ``i``: eight times over warm-up."""
-    eighths = jnp.array([1, 2, 4, 5, 6, 7], jnp.int32) * num_warmup // 8
-    times = jnp.concatenate(
-        [jnp.array([1], jnp.int32), num_warmup[None] // 16, eighths, num_warmup[None] - 1]
-    )
-    return jnp.any((i == times) & (times >= 1)) & (i >= 1) & ((i < num_warmup) | (i == 1))
+    """Whether curvature and noise are measured before draw ``i``, a dozen times over warm-up."""
+    sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32)
+    times = jnp.concatenate([sixteenths * num_warmup // 16, num_warmup[None] - 1])
+    return (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
 
 
 def measure(
@@ -79,6 +77,7 @@ def measure(
     adaptation: Adaptation,
     i: jax.Array,
     noise_factor: float = 1.0,
+    second_order: jax.Array | float = 0.0,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position, by Lanczos iteration without any matrix.
 
@@ -89,6 +88,7 @@ def measure(
         rng_key: for the rows and the starting vectors.
         adaptation: the state to fill in.
         i: draws so far; a measurement in the first half of warm-up replaces earlier ones.
+        second_order: factor of the squared Hessian that is added to the Hessian.
         noise_factor: variance of the gradient in a step, relative to the whole batch's.
 
     Returns:
@@ -104,8 +104,18 @@ def measure(
 
     batch = potential.curvature_batch(key_batch)
     _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), position)
+
+    def hessian(v: jax.Array) -> jax.Array:
+        return ravel_pytree(hvp(unravel(v)))[0]
+
+    def curvature_product(v: jax.Array) -> jax.Array:
+        product = hessian(root(v))
+        if isinstance(second_order, jax.Array):
+            product = product + second_order * hessian(product)
+        return root(product)
+
     spectrum = extreme_eigenvalues(
-        lambda v: root(ravel_pytree(hvp(unravel(root(v))))[0]),
+        curvature_product,
         flat.size,
         random.normal(key_h, flat.shape, flat.dtype),
         num_iterations,

@@ -37,14 +37,14 @@ class AuxiliaryState(NamedTuple):
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
         weight: weight of the two running means, which start at zero.
-        count: steps so far.
+        num_steps: steps so far.
     """
 
     gradient: PyTree
     second_moment: jax.Array
     noise_variance: PyTree
     weight: jax.Array
-    count: jax.Array
+    num_steps: jax.Array
 
 
 class SGRLD(SGKernel):
@@ -198,6 +198,12 @@ class SGRLD(SGKernel):
         # the drift of "auxiliary" uses two of three parts of the batch
         return 1.5 if self._gamma == "auxiliary" else 1.0
 
+    def _second_order(self, dynamics: PyTree, potential: Potential) -> jax.Array | float:
+        if self._gamma != "auxiliary":
+            return 0.0
+        # the pull of V on theta has the Hessian (H / N)^2 tau / s^2
+        return self._temperature / (potential.num_data * _auxiliary_scale(dynamics)) ** 2
+
     def _check_potential(self, potential: Potential) -> None:
         if self._adjusted and not potential.deterministic:
             raise ValueError(
@@ -287,7 +293,7 @@ def _langevin_step(
         drift = _where(too_long, _scale(shrink, grad), drift)
         noise = _where(too_long, _scale(jnp.sqrt(shrink), raw), noise)
     position = _langevin(position, drift, noise, h, tau)
-    return Walker(position, metric_state, ()), StepReport(energy, grad, jnp.ones_like(energy))
+    return Walker(position, metric_state, ()), StepReport(energy, grad, drift, jnp.ones_like(energy))
 
 
 def _adjusted_step(
@@ -319,7 +325,7 @@ def _adjusted_step(
         h,
         tau,
     )
-    return Walker(position, metric_state, ()), StepReport(energy, grad, accept_prob)
+    return Walker(position, metric_state, ()), StepReport(energy, grad, grad, accept_prob)
 
 
 def _auxiliary_step(
@@ -360,11 +366,10 @@ def _auxiliary_step(
             lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h
         )
     state = _learn_scale(old, _scale(scale, grad), part_variance, learning)
-    s = SOFTNESS * jnp.sqrt(state.second_moment / jnp.maximum(state.weight, 1e-30))
-    s = jnp.maximum(s, jnp.finfo(s.dtype).tiny ** 0.5)
+    s = _auxiliary_scale(state)
 
     interval = getattr(metric, "interval", 1)
-    decay = jnp.where(state.count == 0, 0.0, getattr(metric, "decay", 0.0)).astype(s.dtype)
+    decay = jnp.where(state.num_steps == 0, 0.0, getattr(metric, "decay", 0.0)).astype(s.dtype)
 
     def renew(pair: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         gradient = _draw_auxiliary(key_v, pair[0], mean_v, state, decay, s)
@@ -374,12 +379,12 @@ def _auxiliary_step(
     if interval == 1:
         gradient, metric_state = renew(pair)
     else:
-        gradient, metric_state = lazy_cond(state.count % interval == 0, renew, pair)
+        gradient, metric_state = lazy_cond(state.num_steps % interval == 0, renew, pair)
 
     pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
     apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
     apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
-    accept_prob = jnp.ones_like(energy)
+    accept_prob, drift = jnp.ones_like(energy), grad
     if kernel._adjusted:
 
         def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
@@ -397,9 +402,10 @@ def _auxiliary_step(
     else:
         force = jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
         noise = apply_root(_normal(key_move, position))
-        position = _langevin(position, apply_inverse(force), noise, h, tau)
-    state = state._replace(gradient=gradient, count=state.count + 1)
-    return Walker(position, metric_state, state), StepReport(energy, grad, accept_prob)
+        drift = apply_inverse(force)
+        position = _langevin(position, drift, noise, h, tau)
+    state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
+    return Walker(position, metric_state, state), StepReport(energy, grad, drift, accept_prob)
 
 
 def _draw_auxiliary(
@@ -421,6 +427,12 @@ def _draw_auxiliary(
         return m + decay * (v - m) + jnp.sqrt(jnp.maximum(variance, 0.0)) * xi
 
     return jax.tree.map(one, gradient, mean, _normal(key, mean), state.noise_variance)
+
+
+def _auxiliary_scale(state: AuxiliaryState) -> jax.Array:
+    """s, the standard deviation of V given theta."""
+    s = SOFTNESS * jnp.sqrt(state.second_moment / jnp.maximum(state.weight, 1e-30))
+    return jnp.maximum(s, jnp.finfo(s.dtype).tiny ** 0.5)
 
 
 def _learn_scale(

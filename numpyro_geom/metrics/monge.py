@@ -41,10 +41,10 @@ class Monge(Metric):
     Dynamics in Non-Diagonal Metrics" (TMLR 2023), section 3.1, Eq. 5. Deviation: the factor of
     A^{1/2} is written without the paper's division by v'v, which fails at v = 0; same values.
 
-    >>> metric = Monge(decay=0.0)
-    >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([0.0, 3.0]))
+    >>> metric = Monge(alpha2=3.0, decay=0.0)
+    >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([0.0, 1.0]))
     >>> metric.apply_inverse(state, jnp.ones(2))
-    Array([1. , 0.1], dtype=float32)
+    Array([1.  , 0.25], dtype=float32)
     """
 
     alpha2: float = 1.0

@@ -81,8 +81,9 @@ class Shampoo(Metric):
     What becomes of a site's axes: 0-D sites keep the identity. Axes of size 1 are dropped (one
     stays where all are). From the left, an axis is merged into the one before it while the product
     of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a full
-    matrix. An axis longer than ``block_size`` is split into the least number of blocks, of equal
-    size up to padding, and every block is a tensor of its own. d counts axes after merging.
+    matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of them
+    that divides it evenly or, where that is over twice the least possible number, the latter with
+    padding. Every block is a tensor of its own; d counts axes after merging.
     1-D sites are neither merged nor counted as matrices, unless ``vector="full"``:
 
     - ``"diagonal"``: H is a vector of mean g^2, A = (H + r)^(-1/2): RMSprop;
@@ -92,13 +93,12 @@ class Shampoo(Metric):
     When: networks and other tensor-valued sites with correlated gradients; the recommendation of
     Yu et al. A is unbounded where gradients vanish, so no Gamma term is right there: prefer
     gamma="frozen" or "auxiliary".
-    Cost per step for a site of D entries and blocks of n x n: 4 n D multiplications for the
-    statistic and the same for each of A x and A^{1/2} x (a gradient of a network costs 6 D for each
-    row of the batch). Memory: 10 D where D is made of square blocks. A refresh takes one batched
-    eigendecomposition of all blocks, padded to the largest. On a CPU, LAPACK runs blocks of 64 and
-    more on several threads, which is slower by an order of magnitude or two where other work
-    competes for the cores: set the environment variable OPENBLAS_NUM_THREADS=1, or
-    ``block_size=63``.
+    Cost per step for a matrix of D entries in blocks of n x n: 2 n D multiply-adds for the
+    statistic and as many for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
+    each row of the batch). Memory: 10 D. A refresh takes one batched eigendecomposition of all
+    blocks, padded to the largest. On a CPU, LAPACK runs blocks of 64 and more on several threads,
+    which is slower by one to two orders of magnitude where other work competes for the cores: set
+    the environment variable OPENBLAS_NUM_THREADS=1 or ``block_size=63``.
 
     Args:
         decay: memory of H, in [0, 1).
@@ -157,19 +157,13 @@ class Shampoo(Metric):
         axes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
         plans = [self._plan(x) for x in jax.tree.leaves(position)]
         statistic = [_diagonal_like(a, self.eps) for a in axes]
-        basis = [
-            _diagonal_like(a, 1.0) if len(a.shape) == 3 else jnp.zeros((0,), a.dtype) for a in axes
-        ]
-        eigenvalues = [
-            jnp.full(a.shape[:2], self.eps * (1 + _ridge(a.dtype)), a.dtype) for a in axes
-        ]
         counts = itertools.chain.from_iterable(plan.weights() for plan in plans)
         weights = [jnp.asarray(w, a.dtype) for w, a in zip(counts, axes, strict=True)]
         return ShampooState(
             running=jax.tree.unflatten(treedef, statistic),
             weights=jax.tree.unflatten(treedef, weights),
             steps=jnp.zeros((), jnp.int32),
-            **_as_fields(treedef, _roots(statistic, basis, eigenvalues, _powers(plans))),
+            **_as_fields(treedef, _roots_at_start(statistic, self.eps, _powers(plans))),
         )
 
     def update(self, state: ShampooState, grad: PyTree) -> ShampooState:
@@ -339,9 +333,16 @@ def _plan(shape: tuple[int, ...], block_size: int, vector: str) -> _Plan:
             merged[-1] *= n
         else:
             merged.append(n)
-    counts = tuple(math.ceil(n / block_size) for n in merged)
+    counts = tuple(_num_blocks(n, block_size) for n in merged)
     sizes = tuple(math.ceil(n / count) for n, count in zip(merged, counts, strict=True))
     return _Plan(shape, tuple(merged), counts, sizes)
+
+
+def _num_blocks(size: int, block_size: int) -> int:
+    """Blocks along an axis: a number that divides it where there is one near the least."""
+    least = math.ceil(size / block_size)
+    # Padding costs more than a few blocks: XLA computes what it pads one entry at a time.
+    return next((n for n in range(least, 2 * least + 1) if size % n == 0), least)
 
 
 def _powers(plans: list[_Plan]) -> list[float]:
@@ -375,72 +376,91 @@ def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
 
 
-def _roots(
-    statistic: list[jax.Array],
-    basis: list[jax.Array],
-    eigenvalues: list[jax.Array],
-    powers: list[float],
-) -> _Roots:
-    parts = list(zip(basis, eigenvalues, powers, strict=True))
+def _roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) -> _Roots:
+    """Roots of eps I."""
+    top = [eps * (1 + _ridge(h.dtype)) for h in statistic]
     return _Roots(
         statistic=statistic,
-        basis=basis,
-        eigenvalues=eigenvalues,
-        inverse=[_compose(q, w**-p) for q, w, p in parts],
-        inverse_sqrt=[_compose(q, w ** (-p / 2)) for q, w, p in parts],
+        basis=[
+            _diagonal_like(h, 1.0) if h.ndim == 3 else jnp.zeros((0,), h.dtype) for h in statistic
+        ],
+        eigenvalues=[
+            jnp.full(h.shape[:2], w, h.dtype) for h, w in zip(statistic, top, strict=True)
+        ],
+        inverse=[_diagonal_like(h, w**-p) for h, w, p in zip(statistic, top, powers, strict=True)],
+        inverse_sqrt=[
+            _diagonal_like(h, w ** (-p / 2)) for h, w, p in zip(statistic, top, powers, strict=True)
+        ],
     )
 
 
 def _refresh(statistic: list[jax.Array], powers: list[float], old: _Roots) -> _Roots:
     """Roots of ``statistic``; block by block the old ones where the new are not finite."""
-    spectra = iter(_eigh([h for h in statistic if h.ndim == 3]))
-    eigenvalues, basis = [], []
-    for h in statistic:
-        w, q = next(spectra) if h.ndim == 3 else (h, jnp.zeros((0,), h.dtype))
-        w = jnp.maximum(w, 0)  # rounding puts the zeros of a singular matrix on either side
-        eigenvalues.append(w + _ridge(h.dtype) * jnp.max(w, axis=-1, keepdims=True))
-        basis.append(q)
-    new = _roots(statistic, basis, eigenvalues, powers)
+    new = _diagonal_roots(statistic, powers) | _matrix_roots(statistic, powers)
+    fields = zip(*(new[i] for i in range(len(statistic))), strict=True)
+    finite, *roots = [list(field) for field in fields] if statistic else [[]] * 6
 
-    def keep(i: int) -> list[jax.Array]:
-        finite = jnp.isfinite(new.inverse[i]) & jnp.isfinite(new.inverse_sqrt[i])
-        if finite.ndim == 1:
-            chosen = finite, jnp.zeros((0,), bool), finite, finite, finite
-        else:
-            block = jnp.all(finite, axis=(-2, -1), keepdims=True)
-            chosen = block, block, block[..., 0], block, block
-        pairs = zip(chosen, (field[i] for field in new), (field[i] for field in old), strict=True)
-        return [jnp.where(ok, a, b) for ok, a, b in pairs]
+    def keep(ok: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        if a.size == 0:
+            return a
+        return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
 
-    kept = [keep(i) for i in range(len(statistic))]
-    return _Roots(*(list(field) for field in zip(*kept, strict=True))) if kept else new
+    return _Roots(*(list(map(keep, finite, a, b)) for a, b in zip(roots, old, strict=True)))
 
 
-def _eigh(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """Eigenvalues and eigenvectors of stacks of symmetric matrices, in one batched call.
+def _diagonal_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int, tuple]:
+    """Whether they are finite, and the fields of :class:`_Roots`, for each diagonal axis."""
+    found = {}
+    for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
+        if h.ndim == 1:
+            w = h + _ridge(h.dtype) * jnp.max(h)
+            finite = jnp.isfinite(w**-p)
+            found[i] = (finite, h, jnp.zeros((0,), h.dtype), w, w**-p, w ** (-p / 2))
+    return found
 
-    One, because several independent batched calls in a program can deadlock on two cores. Smaller
-    matrices are padded with an eigenvalue above their own, so that their own come first.
+
+def _matrix_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int, tuple]:
+    """Whether each block's are finite, and the fields of :class:`_Roots`, for each matrix axis.
+
+    All blocks go through one batched eigendecomposition: several independent ones in a program can
+    deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own, so that
+    their own come first.
     """
-    if not matrices:
-        return []
-    side = max(h.shape[-1] for h in matrices)
-    dtype = jnp.result_type(*matrices)
-    padded = []
-    for h in matrices:
-        n = h.shape[-1]
-        above = 2 * jnp.sqrt(jnp.sum(jnp.square(h), axis=(-2, -1)))[..., None, None]
-        fill = jnp.diag(jnp.arange(side) >= n)
-        h = jnp.pad(h, ((0, 0), (0, side - n), (0, side - n)))
-        padded.append(jnp.where(fill, above, h).astype(dtype))
-    eigenvalues, basis = jnp.linalg.eigh(jnp.concatenate(padded))
-    ends = np.cumsum([h.shape[0] for h in matrices])
-    return [
-        (w[:, : h.shape[-1]].astype(h.dtype), q[:, : h.shape[-1], : h.shape[-1]].astype(h.dtype))
-        for h, w, q in zip(
-            matrices, jnp.split(eigenvalues, ends[:-1]), jnp.split(basis, ends[:-1]), strict=True
+    chosen = [i for i, h in enumerate(statistic) if h.ndim == 3]
+    if not chosen:
+        return {}
+    matrices = [statistic[i] for i in chosen]
+    counts, sides = [h.shape[0] for h in matrices], [h.shape[-1] for h in matrices]
+    side = max(sides)
+    margins = [((0, 0), (0, side - n), (0, side - n)) for n in sides]
+    batch = jnp.concatenate([jnp.pad(h, m) for h, m in zip(matrices, margins, strict=True)])
+    own = jnp.arange(side) < np.repeat(sides, counts)[:, None]
+    above = 2 * jnp.sqrt(jnp.sum(jnp.square(batch), axis=(-2, -1), keepdims=True))
+    batch = jnp.where(jnp.eye(side, dtype=bool) & ~own[..., None], above, batch)
+
+    w, basis = _eigh(batch)
+    w = jnp.maximum(w, 0)  # rounding puts the zeros of a singular matrix on either side
+    w = w + _ridge(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
+    p = jnp.asarray(np.repeat([powers[i] for i in chosen], counts)[:, None], w.dtype)
+    inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))
+    finite = jnp.all(jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt), axis=(-2, -1))
+
+    found, start = {}, 0
+    for i, h, count, n in zip(chosen, matrices, counts, sides, strict=True):
+        rows = slice(start, start + count)
+        fields = (
+            basis[rows, :n, :n],
+            w[rows, :n],
+            inverse[rows, :n, :n],
+            inverse_sqrt[rows, :n, :n],
         )
-    ]
+        found[i] = (finite[rows], h, *(field.astype(h.dtype) for field in fields))
+        start += count
+    return found
+
+
+def _eigh(batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.linalg.eigh(batch)
 
 
 def _contract(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:

@@ -1,0 +1,260 @@
+"""Time and memory of a stochastic-gradient step, as ratios measured side by side in one run.
+
+Prints Markdown tables and writes them to docs/tables/speed.md. ``--small`` is a quick look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import lax, random
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import potential_energy
+
+from numpyro_geom import SGRLD, Shampoo
+
+TABLE = Path(__file__).parents[2] / "docs" / "tables" / "speed.md"
+
+
+def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each function; rounds are interleaved so that all see the same machine."""
+    for fn in entrants.values():
+        jax.block_until_ready(fn())
+    times: dict[str, list[float]] = {name: [] for name in entrants}
+    for _ in range(rounds):
+        for name, fn in entrants.items():
+            start = time.perf_counter()
+            jax.block_until_ready(fn())
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def sampler(kernel: SGRLD, *args: Any) -> Callable[[], Any]:
+    """A compiled call of the kernel's `sample`."""
+    state = kernel.init(random.key(1), 0, None, args, {})
+    step = jax.jit(lambda state: kernel.sample(state, args, {}))
+    return lambda: step(state).z
+
+
+# Logistic regression
+
+
+def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
+    """The model of the whole page."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def logistic_rows(num_rows: int, num_columns: int) -> tuple:
+    """Generated data."""
+    key_x, key_y = random.split(random.key(0))
+    X = random.normal(key_x, (num_rows, num_columns))
+    y = random.bernoulli(key_y, jax.nn.sigmoid(X[:, 0])).astype(jnp.int32)
+    return X, y
+
+
+def logistic_table(small: bool) -> str:
+    """Our loop against loops written by hand, by blackjax, and with NumPyro's subsampling."""
+    import blackjax
+
+    num_rows, num_columns, batch, num_steps, h = 100_000, 50, 256, 100, 1e-7
+    X, y = logistic_rows(num_rows, num_columns)
+    kernel = SGRLD(logistic, step_size=h, batch_size=batch, num_steps=num_steps)
+    start = jnp.zeros(num_columns)
+
+    def energy(w: jax.Array, rows: jax.Array) -> jax.Array:
+        logits = X[rows] @ w
+        fit = jnp.sum(jnp.logaddexp(0.0, logits) - y[rows] * logits)
+        return 0.5 * w @ w + num_rows / batch * fit
+
+    def hand_step(carry: tuple, _: Any) -> tuple:
+        key, w = carry
+        key, key_rows, key_noise = random.split(key, 3)
+        rows = random.randint(key_rows, (batch,), 0, num_rows)
+        grad = jax.grad(energy)(w, rows)
+        noise = random.normal(key_noise, w.shape)
+        return (key, w - h * grad + jnp.sqrt(2 * h) * noise), None
+
+    sgld = blackjax.sgld(lambda w, rows: -jax.grad(energy)(w, rows))
+
+    def blackjax_step(carry: tuple, _: Any) -> tuple:
+        key, w = carry
+        key, key_rows, key_step = random.split(key, 3)
+        rows = random.randint(key_rows, (batch,), 0, num_rows)
+        return (key, sgld.step(key_step, w, rows, h)), None
+
+    def numpyro_step(carry: tuple, _: Any) -> tuple:
+        key, w = carry
+        key, key_rows, key_noise = random.split(key, 3)
+        model = handlers.seed(logistic, key_rows)
+        grad = jax.grad(lambda w: potential_energy(model, (X, y, batch), {}, {"w": w}))(w)
+        return (key, w - h * grad + jnp.sqrt(2 * h) * random.normal(key_noise, w.shape)), None
+
+    def loop(step: Callable) -> Callable[[], Any]:
+        run = jax.jit(lambda w: lax.scan(step, (random.key(0), w), None, num_steps)[0][1])
+        return lambda: run(start)
+
+    times = race(
+        {
+            "SGRLD, identity metric": sampler(kernel, X, y),
+            "hand-written lax.scan": loop(hand_step),
+            "blackjax.sgld in lax.scan": loop(blackjax_step),
+            "NumPyro's own plate subsampling": loop(numpyro_step),
+        },
+        5 if small else 60,
+    )
+    ours = times["SGRLD, identity metric"]
+    lines = [
+        "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps a call.",
+        "",
+        "| loop | microseconds a step | SGRLD's time over this |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {seconds / num_steps * 1e6:.1f} | {ours / seconds:.2f} |"
+        for name, seconds in times.items()
+    ]
+    return "\n".join(lines)
+
+
+# A network
+
+
+def network(X: Any, y: Any) -> None:
+    """A 784-400-400-10 classifier with normal priors, as plain NumPyro sites."""
+    hidden = X
+    sizes = (784, 400, 400, 10)
+    with numpyro.plate("data", X.shape[0]) as i:
+        hidden = X[i]
+    for k, (n_in, n_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        w = numpyro.sample(f"w{k}", dist.Normal(0, 0.1).expand([n_in, n_out]).to_event(2))
+        b = numpyro.sample(f"b{k}", dist.Normal(0, 0.1).expand([n_out]).to_event(1))
+        hidden = hidden @ w + b
+        hidden = jax.nn.relu(hidden) if k < 2 else hidden
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Categorical(logits=hidden), obs=y[i])
+
+
+def network_table(small: bool) -> str:
+    """Metrics and treatments of Gamma against the identity metric."""
+    num_rows, num_steps = (1_000, 20) if small else (20_000, 100)
+    X = random.uniform(random.key(0), (num_rows, 784))
+    y = random.randint(random.key(1), (num_rows,), 0, 10)
+
+    def make(metric: Any, gamma: str = "none", steps: int = num_steps) -> Callable[[], Any]:
+        kernel = SGRLD(
+            network, metric=metric, gamma=gamma, step_size=1e-8, batch_size=100, num_steps=steps
+        )
+        return sampler(kernel, X, y)
+
+    rounds = 2 if small else 5
+    metrics = race(
+        {
+            "identity": make("identity"),
+            "rmsprop": make("rmsprop"),
+            "wenzel": make("wenzel"),
+            "monge": make("monge"),
+            "shampoo, interval 100": make(Shampoo(interval=100)),
+            "shampoo, interval 1000": make(Shampoo(interval=1000)),
+        },
+        rounds,
+    )
+    lines = [
+        "Network 784-400-400-10, batch 100, float32, gamma='none', "
+        f"{num_steps} steps a call.",
+        "",
+        "| metric | milliseconds a step | over identity |",
+        "|---|---|---|",
+    ]
+    base = metrics["identity"]
+    lines += [
+        f"| {name} | {t / num_steps * 1e3:.2f} | {t / base:.2f} |" for name, t in metrics.items()
+    ]
+    lines += ["", "| metric | gamma | over gamma='none' |", "|---|---|---|"]
+    for metric in ("rmsprop", "monge"):
+        times = race({g: make(metric, g) for g in ("none", "corrected", "auxiliary")}, rounds)
+        lines += [
+            f"| {metric} | {g} | {t / times['none']:.2f} |"
+            for g, t in times.items()
+            if g != "none"
+        ]
+    return "\n".join(lines)
+
+
+# Memory and compilation
+
+
+def memory_table() -> str:
+    """Bytes that one call of `sample` needs besides its arguments, by XLA's own account."""
+    lines = [
+        "Temporary memory of one compiled `sample`, logistic regression with 50 columns.",
+        "",
+        "| rows N | steps a call | temporary kB | flops |",
+        "|---|---|---|---|",
+    ]
+    for num_rows, num_steps in ((10_000, 100), (1_000_000, 100), (10_000, 10_000)):
+        args = logistic_rows(num_rows, 50)
+        kernel = SGRLD(logistic, step_size=1e-7, batch_size=256, num_steps=num_steps)
+        state = kernel.init(random.key(1), 0, None, args, {})
+        compiled = jax.jit(lambda s, a, k=kernel: k.sample(s, a, {})).lower(state, args).compile()
+        temp = compiled.memory_analysis().temp_size_in_bytes
+        cost = compiled.cost_analysis()
+        lines.append(f"| {num_rows:,} | {num_steps:,} | {temp / 1e3:.1f} | {cost['flops']:.0f} |")
+    return "\n".join(lines)
+
+
+def compile_table() -> str:
+    """How many programs a second `run` with the same shapes compiles."""
+    counts = {"events": 0}
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        counts["events"] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    X, y = logistic_rows(2_000, 5)
+    lines = ["| kernel | first run | second run, other key |", "|---|---|---|"]
+    kernels = {"NUTS": NUTS(logistic)}
+    for metric in ("identity", "rmsprop", "wenzel", "monge", "shampoo"):
+        kernels[f"SGRLD {metric}"] = SGRLD(logistic, metric=metric, batch_size=64)
+    for name, kernel in kernels.items():
+        mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False)
+        cells = []
+        for seed in range(2):
+            before = counts["events"]
+            mcmc.run(random.key(seed), X, y)
+            cells.append(str(counts["events"] - before))
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(["Programs compiled by `MCMC.run`.", "", *lines])
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    parts = [
+        logistic_table(options.small),
+        network_table(options.small),
+        memory_table(),
+        compile_table(),
+    ]
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    if not options.small:
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        TABLE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

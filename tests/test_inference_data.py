@@ -1,0 +1,902 @@
+"""Export to ArviZ, the summary, and the warnings; the same under both lines of ArviZ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+
+import numpyro_geom
+from numpyro_geom import SGRLD, constant
+from numpyro_geom.diagnostics import (
+    SamplingWarning,
+    inference_data,
+    print_summary,
+    step_size_summary,
+    summary,
+    to_inference_data,
+    warn_if_unreliable,
+)
+
+pytestmark = pytest.mark.arviz
+
+ROWS = 53  # a prime: no chunk but 1 and 53 divides it
+LOG_PROB_ATOL = 2e-5
+"""Float32 log probabilities here are sums of a few terms of at most about 10, each rounded to
+6e-7 relative: two orders of summation differ by a few 1e-6."""
+
+
+def logistic(X: jax.Array, y: jax.Array | None = None, subsample_size: int | None = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    numpyro.deterministic("odds", jnp.exp(w))
+    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
+        logits = numpyro.deterministic("logits", X[i] @ w)
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=None if y is None else y[i])
+
+
+def logistic_data(rows: int = ROWS) -> tuple[jax.Array, jax.Array]:
+    X = random.normal(random.key(0), (rows, 3))
+    return X, (X[:, 0] + random.normal(random.key(1), (rows,)) > 0).astype(int)
+
+
+def sample(kernel: Any, *args: Any, **options: Any) -> MCMC:
+    """A run of a few draws, unless the options say more."""
+    run = {k: options.pop(k) for k in ("init_params", "extra_fields") if k in options}
+    options = {"num_warmup": 5, "num_samples": 6, "progress_bar": False, **options}
+    mcmc = MCMC(kernel, **options)
+    mcmc.run(random.key(3), *args, **run)
+    return mcmc
+
+
+def quick(model: Callable, **options: Any) -> SGRLD:
+    """A kernel that compiles fast and measures nothing."""
+    return SGRLD(model, step_size=1e-3, num_steps=2, **options)
+
+
+@pytest.fixture(scope="module")
+def nuts() -> MCMC:
+    return sample(
+        NUTS(logistic),
+        *logistic_data(),
+        num_warmup=50,
+        num_samples=60,
+        num_chains=2,
+        chain_method="vectorized",
+        extra_fields=("potential_energy", "energy", "num_steps", "adapt_state.step_size"),
+    )
+
+
+@pytest.fixture(scope="module")
+def sgrld() -> MCMC:
+    return sample(
+        SGRLD(logistic, batch_size=20),
+        *logistic_data(),
+        num_warmup=200,
+        num_samples=200,
+        num_chains=2,
+        chain_method="vectorized",
+    )
+
+
+def groups_of(idata: Any) -> set[str]:
+    groups = idata.groups() if callable(idata.groups) else idata.groups
+    return {name.strip("/") for name in groups} - {""}
+
+
+def full_log_likelihood(mcmc: MCMC, name: str = "y") -> np.ndarray:
+    """NumPyro's own, all rows at once, shaped (chains, draws, ...)."""
+    samples = mcmc.get_samples(group_by_chain=True)
+    found = log_likelihood(
+        handlers.seed(mcmc.sampler.model, random.key(0)),
+        samples,
+        *mcmc._args,
+        batch_ndims=2,
+        parallel=True,
+        **mcmc._kwargs,
+    )
+    return np.asarray(found[name])
+
+
+# Groups, dimensions, statistics, attributes
+
+
+def test_container_is_what_the_installed_arviz_works_on(nuts: MCMC) -> None:
+    line = "DataTree" if int(az.__version__.split(".")[0]) >= 1 else "InferenceData"
+    assert type(to_inference_data(nuts)).__name__ == line
+
+
+def test_groups_values_and_dimensions(sgrld: MCMC) -> None:
+    X, y = logistic_data()
+    idata = to_inference_data(sgrld, log_likelihood=True)
+    assert groups_of(idata) == {
+        "posterior",
+        "sample_stats",
+        "observed_data",
+        "constant_data",
+        "log_likelihood",
+    }
+    draws = sgrld.get_samples(group_by_chain=True)
+    for name, dims in {"w": "w_dim_0", "odds": "odds_dim_0", "logits": "data"}.items():
+        assert idata.posterior[name].dims == ("chain", "draw", dims)
+        np.testing.assert_array_equal(idata.posterior[name], draws[name])
+    assert idata.observed_data["y"].dims == ("data",)
+    np.testing.assert_array_equal(idata.observed_data["y"], y)
+    # y is an argument too, and is not stored twice
+    assert list(idata.constant_data.data_vars) == ["X"]
+    np.testing.assert_array_equal(idata.constant_data["X"], X)
+    assert idata.log_likelihood["y"].dims == ("chain", "draw", "data")
+    np.testing.assert_array_equal(idata.log_likelihood["data"], np.arange(ROWS))
+
+
+def test_sample_stats_of_a_stochastic_gradient_kernel(sgrld: MCMC) -> None:
+    stats = to_inference_data(sgrld).sample_stats
+    fields = sgrld.get_extra_fields(group_by_chain=True)
+    assert set(stats.data_vars) == {
+        "configurational_temperature",
+        "diverging",
+        "energy",
+        "grad_norm",
+        "lp",
+        "n_steps",
+        "step_size",
+    }
+    np.testing.assert_array_equal(stats["energy"], fields["potential_energy"])
+    np.testing.assert_array_equal(stats["lp"], -fields["potential_energy"])
+    np.testing.assert_array_equal(stats["n_steps"], fields["num_steps"])
+    assert "minibatch estimate" in stats["energy"].attrs["description"]
+
+
+def test_energy_on_all_rows_is_not_called_an_estimate() -> None:
+    idata = to_inference_data(sample(quick(logistic), *logistic_data()))
+    assert "on all data" in idata.sample_stats["lp"].attrs["description"]
+
+
+def test_acceptance_rate_where_steps_are_adjusted() -> None:
+    kernel = quick(logistic, gamma="frozen", adjusted=True)
+    mcmc = sample(kernel, *logistic_data())
+    rate = to_inference_data(mcmc).sample_stats["acceptance_rate"]
+    np.testing.assert_array_equal(rate, mcmc.get_extra_fields(True)["accept_prob"])
+    # the field is there on request, but without a test it says nothing
+    plain = sample(quick(logistic), *logistic_data(), extra_fields=("accept_prob", "metric_state"))
+    assert "acceptance_rate" not in to_inference_data(plain).sample_stats
+
+
+def test_sample_stats_of_nuts_have_arviz_names(nuts: MCMC) -> None:
+    stats = to_inference_data(nuts).sample_stats
+    fields = nuts.get_extra_fields(group_by_chain=True)
+    np.testing.assert_array_equal(stats["lp"], -fields["potential_energy"])
+    np.testing.assert_array_equal(stats["energy"], fields["energy"])
+    np.testing.assert_array_equal(stats["step_size"], fields["adapt_state.step_size"])
+    np.testing.assert_array_equal(
+        stats["tree_depth"], np.floor(np.log2(fields["num_steps"])).astype(int) + 1
+    )
+
+
+def test_attributes_name_kernel_settings_data_seeds_and_versions(sgrld: MCMC) -> None:
+    attrs = to_inference_data(sgrld).posterior.attrs
+    state = sgrld.last_state
+    assert attrs["kernel"] == "SGRLD"
+    assert attrs["inference_library"] == "numpyro_geom"
+    assert attrs["numpyro_geom_version"] == numpyro_geom.__version__
+    assert attrs["numpyro_version"] == numpyro.__version__
+    assert attrs["jax_version"] == jax.__version__
+    assert attrs["arviz_version"] == az.__version__
+    for name, value in sgrld.sampler.settings.items():
+        assert attrs[name] == value
+    assert (attrs["num_data"], attrs["num_warmup"], attrs["num_chains"]) == (ROWS, 200, 2)
+    assert json.loads(attrs["batch_sizes"]) == {"data": 20}
+    assert json.loads(attrs["plate_sizes"]) == {"data": ROWS}
+    np.testing.assert_array_equal(json.loads(attrs["seed"]), state.seed)
+    for name, value in (
+        ("lam_H", state.adaptation.curvature),
+        ("lam_C", state.adaptation.noise),
+        ("lam_min", state.adaptation.slowest),
+        ("final_step_size", state.step_size),
+        ("final_num_steps", state.num_steps),
+    ):
+        np.testing.assert_array_equal(attrs[name], value)
+
+
+def test_attributes_leave_out_what_was_not_measured(nuts: MCMC) -> None:
+    attrs = to_inference_data(sample(quick(logistic), *logistic_data())).posterior.attrs
+    assert "lam_H" not in attrs
+    attrs = to_inference_data(nuts).posterior.attrs
+    assert (attrs["kernel"], attrs["inference_library"]) == ("NUTS", "numpyro")
+    assert "num_data" not in attrs
+
+
+def test_thinning_and_a_single_chain() -> None:
+    mcmc = sample(quick(logistic, batch_size=10), *logistic_data(), thinning=2)
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    assert idata.posterior["w"].shape == (1, 3, 3)
+    assert idata.log_likelihood["y"].shape == (1, 3, ROWS)
+    assert isinstance(idata.posterior.attrs["final_step_size"], float)
+
+
+def test_netcdf_round_trip(sgrld: MCMC, tmp_path: Any) -> None:
+    idata = to_inference_data(
+        sgrld, log_likelihood=True, prior=True, rng_key=random.key(0), num_samples=5
+    )
+    path = str(tmp_path / "run.nc")
+    idata.to_netcdf(path)
+    read = az.from_netcdf(path)
+    assert groups_of(read) == groups_of(idata)
+    for group in groups_of(idata):
+        for name, values in idata[group].data_vars.items():
+            np.testing.assert_array_equal(read[group][name], values)
+            assert read[group][name].dims == values.dims
+    attrs = idata.posterior.attrs
+    assert set(read.posterior.attrs) == set(attrs)
+    for name, value in attrs.items():
+        np.testing.assert_array_equal(read.posterior.attrs[name], value)
+    read.close()
+
+
+def test_arviz_summary_loo_and_trace_plot(sgrld: MCMC) -> None:
+    idata = to_inference_data(sgrld, log_likelihood=True)
+    table = az.summary(idata, var_names=["w"], round_to=None)
+    # ArviZ takes the mean in another order: float32 rounding of some hundred terms below 10
+    np.testing.assert_allclose(
+        table["mean"].astype(float), sgrld.get_samples()["w"].mean(0), atol=1e-4
+    )
+    loo = az.loo(idata)
+    assert loo.n_data_points == ROWS
+    az.plot_trace(idata, var_names=["w"])
+
+
+def test_from_numpyro_accepts_the_kernel(sgrld: MCMC) -> None:
+    idata = az.from_numpyro(sgrld, log_likelihood=True)
+    assert idata.log_likelihood["y"].shape == (2, 200, ROWS)
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_from_numpyro_accepts_a_model_that_subsamples(num_chains: int) -> None:
+    X, y = logistic_data()
+    mcmc = sample(quick(logistic), X, y, 10, num_chains=num_chains, chain_method="sequential")
+    idata = az.from_numpyro(mcmc, log_likelihood=True)
+    assert idata.observed_data["y"].shape == (ROWS,)
+    assert idata.log_likelihood["y"].shape == (num_chains, 6, ROWS)
+
+
+# Log likelihood
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 7, 53, 60, 64, 1000, 10**6])
+def test_log_likelihood_is_numpyros_whatever_the_chunks(nuts: MCMC, chunk_size: int | None) -> None:
+    if chunk_size == 1:  # 6360 calls otherwise
+        nuts = sample(NUTS(logistic), *logistic_data(17))
+    idata = to_inference_data(nuts, log_likelihood=True, chunk_size=chunk_size)
+    np.testing.assert_allclose(
+        idata.log_likelihood["y"], full_log_likelihood(nuts), rtol=0, atol=LOG_PROB_ATOL
+    )
+
+
+def test_log_likelihood_covers_all_rows_of_a_subsampling_model() -> None:
+    X, y = logistic_data()
+    mcmc = sample(quick(logistic), X, y, subsample_size=10)
+    assert dict(mcmc.sampler.plan.batch_sizes) == {"data": 10}
+    idata = to_inference_data(mcmc, log_likelihood=True, chunk_size=30)
+    np.testing.assert_array_equal(idata.observed_data["y"], y)
+    logits = np.asarray(mcmc.get_samples(True)["w"] @ X.T, float)
+    expected = np.where(np.asarray(y) == 1, -np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)))
+    np.testing.assert_allclose(idata.log_likelihood["y"], expected, rtol=0, atol=LOG_PROB_ATOL)
+
+
+def test_numpy_arguments() -> None:
+    X, y = (np.asarray(x) for x in logistic_data())
+    idata = to_inference_data(sample(quick(logistic, batch_size=10), X, y), log_likelihood=True)
+    np.testing.assert_array_equal(idata.observed_data["y"], y)
+    assert list(idata.constant_data.data_vars) == ["X"]
+
+
+def local_latents(y: jax.Array, group: jax.Array) -> None:
+    """A latent a row, latents in nested plates, and a likelihood of vectors."""
+    scale = numpyro.sample("scale", dist.LogNormal(0, 0.3))
+    with numpyro.plate("groups", 4):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+    with numpyro.plate("data", y.shape[0]) as i:
+        shift = numpyro.sample("shift", dist.Normal(level[group[i]], scale))
+        mix = numpyro.sample("mix", dist.Dirichlet(jnp.ones(3)))
+        numpyro.deterministic("doubled", 2 * shift)
+        numpyro.sample("y", dist.Normal(shift[:, None] + mix, scale[None]).to_event(1), obs=y[i])
+
+
+def nested(y: jax.Array, w: jax.Array) -> None:
+    """Observed sites in nested plates, in an independent plate, and in none."""
+    with numpyro.plate("rows", y.shape[1]) as j:
+        row = numpyro.sample("row", dist.Normal(0, 1))
+    columns = numpyro.plate("columns", y.shape[0], dim=-2)
+    with columns as i:
+        column = numpyro.sample("column", dist.Normal(0, 1))
+        with numpyro.plate("rows", y.shape[1], dim=-1) as j:
+            cell = numpyro.sample("cell", dist.Normal(row + column, 1))
+            numpyro.sample("y", dist.Normal(cell, 1), obs=y[i][:, j])
+    with numpyro.plate("others", w.shape[0]) as k:
+        numpyro.sample("w", dist.Normal(row[0], 1), obs=w[k])
+    numpyro.sample("total", dist.Normal(column.sum(), 1), obs=1.5)
+
+
+def unindexed(y: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("data", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def no_plate(y: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(mu, 1).expand(y.shape), obs=y)
+
+
+def random_walk(y: jax.Array) -> None:
+    """Rows that depend on each other although the data are indexed."""
+    with numpyro.plate("data", y.shape[0]) as i:
+        step = numpyro.sample("step", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(jnp.cumsum(step), 1), obs=y[i])
+
+
+def masked_and_scaled(y: jax.Array, present: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("data", y.shape[0]) as i, handlers.scale(scale=3.0):
+        numpyro.sample("y", dist.Normal(mu, 1).mask(present[i]), obs=y[i])
+
+
+def vector(rows: int, *shape: int) -> jax.Array:
+    return random.normal(random.key(8), (rows, *shape))
+
+
+MODELS = {
+    "local latents": (local_latents, (vector(37, 3), jnp.arange(37) % 4), ["y"]),
+    "nested plates": (nested, (vector(3, 37), vector(29)), ["y", "w", "total"]),
+    "unindexed": (unindexed, (vector(37),), ["y"]),
+    "no plate": (no_plate, (vector(37),), ["y"]),
+    "random walk": (random_walk, (vector(37),), ["y"]),
+    "masked and scaled": (masked_and_scaled, (vector(37), jnp.arange(37) % 3 > 0), ["y"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_likelihood_of_awkward_models(name: str) -> None:
+    model, args, sites = MODELS[name]
+    mcmc = sample(quick(model), *args)
+    idata = to_inference_data(mcmc, log_likelihood=True, chunk_size=20)
+    assert set(idata.log_likelihood.data_vars) == set(sites)
+    for site in sites:
+        expected = full_log_likelihood(mcmc, site)
+        assert idata.log_likelihood[site].shape == expected.shape
+        np.testing.assert_allclose(idata.log_likelihood[site], expected, rtol=0, atol=LOG_PROB_ATOL)
+
+
+def test_rows_are_taken_apart_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plate(name: str, site: str) -> str | None:
+        function, args, _ = MODELS[name]
+        mcmc = sample(quick(function), *args, num_warmup=1, num_samples=1)
+        model = inference_data._read_model(mcmc)
+        draws = inference_data._name_leaves(mcmc.get_samples(), "z")
+        return inference_data._row_plate(
+            model, {n: draws[n] for n in model.of_kind("latent")}, site
+        )
+
+    assert plate("local latents", "y") == "data"
+    assert plate("nested plates", "y") == "rows"
+    assert plate("masked and scaled", "y") == "data"
+    assert plate("unindexed", "y") is None
+    assert plate("random walk", "y") is None
+
+
+def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
+    model, (y, present), _ = MODELS["masked and scaled"]
+    mcmc = sample(quick(model), y, present)
+    found = np.asarray(to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"])
+    assert np.all(found[..., ~np.asarray(present)] == 0)
+    residual = np.asarray(y) - np.asarray(mcmc.get_samples(True)["mu"], float)[..., None]
+    expected = np.where(present, -(residual**2) / 2 - np.log(2 * np.pi) / 2, 0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
+
+
+def test_dimensions_of_nested_plates_and_local_latents() -> None:
+    model, args, _ = MODELS["nested plates"]
+    idata = to_inference_data(sample(quick(model), *args), log_likelihood=True)
+    sample_dims = ("chain", "draw")
+    assert idata.posterior["row"].dims == (*sample_dims, "rows")
+    assert idata.posterior["column"].dims == (*sample_dims, "columns", "column_dim_0")
+    assert idata.posterior["cell"].dims == (*sample_dims, "columns", "rows")
+    assert idata.log_likelihood["y"].dims == (*sample_dims, "columns", "rows")
+    assert idata.log_likelihood["total"].dims == sample_dims
+    assert idata.observed_data["y"].dims == ("columns", "rows")
+    assert idata.observed_data["total"].dims == ()
+
+    model, args, _ = MODELS["local latents"]
+    idata = to_inference_data(sample(quick(model), *args), log_likelihood=True)
+    assert idata.posterior["mix"].dims == (*sample_dims, "data", "mix_dim_0")
+    assert idata.posterior["doubled"].dims == (*sample_dims, "data")
+    assert idata.posterior["level"].dims == (*sample_dims, "groups")
+    assert idata.observed_data["y"].dims == ("data", "y_dim_0")
+    # an event of the likelihood is one value
+    assert idata.log_likelihood["y"].dims == (*sample_dims, "data")
+
+
+def test_param_sites_have_the_values_that_the_kernel_sampled_with() -> None:
+    def model(y: jax.Array) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        shift = numpyro.param("shift", lambda key: 5 + random.normal(key))
+        with numpyro.plate("data", y.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(mu + shift, 1), obs=y[i])
+
+    y = vector(ROWS)
+    mcmc = sample(quick(model, batch_size=10), y)
+    found = to_inference_data(mcmc, log_likelihood=True, chunk_size=20).log_likelihood["y"]
+    mean = np.asarray(mcmc.get_samples(True)["mu"], float)[..., None]
+    residual = np.asarray(y) - mean - float(mcmc.sampler._fixed["shift"])
+    # squared residuals of up to 60, rounded to 6e-7 relative
+    np.testing.assert_allclose(
+        found, -(residual**2) / 2 - np.log(2 * np.pi) / 2, rtol=1e-6, atol=LOG_PROB_ATOL
+    )
+
+
+def factored(y: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.factor("extra", -jnp.abs(y[i] - mu))
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
+
+
+def test_factors_only_by_name() -> None:
+    y = vector(ROWS)
+    mcmc = sample(quick(factored, batch_size=10), y)
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    assert list(idata.log_likelihood.data_vars) == ["y"]
+    assert list(idata.observed_data.data_vars) == ["y"]
+    idata = to_inference_data(mcmc, log_likelihood="extra", chunk_size=20)
+    assert list(idata.log_likelihood.data_vars) == ["extra"]
+    mu = np.asarray(mcmc.get_samples(True)["mu"])[..., None]
+    np.testing.assert_allclose(
+        idata.log_likelihood["extra"], -np.abs(np.asarray(y) - mu), rtol=0, atol=LOG_PROB_ATOL
+    )
+
+
+def test_device_memory_is_bounded_by_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, chunk_size = 100_000, 2**13
+    X, y = logistic_data(rows)
+
+    def model(X: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+    mcmc = sample(quick(model, batch_size=100), X, y, num_samples=20)
+    programs: list[Any] = []
+    live: list[int] = []
+    compile_, get = jax.stages.Lowered.compile, jax.device_get
+
+    def spy_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        programs.append(compile_(self, *args, **kwargs))
+        return programs[-1]
+
+    def spy_get(x: Any) -> Any:
+        live.append(sum(a.nbytes for a in jax.live_arrays()))
+        return get(x)
+
+    before = sum(a.nbytes for a in jax.live_arrays())
+    monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
+    monkeypatch.setattr(jax, "device_get", spy_get)
+    idata = to_inference_data(mcmc, log_likelihood=True, constant_data=False, chunk_size=chunk_size)
+    assert idata.log_likelihood["y"].nbytes == 4 * rows * 20  # 8 MB on the host
+    assert len(live) > 20 * rows // chunk_size
+    # a chunk's result, and the copy of y that observed_data was read from, at 4 bytes each
+    assert max(live) - before < 4 * chunk_size + 2 * 4 * rows
+    memory = programs[-1].memory_analysis()
+    # temporary arrays: the rows of X in the chunk and a few times the result
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 4 * chunk_size * (3 + 8)
+
+
+def test_automatic_chunk_shrinks_where_the_model_needs_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wide(y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([512]).to_event(1))
+        with numpyro.plate("data", y.shape[0]) as i:
+            hidden = jnp.sin(jnp.outer(y[i], w))
+            hidden = jnp.sort(hidden, axis=1)  # has to be stored
+            numpyro.sample("y", dist.Normal(hidden[:, 256], 1), obs=y[i])
+
+    mcmc = sample(quick(wide, batch_size=10), vector(ROWS))
+    programs: list[Any] = []
+    compile_ = jax.stages.Lowered.compile
+
+    def spy_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        programs.append(compile_(self, *args, **kwargs))
+        return programs[-1]
+
+    expected = full_log_likelihood(mcmc)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
+    monkeypatch.setattr(inference_data, "CHUNK_MEMORY", 10**5)
+    found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
+    assert programs[0].memory_analysis().temp_size_in_bytes > 10**5
+    assert programs[-1].memory_analysis().temp_size_in_bytes <= 10**5
+
+
+# Predictive groups, constants, labels
+
+
+def normal_mean(y: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(2, 3))
+    numpyro.deterministic("twice", 2 * mu)
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(mu, 0.1), obs=y[i])
+
+
+@pytest.fixture(scope="module")
+def mean_run() -> MCMC:
+    kernel = quick(normal_mean, batch_size=10)
+    return sample(kernel, vector(ROWS), num_samples=30, num_chains=2, chain_method="vectorized")
+
+
+def test_posterior_predictive_is_drawn_around_each_draw(mean_run: MCMC) -> None:
+    def draw(chunk_size: int | None) -> Any:
+        return to_inference_data(
+            mean_run, posterior_predictive=True, rng_key=random.key(1), chunk_size=chunk_size
+        ).posterior_predictive["y"]
+
+    drawn = draw(None)
+    assert drawn.dims == ("chain", "draw", "data")
+    assert drawn.shape == (2, 30, ROWS)
+    z = (np.asarray(drawn) - np.asarray(mean_run.get_samples(True)["mu"])[..., None]) / 0.1
+    # 3180 independent standard normal values, at five standard errors
+    assert abs(z.mean()) < 5 / np.sqrt(z.size)
+    assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
+    np.testing.assert_array_equal(draw(100), drawn)
+
+
+def test_prior_and_prior_predictive_belong_together(mean_run: MCMC) -> None:
+    idata = to_inference_data(mean_run, prior=True, num_samples=400, rng_key=random.key(2))
+    mu, y = idata.prior["mu"], idata.prior_predictive["y"]
+    assert mu.dims == ("chain", "draw")
+    assert y.dims == ("chain", "draw", "data")
+    assert (mu.shape, y.shape) == ((1, 400), (1, 400, ROWS))
+    np.testing.assert_array_equal(idata.prior["twice"], 2 * mu)
+    z = (np.asarray(y) - np.asarray(mu)[..., None]) / 0.1
+    assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
+    # 400 values of N(2, 3^2), at five standard errors
+    assert abs(float(mu.mean()) - 2) < 5 * 3 / 20
+
+
+def test_predictive_draws_that_are_already_there(mean_run: MCMC) -> None:
+    y = mean_run._args[0]
+    unobserved = handlers.uncondition(normal_mean)
+    prior = Predictive(unobserved, num_samples=7)(random.key(0), y)
+    after = Predictive(unobserved, mean_run.get_samples())(random.key(0), y)["y"]
+    idata = to_inference_data(mean_run, prior=prior, posterior_predictive={"y": after})
+    np.testing.assert_array_equal(idata.prior["mu"], prior["mu"][None])
+    np.testing.assert_array_equal(idata.prior_predictive["y"], prior["y"][None])
+    np.testing.assert_array_equal(idata.posterior_predictive["y"], after.reshape(2, 30, ROWS))
+    by_chain = {"y": after.reshape(2, 30, ROWS)}
+    again = to_inference_data(mean_run, posterior_predictive=by_chain)
+    np.testing.assert_array_equal(again.posterior_predictive["y"], by_chain["y"])
+
+
+def test_constant_data_on_request_and_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(X: jax.Array, *more: Any, y: jax.Array, tables: dict, **rest: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", y.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(mu * X[i], 1), obs=y[i])
+
+    X, y, small = vector(ROWS), 2 * vector(ROWS), jnp.arange(3)
+    mcmc = MCMC(quick(model), num_warmup=1, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), X, small, y=y, tables={"a": small, "b": "text"}, c=small + 1)
+
+    def constants(request: Any) -> set[str]:
+        idata = to_inference_data(mcmc, constant_data=request)
+        present = "constant_data" in groups_of(idata)
+        return set(idata.constant_data.data_vars) if present else set()
+
+    everything = {"X", "more.0", "tables.a", "c"}
+    assert constants(None) == constants(True) == everything
+    monkeypatch.setattr(inference_data, "MAX_CONSTANT_SIZE", 10)
+    assert constants(None) == everything - {"X"}
+    assert constants(True) == everything
+    assert constants(False) == set()
+    assert constants({"mine": np.ones(4)}) == {"mine"}
+
+
+def test_user_labels_override_plates(sgrld: MCMC) -> None:
+    names = [f"row{k}" for k in range(ROWS)]
+    idata = to_inference_data(
+        sgrld,
+        log_likelihood=True,
+        dims={"w": ["feature"], "X": ["data", "feature"], "y": ["patient"]},
+        coords={"feature": ["a", "b", "c"], "patient": names, "unused": [1]},
+    )
+    assert idata.posterior["w"].dims == ("chain", "draw", "feature")
+    assert idata.posterior["logits"].dims == ("chain", "draw", "data")
+    assert idata.constant_data["X"].dims == ("data", "feature")
+    assert idata.observed_data["y"].dims == ("patient",)
+    assert idata.log_likelihood["y"].dims == ("chain", "draw", "patient")
+    assert list(idata.posterior["feature"].values) == ["a", "b", "c"]
+    assert list(idata.log_likelihood["patient"].values) == names
+
+
+def test_event_dimensions_named_in_the_model() -> None:
+    def model(y: jax.Array) -> None:
+        prior = dist.Normal(0, 1).expand([2]).to_event(1)
+        mu = numpyro.sample("mu", prior, infer={"event_dims": ["side"]})
+        with numpyro.plate("data", y.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(mu.sum(), 1), obs=y[i])
+
+    assert to_inference_data(sample(quick(model), vector(5))).posterior["mu"].dims[2] == "side"
+
+
+def test_names_that_clash_or_that_netcdf_reserves(tmp_path: Any) -> None:
+    def model(data: jax.Array) -> None:
+        with numpyro.plate("data", data.shape[0]) as i, numpyro.plate("draw", 2):
+            mu = numpyro.sample("mu", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(mu.sum(0), 1), obs=2 * data[i])
+
+    kernel = quick(handlers.scope(model, prefix="part", hide_types=["plate"]))
+    idata = to_inference_data(sample(kernel, vector(5)), constant_data={"data": vector(5)})
+    assert idata.posterior["part.mu"].dims == ("chain", "draw", "draw_dim", "data_dim")
+    assert idata.observed_data["part.y"].dims == ("draw_dim", "data_dim")
+    idata.to_netcdf(str(tmp_path / "names.nc"))
+
+
+# potential_fn
+
+
+def test_positions_of_any_structure_become_variables() -> None:
+    def variables(z: Any) -> dict[str, tuple[int, ...]]:
+        def potential(z: Any) -> jax.Array:
+            return sum(jnp.sum(x**2) for x in jax.tree.leaves(z)) / 2
+
+        kernel = SGRLD(potential_fn=potential, step_size=0.1, num_steps=1)
+        idata = to_inference_data(sample(kernel, init_params=z))
+        assert groups_of(idata) == {"posterior", "sample_stats"}
+        assert "on all data" in idata.sample_stats["energy"].attrs["description"]
+        return {name: x.shape for name, x in idata.posterior.data_vars.items()}
+
+    assert variables(jnp.zeros(3)) == {"z": (1, 6, 3)}
+    assert variables((jnp.zeros(2), [jnp.zeros(())])) == {"z.0": (1, 6, 2), "z.1.0": (1, 6)}
+    assert variables({"a": {"b": jnp.zeros(2)}, "c": (jnp.zeros(4),)}) == {
+        "a.b": (1, 6, 2),
+        "c.0": (1, 6, 4),
+    }
+
+
+# Wrong input
+
+
+def stochastic(z: jax.Array, rng_key: jax.Array) -> jax.Array:
+    return jnp.sum(z**2) / 2 + 2.0 * jnp.sum(z * random.normal(rng_key, z.shape))
+
+
+@pytest.fixture(scope="module")
+def potential_run() -> MCMC:
+    kernel = SGRLD(potential_fn=stochastic, step_size=0.01, num_steps=1)
+    return sample(kernel, init_params=jnp.zeros(1))
+
+
+BAD = {
+    "log_likelihood type": (dict(log_likelihood=3), TypeError, "names of observed sites, got 3"),
+    "unknown site": (
+        dict(log_likelihood=["y", "mu"]),
+        ValueError,
+        r"names \['mu'\], which are not",
+    ),
+    "predictive type": (dict(posterior_predictive=3), TypeError, "True or a dict of draws"),
+    "prior type": (dict(prior="yes"), TypeError, "prior must be True or a dict"),
+    "no key": (dict(prior=True), ValueError, "pass rng_key"),
+    "key type": (dict(prior=True, rng_key=0), TypeError, "must be a single key"),
+    "constant type": (dict(constant_data=3), TypeError, "constant_data must be True, False"),
+    "coords type": (dict(coords=[1]), TypeError, "coords must be a dict, got list"),
+    "dims type": (dict(dims=["a"]), TypeError, "dims must be a dict, got list"),
+    "labels": (dict(coords={"data": [1, 2]}), ValueError, "must have 53 labels"),
+    "too many dims": (dict(dims={"mu": ["a"]}), ValueError, "names 1 dimensions, and 'mu'"),
+    "dims of two sizes": (
+        dict(dims={"a": ["d"], "b": ["d"]}, constant_data={"a": np.ones(2), "b": np.ones(3)}),
+        ValueError,
+        "dimension 'd' has 3 entries in 'b' and 2 elsewhere",
+    ),
+    "dim is a variable": (dict(dims={"y": ["mu"]}), ValueError, "which is a variable"),
+    "clashing names": (
+        dict(constant_data={"a/b": np.ones(2), "a.b": np.ones(2)}),
+        ValueError,
+        "two variables of constant_data are called 'a.b'",
+    ),
+    "predictive shape": (
+        dict(posterior_predictive={"y": np.ones((7, ROWS))}),
+        ValueError,
+        r"has shape \(7, 53\), expected it to start with \(2, 30\)",
+    ),
+    "prior scalar": (dict(prior={"mu": 1.0}), ValueError, "is a scalar"),
+    "chunk_size": (dict(chunk_size=0), ValueError, "chunk_size must be an integer"),
+    "num_samples": (dict(num_samples=1.5), TypeError, "num_samples must be an integer"),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_wrong_arguments(mean_run: MCMC, row: str) -> None:
+    options, error, message = BAD[row]
+    with pytest.raises(error, match=message):
+        to_inference_data(mean_run, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"log_likelihood": True}, {"posterior_predictive": True}, {"prior": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_model_is_needed(potential_run: MCMC, options: dict) -> None:
+    with pytest.raises(ValueError, match="needs a kernel with a model"):
+        to_inference_data(potential_run, rng_key=random.key(0), **options)
+
+
+@pytest.mark.parametrize(
+    "function", [to_inference_data, print_summary, step_size_summary, warn_if_unreliable]
+)
+def test_only_a_run_mcmc_will_do(function: Callable) -> None:
+    with pytest.raises(TypeError, match="expected a numpyro.infer.MCMC, got dict"):
+        function({"w": np.ones(3)})
+    mcmc = MCMC(quick(unindexed), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="has not run"):
+        function(mcmc)
+    mcmc.warmup(random.key(0), vector(5))
+    with pytest.raises(ValueError, match="holds no draws"):
+        function(mcmc)
+
+
+def test_draws_that_were_not_collected() -> None:
+    mcmc = sample(quick(no_plate), vector(5), extra_fields=("~z.mu",))
+    with pytest.raises(ValueError, match="has no draws|holds no draws"):
+        to_inference_data(mcmc, log_likelihood=True)
+
+
+def test_a_prior_that_cannot_be_drawn_from() -> None:
+    def model(y: jax.Array) -> None:
+        mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(mu, 1).expand(y.shape), obs=y)
+
+    mcmc = sample(quick(model), vector(5))
+    assert "prior" not in groups_of(to_inference_data(mcmc, log_likelihood=True))
+    with pytest.raises(ValueError, match="cannot be drawn from"):
+        to_inference_data(mcmc, prior=True, rng_key=random.key(0))
+
+
+# Summary and warnings
+
+
+def gaussian(z: jax.Array) -> jax.Array:
+    """Curvatures 4 and 1."""
+    return 2 * z[0] ** 2 + z[1] ** 2 / 2
+
+
+def gaussian_run(**options: Any) -> MCMC:
+    kernel = SGRLD(potential_fn=gaussian, gamma="none", **options)
+    return sample(kernel, init_params=jnp.zeros(2), num_warmup=20, num_samples=200)
+
+
+def test_step_size_summary_of_a_gaussian() -> None:
+    text = step_size_summary(gaussian_run())
+    # h = 0.1 / (4 / 2), relaxation 1 / (h 1) = 20 steps, a draw is half of that
+    lines = text.splitlines()
+    assert lines[0] == "step size h: 0.05, steps a draw: 10"
+    assert lines[1] == (
+        "relative bias of variances: h lam_H / 2 = 0.1 from discretisation, "
+        "h lam_C / (2 tau) = 0 from minibatch noise; bias_tolerance is 0.1"
+    )
+    assert lines[2].startswith("discretisation binds: a metric that fits")
+    assert lines[3] == (
+        "relaxation time 1 / (h lam_min): 20 steps; a chain of 2e+03 steps spans 100 of them"
+    )
+    assert lines[4] == "undone steps: in 0 of 200 draws"
+    assert lines[5].startswith("configurational temperature: ")
+    assert lines[5].endswith("expected tau = 1")
+
+
+def test_step_size_summary_names_minibatch_noise() -> None:
+    mcmc = sample(
+        SGRLD(potential_fn=stochastic, gamma="none"),
+        init_params=jnp.zeros(1),
+        num_warmup=20,
+        num_samples=200,
+    )
+    text = step_size_summary(mcmc)
+    assert "minibatch noise binds: a larger batch_size allows larger steps" in text
+    # the gradient's noise has variance 4, estimated from 128 keys: sd 4 sqrt(2 / 128) = 0.5; the
+    # largest of about ten estimates is taken
+    noise = float(mcmc.last_state.adaptation.noise)
+    assert 3 < noise < 4 + 5 * 0.5
+
+
+def test_step_size_summary_where_nothing_was_measured() -> None:
+    text = step_size_summary(gaussian_run(step_size=0.01, num_steps=3))
+    assert "step size h: 0.01, steps a draw: 3" in text
+    assert "not measured" in text
+    assert "lam_min" not in text
+
+
+def test_step_size_summary_of_adjusted_and_noiseless_runs() -> None:
+    kernel = SGRLD(potential_fn=gaussian, gamma="frozen", adjusted=True)
+    mcmc = sample(kernel, init_params=jnp.zeros(2), num_warmup=50, num_samples=200)
+    assert "no bias, steps are Metropolis-adjusted: acceptance rate" in step_size_summary(mcmc)
+    assert "path of an optimiser" in step_size_summary(gaussian_run(temperature=0.0))
+
+
+def test_step_size_summary_gives_the_range_over_chains(sgrld: MCMC) -> None:
+    figures = step_size_summary(sgrld).splitlines()[0]
+    low, high = np.sort(np.asarray(sgrld.last_state.step_size))
+    assert f"{low:.3g} to {high:.3g}" in figures or f"{low:.3g}" == f"{high:.3g}"
+
+
+def test_step_size_summary_needs_our_kernel(nuts: MCMC) -> None:
+    with pytest.raises(TypeError, match="needs a kernel of numpyro_geom, such as SGRLD, got NUTS"):
+        step_size_summary(nuts)
+
+
+def test_print_summary(sgrld: MCMC, nuts: MCMC, capsys: pytest.CaptureFixture) -> None:
+    print_summary(nuts, prob=0.8)
+    printed = capsys.readouterr().out
+    assert "w[2]" in printed
+    assert "10.0%" in printed
+    assert "step size" not in printed
+    print_summary(sgrld)
+    printed = capsys.readouterr().out
+    assert "r_hat" in printed
+    assert printed.endswith(step_size_summary(sgrld) + "\n")
+
+
+def test_no_warning_for_a_good_run() -> None:
+    warn_if_unreliable(gaussian_run())
+
+
+def test_warning_for_undone_steps() -> None:
+    def cliff(z: jax.Array) -> jax.Array:
+        return jnp.where(z > 1.0, jnp.nan, z**2 / 2)
+
+    kernel = SGRLD(potential_fn=cliff, step_size=0.3, num_steps=5)
+    mcmc = sample(kernel, init_params=jnp.zeros(()), num_samples=50)
+    undone = int(mcmc.get_extra_fields()["diverging"].sum())
+    assert undone > 0
+    with pytest.warns(SamplingWarning, match=f"undone after warm-up in {undone} of 50 draws") as w:
+        to_inference_data(mcmc)
+    assert w[0].filename == __file__
+    assert "smaller step_size" in str(w[0].message)
+
+
+def test_warning_for_a_short_run() -> None:
+    mcmc = sample(SGRLD(potential_fn=gaussian, gamma="none"), init_params=jnp.zeros(2))
+    # six draws of half a relaxation time each
+    with pytest.warns(SamplingWarning, match="spans about 3 relaxation times .* num_samples or"):
+        print_summary(mcmc)
+    assert "too few (below 50): increase num_samples or num_steps" in step_size_summary(mcmc)
+
+
+def test_warning_for_a_step_size_beyond_the_tolerance() -> None:
+    # h lam_H / 2 = 0.2 * 4 / 2 = 0.4, four times the tolerance
+    message = r"up to about 0.4 .* bias_tolerance=0.1: use .* step size of at most 0.05"
+    for step_size in (0.2, constant(0.2)):
+        mcmc = gaussian_run(step_size=step_size)
+        with pytest.warns(SamplingWarning, match=message):
+            to_inference_data(mcmc)
+    assert "take a step size of at most 0.05" in step_size_summary(mcmc)
+    # the same figures where nothing was measured are nobody's business
+    warn_if_unreliable(gaussian_run(step_size=0.2, num_steps=50))
+
+
+def test_warning_for_curvature_that_varies() -> None:
+    mcmc = gaussian_run()
+    adaptation = mcmc.last_state.adaptation
+    ratio = 2 * summary.WIDE_CURVATURE
+    low = adaptation.curvature / ratio
+    mcmc._last_state = mcmc.last_state._replace(adaptation=adaptation._replace(curvature_low=low))
+    with pytest.warns(SamplingWarning, match="varied by a factor of 20: .* Reparametrise"):
+        warn_if_unreliable(mcmc)

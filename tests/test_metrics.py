@@ -1,0 +1,654 @@
+"""Metrics: algebra against dense formulas in NumPy, memory, intervals, limits, bad arguments.
+
+A tolerance "rounding" below is a multiple of the unit roundoff times the condition number of the
+operation; the factor covers sums over at most some hundred terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import functools
+import importlib
+import itertools
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from numpyro_geom import metrics
+from numpyro_geom._util import lazy_cond, tree_axpy, tree_vdot
+from numpyro_geom.metrics import (
+    Identity,
+    Metric,
+    MetricState,
+    Monge,
+    RMSprop,
+    Shampoo,
+    Wenzel,
+    get_metric,
+    shampoo,
+)
+
+SHAPES = {"a": (), "b": (3,), "c": (4, 5), "d": (2, 1, 3, 2)}
+# eps is large enough to keep matrices well-conditioned: these tests are of algebra.
+CASES = {
+    "identity": Identity(),
+    "rmsprop": RMSprop(decay=0.7, eps=0.1),
+    "wenzel": Wenzel(decay=0.7, eps=0.1, interval=1),
+    "monge": Monge(alpha2=0.8, decay=0.7),
+    "shampoo": Shampoo(decay=0.7, eps=0.1, interval=1, block_size=3),
+    "shampoo-full": Shampoo(decay=0.7, eps=0.1, interval=1, block_size=6, vector="full"),
+}
+each_metric = pytest.mark.parametrize("metric", CASES.values(), ids=CASES.keys())
+float_types = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def tree(seed: int, shapes: Any = None, dtype: Any = None, scale: float = 1.0) -> Any:
+    rng = np.random.default_rng(seed)
+    shapes = SHAPES if shapes is None else shapes
+    return {k: jnp.asarray(scale * rng.normal(size=s), dtype) for k, s in shapes.items()}
+
+
+# Compiled once for each metric, and again for each structure and dtype: eager calls would compile
+# the loop in lazy_cond every time.
+@functools.cache
+def _jit(metric: Any, name: str) -> Any:
+    return jax.jit(getattr(metric, name))
+
+
+@functools.cache
+def _jit_run(metric: Any) -> Any:
+    def updates(position: Any, grads: Any) -> Any:
+        return jax.lax.scan(lambda s, g: (metric.update(s, g), None), metric.init(position), grads)
+
+    return jax.jit(updates)
+
+
+@functools.cache
+def _jit_dense(metric: Any, name: str) -> Any:
+    def columns(state: Any, like: Any) -> jax.Array:
+        flat, unravel = ravel_pytree(like)
+        product = functools.partial(getattr(metric, name), state)
+        units = jnp.eye(flat.size, dtype=flat.dtype)
+        return jax.vmap(lambda e: ravel_pytree(product(unravel(e)))[0])(units)
+
+    return jax.jit(columns)
+
+
+def stack(trees: Any) -> Any:
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+def run(metric: Any, num: int = 3, **kwargs: Any) -> Any:
+    """A state after some gradients."""
+    grads = stack(tree(1 + i, **kwargs) for i in range(num))
+    return _jit_run(metric)(tree(0, **kwargs), grads)[0]
+
+
+def dense(metric: Any, name: str, state: Any, like: Any) -> np.ndarray:
+    """The matrix of a product, by unit vectors."""
+    return np.asarray(_jit_dense(metric, name)(state, like)).T
+
+
+def assert_trees_close(left: Any, right: Any, **kwargs: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **kwargs), left, right)
+
+
+# Algebra
+
+
+@each_metric
+def test_products_are_powers_of_one_positive_definite_matrix(metric: Any, x64: None) -> None:
+    state, like = run(metric), tree(0)
+    a = dense(metric, "apply_inverse", state, like)
+    root = dense(metric, "apply_inverse_sqrt", state, like)
+    sqrt_g = dense(metric, "apply_sqrt", state, like)
+    # Roundoff 1e-16 times conditions of at most 1e4 (eps = .1 against gradients of order 1-10).
+    close = {"rtol": 0, "atol": 1e-11 * np.abs(a).max()}
+    np.testing.assert_allclose(a, a.T, **close)
+    np.testing.assert_allclose(root, root.T, **close)
+    np.testing.assert_allclose(root @ root, a, **close)
+    assert np.linalg.eigvalsh(a).min() > 0
+    assert np.linalg.eigvalsh(root).min() > 0
+    np.testing.assert_allclose(sqrt_g @ root, np.eye(len(a)), rtol=0, atol=1e-11)
+    sign, log_det_a = np.linalg.slogdet(a)
+    assert sign == 1
+    np.testing.assert_allclose(metric.log_det(state), -log_det_a, rtol=1e-10, atol=1e-10)
+
+
+@each_metric
+@float_types
+def test_shapes_and_dtypes_are_kept(metric: Any, dtype: str, x64: None) -> None:
+    def signature(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), x)
+
+    position, floor = tree(0, dtype=dtype), jnp.asarray(0.5)
+    state = jax.eval_shape(metric.init, position)
+    moved = [
+        jax.eval_shape(metric.update, state, position),
+        jax.eval_shape(metric.from_gradient, state, position, floor),
+    ]
+    assert [signature(s) for s in moved] == [signature(state)] * 2
+    for product in (metric.apply_inverse, metric.apply_inverse_sqrt, metric.apply_sqrt):
+        assert signature(jax.eval_shape(product, state, position)) == signature(position)
+    assert jax.eval_shape(metric.log_det, state).shape == ()
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert all(x.dtype == dtype for x in floats)
+
+
+@each_metric
+def test_float32_agrees_with_float64(metric: Any, x64: None) -> None:
+    x = {"64": tree(9), "32": tree(9, dtype="float32")}
+    state = {"64": run(metric), "32": run(metric, dtype="float32")}
+    for name in ("apply_inverse", "apply_inverse_sqrt", "apply_sqrt"):
+        results = [ravel_pytree(_jit(metric, name)(state[k], x[k]))[0] for k in ("64", "32")]
+        # Single roundoff 6e-8, times the condition of the statistic (at most 1e3) times a power of
+        # at most a half, and the ridge of 1e-6: below 1e-4 of the largest entry.
+        bound = 1e-4 * np.abs(results[0]).max()
+        np.testing.assert_allclose(results[1], results[0], rtol=0, atol=bound)
+
+
+@each_metric
+def test_batch_of_states_equals_a_loop(metric: Any, x64: None) -> None:
+    batch = stack(tree(i) for i in range(3))
+
+    @jax.jit
+    def two_steps(grad: Any) -> Any:
+        state = metric.update(metric.init(grad), grad)
+        state = metric.update(state, jax.tree.map(jnp.sin, grad))
+        return state, metric.apply_inverse(state, grad), metric.log_det(state)
+
+    together = jax.vmap(two_steps)(batch)
+    for i in range(3):
+        alone = two_steps(tree(i))
+        # Eigenvectors of equal eigenvalues are any basis: they are left to the products they give.
+        together_i = jax.tree.map(lambda x: x[i], together)  # noqa: B023
+        if isinstance(metric, Shampoo):
+            alone, together_i = ((s._replace(basis=()), *rest) for s, *rest in (alone, together_i))
+        assert_trees_close(together_i, alone, rtol=1e-10, atol=1e-10)
+
+
+@each_metric
+def test_state_is_a_scan_carry(metric: Any, x64: None) -> None:
+    state = metric.init(tree(0))
+    for i in range(3):
+        state = _jit(metric, "update")(state, tree(1 + i))
+    x, product = tree(9), _jit(metric, "apply_inverse")
+    assert_trees_close(product(run(metric), x), product(state, x), rtol=1e-11, atol=1e-11)
+
+
+# Memory: each metric against a plain loop
+
+
+def test_rmsprop_equals_the_formula(x64: None) -> None:
+    metric = RMSprop(decay=0.7, eps=0.1)
+    v = 0.0
+    for i in range(3):
+        v = 0.7 * v + 0.3 * ravel_pytree(tree(1 + i))[0] ** 2
+    x = ravel_pytree(tree(9))[0]
+    y = ravel_pytree(metric.apply_inverse(run(metric), tree(9)))[0]
+    np.testing.assert_allclose(y, x / (np.sqrt(v) + 0.1), rtol=1e-13)
+
+
+def test_wenzel_equals_the_formula_and_keeps_its_interval(x64: None) -> None:
+    metric = Wenzel(decay=0.7, eps=0.1, interval=3)
+    state = metric.init(tree(0))
+    v = {k: np.ones(s) for k, s in SHAPES.items()}
+    used = v
+    for step in range(1, 8):
+        grad = tree(step)
+        state = _jit(metric, "update")(state, grad)
+        v = {k: 0.7 * v[k] + 0.3 * np.asarray(grad[k]) ** 2 for k in v}
+        if step % 3 == 0:
+            used = v
+        scale = {k: np.sqrt(0.1 + np.mean(used[k])) for k in v}
+        least = min(scale.values())
+        expected = {k: np.asarray(grad[k]) * least / scale[k] for k in v}
+        assert_trees_close(metric.apply_inverse(state, grad), expected, rtol=1e-13)
+
+
+def test_monge_equals_the_dense_formula(x64: None) -> None:
+    metric = Monge(alpha2=0.8, decay=0.7)
+    v = 0.0
+    for i in range(3):
+        v = 0.7 * v + 0.3 * ravel_pytree(tree(1 + i))[0]
+    g = np.eye(len(v)) + 0.8 * np.outer(v, v)
+    a = dense(metric, "apply_inverse", run(metric), tree(0))
+    np.testing.assert_allclose(a @ g, np.eye(len(v)), rtol=0, atol=1e-13)
+    # Yu et al., Eq. 5, with its division by v'v.
+    f = (1 / np.sqrt(1 + 0.8 * v @ v) - 1) / (v @ v)
+    root = dense(metric, "apply_inverse_sqrt", run(metric), tree(0))
+    np.testing.assert_allclose(root, np.eye(len(v)) + f * np.outer(v, v), rtol=0, atol=1e-13)
+
+
+# Shape, block size and vector mode; axes after merging; block borders along each, without padding.
+CUTS = [
+    ((), 3, "diagonal", (), ()),
+    ((4,), 3, "identity", (), ()),
+    ((4,), 3, "diagonal", (4,), "diagonal"),
+    ((4,), 4, "full", (4,), ((0, 4),)),
+    ((5,), 2, "full", (5,), ((0, 1, 2, 3, 4, 5),)),
+    ((7,), 4, "full", (7,), ((0, 4, 7),)),
+    ((1,), 4, "diagonal", (1,), "diagonal"),
+    ((1, 1), 4, "diagonal", (1,), ((0, 1),)),
+    ((5, 1), 5, "diagonal", (5,), ((0, 5),)),
+    ((2, 3), 6, "diagonal", (6,), ((0, 6),)),
+    ((4, 6), 4, "diagonal", (4, 6), ((0, 4), (0, 3, 6))),
+    ((5, 7), 4, "diagonal", (5, 7), ((0, 3, 5), (0, 4, 7))),
+    ((2, 3, 4), 6, "diagonal", (6, 4), ((0, 6), (0, 4))),
+    ((2, 3, 4), 4, "diagonal", (2, 3, 4), ((0, 2), (0, 3), (0, 4))),
+    ((5, 1, 3, 2), 3, "diagonal", (5, 3, 2), ((0, 3, 5), (0, 3), (0, 2))),
+    ((3, 3, 2, 5), 9, "diagonal", (9, 2, 5), ((0, 9), (0, 2), (0, 5))),
+    ((2, 2, 2, 2), 2, "diagonal", (2, 2, 2, 2), ((0, 2),) * 4),
+]
+
+
+def power(h: np.ndarray, exponent: float, ridge: float) -> np.ndarray:
+    w, q = np.linalg.eigh(h)
+    return (q * (np.maximum(w, 0) + ridge * w.max()) ** exponent) @ q.T
+
+
+def shampoo_reference(
+    grads: list[np.ndarray],
+    merged: tuple,
+    borders: Any,
+    decay: float,
+    eps: float,
+    ridge: float,
+    exponent: float = -0.5,
+) -> np.ndarray:
+    """Dense A (or another power) of one site, block by block, with loops and Kronecker products."""
+    size = grads[0].size
+    if not borders:
+        return np.eye(size)
+    if borders == "diagonal":
+        v = np.full(size, eps)
+        for g in grads:
+            v = decay * v + (1 - decay) * g.ravel() ** 2
+        return np.diag((v + ridge * v.max()) ** exponent)
+    a = np.zeros((size, size))
+    index = np.arange(size).reshape(merged)
+    slices = [[slice(*pair) for pair in itertools.pairwise(b)] for b in borders]
+    for block in itertools.product(*slices):
+        matrix = np.ones((1, 1))
+        for axis in range(len(merged)):
+            h = eps * np.eye(index[block].shape[axis])
+            for g in grads:
+                unfolded = np.moveaxis(g.reshape(merged)[block], axis, 0).reshape(len(h), -1)
+                h = decay * h + (1 - decay) * unfolded @ unfolded.T
+            matrix = np.kron(matrix, power(h, exponent / len(merged), ridge))
+        entries = index[block].ravel()
+        a[np.ix_(entries, entries)] = matrix
+    return a
+
+
+@pytest.mark.parametrize(("shape", "block_size", "vector", "merged", "borders"), CUTS)
+def test_shampoo_equals_a_kronecker_product(
+    shape: tuple, block_size: int, vector: str, merged: tuple, borders: Any, x64: None
+) -> None:
+    metric = Shampoo(decay=0.6, eps=0.1, interval=1, block_size=block_size, vector=vector)
+    state, like = run(metric, shapes={"x": shape}), tree(0, {"x": shape})
+    grads = [np.asarray(tree(1 + i, {"x": shape})["x"]) for i in range(3)]
+    for name, exponent in (("apply_inverse", -0.5), ("apply_inverse_sqrt", -0.25)):
+        expected = shampoo_reference(grads, merged, borders, 0.6, 0.1, 1e-12, exponent)
+        # Roundoff 1e-16 times conditions of at most 1e4.
+        np.testing.assert_allclose(dense(metric, name, state, like), expected, rtol=0, atol=1e-11)
+
+
+def test_shampoo_sites_do_not_see_each_other(x64: None) -> None:
+    """Sites of different size and scale, padded into one eigendecomposition."""
+    metric = Shampoo(decay=0.6, eps=1e-3, interval=1, block_size=6)
+    shapes = {"large": (6, 5), "small": (2,), "tiny": (2, 2)}
+    scales = {"large": 1e3, "small": 1.0, "tiny": 1e-3}
+
+    def gradient(names: Any) -> Any:
+        return {k: scales[k] * tree(1, shapes)[k] for k in names}
+
+    together = _jit(metric, "update")(metric.init(gradient(shapes)), gradient(shapes))
+    for name in shapes:
+        alone = _jit(metric, "update")(metric.init(gradient([name])), gradient([name]))
+        np.testing.assert_allclose(
+            metric.apply_inverse(together, tree(2, shapes))[name],
+            metric.apply_inverse(alone, {name: tree(2, shapes)[name]})[name],
+            rtol=1e-9,  # roundoff times the square root of the conditions, at most 1e12
+        )
+
+
+def test_shampoo_refreshes_at_the_first_update_and_at_the_interval() -> None:
+    metric = Shampoo(decay=0.5, interval=3, block_size=4)
+    state, refreshed = metric.init(tree(0)), []
+    for step in range(1, 9):
+        old, state = state, _jit(metric, "update")(state, tree(step))
+        same = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), old.inverse, state.inverse)
+        if not all(jax.tree.leaves(same)):
+            refreshed.append(step)
+            assert_trees_close(state.statistic, state.running, rtol=0)
+        else:
+            assert_trees_close(state.statistic, old.statistic, rtol=0)
+    assert refreshed == [1, 4, 7]
+
+
+def test_shampoo_ridge_stays_out_of_the_running_statistic(x64: None) -> None:
+    metric = Shampoo(decay=0.5, eps=1e-8, interval=1, block_size=4)
+    g = tree(1, {"x": (4, 3)})["x"]
+    state = metric.init(g)
+    expected = 1e-8 * np.eye(3)
+    for _ in range(20):
+        state = _jit(metric, "update")(state, g)
+        expected = 0.5 * expected + 0.5 * np.asarray(g).T @ np.asarray(g)
+    np.testing.assert_allclose(state.running[1][0], expected, rtol=1e-13)
+
+
+def test_shampoo_float32_survives_singular_statistics() -> None:
+    """Rank one and no memory: the ridge alone bounds A, and A^{1/2} still squares to A."""
+    metric = Shampoo(decay=0.0, eps=1e-8, interval=1, block_size=40)
+    g = jnp.outer(jnp.arange(1.0, 41.0), jnp.arange(1.0, 31.0)) * 1e-3
+    state = _jit(metric, "update")(metric.init(g), g)
+    x = jax.random.normal(jax.random.key(0), g.shape)
+    once = metric.apply_inverse(state, x)
+    twice = metric.apply_inverse_sqrt(state, metric.apply_inverse_sqrt(state, x))
+    scale = float(jnp.max(jnp.abs(once)))
+    # Largest eigenvalue of H is |g|^2 on either side; a null direction has 1e-6 of it, so A is at
+    # most (1e-6 |g|^2)^(-1/2): |x| times that bounds the result.
+    assert scale <= 1e3 / float(jnp.linalg.norm(g)) * float(jnp.linalg.norm(x))
+    # Both roots come from the same eigenvectors: single roundoff, sums of 40 terms, two axes.
+    np.testing.assert_allclose(twice, once, rtol=0, atol=1e-4 * scale)
+
+
+def test_shampoo_keeps_a_previous_root_where_the_new_is_not_finite() -> None:
+    metric = Shampoo(decay=0.0, interval=1, block_size=3)
+    shapes = {"hit": (3, 4), "spared": (3, 3), "vector": (3,)}
+    old = run(metric, 1, shapes=shapes)
+    grad = tree(5, shapes)
+    grad["hit"] = grad["hit"].at[0, 0].set(jnp.nan)
+    grad["vector"] = grad["vector"].at[1].set(jnp.inf)
+    new = _jit(metric, "update")(old, grad)
+    for field in ("statistic", "basis", "eigenvalues", "inverse", "inverse_sqrt"):
+        before, after = (getattr(s, field) for s in (old, new))
+        for axis in range(2):
+            # (3, 4) has two blocks of (3, 2); the entry that is not a number is in the first.
+            np.testing.assert_array_equal(after["hit"][axis][0], before["hit"][axis][0])
+            assert not jnp.array_equal(after["hit"][axis][1], before["hit"][axis][1])
+            assert not jnp.array_equal(after["spared"][axis], before["spared"][axis])
+    assert all(
+        bool(jnp.all(jnp.isfinite(y))) for y in metric.apply_inverse(new, tree(6, shapes)).values()
+    )
+
+    nothing = jax.tree.map(jnp.zeros_like, grad)  # H = 0 has no inverse root
+    assert_trees_close(_jit(metric, "update")(old, nothing).inverse, old.inverse, rtol=0)
+
+
+# Limits
+
+
+def test_monge_without_alpha_is_the_identity() -> None:
+    metric, x = Monge(alpha2=0.0), tree(9)
+    state = run(metric)
+    for apply in (metric.apply_inverse, metric.apply_inverse_sqrt, metric.apply_sqrt):
+        jax.tree.map(np.testing.assert_array_equal, apply(state, x), x)
+    assert metric.log_det(state) == 0
+
+
+def _apply_at(metric: Any, name: str, x: Any, statistic: Any) -> Any:
+    return getattr(metric, name)(MetricState(statistic), x)
+
+
+def test_monge_and_rmsprop_are_smooth_where_the_statistic_is_zero(x64: None) -> None:
+    x, direction = tree(9), tree(8)
+    zero = jax.tree.map(jnp.zeros_like, x)
+    for metric, diagonal in ((Monge(alpha2=2.0), 1.0), (RMSprop(eps=0.5), 2.0)):
+        for name, exponent in (("apply_inverse", 1.0), ("apply_inverse_sqrt", 0.5)):
+            product = functools.partial(_apply_at, metric, name, x)
+            value, slope = jax.jit(functools.partial(jax.jvp, product))((zero,), (direction,))
+            expected = jax.tree.map(functools.partial(jnp.multiply, diagonal**exponent), x)
+            assert_trees_close(value, expected, rtol=1e-15)
+            assert_trees_close(slope, zero, rtol=0, atol=0)
+    # Second order at v = 0: the factor of A^{1/2} is -a2/2.
+    v = jax.tree.map(lambda d: 1e-5 * d, direction)
+    root = dense(Monge(alpha2=2.0), "apply_inverse_sqrt", MetricState(v), x)
+    flat = ravel_pytree(v)[0]
+    # The next term is 3 a2^2 |v|^2 / 8 times v v', and |v|^2 about 4e-9.
+    np.testing.assert_allclose(root - np.eye(len(flat)), -np.outer(flat, flat), rtol=0, atol=1e-15)
+
+
+def test_monge_bears_large_gradients() -> None:
+    v = jnp.array([3e15, 4e15])
+    metric = Monge()
+    along = metric.apply_inverse_sqrt(MetricState(v), v / 5e15)
+    # A^{1/2} v = v / sqrt(1 + v'v): the unit vector becomes 2e-16 of itself, lost in roundoff.
+    assert float(jnp.max(jnp.abs(along))) <= 1e-6
+    across = jnp.array([0.8, -0.6])
+    np.testing.assert_allclose(metric.apply_inverse(MetricState(v), across), across, atol=1e-6)
+
+
+def test_identity_has_no_state() -> None:
+    metric = Identity()
+    assert jax.tree.leaves(metric.init(tree(0))) == []
+    assert _jit(metric, "update")(metric.init(tree(0)), tree(1)) == metric.init(tree(0))
+
+
+@pytest.mark.parametrize("name", [k for k in CASES if k not in ("identity", "monge")])
+def test_from_gradient_has_the_expected_statistic_under_noise(name: str, x64: None) -> None:
+    """E statistic(V + s xi), exactly: a quadratic is its value plus s^2 times that of each axis."""
+    metric, v, s = CASES[name], tree(4), 0.7
+    flat, unravel = ravel_pytree(v)
+    state = _jit(metric, "from_gradient")(run(metric), v, s)
+    units = jax.vmap(lambda e: metric.statistic(unravel(e)))(jnp.eye(flat.size))
+    expected = jax.tree.map(lambda a, u: a + s**2 * u.sum(0), metric.statistic(v), units)
+    assert_trees_close(state.statistic, expected, rtol=1e-13, atol=1e-13)
+    # A belongs to that statistic: no memory of what was before.
+    again = _jit(metric, "from_gradient")(metric.init(v), v, s)
+    x = tree(9)
+    assert_trees_close(
+        metric.apply_inverse(state, x), metric.apply_inverse(again, x), rtol=1e-11, atol=1e-11
+    )
+    if isinstance(metric, Shampoo):
+        a = dense(metric, "apply_inverse", state, v)
+        blocks = state.statistic["b"]
+        if metric.vector == "full":
+            h = np.asarray(blocks[0][0])
+            np.testing.assert_allclose(a[1:4, 1:4], power(h, -0.5, 1e-12), rtol=0, atol=1e-12)
+
+
+def test_from_gradient_of_monge_is_the_vector() -> None:
+    v = tree(4)
+    assert_trees_close(Monge().from_gradient(run(Monge()), v, 3.0).statistic, v, rtol=0)
+
+
+# Helpers
+
+
+def test_lazy_cond_skips_the_work_of_a_batch_that_needs_none() -> None:
+    calls = []
+
+    def double(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: calls.append(1))
+        return 2 * x
+
+    batch = jax.jit(jax.vmap(lambda p, x: lazy_cond(p, double, x)))
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(batch(jnp.array([False, False, False]), x), x)
+    jax.effects_barrier()
+    assert len(calls) == 0
+    np.testing.assert_array_equal(batch(jnp.array([False, True, False]), x), [0.0, 2.0, 2.0])
+    jax.effects_barrier()
+    assert len(calls) > 0
+
+
+def test_lazy_cond_without_a_batch() -> None:
+    tree_in = {"x": jnp.ones(2), "n": jnp.zeros((), jnp.int32)}
+
+    def step(t: Any) -> Any:
+        return {"x": 3 * t["x"], "n": t["n"] + 1}
+
+    for pred, expected in ((True, step(tree_in)), (jnp.asarray(False), tree_in)):
+        assert_trees_close(lazy_cond(pred, step, tree_in), expected, rtol=0)
+    slope = jax.jvp(lambda x: lazy_cond(True, jnp.sin, x), (0.5,), (1.0,))[1]
+    np.testing.assert_allclose(slope, np.cos(0.5), rtol=1e-6)
+
+
+def test_shampoo_decomposes_only_when_a_chain_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = shampoo._eigh
+
+    def counted(matrices: Any) -> Any:
+        jax.debug.callback(lambda: calls.append(1))
+        return real(matrices)
+
+    monkeypatch.setattr(shampoo, "_eigh", counted)
+    metric = Shampoo(interval=4, block_size=3)
+    batch = stack(tree(i) for i in range(2))
+    update = jax.jit(jax.vmap(metric.update))
+    state = jax.vmap(metric.init)(batch)
+    seen = []
+    for _ in range(6):
+        state = update(state, batch)
+        jax.block_until_ready(state)
+        jax.effects_barrier()
+        seen.append(len(calls) > 0)
+        calls.clear()
+    assert seen == [True, False, False, False, True, False]
+
+
+def test_tree_helpers() -> None:
+    x, y = tree(1), tree(2)
+    flat_x, flat_y = ravel_pytree(x)[0], ravel_pytree(y)[0]
+    # Single roundoff, sums of some fifty terms of order 1.
+    np.testing.assert_allclose(tree_vdot(x, y), flat_x @ flat_y, atol=1e-4)
+    assert tree_vdot({}, {}) == 0
+    result = tree_axpy(jnp.asarray(2.0), x, y)
+    np.testing.assert_allclose(ravel_pytree(result)[0], flat_y + 2 * flat_x, atol=1e-5)
+
+
+# Objects
+
+
+@each_metric
+def test_metrics_are_values(metric: Any) -> None:
+    copy = pickle.loads(pickle.dumps(metric))
+    assert copy == metric
+    assert hash(copy) == hash(metric)
+    assert dataclasses.replace(metric) == metric
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        metric.new = 1
+    state = metric.init(tree(0))
+    restored = pickle.loads(pickle.dumps(state))
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_defaults() -> None:
+    assert RMSprop() == RMSprop(decay=0.99, eps=1e-8)
+    assert Wenzel() == Wenzel(decay=0.99, eps=1e-8, interval=None)
+    assert Monge() == Monge(1.0, 0.9) == Monge(alpha2=1.0, decay=0.9)
+    assert Shampoo() == Shampoo(0.99, 1e-8, 100, 128, "diagonal")
+    assert [m.interval for m in (Identity(), RMSprop(), Monge())] == [1, 1, 1]
+    assert Identity().decay == 0
+    assert dataclasses.replace(Wenzel(), interval=7).interval == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("identity", Identity()),
+        ("rmsprop", RMSprop()),
+        ("wenzel", Wenzel()),
+        ("monge", Monge()),
+        ("shampoo", Shampoo()),
+    ],
+)
+def test_get_metric_by_name(name: str, expected: Any) -> None:
+    assert get_metric(name) == expected
+    assert get_metric(expected) is expected
+
+
+class Scaled:
+    """A metric without the base class: the constant A = 1/4."""
+
+    decay = 0.0
+
+    def init(self, position: Any) -> MetricState:
+        return MetricState(())
+
+    def statistic(self, grad: Any) -> Any:
+        return ()
+
+    def update(self, state: MetricState, grad: Any) -> MetricState:
+        return state
+
+    def apply_inverse(self, state: MetricState, vector: Any) -> Any:
+        return jax.tree.map(lambda x: x / 4, vector)
+
+    def apply_inverse_sqrt(self, state: MetricState, vector: Any) -> Any:
+        return jax.tree.map(lambda x: x / 2, vector)
+
+
+def test_get_metric_passes_any_object_of_the_protocol() -> None:
+    metric = Scaled()
+    assert get_metric(metric) is metric
+
+
+def test_base_class_needs_the_three_methods() -> None:
+    class Half(Metric):
+        decay = 0.5
+
+        def statistic(self, grad: Any) -> Any:
+            return grad
+
+    with pytest.raises(TypeError, match="apply_inverse"):
+        Half()
+
+
+BAD = [
+    (lambda: RMSprop(decay=1.0), ValueError, r"decay must be a number in \[0, 1\), got 1.0"),
+    (lambda: RMSprop(decay=-0.1), ValueError, r"decay must be .* at least 0, got -0.1"),
+    (lambda: RMSprop(decay=float("nan")), ValueError, "decay must be a finite number"),
+    (lambda: RMSprop(decay="0.9"), TypeError, "decay must be a number, got '0.9'"),
+    (lambda: RMSprop(eps=0.0), ValueError, "eps must be a finite number above 0, got 0.0"),
+    (lambda: RMSprop(eps=None), TypeError, "eps must be a number, got None"),
+    (lambda: Wenzel(decay=2), ValueError, r"decay must be a number in \[0, 1\), got 2"),
+    (lambda: Wenzel(eps=-1.0), ValueError, "eps must be a finite number above 0"),
+    (lambda: Wenzel(interval=0), ValueError, "interval must be an integer of at least 1, got 0"),
+    (lambda: Wenzel(interval=2.5), TypeError, "interval must be an integer .* got 2.5"),
+    (lambda: Monge(alpha2=-1.0), ValueError, "alpha2 must be a finite number at least 0"),
+    (lambda: Monge(alpha2=True), TypeError, "alpha2 must be a number, got True"),
+    (lambda: Monge(decay=1.5), ValueError, r"decay must be a number in \[0, 1\), got 1.5"),
+    (lambda: Shampoo(decay=1), ValueError, r"decay must be a number in \[0, 1\), got 1"),
+    (lambda: Shampoo(eps=float("inf")), ValueError, "eps must be a finite number above 0"),
+    (lambda: Shampoo(interval=-3), ValueError, "interval must be an integer of at least 1"),
+    (lambda: Shampoo(block_size=0), ValueError, "block_size must be an integer of at least 1"),
+    (lambda: Shampoo(block_size=None), TypeError, "block_size must be an integer"),
+    (lambda: Shampoo(vector="none"), ValueError, "vector must be one of .*'diagonal'.* got 'none'"),
+    (lambda: get_metric("adam"), ValueError, "one of .*'identity', 'monge'.* got 'adam'"),
+    (lambda: get_metric(Monge), TypeError, r"object and not a class: write Monge\(\)"),
+    (lambda: get_metric(None), TypeError, "lacks init, statistic, update, apply_inverse"),
+    (lambda: get_metric(MetricState(())), TypeError, "lacks init, statistic"),
+    (
+        lambda: Wenzel().update(Wenzel().init(jnp.ones(2)), jnp.ones(2)),
+        ValueError,
+        r"Wenzel\(interval=None\) means one epoch",
+    ),
+    (
+        lambda: Shampoo(interval=None).update(Shampoo().init(jnp.ones(2)), jnp.ones(2)),
+        ValueError,
+        r"Shampoo\(interval=None\) means one epoch",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "error", "message"), BAD)
+def test_bad_arguments(build: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "name", ["base", "identity", "rmsprop", "wenzel", "monge", "shampoo", "__init__"]
+)
+def test_docstring_examples(name: str) -> None:
+    module = importlib.import_module(f"{metrics.__name__}.{name}".removesuffix(".__init__"))
+    assert doctest.testmod(module).failed == 0
