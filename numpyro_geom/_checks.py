@@ -11,13 +11,11 @@ def check_number(
 ) -> float:
     """A finite real number, strictly ``above`` or at ``least`` a bound."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:
-            value = value.item()  # zero-dimensional arrays
-        except (AttributeError, ValueError, TypeError):
+        if getattr(value, "shape", None) != () or isinstance(value, bool):
             raise TypeError(
                 f"{name} must be a number, got {value!r} of type {type(value).__name__}"
-            ) from None
-        return check_number(name, value, above=above, least=least)
+            )
+        return check_number(name, value.item(), above=above, least=least)
     bound = f"above {above:g}" if above is not None else f"at least {least:g}"
     if not math.isfinite(value) or (above is not None and value <= above):
         raise ValueError(f"{name} must be a finite number {bound}, got {value!r}")

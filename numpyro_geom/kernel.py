@@ -432,7 +432,8 @@ class SGKernel(MCMCKernel):
         self, rng_key: jax.Array, init_params: PyTree, args: tuple, kwargs: dict, *, batched: bool
     ) -> PyTree:
         """Plan the minibatches, fix `param` sites, and find where the chain starts."""
-        model = self._model
+        self._fixed = {}
+        model: Callable = self._runnable_model()
         self._plan = plan = make_plan(model, args, kwargs, self._batch_size, self._batching)
         if plan.has_params:
             # with one key for all chains: they sample one posterior
@@ -555,7 +556,8 @@ class SGKernel(MCMCKernel):
             key, walker, trusted, stream, t, old, old_ratio, undone, accepted = carry
             key, key_batch, key_step = random.split(key, 3)
             batch, stream = potential.draw(key_batch, stream)
-            h, tau = state.step_size, self._temperature
+            h: jax.Array = state.step_size
+            tau: jax.Array | float = self._temperature
             if self._schedule is not None:
                 h = jnp.asarray(self._schedule(t), dtype)
                 tau = tau * jnp.asarray(self._schedule.noise(t), dtype)
@@ -685,7 +687,7 @@ def _where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 def _all_finite(tree: PyTree) -> jax.Array:
     # a sum is not finite if an entry is not; one fused reduction in place of one a leaf
-    return jnp.isfinite(sum(jnp.sum(x * 0) for x in jax.tree.leaves(tree)))
+    return jnp.isfinite(sum((jnp.sum(x * 0) for x in jax.tree.leaves(tree)), jnp.zeros(())))
 
 
 def _key_data(rng_key: jax.Array) -> jax.Array:

@@ -198,7 +198,7 @@ def _row_energies(
                 kwargs,
                 minibatch.gather_local(plan, position, batch),
             )
-        total = 0.0
+        total = jnp.zeros(())
         for site in trace.values():
             if site["type"] != "sample":
                 continue

@@ -122,15 +122,10 @@ def measure(
     )
     noise = jnp.zeros((), flat.dtype)
     for weight, rows_fn in potential.score_noise(key_rows):
-        covariance = _score_covariance(rows_fn, position, unravel)
-        noise = noise + noise_factor * weight * jnp.abs(
-            extreme_eigenvalues(
-                lambda v, covariance=covariance: root(covariance(root(v))),
-                flat.size,
-                random.normal(key_c, flat.shape, flat.dtype),
-                num_iterations,
-            ).largest_magnitude
-        )
+        covariance = _score_covariance(rows_fn, position, unravel, root)
+        start = random.normal(key_c, flat.shape, flat.dtype)
+        largest = extreme_eigenvalues(covariance, flat.size, start, num_iterations)
+        noise = noise + noise_factor * weight * jnp.abs(largest.largest_magnitude)
     curvature = jnp.abs(spectrum.largest_magnitude)
     slowest = spectrum.smallest_positive
     slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
@@ -156,15 +151,16 @@ def _score_covariance(
     rows_fn: Callable[[PyTree], jax.Array],
     position: PyTree,
     unravel: Callable[[jax.Array], PyTree],
+    root: Callable[[jax.Array], jax.Array],
 ) -> Callable[[jax.Array], jax.Array]:
-    """V -> J'J v / n with J the centred Jacobian of per-row energies."""
+    """V -> A^{1/2} J'J A^{1/2} v / n with J the centred Jacobian of per-row energies."""
     rows, jvp = jax.linearize(rows_fn, position)
     _, vjp = jax.vjp(rows_fn, position)
 
     def product(v: jax.Array) -> jax.Array:
-        slopes = jvp(unravel(v))
+        slopes = jvp(unravel(root(v)))
         centred = slopes - jnp.mean(slopes)
-        return ravel_pytree(vjp(centred)[0])[0] / rows.shape[0]
+        return root(ravel_pytree(vjp(centred)[0])[0]) / rows.shape[0]
 
     return product
 

@@ -54,11 +54,14 @@ def tree(seed: int, shapes: Any = None, dtype: Any = None, scale: float = 1.0) -
     return {k: jnp.asarray(scale * rng.normal(size=s), dtype) for k, s in shapes.items()}
 
 
+FAST = {"xla_backend_optimization_level": 0}
+
+
 # Compiled once for each metric, and again for each structure and dtype: eager calls would compile
 # the loop in lazy_cond every time.
 @functools.cache
 def _jit(metric: Any, name: str) -> Any:
-    return jax.jit(getattr(metric, name))
+    return jax.jit(getattr(metric, name), compiler_options=FAST)
 
 
 @functools.cache
@@ -66,7 +69,7 @@ def _jit_run(metric: Any) -> Any:
     def updates(position: Any, grads: Any) -> Any:
         return jax.lax.scan(lambda s, g: (metric.update(s, g), None), metric.init(position), grads)
 
-    return jax.jit(updates)
+    return jax.jit(updates, compiler_options=FAST)
 
 
 @functools.cache
@@ -77,7 +80,7 @@ def _jit_dense(metric: Any, name: str) -> Any:
         units = jnp.eye(flat.size, dtype=flat.dtype)
         return jax.vmap(lambda e: ravel_pytree(product(unravel(e)))[0])(units)
 
-    return jax.jit(columns)
+    return jax.jit(columns, compiler_options=FAST)
 
 
 def stack(trees: Any) -> Any:

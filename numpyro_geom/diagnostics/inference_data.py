@@ -798,7 +798,7 @@ def _describe(stats: xr.Dataset, kernel: Any) -> None:
     texts = {
         "energy": f"U in nats where the last step of the draw started, {source}",
         "lp": f"minus U in nats where the last step of the draw started, {source}",
-        "diverging": "a step of the draw was not finite and was undone",
+        "diverging": "a step of the draw was not finite or unstable, and was undone",
         "grad_norm": f"Euclidean norm of grad U where the last step of the draw started, {source}",
         "configurational_temperature": "z . grad U / D there; its mean estimates the temperature",
         "step_size": "h of the last step of the draw",

@@ -70,11 +70,17 @@ def check_run(mcmc: Any) -> None:
         )
     if mcmc._states is None:
         raise ValueError("the MCMC has not run: call `mcmc.run(rng_key, ...)` first")
-    leaves = jax.tree.leaves(mcmc._states[mcmc._sample_field])
-    if not leaves or leaves[0].shape[1] == 0:
+    state = mcmc.last_state
+    if state is not None and state is mcmc.post_warmup_state:  # so it is before a run is resumed
+        draws = getattr(state, "i", None)
+        if draws is not None and int(np.max(draws)) <= mcmc.num_warmup:
+            raise ValueError(
+                "the MCMC has only been warmed up and holds no draws of the posterior: call "
+                "`mcmc.run(rng_key, ...)` first"
+            )
+    if not jax.tree.leaves(mcmc._states[mcmc._sample_field]):
         raise ValueError(
-            "the MCMC holds no draws, for instance because only `warmup` was called: call "
-            "`mcmc.run(rng_key, ...)` first"
+            "the run holds no draws of any site: do not exclude all of them in `extra_fields`"
         )
 
 
@@ -151,7 +157,7 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
 
     A :class:`SamplingWarning` is issued when
 
-    - steps were undone after warm-up because they were not finite;
+    - steps were undone after warm-up because they were not finite or unstable;
     - the run spans fewer than 50 relaxation times of the slowest direction;
     - the step size, a number or a schedule, causes more bias than ``bias_tolerance``;
     - the curvature that warm-up measured varied by a factor of more than 10.
@@ -186,8 +192,8 @@ def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
         )
         found.append(
             f"steps were undone after warm-up in {facts.undone} of {facts.draws} draws, because "
-            "energy, gradient or position were not finite: draws avoid the region where that "
-            f"happens. Use {remedy}, or check that the model is proper and finite there"
+            "they were not finite or unstable: draws avoid the region where that happens. Use "
+            f"{remedy}, or check that the model is proper and finite there"
         )
     if not facts.measured:
         return found
