@@ -740,3 +740,9 @@ def _check_init_params(init_params: Any, position: dict, batched: bool) -> None:
                 f"init_params[{name!r}] has shape {jnp.shape(init_params[name])}, expected the "
                 f"unconstrained shape {jnp.shape(value)}{chains}"
             )
+        finite = jnp.all(jnp.isfinite(jnp.asarray(init_params[name])))
+        if not isinstance(finite, jax.core.Tracer) and not bool(finite):
+            raise ValueError(
+                f"init_params[{name!r}] is not finite: expected finite unconstrained values, got "
+                f"{init_params[name]}"
+            )

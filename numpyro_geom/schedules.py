@@ -155,7 +155,7 @@ class Cyclical(Schedule):
 
     @property
     def _num_explore(self) -> int:
-        """Count of k in 0, 1, ... with k / T < explore, in spite of rounding: 7 for 0.7 of 10."""
+        """Count of k in 0, 1, ... with k / T < explore, in spite of rounding: 7 for 0.07 of 100."""
         count = math.ceil(self.explore * self.period)
         return count - 1 if count > 0 and (count - 1) / self.period >= self.explore else count
 

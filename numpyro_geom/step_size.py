@@ -44,7 +44,8 @@ class Adaptation(NamedTuple):
             measurements in the second half of warm-up.
         curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
             fit the whole posterior.
-        slowest: lam_min, smallest positive one.
+        slowest: lam_min, smallest one, or the smallest absolute one where the Hessian is
+            indefinite; likewise the smallest of the measurements.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
     """
 
@@ -127,7 +128,8 @@ def measure(
         largest = extreme_eigenvalues(covariance, flat.size, start, num_iterations)
         noise = noise + noise_factor * weight * jnp.abs(largest.largest_magnitude)
     curvature = jnp.abs(spectrum.largest_magnitude)
-    slowest = spectrum.smallest_positive
+    # where curvature is negative the chain drifts along it about as slowly as it would relax
+    slowest = jnp.minimum(jnp.abs(spectrum.smallest), spectrum.smallest_positive)
     slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
     fresh = adaptation._replace(
         curvature=curvature, curvature_low=curvature, slowest=slowest, noise=noise
@@ -135,6 +137,7 @@ def measure(
     extended = fresh._replace(
         curvature=jnp.maximum(curvature, adaptation.curvature),
         curvature_low=jnp.minimum(curvature, adaptation.curvature_low),
+        slowest=jnp.minimum(slowest, adaptation.slowest),
         noise=jnp.maximum(noise, adaptation.noise),
     )
     late = i > jnp.maximum(adaptation.num_warmup // 2, 1)

@@ -174,16 +174,24 @@ def last_draws(
     seed: int = 0,
     init_params: PyTree = None,
     kwargs: dict[str, Any] | None = None,
-) -> SGState:
-    """States of independent chains after one draw each: ``num_steps`` from a common start.
+) -> tuple[SGState, PyTree]:
+    """Independent chains after one draw each: ``num_steps`` steps from a common start.
 
     The kernel should take so many steps a draw that the start is forgotten; then the positions
     are independent and the errors of their moments are known.
+
+    Returns:
+        The states, and the constrained draws: leaves of shape (chains, ...).
     """
     kwargs = {} if kwargs is None else kwargs
-    state = kernel.init(random.key(seed), 0, init_params, args, kwargs)
-    sample = jax.jit(jax.vmap(lambda s: kernel.sample(s, args, kwargs)))
-    return sample(spread(state, num_chains, seed))
+
+    @jax.jit  # the start too: one program compiles faster than NumPyro's many small operations
+    def run(rng_key: jax.Array) -> tuple[SGState, PyTree]:
+        state = kernel.init(rng_key, 0, init_params, args, kwargs)
+        state = jax.vmap(lambda s: kernel.sample(s, args, kwargs))(spread(state, num_chains, seed))
+        return state, jax.vmap(kernel.postprocess_fn(args, kwargs))(state.z)
+
+    return run(random.key(seed))
 
 
 def columns(values: dict[str, Any], names: tuple[str, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_geom.permutation import NUM_ROUNDS, epoch_indices, permute, round_keys
+from numpyro_geom.permutation import NUM_ROUNDS, _shift, epoch_indices, permute, round_keys
 
 LARGEST = 2**31 - 1
 permute_jit = jax.jit(permute, static_argnums=2)
@@ -46,6 +46,16 @@ def test_every_index_occurs_exactly_once(size: int) -> None:
     image = permute_jit(round_keys(jax.random.key(size)), jnp.arange(size), size)
     assert image.dtype == jnp.int32
     np.testing.assert_array_equal(np.sort(image), np.arange(size))
+
+
+@pytest.mark.parametrize("modulus", [1, 7, 46_341, 65_536])
+def test_round_function_scales_the_whole_hash(modulus: int) -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 10_000, dtype=np.uint32)
+    bits[:4] = [0, 65_535, 65_536, 2**32 - 1]
+    exact = (bits.astype(np.uint64) * modulus) >> 32
+    np.testing.assert_array_equal(_shift(jnp.uint32(0), jnp.asarray(bits), modulus), exact)
+    wrapped = _shift(jnp.uint32(modulus - 1), jnp.asarray(bits), modulus)
+    np.testing.assert_array_equal(wrapped, (exact + modulus - 1) % modulus)
 
 
 # prime, with excess; even, without; a square grid; the largest square
@@ -126,6 +136,17 @@ def test_successive_epochs_and_neighbours_are_uncorrelated(size: int) -> None:
     # below 1 / (size - 3) (Wald and Wolfowitz, for uniform scores).
     within = np.mean(scores * np.roll(scores, 1, axis=1), axis=1)
     assert abs(within.sum() + num / (size - 1)) < bound * math.sqrt(num / (size - 3))
+
+
+def test_each_bit_of_the_key_affects_all_round_keys() -> None:
+    words = np.random.default_rng(0).integers(0, 2**32, (2,), dtype=np.uint32)
+    flipped = np.broadcast_to(words, (64, 2)).copy()
+    for bit in range(64):
+        flipped[bit, bit // 32] ^= np.uint32(1 << (bit % 32))
+    change = np.asarray(jax.vmap(round_keys)(flipped) ^ round_keys(jnp.asarray(words)))
+    num = np.unpackbits(change.view(np.uint8), axis=1).sum(axis=1)
+    # of 256 bits each flips with probability 1/2: mean 128, standard deviation 8
+    assert np.all(np.abs(num - 128.0) < 8 * stats.norm.isf(FALSE_ALARM / 2))
 
 
 @pytest.mark.parametrize("size", [20, 200])

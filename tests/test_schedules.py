@@ -96,8 +96,8 @@ def test_cyclical_never_stops_at_the_end_of_a_long_cycle() -> None:
     )
 
 
-@pytest.mark.parametrize("period", [1, 3, 10, 30, 1000])
-@pytest.mark.parametrize("explore", [0.0, 0.1, 0.3, 0.7, 0.9])
+@pytest.mark.parametrize("period", [1, 3, 10, 100])
+@pytest.mark.parametrize("explore", [0.0, 0.07, 0.1, 0.3, 0.9])  # 0.07 * 100 > 7 in float64
 def test_exploration_has_no_noise(period: int, explore: float) -> None:
     covered = [k / period < explore for k in range(period)]
     if all(covered):

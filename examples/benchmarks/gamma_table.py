@@ -35,9 +35,9 @@ def measure(posterior: P.Posterior, metric: str, mode: str, reference: tuple, sm
     runs = P.run_chains(
         kernel,
         posterior,
-        num_chains=4 if small else 16,
-        num_warmup=32 if small else 64,
-        num_samples=20 if small else 60,
+        num_chains=4 if small else 10,
+        num_warmup=32 if small else 48,
+        num_samples=20 if small else 40,
         step_factors=(1.0, 0.1),
     )
     rows = []

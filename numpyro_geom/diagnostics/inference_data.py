@@ -43,6 +43,8 @@ DRAWS_AT_ONCE = 64
 """Draws that share one pass over a chunk of rows, where there are enough rows."""
 PROBE_ROWS = 8
 """Rows on which a model is tried to find out whether its rows can be taken apart."""
+LARGE_ARRAY = 10**4
+"""Entries from which an argument of the model is passed to compiled code."""
 MAX_CONSTANT_SIZE = 10**6
 """Entries up to which an argument of the model is stored without being asked for."""
 
@@ -66,20 +68,38 @@ class _Site(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """A model with its arguments, `param` sites fixed, and its sites."""
+    """A model with its arguments, `param` sites fixed, and its sites.
+
+    Compiled code copies the arrays that it closes over, so large ones are passed to it.
+    """
 
     fn: Callable
-    args: tuple
-    kwargs: dict[str, Any]
+    leaves: list[Any]  # of the arguments
+    structure: Any
+    passed: list[int]  # which of the leaves are large arrays
     sites: dict[str, _Site]
     sizes: dict[str, int]
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        return [self.leaves[k] for k in self.passed]
+
+    @property
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        return jax.tree.unflatten(self.structure, self.leaves)
 
     def of_kind(self, *kinds: str) -> list[str]:
         return [name for name, site in self.sites.items() if site.kind in kinds]
 
-    def trace(self, fn: Callable, indices: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        plates = SubsamplePlates(fn, indices)
-        return handlers.trace(plates).get_trace(*self.args, **self.kwargs)
+    def trace(
+        self, fn: Callable, arrays: Sequence[jax.Array], indices: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run ``fn``, the model within handlers, on these large arrays and rows."""
+        leaves = list(self.leaves)
+        for k, x in zip(self.passed, arrays, strict=True):
+            leaves[k] = x
+        args, kwargs = jax.tree.unflatten(self.structure, leaves)
+        return handlers.trace(SubsamplePlates(fn, indices)).get_trace(*args, **kwargs)
 
 
 def to_inference_data(
@@ -235,21 +255,27 @@ def _read_model(mcmc: MCMC) -> _Model | None:
     fn = getattr(kernel, "model", None)
     if fn is None:
         return None
-    args, kwargs = mcmc._args, mcmc._kwargs
+    leaves, structure = jax.tree.flatten((mcmc._args, mcmc._kwargs))
     if isinstance(kernel, SGKernel):
         fn = kernel._runnable_model()
         # as the kernel does: traced row indices cannot index a NumPy array
-        args, kwargs = jax.tree.map(
-            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and _is_numeric(x) else x,
-            (args, kwargs),
-        )
+        leaves = [jnp.asarray(x) if _is_numeric(x) else x for x in leaves]
+    args, kwargs = jax.tree.unflatten(structure, leaves)
     trace, declared = _abstract_trace(fn, args, kwargs, {})
     sites = {
         name: _site(site)
         for name, site in trace.items()
         if site["type"] in ("sample", "deterministic")
     }
-    return _Model(fn, args, kwargs, sites, {name: size for name, (size, _) in declared.items()})
+    sizes = {name: size for name, (size, _) in declared.items()}
+    passed = [k for k, x in enumerate(leaves) if _is_numeric(x) and x.size >= LARGE_ARRAY]
+    model = _Model(fn, leaves, structure, passed, sites, sizes)
+    if passed:
+        try:
+            jax.eval_shape(_values_fn(model, []), model.arrays)
+        except Exception:  # the model wants to know values, for instance the largest of an index
+            return model._replace(passed=[])
+    return model
 
 
 def _site(site: dict[str, Any]) -> _Site:
@@ -329,7 +355,8 @@ def _latent_draws(model: _Model, posterior: Arrays) -> Arrays:
 
 
 def _evaluate(
-    fn: Callable[[jax.Array, dict, jax.Array], dict],
+    fn: Callable[[list, jax.Array, dict, jax.Array], dict],
+    arrays: list[jax.Array],
     draws: Arrays,
     num_draws: int,
     num_rows: int,
@@ -337,10 +364,11 @@ def _evaluate(
     row_axes: Mapping[str, int | None],
     chunk_size: int | None,
 ) -> Arrays:
-    """All values of ``fn(number of the draw, draw, rows)``, with bounded memory on the device.
+    """All values of ``fn(arrays, number of the draw, draw, rows)``, with bounded device memory.
 
     Args:
         fn: pure; its results are a dict of arrays.
+        arrays: passed through.
         draws: one entry a draw, on the host.
         num_draws: draws.
         num_rows: rows.
@@ -351,7 +379,7 @@ def _evaluate(
     Returns:
         Arrays on the host, draws first.
     """
-    batched = jax.vmap(fn, (0, 0, None))
+    batched = jax.vmap(fn, (None, 0, 0, None))
 
     def abstract(n_draws: int, n_rows: int) -> tuple:
         chunk = {}
@@ -361,7 +389,7 @@ def _evaluate(
                 shape[local_axes[name]] = n_rows
             chunk[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
         numbers, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (n_draws, n_rows))
-        return numbers, chunk, rows
+        return arrays, numbers, chunk, rows
 
     whole = jax.eval_shape(batched, *abstract(num_draws, num_rows))
     per_row = max(1, sum(s.size for s in whole.values()) // (num_draws * num_rows))
@@ -385,7 +413,8 @@ def _evaluate(
         for start in range(0, num_rows, n_rows):
             rows = np.minimum(np.arange(start, start + n_rows, dtype=np.int32), num_rows - 1)
             local = {n: jnp.asarray(np.take(some[n], rows, axis=a)) for n, a in local_axes.items()}
-            values = compiled(jnp.asarray(numbers), {**shared, **local}, jnp.asarray(rows))
+            chunk = {**shared, **local}
+            values = compiled(arrays, jnp.asarray(numbers), chunk, jnp.asarray(rows))
             for name, value in jax.device_get(values).items():
                 where = [slice(first, first + n_draws)] + [slice(None)] * (value.ndim - 1)
                 axis = row_axes[name]
@@ -419,6 +448,7 @@ def _log_likelihood(
         num_rows = 1 if plate is None else model.sizes[plate]
         found |= _evaluate(
             _log_prob_fn(model, group, plate),
+            model.arrays,
             draws,
             num_draws,
             num_rows,
@@ -430,9 +460,9 @@ def _log_likelihood(
 
 
 def _log_prob_fn(model: _Model, names: list[str], plate: str | None) -> Callable:
-    def log_prob(_: jax.Array, draw: dict, rows: jax.Array) -> dict[str, jax.Array]:
+    def log_prob(arrays: list, _: jax.Array, draw: dict, rows: jax.Array) -> dict[str, jax.Array]:
         fn = handlers.substitute(handlers.seed(model.fn, random.key(0)), data=draw)
-        trace = model.trace(fn, {} if plate is None else {plate: rows})
+        trace = model.trace(fn, arrays, {} if plate is None else {plate: rows})
         return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
 
     return log_prob
@@ -475,12 +505,12 @@ def _row_plate(model: _Model, draws: Arrays, name: str) -> str | None:
             for n, x in draws.items()
         }
         try:
-            values = np.asarray(log_prob(np.int32(0), draw, rows.astype(np.int32))[name])
+            values = log_prob(model.arrays, np.int32(0), draw, rows.astype(np.int32))[name]
         except Exception:  # whatever a user's model raises when shapes do not fit
             return None
         if values.shape != tuple(expected):
             return None
-        found.append(values)
+        found.append(np.asarray(values))
     even = np.arange(0, PROBE_ROWS, 2)
     alone, again = np.take(found[0], even, dim), np.take(found[1], PROBE_ROWS - 1 - even, dim)
     # rounding is far smaller, and rows that depend on each other far more different
@@ -500,13 +530,15 @@ def _predictive(
     A draw has its own key, so the result does not depend on the chunks.
     """
 
-    def sample(number: jax.Array, draw: dict, _: jax.Array) -> dict[str, jax.Array]:
+    def sample(arrays: list, number: jax.Array, draw: dict, _: Any) -> dict[str, jax.Array]:
         fn = handlers.seed(model.fn, random.fold_in(rng_key, number))
-        trace = model.trace(handlers.uncondition(handlers.substitute(fn, data=draw)))
+        trace = model.trace(handlers.uncondition(handlers.substitute(fn, data=draw)), arrays)
         return {name: trace[name]["value"] for name in names}
 
     try:
-        return _evaluate(sample, draws, num_draws, 1, {}, dict.fromkeys(names), chunk_size)
+        return _evaluate(
+            sample, model.arrays, draws, num_draws, 1, {}, dict.fromkeys(names), chunk_size
+        )
     except NotImplementedError as error:
         raise ValueError(
             "the model has a site whose distribution cannot be drawn from, such as an "
@@ -517,14 +549,19 @@ def _predictive(
 def _observed(model: _Model) -> Arrays:
     """Values of the observed sites on all rows; nothing else of the model is computed."""
     names = model.of_kind("observed")
+    if not names:
+        return {}
+    values = jax.jit(_values_fn(model, names))(model.arrays)
+    return {name: _host(x) for name, x in values.items()}
 
-    @jax.jit
-    def values() -> dict[str, jax.Array]:
+
+def _values_fn(model: _Model, names: list[str]) -> Callable[[list], dict[str, jax.Array]]:
+    def values(arrays: list) -> dict[str, jax.Array]:
         fn = handlers.seed(model.fn, random.key(0))
-        trace = model.trace(handlers.substitute(fn, substitute_fn=init_to_uniform()))
+        trace = model.trace(handlers.substitute(fn, substitute_fn=init_to_uniform()), arrays)
         return {name: trace[name]["value"] for name in names}
 
-    return {name: _host(x) for name, x in values().items()} if names else {}
+    return values
 
 
 # Arrays by name
@@ -621,7 +658,7 @@ def _constants(mcmc: MCMC, model: _Model | None, request: Any, observed: Arrays)
         )
     if request is False or model is None:
         return {}
-    arguments = _arguments(mcmc.sampler.model, model.args, model.kwargs)
+    arguments = _arguments(mcmc.sampler.model, *model.arguments)
     return {
         name: _host(leaf)
         for name, leaf in _paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))

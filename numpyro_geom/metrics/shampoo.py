@@ -414,7 +414,7 @@ def _diagonal_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int
     for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
         if h.ndim == 1:
             w = h + _ridge(h.dtype) * jnp.max(h)
-            finite = jnp.isfinite(w**-p)
+            finite = jnp.isfinite(w) & jnp.isfinite(w**-p)
             found[i] = (finite, h, jnp.zeros((0,), h.dtype), w, w**-p, w ** (-p / 2))
     return found
 
@@ -435,13 +435,15 @@ def _matrix_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int, 
     margins = [((0, 0), (0, side - n), (0, side - n)) for n in sides]
     batch = jnp.concatenate([jnp.pad(h, m) for h, m in zip(matrices, margins, strict=True)])
     own = jnp.arange(side) < np.repeat(sides, counts)[:, None]
-    above = 2 * jnp.sqrt(jnp.sum(jnp.square(batch), axis=(-2, -1), keepdims=True))
+    row_sums = jnp.sum(jnp.abs(batch), axis=-1, keepdims=True)
+    above = 2 * jnp.max(row_sums, axis=-2, keepdims=True)
     batch = jnp.where(jnp.eye(side, dtype=bool) & ~own[..., None], above, batch)
 
     w, basis = _eigh(batch)
     w = jnp.maximum(w, 0)  # rounding puts the zeros of a singular matrix on either side
-    w = w + _ridge(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
-    p = jnp.asarray(np.repeat([powers[i] for i in chosen], counts)[:, None], w.dtype)
+    ridge = np.repeat([_ridge(h.dtype) for h in matrices], counts)[:, None]
+    w = w + ridge.astype(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
+    p = np.repeat([powers[i] for i in chosen], counts)[:, None].astype(w.dtype)
     inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))
     finite = jnp.all(jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt), axis=(-2, -1))
 

@@ -1,0 +1,442 @@
+"""The divergence term: against a closed formula, dense autodiff and dense finite differences."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from numpyro_geom import gamma
+from numpyro_geom.gamma import (
+    GAMMA_ESTIMATORS,
+    GAMMA_MODES,
+    divergence,
+    divergence_from_probe,
+    has_divergence,
+    mode_factor,
+    probe,
+)
+from numpyro_geom.metrics import (
+    Identity,
+    Metric,
+    MetricState,
+    Monge,
+    RMSprop,
+    Shampoo,
+    Wenzel,
+    shampoo,
+)
+
+N = 3.0
+"""Rows: g = grad U / N."""
+
+
+def position(shapes: dict[str, tuple], seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return {k: jnp.asarray(rng.normal(size=s)) for k, s in shapes.items()}
+
+
+def energy(theta: Any) -> jax.Array:
+    """An energy whose Hessian is dense and varies, with gradients of order N."""
+    x = ravel_pytree(theta)[0]
+    rng = np.random.default_rng(7)
+    a, b = rng.normal(size=(2, x.size, x.size)) / np.sqrt(x.size)
+    return N * (jnp.sum(jnp.cosh(a @ x)) + jnp.sum(jnp.sin(b @ x)) + x @ x / 2)
+
+
+def gradient(theta: Any) -> Any:
+    return jax.tree.map(lambda g: g / N, jax.grad(energy)(theta))
+
+
+def hessian_product(theta: Any, z: Any) -> Any:
+    return jax.jvp(gradient, (theta,), (z,))[1]
+
+
+def estimate(metric: Any, state: Any, theta: Any, **kwargs: Any) -> Any:
+    hvp = functools.partial(hessian_product, theta)
+    key = kwargs.pop("key", None)
+    return divergence(metric, state, gradient(theta), hvp, key, theta, **kwargs)
+
+
+def flat(tree: Any) -> np.ndarray:
+    return np.asarray(ravel_pytree(tree)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class CubeRoot(Metric):
+    """The example of a metric of one's own."""
+
+    decay: float = 0.99
+    eps: float = 0.1
+
+    def statistic(self, grad: Any) -> Any:
+        return jax.tree.map(jnp.square, grad)
+
+    def apply_inverse(self, state: Any, vector: Any) -> Any:
+        return jax.tree.map(lambda v, x: x / (v + self.eps) ** (1 / 3), state.statistic, vector)
+
+    def apply_inverse_sqrt(self, state: Any, vector: Any) -> Any:
+        return jax.tree.map(lambda v, x: x / (v + self.eps) ** (1 / 6), state.statistic, vector)
+
+
+class Curl:
+    """Without the base class: A = I + u u' / (1 + u'u) with u a rotation of g, D = 2."""
+
+    decay = 0.0
+
+    def init(self, theta: Any) -> MetricState:
+        return MetricState((jnp.zeros_like(theta), jnp.zeros(())))
+
+    def statistic(self, grad: Any) -> Any:
+        return jnp.array([-grad[1], grad[0]]), jnp.sum(grad**2)
+
+    def update(self, state: MetricState, grad: Any) -> MetricState:
+        return MetricState(self.statistic(grad))
+
+    def apply_inverse(self, state: MetricState, x: Any) -> Any:
+        u, q = state.statistic
+        return x + u * jnp.vdot(u, x) / (1 + q)
+
+    def apply_inverse_sqrt(self, state: MetricState, x: Any) -> Any:
+        raise NotImplementedError
+
+
+SHAPES = {"a": (), "b": (3,), "c": (2, 2)}
+AUTODIFF = {
+    "rmsprop": (RMSprop(decay=0.0, eps=0.1), SHAPES),
+    "rmsprop-memory": (RMSprop(decay=0.8, eps=0.1), SHAPES),
+    "wenzel": (Wenzel(decay=0.0, eps=0.1, interval=1), SHAPES),
+    "wenzel-memory": (Wenzel(decay=0.8, eps=0.1, interval=1), SHAPES),
+    "monge": (Monge(alpha2=0.7, decay=0.0), SHAPES),
+    "monge-memory": (Monge(alpha2=0.7, decay=0.8), SHAPES),
+    "user": (CubeRoot(decay=0.8), SHAPES),
+}
+
+
+@pytest.mark.parametrize(("metric", "shapes"), AUTODIFF.values(), ids=AUTODIFF.keys())
+def test_exact_equals_dense_autodiff(metric: Any, shapes: Any, x64: None) -> None:
+    """Against the Jacobian of theta -> A(theta), whose memory holds 1 - decay of theta."""
+    theta = position(shapes)
+    x, unravel = ravel_pytree(theta)
+    memory = jax.jit(metric.update)(metric.init(theta), gradient(position(shapes, seed=1)))
+
+    def matrix(x: jax.Array) -> jax.Array:
+        state = metric.update(memory, gradient(unravel(x)))
+        return jax.vmap(lambda e: ravel_pytree(metric.apply_inverse(state, unravel(e)))[0])(
+            jnp.eye(x.size)
+        )
+
+    dense = jnp.einsum("jkk->j", jax.jit(jax.jacfwd(matrix))(x))
+    state = metric.update(memory, gradient(theta))
+    found = jax.jit(lambda s, t: estimate(metric, s, t, estimator="exact"))(state, theta)
+    assert jax.tree.structure(found) == jax.tree.structure(theta)
+    expected = dense / (1 - metric.decay)
+    # Two orders of the same sums of at most D^2 = 64 products: some hundred roundoffs.
+    np.testing.assert_allclose(flat(found), expected, rtol=0, atol=1e-13 * np.abs(dense).max() * 10)
+
+
+def test_exact_equals_dense_autodiff_for_any_object(x64: None) -> None:
+    metric, theta = Curl(), jnp.array([0.4, -0.9])
+    rows = jax.jacfwd(
+        lambda t: jax.vmap(
+            lambda e: metric.apply_inverse(metric.update(metric.init(t), gradient(t)), e)
+        )(jnp.eye(2))
+    )(theta)
+    state = metric.update(metric.init(theta), gradient(theta))
+    found = estimate(metric, state, theta, estimator="exact")
+    np.testing.assert_allclose(found, np.einsum("jkk->j", rows), rtol=1e-13, atol=1e-13)
+
+
+def test_monge_equals_the_closed_formula(x64: None) -> None:
+    """Gamma = -a2 (H g + tr(H) g) / q + 2 a2^2 g (g'H g) / q^2, q = 1 + a2 g'g."""
+    metric, a2 = Monge(alpha2=0.7, decay=0.0), 0.7
+    theta = position(SHAPES)
+    x, unravel = ravel_pytree(theta)
+    g = flat(gradient(theta))
+    h = np.asarray(jax.hessian(lambda x: energy(unravel(x)) / N)(x))
+    q = 1 + a2 * g @ g
+    expected = -a2 * (h @ g + np.trace(h) * g) / q + 2 * a2**2 * g * (g @ h @ g) / q**2
+    state = metric.update(metric.init(theta), gradient(theta))
+    found = flat(estimate(metric, state, theta, estimator="exact"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max() * 10)
+
+
+def power(h: np.ndarray, exponent: float, ridge: float) -> np.ndarray:
+    w, q = np.linalg.eigh(h + ridge * np.eye(len(h)))
+    return (q * w**exponent) @ q.T
+
+
+def central_divergence(matrix: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Sum over k of d/dx_k matrix(x)[:, k], by fourth-order differences."""
+    step, total = 3e-4, np.zeros(len(x))
+    for k, e in enumerate(np.eye(len(x))):
+        a = [matrix(x + m * step * e)[:, k] for m in (-2, -1, 1, 2)]
+        total += (a[0] - 8 * a[1] + 8 * a[2] - a[3]) / (12 * step)
+    return total
+
+
+# Shape, block size and vector mode of a site; its axes after merging; decay.
+SITES = {
+    "square": ((3, 3), 4, "diagonal", (3, 3), 0.0),
+    "tall": ((5, 2), 5, "diagonal", (5, 2), 0.6),
+    "merged": ((2, 3), 6, "diagonal", (6,), 0.6),
+    "cube": ((2, 3, 4), 4, "diagonal", (2, 3, 4), 0.0),
+    "four": ((2, 1, 2, 3, 2), 3, "diagonal", (2, 2, 3, 2), 0.6),
+    "vector": ((4,), 4, "full", (4,), 0.6),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "vector", "merged", "decay"), SITES.values(), ids=SITES.keys()
+)
+def test_shampoo_equals_dense_differences(
+    shape: tuple, block_size: int, vector: str, merged: tuple, decay: float, x64: None
+) -> None:
+    """Against A(theta) in plain NumPy: Kronecker products of roots of unfolded gradients."""
+    metric = Shampoo(decay=decay, eps=0.5, interval=1, block_size=block_size, vector=vector)
+    theta = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+    grad_at = jax.jit(gradient)
+
+    def statistics(x: np.ndarray) -> list[np.ndarray]:
+        g = np.asarray(grad_at(x.reshape(shape))).reshape(merged)
+        found = []
+        for axis, n in enumerate(merged):
+            unfolded = np.moveaxis(g, axis, 0).reshape(n, -1)
+            found.append(decay * 0.5 * np.eye(n) + (1 - decay) * unfolded @ unfolded.T)
+        return found
+
+    x = np.asarray(theta).ravel()
+    ridges = [1e-12 * np.linalg.eigvalsh(h)[-1] for h in statistics(x)]
+
+    def matrix(x: np.ndarray) -> np.ndarray:
+        a = np.ones((1, 1))
+        for h, ridge in zip(statistics(x), ridges, strict=True):
+            a = np.kron(a, power(h, -0.5 / len(merged), ridge))
+        return a
+
+    expected = central_divergence(matrix, x) / (1 - decay)
+
+    def exact(theta: jax.Array) -> jax.Array:
+        state = metric.update(metric.init(theta), gradient(theta))
+        return estimate(metric, state, theta, estimator="exact")
+
+    found = np.asarray(jax.jit(exact)(theta)).ravel()
+    # Differences: step^4 / 30 = 3e-16 times a fifth derivative (at most some 1e6 times Gamma, in
+    # the squares without memory), and roundoff 1e-16 / step = 4e-13 times the conditions of the
+    # statistics (at most 1e4): below 5e-9.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
+
+
+def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None:
+    """Sites together: one in padded blocks, a diagonal one, one that keeps the identity."""
+    metric = Shampoo(decay=0.6, eps=0.5, interval=1, block_size=3)
+    theta = position({"blocks": (5, 2), "scalar": (), "vector": (2,)})
+    x, unravel = ravel_pytree(theta)
+    grad_at = jax.jit(gradient)
+
+    def matrix(x: np.ndarray) -> np.ndarray:
+        g = grad_at(unravel(jnp.asarray(x)))
+        index = np.arange(10).reshape(5, 2)
+        a = np.eye(13)
+        for rows in (slice(0, 3), slice(3, 5)):
+            block = np.asarray(g["blocks"])[rows]
+            left = 0.3 * np.eye(len(block)) + 0.4 * block @ block.T
+            right = 0.3 * np.eye(2) + 0.4 * block.T @ block
+            entries = index[rows].ravel()
+            a[np.ix_(entries, entries)] = np.kron(power(left, -0.25, 0), power(right, -0.25, 0))
+        a[11:, 11:] = np.diag((0.3 + 0.4 * np.asarray(g["vector"]) ** 2) ** -0.5)
+        return a
+
+    def exact(theta: Any) -> Any:
+        state = metric.update(metric.init(theta), gradient(theta))
+        return estimate(metric, state, theta, estimator="exact")
+
+    expected = central_divergence(matrix, np.asarray(x)) / 0.4
+    # As above; the ridge of 1e-12 of the largest eigenvalue is below both.
+    bound = 1e-9 * np.abs(expected).max()
+    np.testing.assert_allclose(flat(jax.jit(exact)(theta)), expected, rtol=0, atol=bound)
+
+
+def test_shampoo_derivative_takes_the_ridge_as_constant(
+    monkeypatch: pytest.MonkeyPatch, x64: None
+) -> None:
+    """H = g g' alone, of rank one, where the ridge r is all that bounds A."""
+    monkeypatch.setattr(shampoo, "_ridge", lambda dtype: 1e-3)
+    metric = Shampoo(decay=0.0, interval=1, block_size=4, vector="full")
+    theta = jnp.array([0.3, -0.8, 1.1])
+    top = jnp.sum(gradient(theta) ** 2)
+
+    def matrix(theta: jax.Array) -> jax.Array:
+        g = gradient(theta)
+        q, r = jnp.sum(g**2), 1e-3 * top
+        u = jnp.outer(g, g) / q
+        return r**-0.5 * (jnp.eye(3) - u) + (q + r) ** -0.5 * u
+
+    expected = np.einsum("jkk->j", jax.jacfwd(matrix)(theta))
+    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
+    np.testing.assert_allclose(
+        metric.apply_inverse(state, jnp.eye(3)[0]), matrix(theta)[0], rtol=1e-10
+    )
+    found = estimate(metric, state, theta, estimator="exact")
+    # Roundoff 1e-16 of H in a null direction counts r^(-3/2) against the root's r^(-1/2), with
+    # r = 1e-3: some 1e-13 and sums of a few terms.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
+
+
+def test_shampoo_derivative_at_equal_eigenvalues(x64: None) -> None:
+    """At H = eps I the derivative of H^p along S is p eps^(p-1) S; that of eigh is NaN."""
+    metric = Shampoo(decay=0.5, eps=0.2, interval=1, block_size=3)
+    theta = position({"x": (3, 2)})
+    state, g = metric.init(theta), gradient(theta)
+    found = flat(estimate(metric, state, theta, estimator="exact"))
+    x, unravel = ravel_pytree(theta)
+
+    def matrix(x: jax.Array) -> jax.Array:
+        h = gradient(unravel(x))["x"] - g["x"]  # only the first order at theta counts
+        full = 0.2**-0.5 * jnp.eye(6)
+        for product, other in ((h @ g["x"].T, jnp.eye(2)), (h.T @ g["x"], jnp.eye(3))):
+            slope = -0.25 * 0.2**-1.25 * (product + product.T) * 0.2**-0.25
+            left_axis = other.shape[0] == 2
+            full = full + (jnp.kron(slope, other) if left_axis else jnp.kron(other, slope))
+        return full
+
+    expected = np.einsum("jkk->j", jax.jacfwd(matrix)(x))
+    # The ridge adds 1e-12 to an eigenvalue, relatively.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
+
+
+MANY = 4000
+
+
+@pytest.mark.parametrize("name", ["wenzel", "monge", "user", "shampoo"])
+def test_hutchinson_is_unbiased(name: str, x64: None) -> None:
+    if name == "shampoo":
+        metric, shapes = Shampoo(decay=0.5, eps=0.5, interval=1, block_size=3), {"x": (3, 2)}
+    else:
+        metric, shapes = AUTODIFF[name]
+    theta = position(shapes)
+    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
+    keys = jax.random.split(jax.random.key(3), MANY)
+
+    def one(key: jax.Array) -> jax.Array:
+        return ravel_pytree(estimate(metric, state, theta, key=key))[0]
+
+    draws = np.asarray(jax.jit(jax.vmap(one))(keys))
+    exact = flat(estimate(metric, state, theta, estimator="exact"))
+    error = draws.std(axis=0, ddof=1) / np.sqrt(MANY)
+    # 4.5 standard errors: false alarm 7e-6 for each of at most 8 entries. 1e-12 is for entries
+    # without variance.
+    assert np.all(np.abs(draws.mean(axis=0) - exact) <= 4.5 * error + 1e-12 * np.abs(exact).max())
+    # The test has power: an estimate without its largest entry, or doubled, would fail.
+    assert np.abs(exact).max() > 9 * error.min()
+
+
+def test_several_probes_are_averaged(x64: None) -> None:
+    metric, theta = Monge(decay=0.0), position(SHAPES)
+    state, key = metric.update(metric.init(theta), gradient(theta)), jax.random.key(5)
+    together = estimate(metric, state, theta, key=key, num_probes=3)
+    alone = [estimate(metric, state, theta, key=k) for k in jax.random.split(key, 3)]
+    mean = np.mean([flat(a) for a in alone], axis=0)
+    np.testing.assert_allclose(flat(together), mean, rtol=0, atol=1e-13 * np.abs(mean).max())
+
+
+def test_product_known_from_the_gradient_pass(x64: None) -> None:
+    """One pass gives gradient and product; the same key gives the same estimate."""
+    metric, theta, key = Monge(decay=0.0), position(SHAPES), jax.random.key(5)
+    z = probe(key, theta)
+    g, hvp_z = jax.jvp(gradient, (theta,), (z,))
+    state = metric.update(metric.init(theta), g)
+    found = divergence_from_probe(metric, state, g, z, hvp_z)
+    expected = estimate(metric, state, theta, key=key)
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-13)
+    given = divergence(metric, state, g, lambda _: hvp_z, key, theta)
+    np.testing.assert_array_equal(flat(given), flat(found))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_probe_is_signs_in_the_dtype_of_the_position(dtype: str, x64: None) -> None:
+    shapes = {"a": (), "b": (7, 9), "c": (5,)}
+    like = {k: jnp.zeros(s, dtype) for k, s in shapes.items()}
+    z = probe(jax.random.key(0), like)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), z) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), like
+    )
+    draws = jax.vmap(lambda k: ravel_pytree(probe(k, like))[0])(
+        jax.random.split(jax.random.key(1), 2000)
+    )
+    draws = np.asarray(draws, np.float64)
+    assert set(np.unique(draws)) == {-1.0, 1.0}
+    # The largest of 69 + 69 * 69 means of 2000 signs: 5.5 standard deviations, false alarm 2e-4.
+    moments = np.concatenate([draws.mean(0), (draws.T @ draws / 2000 - np.eye(69)).ravel()])
+    assert np.abs(moments).max() < 5.5 / np.sqrt(2000)
+
+
+def test_result_keeps_dtypes(x64: None) -> None:
+    theta = {k: v.astype(jnp.float32) for k, v in position(SHAPES).items()}
+    for metric in (*(metric for metric, _ in AUTODIFF.values()), Shampoo(block_size=3)):
+        state = jax.eval_shape(metric.init, theta)
+        found = jax.eval_shape(
+            lambda s, t, m=metric: estimate(m, s, t, key=jax.random.key(0)), state, theta
+        )
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), theta
+        )
+
+
+def test_has_divergence() -> None:
+    theta = position(SHAPES)
+    assert not has_divergence(Identity(), theta)
+    assert has_divergence(Monge(), theta)
+    assert has_divergence(Shampoo(), theta)
+    assert not has_divergence(Shampoo(vector="identity"), {"a": theta["a"], "b": theta["b"]})
+
+
+def test_constant_metric_has_no_gamma() -> None:
+    theta = position(SHAPES)
+    found = estimate(Identity(), Identity().init(theta), theta, key=jax.random.key(0))
+    assert np.all(flat(found) == 0)
+
+
+def test_mode_factor() -> None:
+    factors = {mode: mode_factor(mode, 0.75) for mode in GAMMA_MODES}
+    assert factors == {
+        "corrected": 1.0,
+        "published": 0.25,
+        "none": 0.0,
+        "frozen": 0.0,
+        "auxiliary": 0.0,
+    }
+    assert GAMMA_ESTIMATORS == ("hutchinson", "exact")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"estimator": "hutch"}, ValueError, "estimator must be one of .*'exact'.* got 'hutch'"),
+        ({"num_probes": 0}, ValueError, "num_probes must be an integer of at least 1, got 0"),
+        ({"num_probes": 1.5}, TypeError, "num_probes must be an integer .* got 1.5"),
+        ({"key": None}, TypeError, "give a random key, got None"),
+    ],
+)
+def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> None:
+    theta = position(SHAPES)
+    metric = Monge()
+    with pytest.raises(error, match=message):
+        estimate(metric, metric.init(theta), theta, **{"key": jax.random.key(0)} | kwargs)
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match="gamma must be one of .*'corrected'.* got 'exact'"):
+        mode_factor("exact", 0.9)
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(gamma).failed == 0

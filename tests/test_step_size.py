@@ -1,0 +1,149 @@
+"""The automatic step size: what it measures, and what bias it leaves on seven posteriors."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGRLD, step_size_summary
+from numpyro_geom import step_size as auto
+from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
+from numpyro_geom.minibatch import make_plan
+from numpyro_geom.potential import function_potential, model_potential
+
+
+def _load_posteriors():
+    path = Path(__file__).parents[1] / "examples" / "benchmarks" / "posteriors.py"
+    spec = importlib.util.spec_from_file_location("posteriors", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["posteriors"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+P = _load_posteriors()
+
+
+def measure(potential, position, root=lambda v: v):
+    adaptation = auto.init_adaptation(100, jnp.float32)
+    return auto.measure(
+        potential, position, root, random.key(0), adaptation, jnp.asarray(1, jnp.int32)
+    )
+
+
+def test_curvature_of_a_quadratic_is_exact():
+    scales = jnp.geomspace(1.0, 1e3, 12)
+    potential = function_potential(lambda z: 0.5 * jnp.sum(scales * z**2))
+    learned = measure(potential, jnp.ones(12))
+    # twelve Lanczos steps in twelve dimensions are exact but for float32 rounding, which is
+    # relative to the largest eigenvalue: 1e-7 * 1e3 * a few
+    assert float(learned.curvature) == pytest.approx(1e3, rel=1e-5)
+    assert float(learned.slowest) == pytest.approx(1.0, rel=5e-3)
+    assert float(learned.noise) == 0.0
+    preconditioned = measure(potential, jnp.ones(12), lambda v: v / jnp.sqrt(scales))
+    assert float(preconditioned.curvature) == pytest.approx(1.0, rel=1e-4)
+    assert float(preconditioned.slowest) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
+    X = random.normal(random.key(0), (300, 4)) * jnp.array([1.0, 2.0, 0.5, 1.0])
+    y = random.normal(random.key(1), (300,))
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        with numpyro.plate("data", 300) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
+
+    plan = make_plan(model, (X, y), {}, 30)
+    potential = model_potential(model, plan, (X, y), {})
+    w = jnp.array([0.3, -0.2, 0.1, 0.5])
+    scores = -(y - X @ w)[:, None] * X
+    exact = 300**2 / 30 * np.linalg.eigvalsh(np.cov(np.asarray(scores).T, bias=True))[-1]
+    # 300 rows are fewer than CURVATURE_ROWS, so all of them are used; float32
+    assert float(measure(potential, {"w": w}).noise) == pytest.approx(exact, rel=1e-4)
+
+
+def test_noise_of_a_stochastic_potential():
+    sigma = jnp.array([3.0, 1.0, 0.1])
+    potential = function_potential(
+        lambda z, rng_key: 0.5 * z @ z + z @ (sigma * random.normal(rng_key, (3,)))
+    )
+    noise = float(measure(potential, jnp.zeros(3)).noise)
+    # the variance of 128 normal draws has a relative standard error of sqrt(2 / 127) = .125
+    assert noise == pytest.approx(9.0, rel=4 * 0.125)
+
+
+def test_step_size_formula():
+    learned = auto.init_adaptation(10, jnp.float32)._replace(
+        curvature=jnp.float32(4.0), noise=jnp.float32(6.0), slowest=jnp.float32(0.5)
+    )
+    # 0.1 / (4 / 2 + 6 / (2 * 0.5))
+    assert float(auto.step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
+    steps = auto.num_steps_from(learned, jnp.float32(0.01), jnp.asarray(False))
+    assert int(steps) == 100  # 0.5 / (0.01 * 0.5)
+
+
+@pytest.mark.parametrize("num_warmup", [0, 1, 2, 10, 100, 1000])
+def test_checkpoints_are_few_and_the_last_is_at_the_end(num_warmup):
+    draws = jnp.arange(num_warmup + 5)
+    due = jax.vmap(lambda i: auto.is_checkpoint(i, jnp.asarray(num_warmup)))(draws)
+    assert bool(due[1])
+    assert not bool(due[0])
+    assert int(due.sum()) <= 13
+    if num_warmup > 2:
+        assert bool(due[num_warmup - 1])
+        assert not bool(due[num_warmup:].any())
+
+
+TARGETS = {
+    "gaussian": P.gaussian,
+    "logistic": lambda: P.logistic(batch_size=128),
+    "logistic-raw": lambda: P.logistic(raw=True, batch_size=128),
+    "poisson": P.poisson,
+    "hierarchical": P.hierarchical,
+    "network": P.network,
+    "banana": P.banana,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_default_keeps_the_tolerance_or_says_why_not(name):
+    posterior = TARGETS[name]()
+    mean, sd = posterior.reference(2000)
+    kernel = SGRLD(posterior.model, batch_size=posterior.batch_size)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=60,
+        num_samples=60,
+        num_chains=16,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(3), *posterior.args)
+    draws = {k: jnp.swapaxes(v, 0, 1) for k, v in mcmc.get_samples(group_by_chain=True).items()}
+    values = np.asarray(posterior.scalars(draws))
+    assert np.isfinite(values).all()
+    _, _, ratio, ratio_error = P.errors(values, mean, sd)
+    error = 2 * ratio * ratio_error  # of the variance ratio, over chains
+    excess = abs(ratio**2 - 1) - kernel.bias_tolerance
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_unreliable(mcmc)
+    told = [str(w.message) for w in caught if issubclass(w.category, SamplingWarning)]
+    text = step_size_summary(mcmc)
+    assert "binds" in text
+    # the worst of up to 31 scalars: 4 standard errors have a false-alarm rate of about 0.2%; the
+    # reference's own error, from 2000 NUTS draws, is sqrt(2 / 1000) of a variance at most
+    assert excess < 4 * (error + 0.045) or told, (ratio**2, error, text)
