@@ -219,17 +219,20 @@ def setup(
     )
     rng = np.random.default_rng(seed)
     x = jnp.asarray(it.draw(temperature, chains_a_size * len(sizes), rng), jnp.float32)
-    # what "frozen" would have learned in warm-up, from draws of its own
-    learned = kernel.metric.init(jax.tree.map(lambda v: v[0], packing.pack(x)))
-    for y in jnp.asarray(it.draw(temperature, 30, rng), jnp.float32):
-        learned = kernel.metric.update(learned, jax.grad(energy)(packing.pack(y)))
     state = chains.start(kernel, packing.pack(x), seed=seed + 1)
-    auxiliary = settings["gamma"] == "auxiliary"
-    state = chains.past_warmup(
-        chains.several_step_sizes(state, len(sizes)),
-        metric_state=None if auxiliary else learned,
-        scale=(1.5 * it.scale if scale is None else scale) if auxiliary else None,
-    )
+    state = chains.several_step_sizes(state, len(sizes))
+    if settings["gamma"] == "auxiliary":
+        state = chains.past_warmup(state, scale=1.5 * it.scale if scale is None else scale)
+    else:  # what warm-up would have learned, from draws of its own
+        others = packing.pack(jnp.asarray(it.draw(temperature, 30, rng), jnp.float32))
+
+        @jax.jit
+        def learn(others: PyTree) -> PyTree:
+            first = kernel.metric.init(jax.tree.map(lambda v: v[0], others))
+            update = kernel.metric.update
+            return jax.lax.scan(lambda m, z: (update(m, jax.grad(energy)(z)), ()), first, others)[0]
+
+        state = chains.past_warmup(state, metric_state=learn(others))
     return Setup(it, packing, kernel, state)
 
 
@@ -240,13 +243,15 @@ class Result(NamedTuple):
         scores: of the test functions, (sizes, functions), in standard errors.
         errors: means less expectations, likewise.
         acceptance: mean acceptance probability, (sizes,).
-        moved: correlation of first and last position is below this, (sizes,).
+        memory: the largest correlation of first and last position, over coordinates, (sizes,).
+        pooled: scores over the chains of all sizes, (functions,).
     """
 
     scores: np.ndarray
     errors: np.ndarray
     acceptance: np.ndarray
     memory: np.ndarray
+    pooled: np.ndarray
 
 
 def simulate(it: Setup, num_sizes: int, num_draws: int, temperature: float = 1.0) -> Result:
@@ -268,9 +273,11 @@ def simulate(it: Setup, num_sizes: int, num_draws: int, temperature: float = 1.0
                 memory,
             )
         )
-    return Result(*(np.stack(column) for column in zip(*rows, strict=True)))
+    pooled = chains.scores(it.target.functions(x.astype(np.float64)), exact)
+    return Result(*(np.stack(column) for column in zip(*rows, strict=True)), pooled)
 
 
+# (target, metric, gamma)
 ADJUSTED = [
     *(
         (target, metric, "auxiliary")
@@ -291,10 +298,11 @@ ADJUSTED = [
 def test_adjusted_is_exact_at_any_step_size(target: str, metric: str, gamma: str) -> None:
     sizes = (0.03, 0.1, 0.4)
     it = setup(
-        target, metric, sizes=sizes, chains_a_size=1500, num_steps=80, gamma=gamma, adjusted=True
+        target, metric, sizes=sizes, chains_a_size=1000, num_steps=80, gamma=gamma, adjusted=True
     )
     result = simulate(it, len(sizes), num_draws=3)
     assert np.abs(result.scores).max() < NUM_ERRORS
+    assert np.abs(result.pooled).max() < NUM_ERRORS
     # chains move, and at the largest step the Metropolis test has work to do
     assert result.memory.min() < 0.75
     assert result.acceptance[-1] < 0.95
@@ -328,7 +336,7 @@ def test_adjusted_is_exact_at_any_temperature(adjusted_gamma: str, temperature: 
         "banana",
         "monge",
         sizes=(0.02, 0.1),
-        chains_a_size=2000,
+        chains_a_size=1500,
         num_steps=100,
         temperature=temperature,
         gamma=adjusted_gamma,
@@ -339,30 +347,44 @@ def test_adjusted_is_exact_at_any_temperature(adjusted_gamma: str, temperature: 
     assert result.memory.min() < 0.75
 
 
-# Bias of order h, in posterior standard deviations of the test function, measured with 4,000
-# chains: banana .04 +- .01 for r^2 and .08 +- .05 for (a r)^2 with monge, less with the others, at
-# s = 8 (half at half the step; above h = .01 steps explode); funnel below the error of .015;
-# logistic below .02 at .01 and .07 at .04.
-UNADJUSTED = {"banana": (0.0025, 8.0, 0.1), "funnel": (0.003, None, 0.02), "logistic": (0.01, None, 0.02)}
+# Step size, s, bias in posterior standard deviations of the test function, steps of a draw. The bias
+# is what 3,000 or 4,000 chains measured, with its error. On the banana steps explode above h of
+# about .01 unless A itself is small there, as with rmsprop and shampoo.
+UNADJUSTED = {
+    # .034 at .0025 for r^2, .07 at .005; .06 and .13 for (a r)^2
+    ("banana", "identity"): (0.0025, 8.0, 0.07, 400),
+    # .030 +- .01 at .02, .05 at .04 for r^2
+    ("banana", "rmsprop"): (0.02, 8.0, 0.04, 200),
+    # .026 +- .01 at .0025, .05 at .005
+    ("banana", "wenzel"): (0.0025, 8.0, 0.04, 400),
+    # .04 +- .01 at .0025 for r^2, .08 +- .05 for (a r)^2
+    ("banana", "monge"): (0.0025, 8.0, 0.09, 400),
+    # .036 +- .01 at .02, .06 at .04
+    ("banana", "shampoo"): (0.02, 8.0, 0.04, 200),
+    # not above the error of .015 at .002, nor at .004
+    **{("funnel", m): (0.002, 3.0, 0.015, 500) for m in ("rmsprop", "wenzel", "monge", "shampoo")},
+    # below .02 at .01, .07 at .04
+    **{("logistic", m): (0.01, None, 0.02, 100) for m in ("rmsprop", "wenzel", "monge", "shampoo")},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", ["rmsprop", "wenzel", "monge", "shampoo"])
-@pytest.mark.parametrize("target", UNADJUSTED)
+@pytest.mark.parametrize(("target", "metric"), UNADJUSTED)
 def test_auxiliary_has_a_bias_of_order_h_only(target: str, metric: str) -> None:
-    step_size, scale, bias = UNADJUSTED[target]
+    step_size, scale, bias, num_steps = UNADJUSTED[target, metric]
     it = setup(
         target,
         metric,
         sizes=(step_size,),
-        chains_a_size=2000,
-        num_steps=math.ceil(1 / step_size),
+        chains_a_size=1500,
+        num_steps=num_steps,
         scale=scale,
         gamma="auxiliary",
     )
     result = simulate(it, 1, num_draws=3)
     spread = it.target.functions(np.asarray(it.packing.unpack(it.state.z))).std(axis=0)
-    assert np.all(np.abs(result.errors) < bias * spread + NUM_ERRORS * result.errors / result.scores)
+    monte_carlo = NUM_ERRORS * np.abs(result.errors / result.scores)
+    assert np.all(np.abs(result.errors) < bias * spread + monte_carlo)
     assert result.memory.max() < 0.75
 
 
@@ -383,16 +405,17 @@ def test_corrected_leaves_the_target_in_two_dimensions(
     far = {}
     for gamma in ("corrected", "published", "none"):
         it = setup(
-            "logistic", "metric", sizes=(0.01,), chains_a_size=1500, num_steps=400, gamma=gamma
+            "logistic", "metric", sizes=(0.01,), chains_a_size=1000, num_steps=400, gamma=gamma
         )
-        result = simulate(it, 1, num_draws=3)
+        result = simulate(it, 1, num_draws=2)
         spread = it.target.functions(np.asarray(it.packing.unpack(it.state.z))).std(axis=0)
         error = np.abs(result.errors / result.scores)
-        # measured: rmsprop .033 +- .013 posterior standard deviations, the others less
         far[gamma] = np.max((np.abs(result.errors) - NUM_ERRORS * error) / spread)
-    assert far["corrected"] < 0.04
-    assert far["published"] > 0.06  # measured: .17 to .9, by metric
-    assert far["none"] > 0.2  # measured: .45 to 2.4
+    # bias measured: rmsprop .033 +- .013 posterior standard deviations, the others less
+    assert far["corrected"] < 0.035
+    # .17 to .9 and .4 to 2.4, by metric
+    assert far["published"] > 0.05
+    assert far["none"] > 0.15
 
 
 class Linear(NamedTuple):
@@ -582,7 +605,7 @@ def test_minibatch_epochs_cancel_their_noise() -> None:
 def test_minibatch_auxiliary_has_the_variance_of_its_recursion(temperature: float) -> None:
     # grad U / N from a third of the batch, four rows
     noise = np.var(ROWS) / 16 / 4
-    law = Linear(CURVATURE, len(ROWS), 0.006, temperature, 0.7, 0.5, noise, noise)
+    law = Linear(CURVATURE, len(ROWS), 0.003, temperature, 0.7, 0.1, noise, noise)
     kernel = SGRLD(
         rows_model,
         metric=Monge(alpha2=0.0, decay=law.decay),
@@ -590,17 +613,17 @@ def test_minibatch_auxiliary_has_the_variance_of_its_recursion(temperature: floa
         batch_size=12,
         step_size=law.step_size,
         temperature=temperature,
-        num_steps=30,
+        num_steps=50,
     )
     y = jnp.asarray(ROWS, jnp.float32)
-    positions = {"mu": jnp.full((8000,), POSTERIOR_MEAN, jnp.float32)}
+    positions = {"mu": jnp.full((4000,), POSTERIOR_MEAN, jnp.float32)}
     state = chains.start(kernel, positions, seed=13, args=(y,))
     state = chains.past_warmup(state, scale=law.scale, noise_variance=noise)
     _, draws = chains.run(kernel, state, 8, args=(y,))
     x = draws.z["mu"][3:]
     assert np.abs(variance_score(x, POSTERIOR_MEAN, law.variance())).max() < NUM_ERRORS
-    # the coupling to V and the noise in it are no small part
-    assert law.variance() != pytest.approx(law._replace(scale=100.0).variance(), rel=0.05)
+    # the coupling to V is no small part of it: without, 16 and 8 percent less
+    assert law._replace(scale=100.0).variance() < 0.93 * law.variance()
 
 
 def tilted_variance(inflation: float, alpha2: float, scale: float) -> float:
@@ -619,6 +642,7 @@ def tilted_variance(inflation: float, alpha2: float, scale: float) -> float:
 
 @pytest.mark.slow
 def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
+    # decay 0 and noise .8 s^2: the injected noise is a fifth of what it would be
     noise, scale, alpha2 = 0.8, 1.0, 4.0
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
@@ -629,13 +653,80 @@ def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
         metric=Monge(alpha2=alpha2, decay=0.0),
         gamma="auxiliary",
         step_size=0.01,
-        num_steps=500,
+        num_steps=300,
     )
-    x = jax.random.normal(jax.random.key(14), (6000, 1))
-    variances = {}
+    start = jax.random.normal(jax.random.key(14), (4000, 1))
+    # and what happens where the noise is ignored, as theory has it: a variance of .761
     for known in (noise, 0.0):
-        state = chains.start(kernel, x, seed=15)
+        exact = tilted_variance((noise - known) / scale**2, alpha2, scale)
+        state = chains.start(kernel, start, seed=15)
         state = chains.past_warmup(state, scale=scale, noise_variance=known)
-        _, draws = chains.run(kernel, state, 8)
-        variances[known] = np.var(draws.z[3:])
-    print(variances, tilted_variance(noise / scale**2, alpha2, scale))
+        _, draws = chains.run(kernel, state, 7)
+        values = np.mean(draws.z[3:, :, 0] ** 2, axis=0, dtype=np.float64)
+        error = np.std(values) / math.sqrt(len(values))
+        # bias of order h, measured at .02: .037 and .024
+        assert abs(values.mean() - exact) < 0.025 + NUM_ERRORS * error
+        assert (exact > 0.99) == (known > 0)
+        assert NUM_ERRORS * error < 0.08
+
+
+def learned(state: SGState) -> tuple[np.ndarray, np.ndarray]:
+    """The scale s and the noise variance of a one-dimensional position, by chain."""
+    known = state.dynamics
+    weight = np.asarray(known.weight)
+    noise = np.asarray(jax.tree.leaves(known.noise_variance)[0]).reshape(len(weight))
+    return 1.5 * np.sqrt(np.asarray(known.second_moment) / weight), noise / weight
+
+
+def test_auxiliary_learns_scale_and_noise_in_warmup() -> None:
+    noise = 0.5
+
+    def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
+        return normal_energy(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
+
+    kernel = SGRLD(
+        potential_fn=energy,
+        metric=RMSprop(decay=0.5),
+        gamma="auxiliary",
+        step_size=0.05,
+        num_steps=100,
+    )
+    start = 2 * jax.random.normal(jax.random.key(16), (1000, 1))
+    state = chains.start(kernel, start, seed=17, num_warmup=8)
+    state, _ = chains.run(kernel, state, 8)
+    scale, known = learned(state)
+    # over about 200 steps: E g^2 = 1 + noise / 2, as two parts of three are averaged for it
+    assert np.median(known) == pytest.approx(noise, rel=0.1)
+    assert np.median(scale) == pytest.approx(1.5 * math.sqrt(1.25), rel=0.15)
+    state, draws = chains.run(kernel, state, 6)
+    np.testing.assert_array_equal(learned(state), (scale, known))
+    values = np.mean(draws.z[2:, :, 0] ** 2, axis=0, dtype=np.float64)
+    error = np.std(values) / math.sqrt(len(values))
+    # h (1 + 1 / s^2 + noise ...) A / 2 with A <= 1 / s is at most .04
+    assert abs(values.mean() - 1) < 0.04 + NUM_ERRORS * error
+
+
+@pytest.mark.parametrize("adjusted", [False, True], ids=["unadjusted", "adjusted"])
+@pytest.mark.parametrize("metric", ["monge", "rmsprop"])
+def test_auxiliary_started_at_the_mode(metric: str, adjusted: bool) -> None:
+    # The gradient is 0 there, so that it says nothing of s: a scale taken from it alone makes the
+    # pull towards V infinitely stiff.
+    kernel = SGRLD(
+        potential_fn=normal_energy,
+        metric=metric,
+        gamma="auxiliary",
+        adjusted=adjusted,
+        step_size=0.05,
+        num_steps=100,
+    )
+    state = chains.start(kernel, jnp.zeros((500, 1)), seed=18, num_warmup=16)
+    state, _ = chains.run(kernel, state, 16)
+    scale, _ = learned(state)
+    assert 0.5 < np.median(scale) < 3
+    assert scale.max() < 10
+    state, draws = chains.run(kernel, state, 12)
+    assert not draws.diverging.any()
+    values = np.mean(draws.z[4:, :, 0] ** 2, axis=0, dtype=np.float64)
+    error = np.std(values) / math.sqrt(len(values))
+    # bias of order h as above, 0 if adjusted
+    assert abs(values.mean() - 1) < (0.0 if adjusted else 0.04) + NUM_ERRORS * error

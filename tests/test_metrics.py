@@ -123,6 +123,21 @@ def test_products_are_powers_of_one_positive_definite_matrix(metric: Any, x64: N
 
 
 @each_metric
+def test_derivative_of_log_det_is_a_trace(metric: Any, x64: None) -> None:
+    """d log det G = -tr(G dA), along a direction that a statistic can move in."""
+    state, like = run(metric), tree(0)
+    change = metric.statistic(tree(7))
+
+    def both(statistic: Any) -> tuple[jax.Array, jax.Array]:
+        moved = state._replace(statistic=statistic)
+        return metric.log_det(moved), _jit_dense(metric, "apply_inverse")(moved, like)
+
+    (_, a), (slope, da) = jax.jit(functools.partial(jax.jvp, both))((state.statistic,), (change,))
+    expected = -np.trace(np.linalg.solve(a, da))
+    np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-11)
+
+
+@each_metric
 @float_types
 def test_shapes_and_dtypes_are_kept(metric: Any, dtype: str, x64: None) -> None:
     def signature(x: Any) -> Any:

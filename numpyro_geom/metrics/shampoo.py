@@ -224,13 +224,17 @@ class Shampoo(Metric):
         return self._multiply(state, jax.tree.unflatten(treedef, roots), vector, 0.5)
 
     def log_det(self, state: ShampooState) -> jax.Array:
-        """Log det G."""
+        """Log det G; its derivative takes the ridge as constant."""
         total = jnp.zeros(())
         fields = (state.statistic, state.basis, state.eigenvalues, state.weights)
         for h, q, w, weights in zip(*map(jax.tree.leaves, fields), strict=True):
-            log = _root(h, q, w, _compose(q, jnp.log(w)), 0.0)
-            diagonal = log if log.ndim == 1 else jnp.diagonal(log, axis1=-2, axis2=-1)
-            total = total + jnp.sum(weights * diagonal)
+            change = h - lax.stop_gradient(h)  # zero, and gives the derivative
+            if h.ndim == 1:
+                log = jnp.log(w) + change / w
+            else:
+                log = jnp.diagonal(_compose(q, jnp.log(w)), axis1=-2, axis2=-1)
+                log = log + jnp.sum(_compose(q, 1 / w) * change, axis=-1)
+            total = total + jnp.sum(weights * log)
         return total
 
     def _plan(self, x: Any) -> _Plan:
@@ -249,10 +253,11 @@ class Shampoo(Metric):
             if not plan.sizes:
                 return x
             exponent = power / (2 * len(plan.sizes))
-            y = x if plan.diagonal else plan.split(x)
-            for i, (h, q, w, root) in enumerate(zip(*axes, strict=True)):
-                y = _product(_root(h, q, w, root, exponent), y, i + 1)
-            return y if plan.diagonal else plan.join(y)
+            if not plan.diagonal:
+                return plan.join(_kronecker(exponent, *axes, plan.split(x)))
+            (h,), _, (w,), (root,) = axes
+            # The second term is zero and gives the derivative, which takes the ridge as constant.
+            return x * (root + exponent * root / w * (h - lax.stop_gradient(h)))
 
         return jax.tree.map(
             of_site, vector, state.statistic, state.basis, state.eigenvalues, factors
@@ -485,12 +490,10 @@ def _gram_jvp(axis: int, primals: tuple, tangents: tuple) -> tuple[jax.Array, ja
 
 
 def _product(matrix: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """Product with each block along ``axis``, by a symmetric matrix or a diagonal one."""
-    if matrix.ndim == 1:
-        return matrix * x
+    """Product of each block's matrix with its axis ``axis``."""
     blocks, n = x.shape[0], x.shape[axis]
     if axis == x.ndim - 1 and axis > 1:
-        y = jnp.matmul(x.reshape(blocks, -1, n), matrix, precision=HIGHEST)
+        y = jnp.matmul(x.reshape(blocks, -1, n), matrix.mT, precision=HIGHEST)
     elif axis == 1:
         y = jnp.matmul(matrix, x.reshape(blocks, n, -1), precision=HIGHEST)
     else:
@@ -499,42 +502,76 @@ def _product(matrix: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     return y.reshape(x.shape)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _root(
-    statistic: jax.Array,
-    basis: jax.Array,
-    eigenvalues: jax.Array,
-    root: jax.Array,
-    power: float,
+def _products(matrices: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+    return functools.reduce(
+        lambda y, pair: _product(pair[1], y, pair[0]), enumerate(matrices, 1), x
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _kronecker(
+    exponent: float,
+    statistic: tuple[jax.Array, ...],
+    basis: tuple[jax.Array, ...],
+    eigenvalues: tuple[jax.Array, ...],
+    roots: tuple[jax.Array, ...],
+    x: jax.Array,
 ) -> jax.Array:
-    """``root``, which is (statistic + r I)^power, as a function of ``statistic``.
+    """Products with ``roots``, which are (statistic + r I)^exponent, along every axis.
 
-    The power 0 stands for the logarithm. The derivative needs the eigendecomposition and makes
-    none; it takes the ridge r as constant.
+    The derivative in ``statistic`` needs its eigendecomposition and makes none; it takes the ridge
+    r as constant.
     """
-    return root
+    return _products(roots, x)
 
 
-@_root.defjvp
-def _root_jvp(power: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    _, q, w, root = primals
-    change = tangents[0]
-    if w.ndim == 1:
-        return root, change * _divided_difference(w, w, power)
-    inner = jnp.matmul(jnp.matmul(q.mT, change, precision=HIGHEST), q, precision=HIGHEST)
-    inner = inner * _divided_difference(w[..., :, None], w[..., None, :], power)
-    outer = jnp.matmul(jnp.matmul(q, inner, precision=HIGHEST), q.mT, precision=HIGHEST)
-    return root, outer
+@functools.partial(_kronecker.defjvp, symbolic_zeros=True)
+def _kronecker_jvp(exponent: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    _, basis, eigenvalues, roots, x = primals
+    changes, dx = tangents[0], tangents[-1]
+    total = jnp.zeros_like(x) if _is_zero(dx) else _products(roots, dx)
+    if not all(_is_zero(change) for change in changes):
+        total = total + _change(exponent, changes, basis, eigenvalues, x)
+    return _products(roots, x), total
 
 
-def _divided_difference(a: jax.Array, b: jax.Array, power: float) -> jax.Array:
-    """(a^p - b^p) / (a - b), p a^(p-1) where a = b; of the logarithm for p = 0.
+def _change(
+    exponent: float,
+    changes: tuple[jax.Array, ...],
+    basis: tuple[jax.Array, ...],
+    eigenvalues: tuple[jax.Array, ...],
+    x: jax.Array,
+) -> jax.Array:
+    """Derivative of the products with (H + r I)^exponent along changes of H, in H's eigenbasis."""
+    x = _products(tuple(q.mT for q in basis), x)
+    scales = [
+        (w**exponent).reshape(w.shape[:1] + (1,) * i + w.shape[1:] + (1,) * (x.ndim - 2 - i))
+        for i, w in enumerate(eigenvalues)
+    ]
+    total = jnp.zeros_like(x)
+    for i, (change, q, w) in enumerate(zip(changes, basis, eigenvalues, strict=True)):
+        if not _is_zero(change):
+            others = math.prod(scales[:i] + scales[i + 1 :], start=x)
+            total = total + _product(_rotated_change(exponent, change, q, w), others, i + 1)
+    return _products(basis, total)
+
+
+def _rotated_change(exponent: float, change: jax.Array, q: jax.Array, w: jax.Array) -> jax.Array:
+    """Derivative of (H + r I)^exponent along ``change`` of H, in H's eigenbasis."""
+    rotated = jnp.matmul(jnp.matmul(q.mT, change, precision=HIGHEST), q, precision=HIGHEST)
+    return rotated * _divided_difference(w[..., :, None], w[..., None, :], exponent)
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _divided_difference(a: jax.Array, b: jax.Array, p: float) -> jax.Array:
+    """(a^p - b^p) / (a - b), and p a^(p-1) where a = b.
 
     As b^(p-1) expm1(p t) / expm1(t) with t = log a - log b it is stable for all a, b > 0.
     """
     t = jnp.log(a) - jnp.log(b)
     equal = t == 0
     t = jnp.where(equal, 1.0, t)
-    slope = power if power != 0 else 1.0
-    ratio = (jnp.expm1(power * t) if power != 0 else t) / jnp.expm1(t)
-    return b ** (power - 1) * jnp.where(equal, slope, ratio)
+    return b ** (p - 1) * jnp.where(equal, p, jnp.expm1(p * t) / jnp.expm1(t))
