@@ -1,5 +1,7 @@
 """Riemannian stochastic-gradient MCMC kernels for NumPyro models."""
 
+from .diagnostics.inference_data import to_inference_data
+from .diagnostics.summary import print_summary, step_size_summary
 from .kernel import SGKernel, SGState
 from .kernels import SGRLD
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
@@ -21,4 +23,7 @@ __all__ = [
     "constant",
     "cyclical",
     "polynomial",
+    "print_summary",
+    "step_size_summary",
+    "to_inference_data",
 ]

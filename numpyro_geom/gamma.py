@@ -7,7 +7,7 @@ covariance, with g = grad Uhat / N and V the metric's statistic::
     sdot      = derivative of statistic(g) along gdot
     Gamma_hat = d/de [A(V + e sdot) z] at e = 0,       E_z Gamma_hat = Gamma
 
-What a sampler adds to the position is tau h c Gamma; c is :func:`mode_factor`.
+What a sampler adds to the position is tau h c Gamma; c is `mode_factor`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._checks import check_choice, check_int
 PyTree = Any
 
 GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
-"""Treatments of Gamma: see :func:`mode_factor`."""
+"""Treatments of Gamma: see `mode_factor`."""
 
 GAMMA_ESTIMATORS = ("hutchinson", "exact")
 """Ways to sum over the position's directions: random probes, or all unit vectors."""

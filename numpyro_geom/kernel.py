@@ -3,7 +3,7 @@
 A kernel's ``sample`` runs ``num_steps`` stochastic-gradient steps in one compiled loop. A step:
 split the key, draw row indices, let the leaf kernel take its pure step (gradient, metric, move),
 check that everything is finite, and keep the new values or go back to the last position whose
-energy and gradient were. Everything that evolves is in :class:`SGState`; a kernel object holds
+energy and gradient were. Everything that evolves is in `SGState`; a kernel object holds
 settings and the static facts of a model.
 """
 
@@ -84,7 +84,8 @@ class SGState(NamedTuple):
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
         potential_energy: minibatch estimate of U at the start of the last step, in nats.
         grad_norm: Euclidean norm of the gradient estimate there.
-        configurational_temperature: z . grad U / D there; its mean is the temperature.
+        configurational_temperature: mean of z . grad U / D over the draw's steps, whose mean is
+            the temperature.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
         diverging: whether a step of the last draw was not finite, or unstable, and was undone.
@@ -94,7 +95,7 @@ class SGState(NamedTuple):
         dynamics: what the kernel carries besides.
         stream: position in the stream of rows.
         steps_taken: stochastic-gradient steps so far; schedules are functions of it.
-        adaptation: what warm-up has learned, see :class:`~numpyro_geom.step_size.Adaptation`.
+        adaptation: what warm-up has learned, see `numpyro_geom.step_size.Adaptation`.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
     """
@@ -127,7 +128,7 @@ class SGKernel(MCMCKernel):
         model: a NumPyro model with continuous latent sites.
         potential_fn: in the model's place, an energy ``potential_fn(z)`` or an unbiased
             stochastic one ``potential_fn(z, rng_key)``, in nats; needs ``init_params``.
-        metric: a name or an object, see :mod:`numpyro_geom.metrics`.
+        metric: a name or an object, see `numpyro_geom.metrics`.
         step_size: ``"auto"``, a number, or a schedule (a function of the step count).
         batch_size: rows a step: an int for the only plate with observed rows, a dict
             plate -> int for several, None for all rows (or for what the model subsamples).
@@ -186,7 +187,7 @@ class SGKernel(MCMCKernel):
             )
         self._model = model
         self._potential_fn = potential_fn
-        self._metric = get_metric(metric)
+        self._given_metric = self._metric = get_metric(metric)
         self._schedule = None if isinstance(step_size, str) else as_schedule(step_size)
         self._num_steps = None if isinstance(num_steps, str) else check_int("num_steps", num_steps)
         self._batch_size = _check_batch_size(batch_size)
@@ -242,8 +243,10 @@ class SGKernel(MCMCKernel):
 
     @property
     def model(self) -> Callable | None:
-        """The user's model."""
-        return self._model
+        """The user's model; after ``init``, with plates that run at full size."""
+        if self._model is None or self._plan is None:
+            return self._model
+        return _AllRows(self._model, self._runnable_model())
 
     @property
     def metric(self) -> Any:
@@ -321,6 +324,8 @@ class SGKernel(MCMCKernel):
                 ``init_params`` does not fit the model.
             TypeError: for positions that are not floating point.
         """
+        if not hasattr(rng_key, "dtype"):
+            raise TypeError(f"rng_key must be a key such as jax.random.key(0), got {rng_key!r}")
         model_args, model_kwargs = _on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         key_state, key_model = (
@@ -338,10 +343,15 @@ class SGKernel(MCMCKernel):
                 )
             position = init_params
         _check_floating(position)
-        interval = getattr(self._metric, "interval", 1)
-        if interval is None:
+        self._metric = self._given_metric
+        if getattr(self._metric, "interval", 1) is None:
+            if not dataclasses.is_dataclass(self._metric):
+                raise TypeError(
+                    "interval=None means one epoch and needs a metric that is a dataclass, got "
+                    f"{type(self._metric).__name__}: make it one, or give the interval in steps"
+                )
             steps = 1 if self._plan is None else self._plan.steps_per_epoch
-            self._metric = dataclasses.replace(self._metric, interval=steps)
+            self._metric = dataclasses.replace(self._metric, interval=steps)  # type: ignore
 
         def init_one(key: jax.Array, position: PyTree) -> SGState:
             return self._init_chain(key, num_warmup, position, model_args, model_kwargs)
@@ -354,15 +364,21 @@ class SGKernel(MCMCKernel):
                 "the energy is not finite where the chain starts (potential energy "
                 f"{state.potential_energy}): pass other `init_params` or another `init_strategy`"
             )
-        self._sample_fn = (
-            self._sample_one if single else jax.vmap(self._sample_one, in_axes=(0, None, None))
-        )
+        self._sample_fn = self._sample_one if single else self._sample_batch
         return state
 
     def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Take ``num_steps`` stochastic-gradient steps and return the next state."""
         if self._sample_fn is None:
-            raise RuntimeError("`init` must run before `sample`: call it, or use numpyro.infer.MCMC")
+            raise RuntimeError(
+                "`init` must run before `sample`: call it, or use numpyro.infer.MCMC"
+            )
+        wide = [x.dtype for x in jax.tree.leaves(state.z) if x.dtype == jnp.float64]
+        if wide and not jax.config.read("jax_enable_x64"):
+            raise TypeError(
+                "the state is float64 and 64-bit mode is off: expected both alike, switch x64 on "
+                "(`numpyro.enable_x64()`) or start a new run"
+            )
         return self._sample_fn(state, *_on_device(model_args, model_kwargs))
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
@@ -379,10 +395,10 @@ class SGKernel(MCMCKernel):
             return _identity
         if self._transforms is not None:
             return self._transforms
-        leaves = jax.tree.leaves((model_args, model_kwargs))
+        leaves, treedef = jax.tree.flatten((model_args, model_kwargs))
         cached = self._constrain_cache
-        if cached is not None and _same(cached[0], leaves):
-            return cached[1]
+        if cached is not None and cached[1] == treedef and _same(cached[0], leaves):
+            return cached[2]
         model = SubsamplePlates(self._runnable_model())
         args, kwargs = _on_device(model_args, model_kwargs)
 
@@ -392,7 +408,7 @@ class SGKernel(MCMCKernel):
         # compiled also where the host calls it eagerly, so that unused rows are not gathered
         compiled = jax.jit(constrain)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._constrain_cache = (leaves, compiled)
+            self._constrain_cache = (leaves, treedef, compiled)
         return compiled
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
@@ -415,7 +431,9 @@ class SGKernel(MCMCKernel):
             ValueError: for a kernel that has a ``potential_fn``.
         """
         if self._model is None:
-            raise ValueError("wrap_model needs a kernel with a model, and this one has potential_fn")
+            raise ValueError(
+                "wrap_model needs a kernel with a model, and this one has potential_fn"
+            )
         kernel = copy.copy(self)
         kernel._model = wrapper(self._model)
         kernel._forget_model()
@@ -423,7 +441,7 @@ class SGKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_sample_fn=None, _constrain_cache=None)
+        state.update(_constrain_cache=None)
         return state
 
     # Initialisation
@@ -463,7 +481,11 @@ class SGKernel(MCMCKernel):
             model_kwargs=kwargs,
         )
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
-        self._transforms = None if replays else info.postprocess_fn
+        # arrays in transforms that belong to an outer transformation must not outlive it
+        leaked = any(
+            isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(info.postprocess_fn.args)
+        )
+        self._transforms = None if replays or leaked else info.postprocess_fn
         position = info.param_info.z
         if init_params is None:
             return position
@@ -488,6 +510,11 @@ class SGKernel(MCMCKernel):
         stream = potential.init_stream(key_stream)
         batch, _ = potential.draw(key_batch, stream)
         energy = potential.energy(position, batch)
+        if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float)):
+            raise ValueError(
+                f"the potential must be a floating point scalar, got {energy!r} of type "
+                f"{type(energy).__name__}: return the energy alone"
+            )
         if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
             raise ValueError(
                 "the potential must be a floating point scalar, got shape "
@@ -540,6 +567,9 @@ class SGKernel(MCMCKernel):
     def _adapts(self) -> bool:
         return self._schedule is None or self._num_steps is None
 
+    def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
+        return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
+
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         rng_key, key_steps, key_measure, key_check = random.split(state.rng_key, 4)
         potential = self._potential(args, kwargs)
@@ -553,7 +583,7 @@ class SGKernel(MCMCKernel):
         learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
 
         def body(_: jax.Array, carry: tuple) -> tuple:
-            key, walker, trusted, stream, t, old, old_ratio, undone, accepted = carry
+            key, walker, trusted, stream, t, old, old_ratio, undone, sums = carry
             key, key_batch, key_step = random.split(key, 3)
             batch, stream = potential.draw(key_batch, stream)
             h: jax.Array = state.step_size
@@ -568,47 +598,52 @@ class SGKernel(MCMCKernel):
             facts = (
                 report.energy.astype(dtype),
                 tree_vdot(report.grad, report.grad).astype(dtype),
-                tree_vdot(walker.position, report.grad).astype(dtype) / size,
                 h,
             )
+            virial = tree_vdot(walker.position, report.grad).astype(dtype) / size
             # squared length of the drift, in the metric, over that of the noise
-            ratio = h * tree_vdot(report.grad, report.drift) / (2 * jnp.maximum(tau, 1e-3) * size)
-            ratio = ratio.astype(dtype)
-            stable = (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio) | self._adjusted
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & _all_finite(new.position)
-            finite &= stable
+            ratio = old_ratio
+            if self._temperature > 0 and not self._adjusted:
+                ratio = h * tree_vdot(report.grad, report.drift) / (2 * self._temperature * size)
+                ratio = ratio.astype(dtype)
+                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
             # energy and gradient belong to the position where the step started: if they fail,
             # the step before led astray, and the chain goes back to where they did not
             back = walker._replace(position=trusted)
             trusted = _where(finite, walker.position, trusted)
             walker, facts = _where(finite, (new, facts), (back, old))
             old_ratio = jnp.where(finite, ratio, old_ratio)
-            accepted = accepted + jnp.where(finite, report.accept_prob, 0.0).astype(dtype)
+            accept_prob = report.accept_prob.astype(dtype)
+            sums = sums + jnp.where(finite, jnp.stack([virial, accept_prob]), 0.0)
             undone = undone + ~finite
-            return key, walker, trusted, stream, t + 1, facts, old_ratio, undone, accepted
+            return key, walker, trusted, stream, t + 1, facts, old_ratio, undone, sums
 
         num_steps = state.num_steps if self._num_steps is None else self._num_steps
-        zero = jnp.zeros((), dtype)
         carry = (
             key_steps,
             Walker(state.z, state.metric_state, state.dynamics),
             state.z,
             state.stream,
             state.steps_taken,
-            (state.potential_energy, zero, zero, state.step_size),
+            (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             jnp.asarray(jnp.inf, dtype),
             jnp.zeros((), jnp.int32),
-            zero,
+            jnp.zeros(2, dtype),
         )
-        _, walker, trusted, stream, taken, facts, _, undone, accepted = lax.fori_loop(
+        _, walker, trusted, stream, taken, facts, _, undone, sums = lax.fori_loop(
             0, num_steps, body, carry
         )
         # the last position is a draw, and no step has evaluated it yet
-        finite = jnp.isfinite(potential.energy(walker.position, potential.draw(key_check, stream)[0]))
+        finite = jnp.isfinite(
+            potential.energy(walker.position, potential.draw(key_check, stream)[0])
+        )
+        if self._transforms is not None:
+            finite &= _all_finite(self._transforms(walker.position))
         walker = walker._replace(position=_where(finite, walker.position, trusted))
         undone = undone + ~finite
-        energy, squared_norm, temperature, step_size = facts
-        accept_prob = accepted / jnp.asarray(num_steps, dtype)
+        energy, squared_norm, step_size = facts
+        temperature, accept_prob = sums / jnp.asarray(num_steps, dtype)
         adaptation = state.adaptation
         if self._schedule is None:
             adaptation = _where(
@@ -667,10 +702,31 @@ class SGKernel(MCMCKernel):
         return state._replace(adaptation=adaptation, step_size=step_size, num_steps=num_steps)
 
 
+class _AllRows(SubsamplePlates):
+    """A model on all its rows, equal to the model it wraps: what an outside reader should see."""
+
+    def __init__(self, model: Callable, runnable: Callable):
+        super().__init__(runnable)
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _on_device(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self.model == (other.model if isinstance(other, _AllRows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.model)
+
+
 def _on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
     """Model arguments with NumPy arrays as JAX arrays, which traced row indices can index."""
     kwargs = {} if kwargs is None else kwargs
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x,
+        (args, kwargs),
+    )
 
 
 def _identity(x: PyTree) -> PyTree:
@@ -734,6 +790,10 @@ def _check_init_params(init_params: Any, position: dict, batched: bool) -> None:
             f"unknown {unknown}"
         )
     for name, value in position.items():
+        kind = None if init_params[name] is None else jnp.result_type(init_params[name])
+        if kind is None or not jnp.issubdtype(kind, jnp.floating):
+            got = "None" if kind is None else f"dtype {kind}"
+            raise TypeError(f"init_params[{name!r}] must be floating point, got {got}")
         if jnp.shape(init_params[name]) != jnp.shape(value):
             chains = " (chains first)" if batched else ""
             raise ValueError(

@@ -1,9 +1,9 @@
 """Which rows come next: plates, index draws, plate substitution and the N/B scaling.
 
 A NumPyro model says which rows are exchangeable by putting them in a ``plate``. This module reads
-the plates off a model once (:func:`make_plan`), draws row indices for the plates that are to be
-subsampled (:func:`draw`), and runs the model with those indices in the plate's place
-(:class:`SubsamplePlates`). NumPyro's plate then scales every site in it by ``size / batch_size``,
+the plates off a model once (`make_plan`), draws row indices for the plates that are to be
+subsampled (`draw`), and runs the model with those indices in the plate's place
+(`SubsamplePlates`). NumPyro's plate then scales every site in it by ``size / batch_size``,
 which makes the minibatch energy an unbiased estimate of the full one.
 """
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.inspect import get_dependencies
 from numpyro.primitives import Messenger
 
 from .permutation import epoch_indices
@@ -83,10 +84,17 @@ class SubsamplePlates(Messenger):
     Args:
         fn: the model.
         indices: plate name -> integer array of row indices.
+        sizes: plate name -> size that the indices were drawn for; another size is an error.
     """
 
-    def __init__(self, fn: Callable | None = None, indices: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        fn: Callable | None = None,
+        indices: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ):
         super().__init__(fn)
+        self.sizes = {} if sizes is None else sizes
         self.indices = {} if indices is None else indices
         self.declared: dict[str, tuple[int, int | None]] = {}
 
@@ -95,6 +103,12 @@ class SubsamplePlates(Messenger):
         if msg["type"] == "plate":
             size, subsample_size = msg["args"]
             self.declared[msg["name"]] = (size, subsample_size)
+            expected = self.sizes.get(msg["name"], size)
+            if expected != size:
+                raise ValueError(
+                    f"plate {msg['name']!r} has {size} rows now, and the chain was started with "
+                    f"{expected}: start a new run for other data"
+                )
             rows = self.indices.get(msg["name"])
             rows = jnp.arange(size) if rows is None else rows
             msg["value"] = rows
@@ -157,7 +171,7 @@ def make_plan(
         batching: ``"replacement"`` or ``"epoch"``.
 
     Returns:
-        The :class:`Plan`.
+        The `Plan`.
 
     Raises:
         ValueError: for a model without rows or latent sites, with discrete latent sites, for
@@ -173,7 +187,10 @@ def make_plan(
             ) from error
         raise
     sites = tuple(_site(s) for s in trace.values() if s["type"] == "sample")
-    sizes = {name: size for name, (size, _) in declared.items()}
+    # plates inside control flow are known by their sites alone
+    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
+    sizes = {frame.name: frame.size for frame in frames}
+    sizes.update({name: size for name, (size, _) in declared.items()})
     _check_latents(sites)
     batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
     plan = Plan(
@@ -195,7 +212,14 @@ def make_plan(
         has_params=any(s["type"] in ("param", "mutable") for s in trace.values()),
     )
     for plate in batch_sizes:
+        if not any(s.observed and plate in dict(s.plates) for s in sites):
+            raise ValueError(
+                f"plate {plate!r} cannot be subsampled: it holds no observed site. Leave it out of "
+                "batch_size, and subsample a plate with observed rows"
+            )
         _check_indexed(model, args, kwargs, plan, plate)
+    if plan.local_axes:
+        _check_local(model, args, kwargs, plan)
     return plan
 
 
@@ -264,6 +288,21 @@ def _resolve_batch_sizes(
     return {p: b for p, b in chosen.items() if b < declared[p][0]}
 
 
+def _check_local(model: Callable, args: tuple, kwargs: dict, plan: Plan) -> None:
+    """Latent rows of a subsampled plate may be used inside that plate only."""
+    depends = get_dependencies(model, args, kwargs)["prior_dependencies"]
+    plates = {s.name: dict(s.plates) for s in plan.sites}
+    for name, upstream in depends.items():
+        for latent in upstream:
+            for plate, _ in plan.local_axes.get(latent, ()):
+                if plate not in plates.get(name, {plate: 0}):
+                    raise ValueError(
+                        f"latent site {latent!r} has rows in the subsampled plate {plate!r}, and "
+                        f"site {name!r} depends on it outside of that plate: it would see only the "
+                        f"drawn rows. Move {name!r} into the plate, or do not subsample it"
+                    )
+
+
 def _check_indexed(model: Callable, args: tuple, kwargs: dict, plan: Plan, plate: str) -> None:
     """Run the model abstractly on two rows and find observed sites that kept them all.
 
@@ -300,17 +339,15 @@ def _check_indexed(model: Callable, args: tuple, kwargs: dict, plan: Plan, plate
         if plate not in frames:
             continue
         fn = site["fn"]
+        scale = jnp.shape(1.0 if site["scale"] is None else site["scale"])
+        if len(scale) >= -frames[plate] and scale[frames[plate]] not in (1, probe):
+            complain(site["name"])
         shape = jnp.shape(site["value"])
         rows = shape[: len(shape) - fn.event_dim] if fn.event_dim else shape
         if tuple(rows) != tuple(fn.batch_shape) and not site["infer"].get("is_auxiliary", False):
             dim = frames[plate]
             if len(rows) >= -dim and rows[dim] not in (1, probe):
                 complain(site["name"])
-
-
-def minibatch_model(model: Callable, batch: Mapping[str, Any]) -> Callable:
-    """The model with the rows of ``batch`` in its plates."""
-    return SubsamplePlates(model, batch)
 
 
 def gather_local(plan: Plan, position: dict, batch: Mapping[str, Any]) -> dict:

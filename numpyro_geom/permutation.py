@@ -32,7 +32,7 @@ _MAX_SIZE = 2**31 - 1
 
 
 def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
-    """Expand a PRNG key into the keys of the rounds of :func:`permute`.
+    """Expand a PRNG key into the keys of the rounds of `permute`.
 
     The words w of the key are hashed in turn, one chain per round r:
     ``k_r = mix(... mix(mix(c_r ^ w_0) ^ w_1) ...)`` with ``c_r = (r + 1) * 2654435769``.
@@ -77,7 +77,7 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
     x64 flag or the backend.
 
     Args:
-        round_keys: uint32 array from :func:`round_keys`, of shape (num_rounds,), or of shape
+        round_keys: uint32 array from `round_keys`, of shape (num_rounds,), or of shape
             ``index.shape + (num_rounds,)`` where each index has a permutation of its own.
         index: integer array of any shape, entries in [0, size); others are clipped to it.
         size: number of elements, a Python integer from 1 to 2^31 - 1.
@@ -89,7 +89,7 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
         ValueError: if ``size`` is out of range.
         TypeError: if ``size`` is not a Python integer.
 
-    Example:
+    Examples:
         >>> keys = round_keys(jax.random.key(0))
         >>> sorted(permute(keys, jnp.arange(5), 5).tolist())
         [0, 1, 2, 3, 4]
@@ -139,7 +139,7 @@ def epoch_indices(
         ValueError: if ``size`` or ``batch_size`` is out of range.
         TypeError: if ``size`` or ``batch_size`` is not a Python integer.
 
-    Example:
+    Examples:
         >>> key, epoch, offset, seen = jax.random.key(0), 0, 0, []
         >>> for _ in range(4):
         ...     indices, epoch, offset = epoch_indices(key, epoch, offset, 3, 6)

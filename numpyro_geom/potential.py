@@ -64,14 +64,14 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
 
     Args:
         model: a NumPyro model; ``param`` sites already substituted.
-        plan: from :func:`numpyro_geom.minibatch.make_plan`.
+        plan: from `numpyro_geom.minibatch.make_plan`.
         args: model arguments; arrays in them may be traced.
         kwargs: model keyword arguments.
     """
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
         return potential_energy(
-            minibatch.minibatch_model(model, batch),
+            minibatch.SubsamplePlates(model, batch, plan.sizes),
             args,
             kwargs,
             minibatch.gather_local(plan, position, batch),
@@ -83,8 +83,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
             size = plan.sizes[plate]
             # without replacement: a permutation's first rows
             rows = jnp.arange(min(size, CURVATURE_ROWS), dtype=jnp.int32)
-            keys = round_keys(random.fold_in(rng_key, i))
-            batch[plate] = permute(keys, rows, size) if size > CURVATURE_ROWS else rows
+            batch[plate] = permute(round_keys(random.fold_in(rng_key, i)), rows, size)
         return batch
 
     def score_noise(rng_key: jax.Array) -> tuple:
@@ -193,7 +192,7 @@ def _row_energies(
     def rows_fn(position: PyTree) -> jax.Array:
         with handlers.trace() as trace:
             potential_energy(
-                minibatch.minibatch_model(model, batch),
+                minibatch.SubsamplePlates(model, batch, plan.sizes),
                 args,
                 kwargs,
                 minibatch.gather_local(plan, position, batch),
@@ -213,4 +212,3 @@ def _row_energies(
         return total * (num_rows / plan.sizes[plate])
 
     return rows_fn
-

@@ -67,7 +67,7 @@ class Schedule(abc.ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same step size throughout; see :func:`constant`.
+    """The same step size throughout; see `constant`.
 
     Attributes:
         step_size: h > 0.
@@ -85,7 +85,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """A power of the step count; see :func:`polynomial`.
+    """A power of the step count; see `polynomial`.
 
     Attributes:
         initial: step size at t = 0.
@@ -117,7 +117,7 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cyclical(Schedule):
-    """Cosine cycles; see :func:`cyclical`.
+    """Cosine cycles; see `cyclical`.
 
     Attributes:
         peak: step size at the start of a cycle.
@@ -173,7 +173,7 @@ class Cyclical(Schedule):
 
 @dataclass(frozen=True)
 class Wrapped(Schedule):
-    """A plain function of the step count; see :func:`as_schedule`.
+    """A plain function of the step count; see `as_schedule`.
 
     Attributes:
         function: maps an integer scalar to a real scalar. Hashable and picklable if this is:
@@ -202,7 +202,7 @@ def constant(step_size: float) -> Constant:
         ValueError: if the step size is not positive and finite.
         TypeError: if it is not a number.
 
-    Example:
+    Examples:
         >>> float(constant(0.5)(7))
         0.5
     """
@@ -235,7 +235,7 @@ def polynomial(initial: float, final: float, power: float, delay: float = 1.0) -
         ValueError: if an argument is out of range.
         TypeError: if one is not a number.
 
-    Example:
+    Examples:
         >>> schedule = polynomial(1e-2, 0.0, power=0.5, delay=100)
         >>> [round(float(schedule(t)), 6) for t in (0, 300)]
         [0.01, 0.005]
@@ -272,7 +272,7 @@ def cyclical(peak: float, period: int, floor: float = 0.0, explore: float = 0.0)
         ValueError: if an argument is out of range or ``explore`` covers the whole cycle.
         TypeError: if one is not a number, or ``period`` not an integer.
 
-    Example:
+    Examples:
         >>> schedule = cyclical(peak=0.1, period=4, explore=0.5)
         >>> [round(float(schedule(t)), 3) for t in range(5)]
         [0.1, 0.085, 0.05, 0.015, 0.1]
@@ -301,7 +301,7 @@ def as_schedule(value: Any) -> Schedule:
         ValueError: for a number that is not positive and finite, and for a string.
         TypeError: for anything else, and for a function whose value is not a real scalar.
 
-    Example:
+    Examples:
         >>> as_schedule(0.1)
         Constant(step_size=0.1)
         >>> float(as_schedule(lambda t: 1 / (t + 1))(3))

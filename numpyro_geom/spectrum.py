@@ -77,7 +77,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
         TypeError: if ``dim`` or ``num_iterations`` is not an integer, or ``start`` is neither a
             float vector nor a key.
 
-    Example:
+    Examples:
         >>> ritz = lanczos(lambda v: jnp.array([1.0, 2.0, 5.0]) * v, 3, jax.random.key(0), 3)
         >>> [round(float(value), 3) for value in ritz.values]
         [1.0, 2.0, 5.0]
@@ -126,7 +126,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
 def extreme_eigenvalues(
     matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
 ) -> Extremes:
-    """Largest and smallest eigenvalues of a symmetric operator, by :func:`lanczos`.
+    """Largest and smallest eigenvalues of a symmetric operator, by `lanczos`.
 
     Exact to rounding (relative to the largest) with ``num_iterations >= dim``. Otherwise the outer
     values are approached from inside. Twenty products usually give the largest to 1%, twelve to 3%;
@@ -151,7 +151,7 @@ def extreme_eigenvalues(
         TypeError: if ``dim`` or ``num_iterations`` is not an integer, or ``start`` is neither a
             float vector nor a key.
 
-    Example:
+    Examples:
         >>> diagonal = jnp.array([-1.0, 0.5, 3.0])
         >>> ends = extreme_eigenvalues(lambda v: diagonal * v, 3, jax.random.key(0), 3)
         >>> [round(float(end), 3) for end in ends[:3]]

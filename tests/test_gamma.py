@@ -155,6 +155,28 @@ def test_exact_equals_dense_autodiff_for_any_object(x64: None) -> None:
     np.testing.assert_allclose(found, np.einsum("jkk->j", rows), rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", ["rmsprop", "wenzel"])
+def test_diagonal_metrics_equal_their_formula_differentiated(name: str, x64: None) -> None:
+    """As above, with A(theta) written out here and not taken from the metric."""
+    metric, shapes = AUTODIFF[name]
+    theta = position(shapes)
+    x, unravel = ravel_pytree(theta)
+
+    def diagonal(x: jax.Array) -> jax.Array:
+        g = gradient(unravel(x))
+        if name == "rmsprop":
+            return 1 / (jnp.abs(ravel_pytree(g)[0]) + 0.1)
+        scale = {k: jnp.sqrt(0.1 + jnp.mean(v**2)) for k, v in g.items()}
+        least = jnp.sort(jnp.stack(list(scale.values())))[0]
+        rows = {k: jnp.full(v.shape, least) / scale[k] for k, v in g.items()}
+        return ravel_pytree(rows)[0]
+
+    expected = np.diagonal(jax.jit(jax.jacfwd(diagonal))(x))
+    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
+    found = flat(estimate(metric, state, theta, estimator="exact"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
 def test_monge_equals_the_closed_formula(x64: None) -> None:
     """Gamma = -a2 (H g + tr(H) g) / q + 2 a2^2 g (g'H g) / q^2, q = 1 + a2 g'g."""
     metric, a2 = Monge(alpha2=0.7, decay=0.0), 0.7

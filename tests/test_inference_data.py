@@ -347,11 +347,14 @@ def test_log_likelihood_is_numpyros_whatever_the_chunks(nuts: MCMC, chunk_size: 
 def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC) -> None:
     y = np.asarray(vector(ROWS))
     assert dict(subsampling.sampler.plan.batch_sizes) == {"data": 10}
-    idata = to_inference_data(subsampling, log_likelihood=True, chunk_size=30)
+    # `param` sites have the values that the kernel sampled with, here made unmistakable
+    shift = 3.0
+    mcmc = copy.copy(subsampling)
+    mcmc.sampler = copy.copy(subsampling.sampler)
+    mcmc.sampler._fixed = {"shift": jnp.asarray(shift)}
+    idata = to_inference_data(mcmc, log_likelihood=True, chunk_size=30)
     np.testing.assert_array_equal(idata.observed_data["y"], y)
-    # `param` sites have the values that the kernel sampled with
-    shift = float(subsampling.sampler._fixed["shift"])
-    residual = y - np.asarray(subsampling.get_samples(True)["mu"], float)[..., None] - shift
+    residual = y - np.asarray(mcmc.get_samples(True)["mu"], float)[..., None] - shift
     # halves of squared residuals of up to 60, rounded to 6e-7 relative
     np.testing.assert_allclose(
         idata.log_likelihood["y"],
@@ -883,7 +886,7 @@ def test_step_size_summary_of_a_gaussian() -> None:
     assert lines[2].startswith("discretisation binds: a metric that fits")
     assert lines[3] == (
         "relaxation time 1 / (h lam_min): 20 steps; a chain of "
-        f"{200 * steps:.3g} steps spans {200 * steps / 20:.3g} of them"
+        f"{200 * steps:,} steps spans {200 * steps / 20:.3g} of them"
     )
     assert lines[4] == "undone steps: in 0 of 200 draws"
     assert lines[5].startswith("configurational temperature: ")
@@ -915,6 +918,23 @@ def test_step_size_summary_where_nothing_was_measured() -> None:
     warn_if_unreliable(mcmc)
 
 
+def test_one_draw_is_too_early_for_a_measurement() -> None:
+    mcmc = copy.copy(gaussian_run())
+    assert summary.is_measured(mcmc)
+    mcmc._last_state = mcmc.last_state._replace(i=jnp.asarray(1))
+    assert not summary.is_measured(mcmc)
+    assert "not measured" in step_size_summary(mcmc)
+
+
+def test_step_size_summary_names_undone_steps_in_warmup() -> None:
+    mcmc = copy.copy(gaussian_run())
+    adaptation = mcmc.last_state.adaptation._replace(shrink=jnp.asarray(0.25))
+    mcmc._last_state = mcmc.last_state._replace(adaptation=adaptation)
+    text = step_size_summary(mcmc)
+    assert "undone steps in warm-up bind: they made the step size smaller by a factor of 4" in text
+    assert "discretisation binds" not in text
+
+
 def test_step_size_summary_of_adjusted_and_noiseless_runs() -> None:
     kernel = SGRLD(potential_fn=gaussian, gamma="frozen", adjusted=True)
     mcmc = sample(kernel, init_params=jnp.zeros(2), num_warmup=50, num_samples=200)
@@ -924,8 +944,8 @@ def test_step_size_summary_of_adjusted_and_noiseless_runs() -> None:
 
 def test_step_size_summary_gives_the_range_over_chains(sgrld: MCMC) -> None:
     figures = step_size_summary(sgrld).splitlines()[0]
-    low, high = np.sort(np.asarray(sgrld.last_state.step_size))
-    assert f"{low:.3g} to {high:.3g}" in figures or f"{low:.3g}" == f"{high:.3g}"
+    low, high = (f"{x:.3g}" for x in np.sort(np.asarray(sgrld.last_state.step_size)))
+    assert (low if low == high else f"{low} to {high}") in figures
 
 
 def test_step_size_summary_needs_our_kernel(nuts: MCMC) -> None:

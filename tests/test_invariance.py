@@ -347,7 +347,7 @@ def test_adjusted_is_exact_at_any_temperature(adjusted_gamma: str, temperature: 
     assert result.memory.min() < 0.75
 
 
-# Step size, s, bias in posterior standard deviations of the test function, steps of a draw. The bias
+# Step size, s, bias in posterior sd of the test function, steps of a draw. The bias
 # is what 3,000 or 4,000 chains measured, with its error. On the banana steps explode above h of
 # about .01 unless A itself is small there, as with rmsprop and shampoo.
 UNADJUSTED = {
@@ -447,11 +447,17 @@ class Linear(NamedTuple):
     def variance(self) -> float:
         """Of u = theta - mean. With k = curvature / N, e_i noise of three parts of a batch::
 
-            V' = k u + e_1 + decay (V - k u - e_1) + sqrt(rest) xi_1
-            u' = u - h [curvature u + N (e_2 + e_3) / 2 - tau k (V' - k u - e_2) / s^2]
-                   + sqrt(2 h tau) xi_2
+        V' = k u + e_1 + decay (V - k u - e_1) + sqrt(rest) xi_1
+        u' = u - h [curvature u + N (e_2 + e_3) / 2 - tau k (V' - k u - e_2) / s^2]
+               + sqrt(2 h tau) xi_2
         """
-        h, tau, d, s2, n = self.step_size, self.temperature, self.decay, self.scale**2, self.num_data
+        h, tau, d, s2, n = (
+            self.step_size,
+            self.temperature,
+            self.decay,
+            self.scale**2,
+            self.num_data,
+        )
         k = self.curvature / n
         rest = (1 - d**2) * s2 - (1 - d) ** 2 * self.known_noise
         v_row = np.array([(1 - d) * k, d])  # V' from (u, V)

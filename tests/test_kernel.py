@@ -363,7 +363,9 @@ def test_gibbs_with_discrete_and_nuts_blocks_against_quadrature() -> None:
     log_x, z = np.meshgrid(np.linspace(-3, 3, 601), np.linspace(-6, 6, 601))
     log_density = np.stack(
         [
-            np.log(p) - log_x**2 / 0.5 - z**2 / 2
+            np.log(p)
+            - log_x**2 / 0.5
+            - z**2 / 2
             - ((y[:, None, None] - shift - np.exp(log_x) - z) ** 2).sum(0) / 2
             for p, shift in ((0.3, -1), (0.7, 1))
         ]
@@ -572,9 +574,7 @@ def test_gamma_of_monge_with_alpha_zero_vanishes(gamma: str) -> None:
 def test_temperature_scales_the_stationary_law(temperature: float) -> None:
     """N(0, 1) in steps of h: the variance is tau / (1 - h / 2), exactly."""
     h = 0.4
-    kernel = SGRLD(
-        potential_fn=half_square, step_size=h, num_steps=60, temperature=temperature
-    )
+    kernel = SGRLD(potential_fn=half_square, step_size=h, num_steps=60, temperature=temperature)
     _, draws = last_draws(kernel, (), num_chains=20_000, init_params=jnp.zeros(2))
     variance = temperature / (1 - h / 2)
     assert_moments(np.asarray(draws, np.float64), np.zeros(2), variance * np.eye(2))

@@ -1,4 +1,4 @@
-"""The models that users have: every kind of site and plate, against NumPyro's energy and exact laws.
+"""Models that users have: every kind of site and plate, against NumPyro's energy and exact laws.
 
 First algebra, in 64 bits: the minibatch energy and gradient, averaged over all batches, are
 NumPyro's full ones. Then draws: of independent chains, against exact moments, with thresholds
@@ -465,9 +465,7 @@ def test_local_latents_have_the_exact_law_of_the_minibatch_chain(step_size: floa
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_regression_has_the_exact_law_of_the_minibatch_chain(temperature: float) -> None:
     inputs, y = regression_data(5, 2, seed=1)
-    kernel = SGRLD(
-        linear, batch_size=2, step_size=0.004, num_steps=800, temperature=temperature
-    )
+    kernel = SGRLD(linear, batch_size=2, step_size=0.004, num_steps=800, temperature=temperature)
     _, draws = last_draws(kernel, (inputs, y), num_chains=10_000)
     mean, covariance = langevin_law(linear_quadratics(inputs, y), 2, 0.004, temperature)
     assert_moments(columns(draws, ("w",)), mean, covariance)
@@ -533,9 +531,7 @@ def test_models_that_subsample_themselves_get_their_batches() -> None:
     precision = 1 / 25 + 5
     noise = 5**2 / 2 * Y.var()
     variance = (2 * h + h**2 * noise) / (1 - (1 - h * precision) ** 2)
-    assert_moments(
-        columns(draws, ("mu",)), np.array([Y.sum() / precision]), np.array([[variance]])
-    )
+    assert_moments(columns(draws, ("mu",)), np.array([Y.sum() / precision]), np.array([[variance]]))
 
 
 # --- deterministic sites

@@ -60,7 +60,9 @@ class Law:
 
     def distance(self, x: np.ndarray) -> tuple[float, float]:
         """Total variation of draws of shape (draws, chains) and the Monte Carlo error allowed."""
-        of_chain = np.stack([np.mean((x >= a) & (x < b), axis=0) for a, b in zip(BINS, BINS[1:])])
+        of_chain = np.stack(
+            [np.mean((x >= a) & (x < b), axis=0) for a, b in zip(BINS[:-1], BINS[1:], strict=True)]
+        )
         errors = of_chain.std(axis=1, ddof=1) / math.sqrt(x.shape[1])
         mean = math.sqrt(2 / math.pi) * np.sum(errors) / 2
         spread = math.sqrt(1 - 2 / math.pi) * math.sqrt(np.sum(errors**2)) / 2
@@ -73,6 +75,7 @@ def tilted(scale: Callable[[np.ndarray], np.ndarray], power: float) -> Law:
 
 
 NORMAL = tilted(np.ones_like, 0.0)
+
 
 class Case(NamedTuple):
     """A metric and mode with a law of its own.

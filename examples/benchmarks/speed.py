@@ -171,8 +171,7 @@ def network_table(small: bool) -> str:
         rounds,
     )
     lines = [
-        "Network 784-400-400-10, batch 100, float32, gamma='none', "
-        f"{num_steps} steps a call.",
+        f"Network 784-400-400-10, batch 100, float32, gamma='none', {num_steps} steps a call.",
         "",
         "| metric | milliseconds a step | over identity |",
         "|---|---|---|",
@@ -185,9 +184,7 @@ def network_table(small: bool) -> str:
     for metric in ("rmsprop", "monge"):
         times = race({g: make(metric, g) for g in ("none", "corrected", "auxiliary")}, rounds)
         lines += [
-            f"| {metric} | {g} | {t / times['none']:.2f} |"
-            for g, t in times.items()
-            if g != "none"
+            f"| {metric} | {g} | {t / times['none']:.2f} |" for g, t in times.items() if g != "none"
         ]
     return "\n".join(lines)
 

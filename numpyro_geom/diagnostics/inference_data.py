@@ -1,6 +1,6 @@
 """Export of a run to ArviZ: InferenceData under ArviZ 0.2x, a DataTree under ArviZ 1.x.
 
-Groups are built as xarray datasets, which both lines of ArviZ share; only :func:`_container`
+Groups are built as xarray datasets, which both lines of ArviZ share; only `_container`
 knows which of them is installed. Everything that needs the data replays the model on all rows,
 in chunks, whatever the sampler subsampled.
 """
@@ -129,7 +129,7 @@ def to_inference_data(
     - ``observed_data``: the values of observed sites, all rows.
     - ``constant_data``: the other array arguments of the model.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
-      in :func:`numpyro.infer.log_likelihood` a masked row has 0, and the factors of ``scale``
+      in `numpyro.infer.log_likelihood` a masked row has 0, and the factors of ``scale``
       handlers and of plates are left out.
     - ``posterior_predictive``, ``prior``, ``prior_predictive``: on request.
 
@@ -140,7 +140,7 @@ def to_inference_data(
     seeds, what warm-up has measured, and versions; all of it can be written to netCDF.
 
     Args:
-        mcmc: a run :class:`numpyro.infer.MCMC`.
+        mcmc: a run `numpyro.infer.MCMC`.
         log_likelihood: True for all observed sites, or names of some (the only way for a
             ``numpyro.factor`` site to get in). Size: chains x draws x rows.
         posterior_predictive: True to draw observed sites anew for each posterior draw (needs
@@ -169,9 +169,9 @@ def to_inference_data(
             site are missing; for unknown sites; for labels that do not fit.
 
     Warns:
-        SamplingWarning: see :func:`numpyro_geom.diagnostics.warn_if_unreliable`.
+        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`.
 
-    Example:
+    Examples:
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC, NUTS

@@ -35,6 +35,7 @@ class _Facts(NamedTuple):
     undone: int  # draws with an undone step
     draws: int
     measured: bool
+    shrink: np.ndarray
     curvature: np.ndarray
     curvature_low: np.ndarray
     slowest: np.ndarray
@@ -60,7 +61,7 @@ def check_run(mcmc: Any) -> None:
     """Raise unless ``mcmc`` is an MCMC that has drawn something.
 
     Raises:
-        TypeError: if it is not a :class:`numpyro.infer.MCMC`.
+        TypeError: if it is not a `numpyro.infer.MCMC`.
         ValueError: if it has no draws.
     """
     if not isinstance(mcmc, MCMC):
@@ -129,7 +130,7 @@ def step_size_summary(mcmc: MCMC) -> str:
 
 
 def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-    """Print NumPyro's table of a run, then :func:`step_size_summary`, and warn where needed.
+    """Print NumPyro's table of a run, then `step_size_summary`, and warn where needed.
 
     With a kernel that is not one of this package's only the table is printed.
 
@@ -143,7 +144,7 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
         ValueError: if it has not run.
 
     Warns:
-        SamplingWarning: see :func:`warn_if_unreliable`.
+        SamplingWarning: see `warn_if_unreliable`.
     """
     check_run(mcmc)
     mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
@@ -155,7 +156,7 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
 def warn_if_unreliable(mcmc: MCMC) -> None:
     """Warn where a run's draws are biased, too few, or not the target's.
 
-    A :class:`SamplingWarning` is issued when
+    A `SamplingWarning` is issued when
 
     - steps were undone after warm-up because they were not finite or unstable;
     - the run spans fewer than 50 relaxation times of the slowest direction;
@@ -240,6 +241,7 @@ def _facts(mcmc: MCMC) -> _Facts:
         undone=int(fields["diverging"].sum()),
         draws=fields["diverging"].size,
         measured=is_measured(mcmc),
+        shrink=np.atleast_1d(adaptation.shrink).astype(float),
         curvature=np.atleast_1d(adaptation.curvature).astype(float),
         curvature_low=np.atleast_1d(adaptation.curvature_low).astype(float),
         slowest=np.atleast_1d(adaptation.slowest).astype(float),
@@ -281,7 +283,12 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
     noisy = _noise_binds(kernel, facts)
     limit = "minibatch noise" if noisy else "discretisation"
     total = float(np.max(discretisation + noise))
-    if kernel._schedule is None:
+    if kernel._schedule is None and np.min(facts.shrink) < 1:
+        lines.append(
+            "undone steps in warm-up bind: they made the step size smaller by a factor of "
+            f"{_span(1 / facts.shrink)}; a model without such regions allows larger steps"
+        )
+    elif kernel._schedule is None:
         remedy = (
             "a larger batch_size allows larger steps, in proportion"
             if noisy
@@ -336,8 +343,14 @@ def _temperature_lines(mcmc: MCMC, kernel: SGKernel) -> list[str]:
 
 def _span(values: np.ndarray) -> str:
     """One figure, or the range over chains where they differ visibly."""
-    low, high = (f"{float(x):.3g}" for x in (np.min(values), np.max(values)))
+    low, high = (_figure(float(x)) for x in (np.min(values), np.max(values)))
     return low if low == high else f"{low} to {high}"
+
+
+def _figure(x: float) -> str:
+    """Three digits; large figures are counts."""
+    text = f"{x:.3g}"
+    return f"{float(text):,.0f}" if 1000 <= abs(x) < 1e9 else text
 
 
 def _outside() -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_flag, check_int, check_number
@@ -16,6 +16,7 @@ from ..gamma import (
     GAMMA_ESTIMATORS,
     GAMMA_MODES,
     divergence,
+    divergence_from_probe,
     has_divergence,
     mode_factor,
     probe,
@@ -34,6 +35,8 @@ class AuxiliaryState(NamedTuple):
     Attributes:
         gradient: V, like the position; given theta it is N(m(theta), s^2 I), m = grad U / N.
         second_moment: running mean of the squared entries of the minibatch g, times ``weight``.
+        curvature: running mean of tau tr(H) / (N^2 D), times ``weight``: what the squared entries
+            of the full g come to in the target itself, wherever the chain starts.
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
         weight: weight of the two running means, which start at zero.
@@ -42,6 +45,7 @@ class AuxiliaryState(NamedTuple):
 
     gradient: PyTree
     second_moment: jax.Array
+    curvature: jax.Array
     noise_variance: PyTree
     weight: jax.Array
     num_steps: jax.Array
@@ -78,7 +82,7 @@ class SGRLD(SGKernel):
         model: a NumPyro model with continuous latent sites.
         potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, or an
-            object, see :mod:`numpyro_geom.metrics`.
+            object, see `numpyro_geom.metrics`.
         gamma: the treatment of Gamma, above.
         step_size: ``"auto"``, a number h, or a schedule.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
@@ -98,7 +102,7 @@ class SGRLD(SGKernel):
         TypeError: for arguments of the wrong type.
         ValueError: for values out of range and combinations that have no invariant law.
 
-    Example:
+    Examples:
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC
@@ -178,6 +182,11 @@ class SGRLD(SGKernel):
             )
         if self._temperature == 0:
             raise ValueError("adjusted=True needs temperature > 0, got 0: nothing to test against")
+        if self._schedule is not None and getattr(self._schedule, "explore", 0.0) > 0:
+            raise ValueError(
+                "adjusted=True needs noise at every step, and the explore phase has none: "
+                "use explore=0, or drop adjusted"
+            )
         if self._max_norm is not None:
             raise ValueError("adjusted=True makes max_norm unnecessary: pass only one of the two")
 
@@ -202,7 +211,8 @@ class SGRLD(SGKernel):
         if self._gamma != "auxiliary":
             return 0.0
         # the pull of V on theta has the Hessian (H / N)^2 tau / s^2
-        return self._temperature / (potential.num_data * _auxiliary_scale(dynamics)) ** 2
+        s = _auxiliary_scale(dynamics, getattr(self._metric, "decay", 0.0))
+        return self._temperature / (potential.num_data * s) ** 2
 
     def _check_potential(self, potential: Potential) -> None:
         if self._adjusted and not potential.deterministic:
@@ -223,7 +233,7 @@ class SGRLD(SGKernel):
             return ()
         zeros = jax.tree.map(jnp.zeros_like, position)
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
-        return AuxiliaryState(zeros, zero, zeros, zero, jnp.zeros((), jnp.int32))
+        return AuxiliaryState(zeros, zero, zero, zeros, zero, jnp.zeros((), jnp.int32))
 
     def _step(
         self,
@@ -264,26 +274,15 @@ def _langevin_step(
 
     if with_gamma:
         rng_key, key_probe = random.split(rng_key)
-        (energy, grad), hvp = _with_hessian(value_and_grad, position, kernel, key_probe)
+        (energy, grad), gamma_of = _with_hessian(value_and_grad, position, kernel, key_probe)
     else:
         energy, grad = value_and_grad(position)
     g = _scale(1 / potential.num_data, grad)
-    metric_state = metric.update(walker.metric_state, g)
-    if kernel._gamma == "frozen":
-        metric_state = _where(learning, metric_state, walker.metric_state)
+    metric_state = _learn_metric(kernel, walker.metric_state, g, learning)
     drift = metric.apply_inverse(metric_state, grad)
     noise = metric.apply_inverse_sqrt(metric_state, _normal(rng_key, position))
     if with_gamma:
-        gamma = divergence(
-            metric,
-            metric_state,
-            g,
-            lambda z: _scale(1 / potential.num_data, hvp(z)),
-            key_probe,
-            position,
-            num_probes=kernel._gamma_probes,
-            estimator=kernel._gamma_estimator,
-        )
+        gamma = gamma_of(metric_state, g, 1 / potential.num_data)
         drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
     if kernel._max_norm is not None:
         raw = _normal(rng_key, position)
@@ -293,7 +292,16 @@ def _langevin_step(
         drift = _where(too_long, _scale(shrink, grad), drift)
         noise = _where(too_long, _scale(jnp.sqrt(shrink), raw), noise)
     position = _langevin(position, drift, noise, h, tau)
-    return Walker(position, metric_state, ()), StepReport(energy, grad, drift, jnp.ones_like(energy))
+    return Walker(position, metric_state, ()), StepReport(
+        energy, grad, drift, jnp.ones_like(energy)
+    )
+
+
+def _learn_metric(kernel: SGRLD, state: PyTree, g: PyTree, learning: jax.Array) -> PyTree:
+    """The metric's update; with ``"frozen"`` in warm-up only, and no work after it."""
+    if kernel._gamma != "frozen":
+        return kernel._metric.update(state, g)
+    return lax.cond(learning, kernel._metric.update, lambda old, _: old, state, g)
 
 
 def _adjusted_step(
@@ -313,8 +321,8 @@ def _adjusted_step(
         return jax.value_and_grad(potential.energy)(p, batch)
 
     energy, grad = value_and_grad(walker.position)
-    learned = metric.update(walker.metric_state, _scale(1 / potential.num_data, grad))
-    metric_state = _where(learning, learned, walker.metric_state)
+    g = _scale(1 / potential.num_data, grad)
+    metric_state = _learn_metric(kernel, walker.metric_state, g, learning)
     position, accept_prob = _metropolis(
         rng_key,
         value_and_grad,
@@ -345,7 +353,7 @@ def _auxiliary_step(
     """
     metric, position, old = kernel._metric, walker.position, walker.dynamics
     scale = 1 / potential.num_data
-    key_v, key_move = random.split(rng_key)
+    key_v, key_move, key_scale = random.split(rng_key, 3)
 
     def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
         return jax.value_and_grad(potential.energy)(p, rows)
@@ -362,11 +370,15 @@ def _auxiliary_step(
         energy = (energy_m + energy_h) / 2
         grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
         mean_v, mean = _scale(scale, grad_v), _scale(scale, grad_m)
-        part_variance = jax.tree.map(
-            lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h
-        )
-    state = _learn_scale(old, _scale(scale, grad), part_variance, learning)
-    s = _auxiliary_scale(state)
+        part_variance = jax.tree.map(lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h)
+    z = probe(key_scale, position)
+    trace = lazy_cond(
+        learning,
+        lambda zero: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
+        jnp.zeros_like(old.weight),
+    )
+    state = _learn_scale(old, _scale(scale, grad), trace, part_variance, learning)
+    s = _auxiliary_scale(state, getattr(metric, "decay", 0.0))
 
     interval = getattr(metric, "interval", 1)
     decay = jnp.where(state.num_steps == 0, 0.0, getattr(metric, "decay", 0.0)).astype(s.dtype)
@@ -397,7 +409,14 @@ def _auxiliary_step(
             )
 
         position, accept_prob = _metropolis(
-            key_move, conditional, conditional(position), position, apply_inverse, apply_root, h, tau
+            key_move,
+            conditional,
+            conditional(position),
+            position,
+            apply_inverse,
+            apply_root,
+            h,
+            tau,
         )
     else:
         force = jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
@@ -429,14 +448,21 @@ def _draw_auxiliary(
     return jax.tree.map(one, gradient, mean, _normal(key, mean), state.noise_variance)
 
 
-def _auxiliary_scale(state: AuxiliaryState) -> jax.Array:
-    """s, the standard deviation of V given theta."""
-    s = SOFTNESS * jnp.sqrt(state.second_moment / jnp.maximum(state.weight, 1e-30))
+def _auxiliary_scale(state: AuxiliaryState, decay: float) -> jax.Array:
+    """s, the standard deviation of V given theta.
+
+    In the target the mean square of grad U is tau tr(H) / D, which a chain that starts near a mode
+    does not see in its gradients. And the minibatch noise that reaches V must fit into s.
+    """
+    square = SOFTNESS**2 * jnp.maximum(state.second_moment, jnp.abs(state.curvature))
+    known = jnp.stack([jnp.max(c) for c in jax.tree.leaves(state.noise_variance)])
+    square = jnp.maximum(square, jnp.max(known).astype(square.dtype) * (1 - decay) / (1 + decay))
+    s = jnp.sqrt(square / jnp.maximum(state.weight, 1e-30))
     return jnp.maximum(s, jnp.finfo(s.dtype).tiny ** 0.5)
 
 
 def _learn_scale(
-    state: AuxiliaryState, g: PyTree, part_variance: PyTree, learning: jax.Array
+    state: AuxiliaryState, g: PyTree, trace: jax.Array, part_variance: PyTree, learning: jax.Array
 ) -> AuxiliaryState:
     """Running means that give s and the noise of m; constant once ``learning`` is over."""
     size = sum(x.size for x in jax.tree.leaves(g))
@@ -447,6 +473,7 @@ def _learn_scale(
 
     return state._replace(
         second_moment=mix(state.second_moment, tree_vdot(g, g) / size),
+        curvature=mix(state.curvature, trace / size),
         noise_variance=jax.tree.map(mix, state.noise_variance, part_variance),
         weight=mix(state.weight, jnp.ones_like(state.weight)),
     )
@@ -502,12 +529,28 @@ def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Calla
 def _with_hessian(
     value_and_grad: Callable, position: PyTree, kernel: SGRLD, key_probe: jax.Array
 ) -> tuple[tuple, Callable]:
-    """As :func:`_linearize`; for a single probe by forward mode, which stores nothing."""
+    """Value and gradient, and ``(metric_state, g, scale) -> Gamma`` on the same minibatch.
+
+    A single probe goes by forward mode, which stores nothing.
+    """
+    metric = kernel._metric
     if kernel._gamma_estimator == "hutchinson" and kernel._gamma_probes == 1:
         z = probe(key_probe, position)
         pair, (_, hz) = jax.jvp(value_and_grad, (position,), (z,))
-        return pair, lambda _: hz
-    return _linearize(value_and_grad, position)
+        return pair, lambda state, g, scale: divergence_from_probe(
+            metric, state, g, z, _scale(scale, hz)
+        )
+    pair, hvp = _linearize(value_and_grad, position)
+    return pair, lambda state, g, scale: divergence(
+        metric,
+        state,
+        g,
+        lambda z: _scale(scale, hvp(z)),
+        key_probe,
+        position,
+        num_probes=kernel._gamma_probes,
+        estimator=kernel._gamma_estimator,
+    )
 
 
 def _normal(rng_key: jax.Array, like: PyTree) -> PyTree:

@@ -15,7 +15,7 @@ Any object with these methods is a metric; none of the classes here needs to be 
 - ``decay``: memory of the statistic, in [0, 1); 0 is no memory.
 
 Optional: ``interval`` (steps between recomputations of A, 1 unless given; None is one epoch, which
-a kernel fills in with :func:`dataclasses.replace`), ``from_gradient(state, grad, floor)`` (A as a
+a kernel fills in with `dataclasses.replace`), ``from_gradient(state, grad, floor)`` (A as a
 function of one gradient-like vector, which the auxiliary metric needs), ``apply_sqrt(state,
 vector)`` (G^{1/2} x) and ``log_det(state)`` (log det G).
 

@@ -26,7 +26,7 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 class ShampooState(NamedTuple):
-    """State of :class:`Shampoo`.
+    """State of `Shampoo`.
 
     Every field but ``steps`` is a pytree of one structure: per site a tuple with one array for each
     of its d axes. The array has shape (blocks, n, n) unless said otherwise; a site with a diagonal
@@ -298,7 +298,7 @@ class _Plan(NamedTuple):
         return x.transpose(order).reshape(-1, *self.sizes)
 
     def join(self, blocks: jax.Array) -> jax.Array:
-        """The inverse of :meth:`split`."""
+        """The inverse of `split`."""
         d = len(self.sizes)
         order = tuple(itertools.chain.from_iterable((i, d + i) for i in range(d)))
         x = blocks.reshape(*self.counts, *self.sizes).transpose(order)
@@ -414,7 +414,7 @@ def _refresh(statistic: list[jax.Array], powers: list[float], old: _Roots) -> _R
 
 
 def _diagonal_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int, tuple]:
-    """Whether they are finite, and the fields of :class:`_Roots`, for each diagonal axis."""
+    """Whether they are finite, and the fields of `_Roots`, for each diagonal axis."""
     found = {}
     for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
         if h.ndim == 1:
@@ -425,7 +425,7 @@ def _diagonal_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int
 
 
 def _matrix_roots(statistic: list[jax.Array], powers: list[float]) -> dict[int, tuple]:
-    """Whether each block's are finite, and the fields of :class:`_Roots`, for each matrix axis.
+    """Whether each block's are finite, and the fields of `_Roots`, for each matrix axis.
 
     All blocks go through one batched eigendecomposition: several independent ones in a program can
     deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own, so that

@@ -15,7 +15,7 @@ PyTree = Any
 
 
 class WenzelState(NamedTuple):
-    """State of :class:`Wenzel`.
+    """State of `Wenzel`.
 
     Attributes:
         statistic: per site the scalar V from which A is computed, constant within an interval.
