@@ -510,7 +510,7 @@ class SGKernel(MCMCKernel):
         stream = potential.init_stream(key_stream)
         batch, _ = potential.draw(key_batch, stream)
         energy = potential.energy(position, batch)
-        if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float)):
+        if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
             raise ValueError(
                 f"the potential must be a floating point scalar, got {energy!r} of type "
                 f"{type(energy).__name__}: return the energy alone"

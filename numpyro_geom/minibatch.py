@@ -10,7 +10,7 @@ which makes the minibatch energy an unbiased estimate of the full one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,6 +223,18 @@ def make_plan(
     return plan
 
 
+def _check_declared(
+    sites: tuple[Site, ...], declared: Mapping[str, Any], plates: Iterable[str]
+) -> None:
+    hidden = {p for s in sites for p, _ in s.plates} - set(declared)
+    for plate in plates:
+        if plate in hidden:
+            raise ValueError(
+                f"plate {plate!r} is inside control flow such as scan and cannot be subsampled: "
+                "drop it from batch_size"
+            )
+
+
 def _check_latents(sites: tuple[Site, ...]) -> None:
     latent = [s for s in sites if not s.observed]
     if not latent:
@@ -257,6 +269,7 @@ def _resolve_batch_sizes(
 ) -> dict[str, int]:
     chosen = {p: b for p, (size, b) in declared.items() if b is not None and b < size}
     if isinstance(batch_size, Mapping):
+        _check_declared(sites, declared, batch_size)
         unknown = sorted(set(batch_size) - set(declared))
         if unknown:
             raise ValueError(
@@ -278,6 +291,7 @@ def _resolve_batch_sizes(
                     "plate's indices, or drop batch_size"
                 )
             )
+        _check_declared(sites, declared, plates)
         chosen[plates[0]] = batch_size
     for plate, rows in chosen.items():
         if rows > declared[plate][0]:
