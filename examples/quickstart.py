@@ -127,7 +127,7 @@ def main() -> None:
     small = options.small
 
     X, y = breast_cancer()
-    sizes = (40, 40) if small else (200, 400)
+    sizes = (40, 40) if small else (100, 350)
     compare("Breast cancer", X, y, 256, sizes, (50, 50) if small else (500, 1000))
 
     X, y = generated(5_000 if small else 200_000)

@@ -35,9 +35,9 @@ def main() -> None:
         runs = P.run_chains(
             kernel,
             posterior,
-            num_chains=4 if small else 32,
-            num_warmup=32 if small else 100,
-            num_samples=20 if small else 100,
+            num_chains=4 if small else 16,
+            num_warmup=32 if small else 64,
+            num_samples=20 if small else 50,
         )
         values, state = runs[0]
         _, _, ratio, ratio_mc = P.errors(values, mean, sd)
