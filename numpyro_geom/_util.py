@@ -13,8 +13,8 @@ from jax import lax
 PyTree = Any
 
 
-def lazy_cond(pred: Any, fn: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
-    """``fn(operand)`` where ``pred`` holds, else ``operand``; without the work where it does not.
+def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTree) -> PyTree:
+    """``fn(operand, *args)`` where ``pred`` holds, else ``operand``, and then without the work.
 
     ``jax.lax.cond`` under ``vmap`` with a batched predicate computes both branches for every
     element. This is a loop of no or one trip, so a batch pays for ``fn`` only when at least one of
@@ -22,16 +22,21 @@ def lazy_cond(pred: Any, fn: Callable[[PyTree], PyTree], operand: PyTree) -> PyT
 
     Args:
         pred: boolean scalar.
-        fn: pure function whose result has the structure, shapes and dtypes of ``operand``; what
-            it closes over may differ from call to call.
+        fn: pure function whose result has the structure, shapes and dtypes of ``operand``. What
+            it computes from closed-over values alone may be hoisted out of the condition: pass
+            them as ``args`` if that is work.
         operand: any pytree of arrays.
+        args: further arguments, pytrees of arrays.
 
     Returns:
         A pytree like ``operand``. Forward-mode differentiable, not reverse-mode.
     """
 
     def body(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
-        return jnp.zeros_like(carry[0]), fn(carry[1])
+        # without the barrier the arguments are constants of the loop to XLA, which then computes
+        # what depends on them alone before the loop, needed or not
+        flag, given = lax.optimization_barrier((carry[0], args))
+        return jnp.zeros_like(flag), fn(carry[1], *given)
 
     start = (jnp.asarray(pred, dtype=bool), operand)
     return lax.while_loop(lambda carry: carry[0], body, start)[1]
@@ -49,3 +54,8 @@ def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:
 def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
     """``y + scale x`` leaf by leaf, in the dtypes of ``y``."""
     return jax.tree.map(lambda a, b: (b + scale * a).astype(b.dtype), x, y)
+
+
+def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)

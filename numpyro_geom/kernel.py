@@ -27,14 +27,16 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 from numpyro.util import is_prng_key
 
+from . import control_variate as cv
 from . import minibatch
 from . import step_size as auto
-from ._checks import check_choice, check_int, check_number
-from ._util import lazy_cond, tree_vdot
+from ._checks import check_choice, check_flag, check_int, check_number
+from ._util import lazy_cond, tree_vdot, tree_where
 from .metrics import get_metric
 from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
 from .schedules import as_schedule
+from .search import find_mode
 from .step_size import Adaptation
 
 PyTree = Any
@@ -94,6 +96,7 @@ class SGState(NamedTuple):
         metric_state: statistics of the metric.
         dynamics: what the kernel carries besides.
         stream: position in the stream of rows.
+        control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far; schedules are functions of it.
         adaptation: what warm-up has learned, see `numpyro_geom.step_size.Adaptation`.
         seed: the raw key with which the chain was initialised.
@@ -113,6 +116,7 @@ class SGState(NamedTuple):
     metric_state: PyTree
     dynamics: PyTree
     stream: Any
+    control: Any
     steps_taken: jax.Array
     adaptation: Adaptation
     seed: jax.Array
@@ -136,6 +140,10 @@ class SGKernel(MCMCKernel):
         temperature: tau of the target exp(-U / tau), at least 0.
         batching: ``"replacement"`` or ``"epoch"`` (each epoch a fresh permutation).
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
+        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
+            all rows is known.
+        anchor_interval: steps between two moves of the anchor to the chain's own position; None
+            leaves it where warm-up found the middle of the target.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -157,6 +165,8 @@ class SGKernel(MCMCKernel):
         temperature: float = 1.0,
         batching: str = "replacement",
         bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         if (model is None) == (potential_fn is None):
@@ -194,6 +204,15 @@ class SGKernel(MCMCKernel):
         self._temperature = check_number("temperature", temperature, least=0.0)
         self._batching = check_choice("batching", batching, BATCHING)
         self._bias_tolerance = check_number("bias_tolerance", bias_tolerance, above=0.0)
+        self._control_variate = check_flag("control_variate", control_variate)
+        self._anchor_interval = (
+            None if anchor_interval is None else check_int("anchor_interval", anchor_interval)
+        )
+        if self._anchor_interval is not None and not self._control_variate:
+            raise ValueError(
+                f"anchor_interval={anchor_interval} needs a control variate: pass "
+                "control_variate=True, or drop anchor_interval"
+            )
         self._init_strategy = init_strategy
         self._forget_model()
 
@@ -279,6 +298,8 @@ class SGKernel(MCMCKernel):
             "temperature": self._temperature,
             "batching": self._batching,
             "bias_tolerance": self._bias_tolerance,
+            "control_variate": self._control_variate,
+            "anchor_interval": "none" if self._anchor_interval is None else self._anchor_interval,
         }
 
     @property
@@ -354,7 +375,9 @@ class SGKernel(MCMCKernel):
             self._metric = dataclasses.replace(self._metric, interval=steps)  # type: ignore
 
         def init_one(key: jax.Array, position: PyTree) -> SGState:
-            return self._init_chain(key, num_warmup, position, model_args, model_kwargs)
+            state = self._init_chain(key, num_warmup, position, model_args, model_kwargs)
+            searching = jnp.asarray(init_params is None and num_warmup > 0)
+            return state._replace(adaptation=state.adaptation._replace(searching=searching))
 
         state = (init_one if single else jax.vmap(init_one))(key_state, position)
         if not isinstance(state.potential_energy, jax.core.Tracer) and not bool(
@@ -416,6 +439,10 @@ class SGKernel(MCMCKernel):
         if not is_prng_key(state.rng_key):
             return jax.vmap(lambda s: self.refresh(s, model_args, model_kwargs))(state)
         potential = self._potential(*_on_device(model_args, model_kwargs))
+        if self._control_variate:  # what is known at the anchor is of the old arguments
+            control = cv.refresh(potential, state.control, state.control.anchor.position)
+            state = state._replace(control=control)
+            potential = self._with_control(potential, control)
         batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
         energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
         dtype = state.potential_energy.dtype
@@ -507,6 +534,11 @@ class SGKernel(MCMCKernel):
         dtype = jnp.result_type(*jax.tree.leaves(position))
         potential = self._potential(args, kwargs)
         self._check_potential(potential)
+        if self._control_variate and (potential.deterministic or potential.on_all_rows is None):
+            raise ValueError(
+                "control_variate=True corrects minibatch gradients and needs a model whose rows "
+                "are subsampled: pass a model and batch_size, or drop control_variate"
+            )
         stream = potential.init_stream(key_stream)
         batch, _ = potential.draw(key_batch, stream)
         energy = potential.energy(position, batch)
@@ -539,6 +571,11 @@ class SGKernel(MCMCKernel):
             metric_state=self._metric.init(position),
             dynamics=self._init_dynamics(position),
             stream=stream,
+            control=(
+                cv.init_control(position, jnp.asarray(energy, dtype))
+                if self._control_variate
+                else ()
+            ),
             steps_taken=count,
             adaptation=auto.init_adaptation(num_warmup, dtype),
             seed=_key_data(rng_key),
@@ -561,19 +598,31 @@ class SGKernel(MCMCKernel):
             return function_potential(self._potential_fn)  # type: ignore[arg-type]
         return model_potential(self._runnable_model(), self._plan, args, kwargs)  # type: ignore
 
+    def _with_control(self, potential: Potential, control: Any) -> Potential:
+        if not self._control_variate:
+            return potential
+        return cv.with_control_variate(potential, control.anchor)
+
     # The loop
 
     @property
     def _adapts(self) -> bool:
         return self._schedule is None or self._num_steps is None
 
+    @property
+    def _searches(self) -> bool:
+        """Whether warm-up begins with a search for a mode, where no start is given."""
+        return self._schedule is None or self._control_variate
+
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
-        rng_key, key_steps, key_measure, key_check = random.split(state.rng_key, 4)
+        rng_key, key_steps, key_measure, key_check, key_search = random.split(state.rng_key, 5)
         potential = self._potential(args, kwargs)
         warming = state.i < state.adaptation.num_warmup
+        if self._searches:
+            state = self._search(state, potential, key_search)
         if self._adapts:
             state = self._adapt(state, potential, key_measure, warming)
         dtype = state.potential_energy.dtype
@@ -583,9 +632,17 @@ class SGKernel(MCMCKernel):
         learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
 
         def body(_: jax.Array, carry: tuple) -> tuple:
-            key, walker, trusted, stream, t, old, old_ratio, undone, sums = carry
+            key, walker, trusted, stream, control, t, old, old_ratio, undone, sums = carry
             key, key_batch, key_step = random.split(key, 3)
             batch, stream = potential.draw(key_batch, stream)
+            if self._anchor_interval is not None:
+                control = lazy_cond(
+                    t % self._anchor_interval == 0,
+                    lambda c, z: cv.refresh(potential, c, z),
+                    control,
+                    walker.position,
+                )
+            target = self._with_control(potential, control)
             h: jax.Array = state.step_size
             tau: jax.Array | float = self._temperature
             if self._schedule is not None:
@@ -593,7 +650,7 @@ class SGKernel(MCMCKernel):
                 tau = tau * jnp.asarray(self._schedule.noise(t), dtype)
             if self._adapts:
                 h = jnp.where(moving, h, 0.0)
-            new, report = self._step(key_step, potential, batch, walker, h, tau, learning)
+            new, report = self._step(key_step, target, batch, walker, h, tau, learning)
             size = sum(x.size for x in jax.tree.leaves(walker.position))
             facts = (
                 report.energy.astype(dtype),
@@ -611,13 +668,13 @@ class SGKernel(MCMCKernel):
             # energy and gradient belong to the position where the step started: if they fail,
             # the step before led astray, and the chain goes back to where they did not
             back = walker._replace(position=trusted)
-            trusted = _where(finite, walker.position, trusted)
-            walker, facts = _where(finite, (new, facts), (back, old))
+            trusted = tree_where(finite, walker.position, trusted)
+            walker, facts = tree_where(finite, (new, facts), (back, old))
             old_ratio = jnp.where(finite, ratio, old_ratio)
             accept_prob = report.accept_prob.astype(dtype)
             sums = sums + jnp.where(finite, jnp.stack([virial, accept_prob]), 0.0)
             undone = undone + ~finite
-            return key, walker, trusted, stream, t + 1, facts, old_ratio, undone, sums
+            return key, walker, trusted, stream, control, t + 1, facts, old_ratio, undone, sums
 
         num_steps = state.num_steps if self._num_steps is None else self._num_steps
         carry = (
@@ -625,13 +682,14 @@ class SGKernel(MCMCKernel):
             Walker(state.z, state.metric_state, state.dynamics),
             state.z,
             state.stream,
+            state.control,
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             jnp.asarray(jnp.inf, dtype),
             jnp.zeros((), jnp.int32),
             jnp.zeros(2, dtype),
         )
-        _, walker, trusted, stream, taken, facts, _, undone, sums = lax.fori_loop(
+        _, walker, trusted, stream, control, taken, facts, _, undone, sums = lax.fori_loop(
             0, num_steps, body, carry
         )
         # the last position is a draw, and no step has evaluated it yet
@@ -640,13 +698,15 @@ class SGKernel(MCMCKernel):
         )
         if self._transforms is not None:
             finite &= _all_finite(self._transforms(walker.position))
-        walker = walker._replace(position=_where(finite, walker.position, trusted))
+        walker = walker._replace(position=tree_where(finite, walker.position, trusted))
         undone = undone + ~finite
+        if self._control_variate:
+            control = tree_where(warming & moving, cv.add_draw(control, walker.position), control)
         energy, squared_norm, step_size = facts
         temperature, accept_prob = sums / jnp.asarray(num_steps, dtype)
         adaptation = state.adaptation
         if self._schedule is None:
-            adaptation = _where(
+            adaptation = tree_where(
                 warming & moving,
                 auto.update_shrink(adaptation, state.i, undone > 0, accept_prob, self._adjusted),
                 adaptation,
@@ -665,10 +725,36 @@ class SGKernel(MCMCKernel):
             metric_state=walker.metric_state,
             dynamics=walker.dynamics,
             stream=stream,
+            control=control,
             steps_taken=taken,
             adaptation=adaptation,
             rng_key=rng_key,
         )
+
+    def _search(self, state: SGState, potential: Potential, rng_key: jax.Array) -> SGState:
+        """Come near a mode before the first draw, and place the control variate's anchor."""
+
+        def search(z: PyTree, key: jax.Array) -> PyTree:
+            key_first, key_second = random.split(key)
+            z = find_mode(potential, z, key_first, self._temperature)
+            if self._control_variate:
+                z = cv.search_with_anchor(potential, z, key_second, self._temperature)
+            return z
+
+        first = state.i == 0
+        z = lazy_cond(first & state.adaptation.searching, search, state.z, rng_key)
+        if not self._control_variate:
+            return state._replace(z=z)
+        control = lazy_cond(first, lambda c, z: cv.refresh(potential, c, z), state.control, z)
+        if self._anchor_interval is None:
+            num_warmup = state.adaptation.num_warmup
+            control = lazy_cond(
+                cv.is_refresh(state.i, num_warmup),
+                lambda c, i: cv.refresh_from_mean(potential, c, i, num_warmup),
+                control,
+                state.i,
+            )
+        return state._replace(z=z, control=control)
 
     def _adapt(
         self, state: SGState, potential: Potential, rng_key: jax.Array, warming: jax.Array
@@ -676,9 +762,9 @@ class SGKernel(MCMCKernel):
         """Measure the target at a few draws of warm-up; set step size and number of steps."""
         due = auto.is_checkpoint(state.i, state.adaptation.num_warmup)
 
-        def measure(adaptation: Adaptation) -> Adaptation:
+        def measure(adaptation: Adaptation, state: SGState, rng_key: jax.Array) -> Adaptation:
             return auto.measure(
-                potential,
+                self._with_control(potential, state.control),
                 state.z,
                 lambda v: self._metric.apply_inverse_sqrt(state.metric_state, v),
                 rng_key,
@@ -688,7 +774,7 @@ class SGKernel(MCMCKernel):
                 self._second_order(state.dynamics, potential),
             )
 
-        adaptation = lazy_cond(due, measure, state.adaptation)
+        adaptation = lazy_cond(due, measure, state.adaptation, state, rng_key)
         step_size, num_steps = state.step_size, state.num_steps
         started = state.i > 0
         if self._schedule is None:
@@ -735,10 +821,6 @@ def _identity(x: PyTree) -> PyTree:
 
 def _same(old: list, new: list) -> bool:
     return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
-
-
-def _where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

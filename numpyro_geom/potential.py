@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
@@ -23,6 +23,8 @@ from .permutation import permute, round_keys
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
+CHUNK_ROWS = 8192
+"""Rows at a time in a pass over all of them."""
 CURVATURE_KEYS = 128
 """Evaluations of a stochastic ``potential_fn`` from which they are measured."""
 
@@ -38,11 +40,15 @@ class Potential(NamedTuple):
             ``deterministic``.
         init_stream: ``rng_key -> stream``, the state of the row stream.
         draw: ``(rng_key, stream) -> (batch, stream)``, the next minibatch.
-        split: ``batch -> (batch, batch, batch)``, disjoint thirds, each with an unbiased energy.
+        split: ``(batch, num_parts) -> batches``, disjoint parts, each with an unbiased energy.
         curvature_batch: ``rng_key -> batch``, a larger batch for the Hessian in warm-up.
         score_noise: ``(rng_key) -> tuple of (weight, rows)``: the covariance of the minibatch
             gradient is the sum of ``weight`` times the covariance over the entries of the
             vector ``rows(position)`` of their gradients.
+        on_all_rows: ``fn -> pytree``, the weighted sum of ``fn(batch)`` over batches that together
+            are all rows, in a loop of bounded memory: exact for what is linear in the energy, so
+            ``on_all_rows(lambda rows: energy(position, rows))`` is U. None for a stochastic
+            ``potential_fn``.
         num_data: number of observations N.
         steps_per_epoch: steps in one pass over the data.
         deterministic: whether ``energy`` ignores the batch.
@@ -51,9 +57,10 @@ class Potential(NamedTuple):
     energy: Callable[[PyTree, Batch], jax.Array]
     init_stream: Callable[[jax.Array], Any]
     draw: Callable[[jax.Array, Any], tuple[Batch, Any]]
-    split: Callable[[Batch], tuple[Batch, Batch, Batch]]
+    split: Callable[[Batch, int], tuple[Batch, ...]]
     curvature_batch: Callable[[jax.Array], Batch]
     score_noise: Callable[[jax.Array], tuple[tuple[float, Callable[[PyTree], jax.Array]], ...]]
+    on_all_rows: Callable[[Callable[[Batch], PyTree]], PyTree] | None
     num_data: int
     steps_per_epoch: int
     deterministic: bool
@@ -106,6 +113,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
         split=_split_rows,
         curvature_batch=some_rows,
         score_noise=score_noise,
+        on_all_rows=lambda fn: _sum_over_chunks(plan, fn),
         num_data=plan.num_data,
         steps_per_epoch=plan.steps_per_epoch,
         deterministic=not plan.batch_sizes,
@@ -140,9 +148,12 @@ def function_potential(potential_fn: Callable) -> Potential:
             (_typed_keys(rng_key, None) if stochastic else {}),
             stream,
         ),
-        split=lambda batch: tuple(random.split(batch, 3)) if stochastic else (batch,) * 3,
+        split=lambda batch, parts: (
+            tuple(random.split(batch, parts)) if stochastic else (batch,) * parts
+        ),
         curvature_batch=lambda rng_key: _typed_keys(rng_key, CURVATURE_KEYS) if stochastic else {},
         score_noise=score_noise,
+        on_all_rows=None if stochastic else lambda fn: fn({}),
         num_data=1,
         steps_per_epoch=1,
         deterministic=not stochastic,
@@ -170,13 +181,51 @@ def _typed_keys(rng_key: jax.Array, num: int | None) -> jax.Array:
     return rng_key if num is None else random.split(rng_key, num)
 
 
-def _split_rows(batch: dict[str, jax.Array]) -> tuple[Batch, Batch, Batch]:
-    parts: tuple[dict, dict, dict] = ({}, {}, {})
+def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...]:
+    parts: tuple[dict, ...] = tuple({} for _ in range(num_parts))
     for plate, rows in batch.items():
-        third = rows.shape[0] // 3
+        share = rows.shape[0] // num_parts
         for k, part in enumerate(parts):
-            part[plate] = rows[k * third : (k + 1) * third]
+            part[plate] = rows[k * share : (k + 1) * share]
     return parts
+
+
+def _sum_over_chunks(plan: Plan, fn: Callable[[Batch], PyTree]) -> PyTree:
+    """``sum_k w_k fn(chunk k)``, where w_k is the chunk's share of its plate's rows.
+
+    A plate scales what is in it by its size over the rows it got, and w_k takes that back, while
+    what is outside of it is counted with the sum of the shares, which is 1. Several plates: all
+    pairs of their chunks, which is right for nested plates and for independent ones.
+    """
+    plates = list(plan.batch_sizes)
+
+    def over(k: int, batch: Batch) -> PyTree:
+        if k == len(plates):
+            return fn(batch)
+        plate, size = plates[k], plan.sizes[plates[k]]
+        chunk = min(size, CHUNK_ROWS)
+        num_chunks, rest = divmod(size, chunk)
+
+        def part(first: Any, rows: int) -> PyTree:
+            index = first + jnp.arange(rows, dtype=jnp.int32)
+            value = over(k + 1, {**batch, plate: index})
+            return jax.tree.map(lambda x: x * (rows / size), value)
+
+        if num_chunks == 1:
+            total = part(0, chunk)
+        else:
+            shapes = jax.eval_shape(lambda: part(0, chunk))
+            total = lax.fori_loop(
+                0,
+                num_chunks,
+                lambda j, old: jax.tree.map(jnp.add, old, part(j * chunk, chunk)),
+                jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+            )
+        if rest:
+            total = jax.tree.map(jnp.add, total, part(num_chunks * chunk, rest))
+        return total
+
+    return over(0, {})
 
 
 def _row_energies(

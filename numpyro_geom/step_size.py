@@ -38,6 +38,7 @@ class Adaptation(NamedTuple):
 
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
+        searching: whether the first draw searches for a mode.
         shrink: factor on the step size, halved for each warm-up draw with an undone step (and
             driven by the acceptance rate where steps are Metropolis-adjusted).
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
@@ -50,6 +51,7 @@ class Adaptation(NamedTuple):
     """
 
     num_warmup: jax.Array
+    searching: jax.Array
     shrink: jax.Array
     curvature: jax.Array
     curvature_low: jax.Array
@@ -60,7 +62,15 @@ class Adaptation(NamedTuple):
 def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
     """An adaptation state before anything is known."""
     one = jnp.ones((), dtype)
-    return Adaptation(jnp.asarray(num_warmup, jnp.int32), one, one, one, one, jnp.zeros((), dtype))
+    return Adaptation(
+        num_warmup=jnp.asarray(num_warmup, jnp.int32),
+        searching=jnp.zeros((), bool),
+        shrink=one,
+        curvature=one,
+        curvature_low=one,
+        slowest=one,
+        noise=jnp.zeros((), dtype),
+    )
 
 
 def is_checkpoint(i: jax.Array, num_warmup: jax.Array) -> jax.Array:

@@ -585,7 +585,7 @@ def test_defaults() -> None:
     assert RMSprop() == RMSprop(decay=0.99, eps=1e-8)
     assert Wenzel() == Wenzel(decay=0.99, eps=1e-8, interval=None)
     assert Monge() == Monge(1.0, 0.9) == Monge(alpha2=1.0, decay=0.9)
-    assert Shampoo() == Shampoo(0.99, 1e-8, 100, 128, "diagonal")
+    assert Shampoo() == Shampoo(0.99, 1e-8, 100, 60, "diagonal")
     assert [m.interval for m in (Identity(), RMSprop(), Monge())] == [1, 1, 1]
     assert Identity().decay == 0
     assert dataclasses.replace(Wenzel(), interval=7).interval == 7

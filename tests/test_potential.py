@@ -359,7 +359,7 @@ def test_split_gives_disjoint_thirds(x64: None, batch_size: int) -> None:
     y = jnp.asarray(np.random.default_rng(0).normal(size=9))
     _, potential = build(normal_mean, (y,), batch_size)
     rows = jnp.arange(batch_size)
-    parts = [part["data"].tolist() for part in potential.split({"data": rows})]
+    parts = [part["data"].tolist() for part in potential.split({"data": rows}, 3)]
     third = batch_size // 3
     assert [len(part) for part in parts] == [third] * 3
     assert len(set(itertools.chain(*parts))) == 3 * third
@@ -377,7 +377,7 @@ def test_split_and_keys_of_a_stochastic_function() -> None:
     z = jnp.ones(2)
     for key in (random.key(0), random.PRNGKey(0)):
         batch, _ = potential.draw(key, ())
-        parts = potential.split(batch)
+        parts = potential.split(batch, 3)
         energies = {float(potential.energy(z, part)) for part in (batch, *parts)}
         assert len(energies) == 4
     several = random.split(random.key(1), 7)

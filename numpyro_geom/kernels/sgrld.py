@@ -11,7 +11,7 @@ from jax import lax, random
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_flag, check_int, check_number
-from .._util import lazy_cond, tree_vdot
+from .._util import lazy_cond, tree_vdot, tree_where
 from ..gamma import (
     GAMMA_ESTIMATORS,
     GAMMA_MODES,
@@ -94,6 +94,11 @@ class SGRLD(SGKernel):
         gamma_probes: probes that are averaged.
         adjusted: add the Metropolis test.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
+        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
+            all rows is known. Two minibatch gradients a step, and far less noise.
+        anchor_interval: steps between two moves of the anchor to the chain's own position, each a
+            pass over all rows, for targets with several modes; None leaves the anchor where
+            warm-up found the middle of the target.
         max_norm: where the preconditioned gradient is longer than this, take the step in the
             identity metric scaled to this length instead (a safeguard, not exact).
         init_strategy: NumPyro's, where the chains start.
@@ -142,6 +147,8 @@ class SGRLD(SGKernel):
         gamma_probes: int = 1,
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
         max_norm: float | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
@@ -155,6 +162,8 @@ class SGRLD(SGKernel):
             temperature=temperature,
             batching=batching,
             bias_tolerance=bias_tolerance,
+            control_variate=control_variate,
+            anchor_interval=anchor_interval,
             init_strategy=init_strategy,
         )
         self._gamma = check_choice("gamma", gamma, GAMMA_MODES)
@@ -289,8 +298,8 @@ def _langevin_step(
         length = jnp.sqrt(tree_vdot(drift, drift))
         shrink = kernel._max_norm / jnp.sqrt(tree_vdot(grad, grad))
         too_long = ~(length <= kernel._max_norm)
-        drift = _where(too_long, _scale(shrink, grad), drift)
-        noise = _where(too_long, _scale(jnp.sqrt(shrink), raw), noise)
+        drift = tree_where(too_long, _scale(shrink, grad), drift)
+        noise = tree_where(too_long, _scale(jnp.sqrt(shrink), raw), noise)
     position = _langevin(position, drift, noise, h, tau)
     return Walker(position, metric_state, ()), StepReport(
         energy, grad, drift, jnp.ones_like(energy)
@@ -363,7 +372,7 @@ def _auxiliary_step(
         mean_v = mean = _scale(scale, grad)
         part_variance = jax.tree.map(jnp.zeros_like, mean)
     else:
-        rows_v, rows_m, rows_h = potential.split(batch)
+        rows_v, rows_m, rows_h = potential.split(batch, 3)
         _, grad_v = value_and_grad(position, rows_v)
         energy_m, grad_m = value_and_grad(position, rows_m)
         (energy_h, grad_h), hvp = _linearize(lambda p: value_and_grad(p, rows_h), position)
@@ -374,8 +383,9 @@ def _auxiliary_step(
     z = probe(key_scale, position)
     trace = lazy_cond(
         learning,
-        lambda zero: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
+        lambda zero, z: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
         jnp.zeros_like(old.weight),
+        z,
     )
     state = _learn_scale(old, _scale(scale, grad), trace, part_variance, learning)
     s = _auxiliary_scale(state, getattr(metric, "decay", 0.0))
@@ -383,15 +393,15 @@ def _auxiliary_step(
     interval = getattr(metric, "interval", 1)
     decay = jnp.where(state.num_steps == 0, 0.0, getattr(metric, "decay", 0.0)).astype(s.dtype)
 
-    def renew(pair: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        gradient = _draw_auxiliary(key_v, pair[0], mean_v, state, decay, s)
+    def renew(pair: tuple[PyTree, PyTree], key: jax.Array) -> tuple[PyTree, PyTree]:
+        gradient = _draw_auxiliary(key, pair[0], mean_v, state, decay, s)
         return gradient, metric.from_gradient(pair[1], gradient, s)
 
     pair = (old.gradient, walker.metric_state)
     if interval == 1:
-        gradient, metric_state = renew(pair)
+        gradient, metric_state = renew(pair, key_v)
     else:
-        gradient, metric_state = lazy_cond(state.num_steps % interval == 0, renew, pair)
+        gradient, metric_state = lazy_cond(state.num_steps % interval == 0, renew, pair, key_v)
 
     pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
     apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
@@ -505,7 +515,7 @@ def _metropolis(
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     accept_prob = jnp.exp(jnp.minimum(log_ratio, 0.0))
     accepted = random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
-    return _where(accepted, proposal, position), accept_prob
+    return tree_where(accepted, proposal, position), accept_prob
 
 
 def _langevin(
@@ -562,7 +572,3 @@ def _normal(rng_key: jax.Array, like: PyTree) -> PyTree:
 
 def _scale(factor: Any, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
-
-
-def _where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(pred, a, b), yes, no)

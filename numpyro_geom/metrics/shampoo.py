@@ -97,15 +97,15 @@ class Shampoo(Metric):
     statistic and as many for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
     each row of the batch). Memory: 10 D. A refresh takes one batched eigendecomposition of all
     blocks, padded to the largest. On a CPU, LAPACK runs blocks of 64 and more on several threads,
-    which is slower by one to two orders of magnitude where other work competes for the cores: set
-    the environment variable OPENBLAS_NUM_THREADS=1 or ``block_size=63``.
+    which is slower by one to two orders of magnitude where other work competes for the cores: the
+    default stays below that. For larger blocks set the environment variable OPENBLAS_NUM_THREADS=1.
 
     Args:
         decay: memory of H, in [0, 1).
         eps: H at the start, in squared nats per row and unit of the position; above 0.
         interval: steps between recomputations of the roots; None is one epoch, which a kernel
             fills in.
-        block_size: longest side of a block, at least 1.
+        block_size: longest side of a block, at least 1. Cost and memory grow with it.
         vector: what 1-D sites get.
 
     Raises:
@@ -129,7 +129,7 @@ class Shampoo(Metric):
     decay: float = 0.99
     eps: float = 1e-8
     interval: int | None = 100
-    block_size: int = 128
+    block_size: int = 60
     vector: str = "diagonal"
 
     def __post_init__(self) -> None:
@@ -177,7 +177,10 @@ class Shampoo(Metric):
         powers = self._site_powers(grad)
         axes, treedef = jax.tree.flatten(running)
         roots = lazy_cond(
-            state.steps == 0, lambda old: _refresh(axes, powers, old), _as_roots(state)
+            state.steps == 0,
+            lambda old, axes: _refresh(axes, powers, old),
+            _as_roots(state),
+            axes,
         )
         return state._replace(
             running=running,

@@ -1,0 +1,173 @@
+"""Control variates: the same target with a minibatch gradient that is exact at an anchor.
+
+With the anchor theta* and U_B the energy estimated from a minibatch, the energy
+
+    U_B(theta) - U_B(theta*) - <grad U_B(theta*), theta - theta*>
+               + U(theta*) + <grad U(theta*), theta - theta*>
+
+has the same expectation as U_B, and its gradient
+
+    grad U(theta*) + grad U_B(theta) - grad U_B(theta*)
+
+a noise that vanishes with the distance to the anchor, where that of grad U_B does not. The parts
+of U that do not depend on the rows, the prior say, cancel between the two minibatch terms. One
+step costs two minibatch gradients; placing an anchor costs one pass over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._util import tree_vdot, tree_where
+from .potential import Potential
+from .search import find_mode
+
+PyTree = Any
+
+REFINEMENTS = 2
+"""Searches with a control variate that follow the one without."""
+LEAST_DRAWS = 16
+"""Draws of warm-up whose mean makes a better anchor than a mode."""
+
+
+class Anchor(NamedTuple):
+    """Where the gradient is exact, and what it is there.
+
+    Attributes:
+        position: theta*.
+        energy: U(theta*) on all rows, in nats.
+        grad: grad U(theta*) on all rows, a pytree like the position.
+    """
+
+    position: PyTree
+    energy: jax.Array
+    grad: PyTree
+
+
+class Control(NamedTuple):
+    """The anchor and the running mean of warm-up's draws, which is to become the next one.
+
+    Attributes:
+        anchor: the anchor in use.
+        total: sum of the draws since the mean was last started anew.
+        num_draws: how many.
+    """
+
+    anchor: Anchor
+    total: PyTree
+    num_draws: jax.Array
+
+
+def anchor_at(potential: Potential, position: PyTree) -> Anchor:
+    """An anchor at ``position``: one pass over all rows, in chunks."""
+    energy, grad = full_value_and_grad(potential, position)
+    return Anchor(position, energy, grad)
+
+
+def full_value_and_grad(potential: Potential, position: PyTree) -> tuple[jax.Array, PyTree]:
+    """U and grad U on all rows, in bounded memory.
+
+    Args:
+        potential: with ``on_all_rows``.
+        position: where.
+    """
+    return potential.on_all_rows(  # type: ignore[misc]
+        lambda rows: jax.value_and_grad(potential.energy)(position, rows)
+    )
+
+
+def with_control_variate(potential: Potential, anchor: Anchor) -> Potential:
+    """The potential whose minibatch energies are linearly corrected at the anchor."""
+
+    def energy(position: PyTree, batch: Any) -> jax.Array:
+        there, grad = jax.value_and_grad(potential.energy)(anchor.position, batch)
+        gap = jax.tree.map(jnp.subtract, position, anchor.position)
+        slope = jax.tree.map(jnp.subtract, anchor.grad, grad)
+        return potential.energy(position, batch) - there + anchor.energy + tree_vdot(slope, gap)
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        return tuple(
+            (weight, _corrected_rows(rows_fn, anchor))
+            for weight, rows_fn in potential.score_noise(rng_key)
+        )
+
+    return potential._replace(energy=energy, score_noise=score_noise)
+
+
+def _corrected_rows(rows_fn: Callable, anchor: Anchor) -> Callable:
+    _, slopes = jax.linearize(rows_fn, anchor.position)
+    return lambda position: (
+        rows_fn(position) - slopes(jax.tree.map(jnp.subtract, position, anchor.position))
+    )
+
+
+def init_control(position: PyTree, energy: jax.Array) -> Control:
+    """A state whose anchor has yet to be placed."""
+    zeros = jax.tree.map(jnp.zeros_like, position)
+    return Control(Anchor(position, energy, zeros), zeros, jnp.zeros((), jnp.int32))
+
+
+def search_with_anchor(
+    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
+) -> PyTree:
+    """Approach a mode further than minibatches allow, by anchors on the way.
+
+    Args:
+        potential: the target, without a control variate.
+        position: where the search without one ended.
+        rng_key: for the rows.
+        temperature: tau.
+    """
+
+    def refine(k: jax.Array, position: PyTree) -> PyTree:
+        corrected = with_control_variate(potential, anchor_at(potential, position))
+        return find_mode(corrected, position, jax.random.fold_in(rng_key, k), temperature)
+
+    return jax.lax.fori_loop(0, REFINEMENTS, refine, position)
+
+
+def refresh(potential: Potential, control: Control, position: PyTree) -> Control:
+    """Move the anchor to ``position``, unless the energy or gradient there is not finite."""
+    anchor = anchor_at(potential, position)
+    finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))
+    return control._replace(anchor=tree_where(finite, anchor, control.anchor))
+
+
+def refresh_from_mean(potential: Potential, control: Control, i: jax.Array, num_warmup: Any) -> Any:
+    """Move the anchor to the mean of the last draws, at a few times in warm-up.
+
+    Args:
+        potential: the target, without a control variate.
+        control: the state.
+        i: draws so far.
+        num_warmup: draws of warm-up.
+
+    Returns:
+        The state; in the first half of warm-up with its mean started anew.
+    """
+    enough = jnp.maximum(control.num_draws, 1)
+    mean = jax.tree.map(lambda x: (x / enough).astype(x.dtype), control.total)
+    usable = control.num_draws >= LEAST_DRAWS
+    moved = tree_where(usable, refresh(potential, control, mean), control)
+    empty = control._replace(
+        total=jax.tree.map(jnp.zeros_like, control.total),
+        num_draws=jnp.zeros_like(control.num_draws),
+    )
+    fresh = empty._replace(anchor=moved.anchor)
+    return tree_where(i <= num_warmup // 2, fresh, moved)
+
+
+def is_refresh(i: jax.Array, num_warmup: jax.Array) -> jax.Array:
+    """Whether the anchor moves before draw ``i``: windows that double, then the second half's."""
+    eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32)
+    return (i > 1) & jnp.any(i == eighths * num_warmup // 8)
+
+
+def add_draw(control: Control, position: PyTree) -> Control:
+    """Count a draw of warm-up into the running mean."""
+    total = jax.tree.map(jnp.add, control.total, position)
+    return control._replace(total=total, num_draws=control.num_draws + 1)

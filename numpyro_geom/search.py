@@ -1,0 +1,107 @@
+"""A search for a mode from minibatch gradients, with which warm-up starts.
+
+NumPyro starts chains uniformly in (-2, 2) on the unconstrained space. Gradients there can be many
+orders of magnitude larger than in the posterior, and a step size that is right there never
+leaves. Adam's steps do not depend on the gradient's magnitude, so it comes down first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax, random
+
+from ._util import tree_where
+from .potential import Potential
+
+PyTree = Any
+
+LEARNING_RATE = 0.05
+"""Adam's first learning rate: about the largest step of an unconstrained coordinate."""
+ROUND_STEPS = 25
+"""Steps between two looks at the energy."""
+MAX_ROUNDS = 60
+LEAST_FALL = 0.2
+"""Fall of the energy in a round, in units of tau * D, that keeps the learning rate."""
+REDUCTION = 1 / 3
+"""Factor on the learning rate after a round that did not lower the energy enough."""
+MAX_REDUCTIONS = 5
+
+
+class _Search(NamedTuple):
+    """State of the search between two rounds.
+
+    Attributes:
+        position: the best position so far.
+        optimiser: Adam's moments.
+        stream: position in the stream of rows.
+        num_rounds: rounds so far.
+        num_reductions: how often the learning rate was reduced.
+    """
+
+    position: PyTree
+    optimiser: PyTree
+    stream: Any
+    num_rounds: jax.Array
+    num_reductions: jax.Array
+
+
+def find_mode(
+    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
+) -> PyTree:
+    """Go downhill from ``position`` with Adam until the energy falls no more than noise would.
+
+    A round that lowers U by less than a share of ``temperature * D``, the spread of U in the
+    target, reduces the learning rate, and one that raises it is taken back as well; five
+    reductions end the search. So it stops near the typical set, which need not be near the mode:
+    the density of a centred hierarchical model grows without bound towards zero scale.
+
+    Args:
+        potential: the target.
+        position: where to start, a pytree.
+        rng_key: for the rows.
+        temperature: tau.
+
+    Returns:
+        A position like ``position``. Where the energy was never finite, ``position`` itself.
+    """
+    adam = optax.scale_by_adam()
+    size = sum(x.size for x in jax.tree.leaves(position))
+    enough = LEAST_FALL * max(temperature, 1e-2) * size
+    key_stream, key_rounds = random.split(rng_key)
+
+    def one_round(search: _Search) -> _Search:
+        key_steps, key_check = random.split(random.fold_in(key_rounds, search.num_rounds))
+        rate = LEARNING_RATE * REDUCTION ** search.num_reductions.astype(jnp.float32)
+
+        def step(k: jax.Array, carry: tuple) -> tuple:
+            current, optimiser, stream = carry
+            batch, stream = potential.draw(random.fold_in(key_steps, k), stream)
+            grad = jax.grad(potential.energy)(current, batch)
+            grad = jax.tree.map(lambda x: x / potential.num_data, grad)
+            direction, optimiser = adam.update(grad, optimiser)
+            current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
+            return current, optimiser, stream
+
+        carry = (search.position, search.optimiser, search.stream)
+        new, optimiser, stream = lax.fori_loop(0, ROUND_STEPS, step, carry)
+        rows = potential.curvature_batch(key_check)  # the same for both, so that its noise cancels
+        fall = potential.energy(search.position, rows) - potential.energy(new, rows)
+        finite = jnp.isfinite(fall)  # else one of Adam's moments may not be finite either
+        return _Search(
+            position=tree_where(fall > 0, new, search.position),
+            optimiser=tree_where(finite, optimiser, adam.init(search.position)),
+            stream=stream,
+            num_rounds=search.num_rounds + 1,
+            num_reductions=search.num_reductions + ~(fall > enough),
+        )
+
+    def unfinished(search: _Search) -> jax.Array:
+        return (search.num_rounds < MAX_ROUNDS) & (search.num_reductions < MAX_REDUCTIONS)
+
+    zero = jnp.zeros((), jnp.int32)
+    start = _Search(position, adam.init(position), potential.init_stream(key_stream), zero, zero)
+    return lax.while_loop(unfinished, one_round, start).position

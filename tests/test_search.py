@@ -1,0 +1,146 @@
+"""The search for a mode with which warm-up starts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGRLD, Monge
+from numpyro_geom.potential import function_potential
+from numpyro_geom.search import find_mode
+
+
+def search(energy, start, num_chains=8, temperature=1.0):
+    potential = function_potential(energy)
+    keys = random.split(random.key(0), num_chains)
+    starts = jax.vmap(start)(random.split(random.key(1), num_chains))
+    found = jax.jit(jax.vmap(lambda z, k: find_mode(potential, z, k, temperature)))
+    return np.asarray(found(starts, keys))
+
+
+def uniform(dim):
+    return lambda key: random.uniform(key, (dim,), minval=-2.0, maxval=2.0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_ends_within_the_spread_of_a_gaussian(scale):
+    sds = scale * jnp.array([1.0, 0.1, 0.01])
+    found = search(lambda z: jnp.sum((z / sds) ** 2) / 2, lambda k: 5 * sds[0] * uniform(3)(k))
+    energies = np.sum((found / np.asarray(sds)) ** 2, axis=1) / 2
+    if scale == 1e3:  # further away than it ever goes: 60 rounds of 25 steps of 0.05
+        assert np.isfinite(found).all()
+    else:
+        assert (energies < 3).all(), (
+            energies
+        )  # the target's own mean is 1.5, standard deviation 1.2
+
+
+def test_minibatch_noise_does_not_keep_it_away():
+    # gradient noise of 30 standard deviations of the posterior's own gradient
+    sds = jnp.array([0.01, 0.003])
+
+    def energy(z, rng_key):
+        return jnp.sum((z / sds) ** 2) / 2 + 30 * jnp.dot(random.normal(rng_key, (2,)), z / sds)
+
+    found = search(energy, uniform(2))
+    # from 2 / 0.003 = 700 standard deviations away
+    assert (np.abs(found / np.asarray(sds)) < 10).all(), found / np.asarray(sds)
+
+
+def test_does_not_chase_an_unbounded_density():
+    """The centred hierarchy's density grows without bound as its scale vanishes."""
+    groups = 20
+
+    def energy(z):
+        log_scale, effects = z[0], z[1:]
+        return (
+            jnp.sum((effects * jnp.exp(-log_scale)) ** 2) / 2
+            + groups * log_scale
+            + log_scale**2 / 18
+        )
+
+    found = search(energy, uniform(groups + 1))
+    # three standard deviations of its own marginal; effects that jitter by the learning rate keep
+    # the scale at about exp(-6.5), and the energy's minimum is at log_scale = -180
+    assert (found[:, 0] > -9).all(), found[:, 0]
+
+
+def test_energy_that_is_not_finite_leaves_the_start():
+    found = search(lambda z: jnp.log(-jnp.sum(z**2) - 1.0), uniform(2), num_chains=2)
+    start = jax.vmap(uniform(2))(random.split(random.key(1), 2))
+    assert np.array_equal(found, np.asarray(start))
+
+
+def test_a_wall_of_infinite_energy_is_not_crossed():
+    found = search(
+        lambda z: jnp.sum(jnp.where(z > 0, z - jnp.log(z), jnp.inf)), lambda k: uniform(2)(k) + 2.5
+    )
+    assert np.abs(found - 1).max() < 0.5  # the mode is at 1
+
+
+def poisson(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Poisson(jnp.exp(b + X[i] @ w)), obs=y[i])
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1000, 5))
+    y = rng.poisson(np.exp(0.5 + X @ np.array([0.5, -0.3, 0.2, 0.0, 0.4])))
+    return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
+
+
+def run(kernel, data, num_warmup=10, num_chains=4, **kwargs):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=5,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *data, **kwargs)
+    return mcmc
+
+
+@pytest.mark.parametrize("metric", ["identity", "rmsprop", Monge()])
+def test_rates_far_from_the_start_are_found_without_tuning(data, metric):
+    """Where chains start, exp(b + x'w) makes gradients a thousand times those of the posterior."""
+    mcmc = run(SGRLD(poisson, metric=metric, batch_size=100), data, num_warmup=20)
+    w = np.asarray(mcmc.get_samples()["w"])
+    # the posterior's standard deviations are about 0.02
+    assert np.abs(w - [0.5, -0.3, 0.2, 0.0, 0.4]).max() < 0.2
+
+
+def test_a_start_that_is_given_is_kept(data):
+    far = {"b": jnp.full((1,), -3.0), "w": jnp.zeros((1, 5))}
+    kernel = SGRLD(poisson, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 1), 10, far, data, {})
+    assert not state.adaptation.searching.any()
+    first = kernel.sample(state, data, {})
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, first.z, far))
+
+
+@pytest.mark.parametrize("num_warmup", [0, 10])
+def test_searches_in_warmup_only(data, num_warmup):
+    kernel = SGRLD(poisson, batch_size=100)
+    state = kernel.init(random.key(0), num_warmup, None, data, {})
+    first = kernel.sample(state, data, {})
+    moved = not jax.tree.all(jax.tree.map(jnp.array_equal, first.z, state.z))
+    assert moved == (num_warmup > 0)
+
+
+def test_a_step_size_of_ones_own_means_no_search(data):
+    kernel = SGRLD(poisson, batch_size=100, step_size=1e-9, num_steps=1)
+    state = kernel.init(random.key(0), 10, None, data, {})
+    first = kernel.sample(state, data, {})
+    assert float(jnp.abs(first.z["w"] - state.z["w"]).max()) < 1e-2
