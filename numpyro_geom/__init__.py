@@ -3,14 +3,19 @@
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.summary import print_summary, step_size_summary
 from .kernel import SGKernel, SGState
-from .kernels import SGRLD
+from .kernels import ISGD, SGRLD, VSGD, AdamSGLD
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .schedules import constant, cyclical, polynomial
+from .swag import SWAG
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ISGD",
     "SGRLD",
+    "SWAG",
+    "VSGD",
+    "AdamSGLD",
     "Identity",
     "Metric",
     "MetricState",

@@ -152,6 +152,8 @@ class SGKernel(MCMCKernel):
     """
 
     _adjusted = False
+    _bias_is_known = True
+    """Whether the bias is that of a Langevin step: h lam_H / 2 + h lam_C / (2 tau)."""
 
     def __init__(
         self,
@@ -735,7 +737,8 @@ class SGKernel(MCMCKernel):
         """Come near a mode before the first draw, and place the control variate's anchor."""
 
         def search(z: PyTree, key: jax.Array) -> PyTree:
-            key_first, key_second = random.split(key)
+            # a clone, since a loop of at most one trip looks like a loop to the check of key reuse
+            key_first, key_second = random.split(random.clone(key))
             z = find_mode(potential, z, key_first, self._temperature)
             if self._control_variate:
                 z = cv.search_with_anchor(potential, z, key_second, self._temperature)
@@ -767,7 +770,7 @@ class SGKernel(MCMCKernel):
                 self._with_control(potential, state.control),
                 state.z,
                 lambda v: self._metric.apply_inverse_sqrt(state.metric_state, v),
-                rng_key,
+                random.clone(rng_key),
                 adaptation,
                 state.i,
                 self._noise_factor,

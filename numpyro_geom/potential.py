@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from . import minibatch
 from .minibatch import Batch, Plan
-from .permutation import permute, round_keys
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
@@ -84,26 +84,22 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
             minibatch.gather_local(plan, position, batch),
         )
 
-    def some_rows(rng_key: jax.Array) -> Batch:
-        batch = {}
-        for i, plate in enumerate(plan.batch_sizes):
-            size = plan.sizes[plate]
-            # without replacement: a permutation's first rows
-            rows = jnp.arange(min(size, CURVATURE_ROWS), dtype=jnp.int32)
-            batch[plate] = permute(round_keys(random.fold_in(rng_key, i)), rows, size)
-        return batch
+    def some_rows(rng_key: jax.Array, **at_most: int) -> Batch:
+        return {
+            plate: _spread_rows(
+                random.fold_in(rng_key, i), plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
+            )
+            for i, plate in enumerate(plan.batch_sizes)
+        }
 
     def score_noise(rng_key: jax.Array) -> tuple:
         groups = []
         for plate, batch_rows in plan.batch_sizes.items():
-            size = plan.sizes[plate]
-            batch = some_rows(rng_key)
             # other subsampled plates stay at about their batch size
-            for other, rows in plan.batch_sizes.items():
-                if other != plate:
-                    batch[other] = batch[other][:rows]
+            others = {other: rows for other, rows in plan.batch_sizes.items() if other != plate}
+            batch = some_rows(rng_key, **others)
             rows_fn = _row_energies(model, plan, args, kwargs, plate, batch)
-            groups.append((size**2 / batch_rows, rows_fn))
+            groups.append((plan.sizes[plate] ** 2 / batch_rows, rows_fn))
         return tuple(groups)
 
     return Potential(
@@ -179,6 +175,16 @@ def _typed_keys(rng_key: jax.Array, num: int | None) -> jax.Array:
     if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = random.wrap_key_data(rng_key)
     return rng_key if num is None else random.split(rng_key, num)
+
+
+def _spread_rows(rng_key: jax.Array, size: int, at_most: int) -> jax.Array:
+    """Distinct rows from all over a plate: one at random from each of equal stretches of it."""
+    num_rows = min(size, at_most)
+    bounds = np.arange(num_rows + 1) * size // num_rows
+    if num_rows == size:
+        return jnp.asarray(bounds[:-1], jnp.int32)
+    first, last = jnp.asarray(bounds[:-1], jnp.int32), jnp.asarray(bounds[1:], jnp.int32)
+    return random.randint(rng_key, (num_rows,), first, last)
 
 
 def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...]:

@@ -207,7 +207,8 @@ def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
             "num_steps, or use a metric that fits the posterior's scales better"
             + (", or a larger batch_size" if _noise_binds(kernel, facts) else "")
         )
-    if not automatic and not kernel._adjusted and kernel.temperature > 0:
+    given = not automatic and kernel._bias_is_known and not kernel._adjusted
+    if given and kernel.temperature > 0:
         total = float(np.max(sum(facts.budget(kernel))))
         if total > kernel.bias_tolerance:
             limit = float(np.mean(facts.step_size)) * kernel.bias_tolerance / total
@@ -269,6 +270,8 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
         ]
     if kernel.temperature == 0:
         return ["temperature 0: the draws are the path of an optimiser, not of a posterior"]
+    if not kernel._bias_is_known:
+        return [f"bias: not that of a step size, see the docstring of {type(kernel).__name__}"]
     if not facts.measured:
         return [
             "bias and relaxation time: not measured, because step_size and num_steps are both "

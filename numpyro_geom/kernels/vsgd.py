@@ -1,0 +1,304 @@
+"""Constant-rate stochastic gradient descent as approximate inference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro.infer import init_to_uniform
+
+from .. import step_size as auto
+from .._checks import check_choice
+from .._util import lazy_cond, tree_axpy
+from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
+from ..metrics.base import Metric
+from ..potential import Potential
+
+PRECONDITIONERS = ("scalar", "diagonal")
+SETTLING_STEPS = 200
+"""Steps at the start that measure gradient noise before the position first moves."""
+LARGEST_DRIFT = 1.0
+"""Bound on the rate times the largest curvature; the iteration is unstable from 2 on."""
+SMALLEST_NOISE = 1e-2
+"""Least noise of a coordinate that ``"diagonal"`` believes in, relative to the mean."""
+
+
+class NoiseState(NamedTuple):
+    """Variance of the minibatch gradient, coordinate by coordinate.
+
+    Attributes:
+        statistic: running mean of the squared noise of g = grad Uhat / N, like the position.
+        num_updates: how many it is the mean of.
+    """
+
+    statistic: PyTree
+    num_updates: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNoise(Metric):
+    """The preconditioner of `VSGD`: A = I, or A_kk = mean(c) / c_k with c the noise variances.
+
+    c is a mean over all updates in which the t-th has the weight t^2, so that what was seen on
+    the way to the mode is soon forgotten and five ninths of the updates count.
+
+    Args:
+        diagonal: whether A is diagonal; the identity otherwise.
+        decay: nothing decays; part of the protocol.
+
+    >>> metric = GradientNoise(diagonal=True)
+    >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
+    >>> metric.apply_inverse(state, jnp.ones(2))
+    Array([5.  , 0.556], dtype=float32)
+    """
+
+    diagonal: bool = False
+    decay: float = 0.0
+
+    def init(self, position: PyTree) -> NoiseState:
+        """The state before any gradient."""
+        return NoiseState(jax.tree.map(jnp.zeros_like, position), jnp.zeros((), jnp.int32))
+
+    def statistic(self, grad: PyTree) -> PyTree:
+        """Entry by entry the square."""
+        return jax.tree.map(jnp.square, grad)
+
+    def update(self, state: NoiseState, grad: PyTree) -> NoiseState:
+        """The state after a draw of the noise of g; entries that are not finite change nothing."""
+        num_updates = state.num_updates + 1
+
+        def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+            weight = (3 / (num_updates + 2)).astype(old.dtype)
+            return jnp.where(jnp.isfinite(new), old + weight * (new - old), old)
+
+        return NoiseState(jax.tree.map(mix, state.statistic, self.statistic(grad)), num_updates)
+
+    def apply_inverse(self, state: NoiseState, vector: PyTree) -> PyTree:
+        """A x."""
+        return self._scaled(state, vector, 1.0)
+
+    def apply_inverse_sqrt(self, state: NoiseState, vector: PyTree) -> PyTree:
+        """A^{1/2} x."""
+        return self._scaled(state, vector, 0.5)
+
+    def _scaled(self, state: NoiseState, vector: PyTree, power: float) -> PyTree:
+        if not self.diagonal:
+            return vector
+        mean = _mean(state.statistic)
+        mean = jnp.where(mean > 0, mean, 1.0)
+        return jax.tree.map(
+            lambda c, x: (x * jnp.maximum(c / mean, SMALLEST_NOISE) ** -power).astype(x.dtype),
+            state.statistic,
+            vector,
+        )
+
+
+class VSGD(SGKernel):
+    """Stochastic gradient descent at a constant rate: approximate, the noise is the minibatch's.
+
+    One step from theta; nothing is injected, A is I or diagonal::
+
+        theta' = theta - h A grad Uhat(theta)
+
+    Stationary law: NOT the posterior. Near a mode with Hessian H, where the minibatch gradient has
+    the covariance C, it is a Gaussian around the mode whose covariance S solves, to first order
+    in h::
+
+        A H S + S H A = h A C A
+
+    It is the posterior's, tau H^-1, where h A C = 2 tau I: for A = I where C is a multiple of the
+    identity, for ``"diagonal"`` where C is diagonal. Where C is proportional to H, as it is with
+    rows drawn from the model itself, the draws with A = I have the same variance in every
+    direction, whatever the posterior's shape. The rate decides about their width alone;
+    ``step_size="auto"`` takes the one that minimises KL(N(0, S) || posterior), which makes
+    tr(H S) = tau D and hence the mean ``configurational_temperature`` equal to tau::
+
+        h = 2 tau D / tr C   with A = I,      h A_kk = 2 tau / C_kk   with "diagonal"
+
+    C is measured in warm-up, as half the squared difference of the gradients of two independent
+    batches, and frozen after it. h is bounded by 1 / lam_H, lam_H the largest eigenvalue of
+    A^{1/2} H A^{1/2}. Where batches are a large share of the rows, or the largest curvature is more
+    than about N / 2B times the mean one, the optimal rate is beyond what is stable; draws at the
+    bound are narrower still. `SGRLD` with the same batches has no such limits.
+
+    Choose it as the baseline of what minibatch noise alone does. Cost a step: one minibatch
+    gradient, two in warm-up.
+
+    Args:
+        model: a NumPyro model with continuous latent sites and a plate over its rows.
+        potential_fn: in the model's place, a stochastic energy ``potential_fn(z, rng_key)``.
+        preconditioner: ``"scalar"`` (A = I) or ``"diagonal"`` (A_kk proportional to 1 / C_kk;
+            coordinates with less than a hundredth of the mean noise count as having that much).
+        step_size: ``"auto"``, a number h, or a schedule.
+        batch_size: rows a step, an int, or a dict plate -> int; fewer than there are.
+        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
+        temperature: tau, above 0.
+        batching: ``"replacement"``; the noise of ``"epoch"`` cancels over an epoch.
+        init_strategy: NumPyro's, where the chains start.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range, and for a model or a ``potential_fn`` whose gradients
+            have no noise.
+
+    Examples:
+        >>> import jax, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_geom import VSGD
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", y.shape[0]) as i:
+        ...         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (1000,))
+        >>> mcmc = MCMC(VSGD(model, batch_size=50), num_warmup=200, num_samples=200,
+        ...             progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - y.mean()) < 0.02)
+        True
+
+    References:
+        Mandt, Hoffman and Blei, "Stochastic Gradient Descent as Approximate Bayesian Inference",
+        JMLR 18 (2017): the stationary law, the optimal constant rate, and the optimal diagonal
+        preconditioner. Their loss is U / N, their rate h N, their noise covariance B B' / S with
+        S the batch size is C / N^2: 2 D S / (N tr B B') is the h above. Deviations: the
+        temperature, the bound by curvature, and the bound on the ratio of rates.
+    """
+
+    _bias_is_known = False
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        preconditioner: str = "scalar",
+        step_size: Any = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | str = "auto",
+        temperature: float = 1.0,
+        batching: str = "replacement",
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        self._preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        super().__init__(
+            model,
+            potential_fn=potential_fn,
+            metric=GradientNoise(diagonal=preconditioner == "diagonal"),
+            step_size=step_size,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            temperature=temperature,
+            batching=batching,
+            init_strategy=init_strategy,
+        )
+        if self._temperature == 0:
+            raise ValueError(
+                "temperature must be above 0, got 0: the rate is proportional to it, and "
+                "descent to the mode is SGRLD(..., temperature=0)"
+            )
+        if batching == "epoch":
+            raise ValueError(
+                "VSGD needs batching='replacement', got 'epoch': the noise of an epoch's batches "
+                "sums to zero, and the noise is what spreads the draws"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments by name, for records."""
+        return {**super().settings, "preconditioner": self._preconditioner}
+
+    def _check_potential(self, potential: Potential) -> None:
+        if potential.deterministic:
+            raise ValueError(
+                "VSGD draws with the noise of minibatch gradients, and these have none: expected "
+                "a batch_size below the number of rows or a stochastic potential_fn(z, rng_key), "
+                "got all rows at every step. Pass batch_size, or use SGRLD"
+            )
+
+    def _init_dynamics(self, position: PyTree) -> PyTree:
+        return ()
+
+    def _settling_steps(self) -> int:
+        return SETTLING_STEPS if self._learns else super()._settling_steps()
+
+    @property
+    def _learns(self) -> bool:
+        return self._schedule is None or self._preconditioner == "diagonal"
+
+    def _step(
+        self,
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        walker: Walker,
+        step_size: jax.Array,
+        temperature: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Walker, StepReport]:
+        position = walker.position
+        energy, grad = jax.value_and_grad(potential.energy)(position, batch)
+
+        def learn(carry: tuple[jax.Array, NoiseState]) -> tuple[jax.Array, NoiseState]:
+            # another batch at the same position: the difference is noise and nothing else
+            key, state = carry
+            key, key_stream, key_batch = random.split(key, 3)
+            other, _ = potential.draw(key_batch, potential.init_stream(key_stream))
+            again = jax.grad(potential.energy)(position, other)
+            scale = 0.5**0.5 / potential.num_data
+            noise = jax.tree.map(lambda a, b: scale * (a - b), grad, again)
+            return key, self._metric.update(state, noise)
+
+        metric_state = walker.metric_state
+        if self._learns:
+            _, metric_state = lazy_cond(learning, learn, (rng_key, metric_state))
+        drift = self._metric.apply_inverse(metric_state, grad)
+        position = tree_axpy(-step_size, drift, position)
+        return Walker(position, metric_state, ()), StepReport(
+            energy, grad, drift, jnp.ones_like(energy)
+        )
+
+    def _adapt(
+        self, state: SGState, potential: Potential, rng_key: jax.Array, warming: jax.Array
+    ) -> SGState:
+        before = state
+        state = super()._adapt(state, potential, rng_key, warming)
+        if self._schedule is not None:
+            return state
+        # in place of the step that a bias tolerance gives
+        known = state.adaptation
+        h = optimal_rate(state.metric_state.statistic, potential.num_data, self._temperature)
+        h = known.shrink * jnp.minimum(h, LARGEST_DRIFT / known.curvature)
+        due = auto.is_checkpoint(state.i, known.num_warmup)
+        changes = (state.i > 0) & (warming | due)
+        step_size = jnp.where(changes, h, before.step_size).astype(before.step_size.dtype)
+        num_steps = state.num_steps
+        if self._num_steps is None:
+            steps = auto.num_steps_from(known, step_size, warming)
+            num_steps = jnp.where(state.i > 0, steps, num_steps)
+        return state._replace(step_size=step_size, num_steps=num_steps)
+
+
+def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:
+    """The rate 2 tau D / tr C, for which SGD comes closest to the posterior.
+
+    Args:
+        noise: variances of g = grad Uhat / N, a pytree like the position.
+        num_data: N.
+        temperature: tau.
+
+    >>> optimal_rate(jnp.array([1.0, 3.0]), 10, 1.0)
+    Array(0.01, dtype=float32)
+    """
+    mean = _mean(noise)
+    return 2 * temperature / jnp.maximum(mean * num_data**2, jnp.finfo(mean.dtype).tiny)
+
+
+def _mean(tree: PyTree) -> jax.Array:
+    """Mean of all entries."""
+    leaves = jax.tree.leaves(tree)
+    return sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)

@@ -1,0 +1,280 @@
+"""SWAG: its algebra, the rate it chooses, what it returns, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import Predictive
+from targets import linear, linear_moments, normal_mean, regression, regression_data, replayed
+
+from numpyro_geom import swag
+from numpyro_geom.swag import SWAG, SWAGParams
+
+X, Y = regression_data(500, 3)
+SHORT: dict[str, Any] = {
+    "batch_size": 50,
+    "num_steps": 250,
+    "mode_steps": 300,
+    "mode_learning_rate": 0.05,
+    "rank": 4,
+}
+# A score beyond this happens to a correct sampler with probability 3e-7 a comparison.
+LIMIT = 5.1
+
+
+def curvature_and_noise(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hessian and covariance of the minibatch gradient of `linear` at its mode."""
+    mean, covariance = linear_moments(X, Y)
+    x, y = np.asarray(X), np.asarray(Y)
+    slopes = x * (x @ mean - y)[:, None] / 0.25
+    return np.linalg.inv(covariance), np.cov(slopes.T, bias=True) * len(x) ** 2 / batch_size
+
+
+# --- algebra
+
+
+def test_moments_are_those_of_the_sequence() -> None:
+    values = np.random.default_rng(0).normal(3.0, 1e-3, size=(11, 5)).astype(np.float32)
+    moments = swag.init_moments(jnp.zeros(5), 4)
+    for value in values:
+        moments = swag.update_moments(moments, jnp.asarray(value))
+    exact = values.astype(np.float64)
+    np.testing.assert_allclose(moments.mean, exact.mean(axis=0), rtol=1e-6)
+    # with raw second moments nothing of 1e-6 would be left beside 9 in float32
+    np.testing.assert_allclose(moments.sum_squares / 11, exact.var(axis=0), rtol=2e-3)
+    running = np.cumsum(exact, axis=0) / np.arange(1, 12)[:, None]
+    last = (exact - running)[-4:]
+    np.testing.assert_allclose(np.roll(moments.deviations, -(11 % 4), axis=0), last, atol=5e-7)
+
+
+def test_covariance_of_draws_is_half_diagonal_and_half_low_rank() -> None:
+    """Against the formula, entry by entry, in standard errors of a Gaussian's covariance."""
+    rng = np.random.default_rng(1)
+    num, rank, size = 200_000, 3, 4
+    params = SWAGParams(
+        mean=jnp.asarray(rng.normal(size=size)),
+        variance=jnp.asarray(rng.uniform(0.5, 2.0, size=size)),
+        deviations=jnp.asarray(rng.normal(size=(rank, size))),
+        learning_rate=jnp.asarray(0.1),
+    )
+    draws = np.asarray(swag.draw(random.key(2), params, (num,)), np.float64)
+    d = np.asarray(params.deviations, np.float64)
+    expected = np.diag(params.variance) / 2 + d.T @ d / (2 * (rank - 1))
+    variances = np.diag(expected)
+    assert np.abs((draws.mean(axis=0) - params.mean) / np.sqrt(variances / num)).max() < LIMIT
+    error = np.sqrt((np.outer(variances, variances) + expected**2) / num)
+    assert np.abs((np.cov(draws.T) - expected) / error).max() < LIMIT
+
+
+def snapshots_from(params: SWAGParams) -> np.ndarray:
+    """All snapshots, where there are no more than deviations.
+
+    With m_k the running mean, d_k = theta_k - m_k and m_k - m_(k-1) = d_k / (k - 1).
+    """
+    deviations = np.asarray(params.deviations, np.float64)
+    mean = np.asarray(params.mean, np.float64)
+    snapshots = []
+    for k in range(len(deviations), 0, -1):
+        snapshots.append(mean + deviations[k - 1])
+        mean = mean - deviations[k - 1] / max(k - 1, 1)
+    return np.array(snapshots[::-1])
+
+
+def test_parameters_are_those_of_the_path() -> None:
+    steps = {"batch_size": 50, "num_steps": 125, "collect_every": 10, "mode_steps": 300}
+    params = SWAG(linear, rank=10, **steps).fit(random.key(0), X, Y)
+    snapshots = snapshots_from(params)
+    np.testing.assert_allclose(params.deviations[0], 0.0)
+    np.testing.assert_allclose(snapshots.mean(axis=0), params.mean, rtol=1e-5)
+    np.testing.assert_allclose(snapshots.var(axis=0), params.variance, rtol=1e-3)
+    assert np.all(np.diff(snapshots, axis=0) != 0)
+    # a smaller rank keeps the last ones of the same path, oldest first
+    fewer = SWAG(linear, rank=7, **steps).fit(random.key(0), X, Y)
+    np.testing.assert_array_equal(fewer.variance, params.variance)
+    np.testing.assert_array_equal(fewer.deviations, params.deviations[-7:])
+
+
+# --- where it goes
+
+
+@pytest.mark.slow
+def test_linear_regression() -> None:
+    """X is white, so the law of SGD at the automatic rate is the posterior, up to h lam / 2.
+
+    h lam is about 2 B / N = 0.2 and a relaxation time 5 steps: 8,000 steps give the mean to
+    sqrt(2 5 / 8000) = 0.035 standard deviations, and 800 snapshots variances to sqrt(2 / 800).
+    """
+    guide = SWAG(linear, batch_size=50, collect_every=10)
+    params = guide.fit(random.key(0), X, Y)
+    mean, covariance = linear_moments(X, Y)
+    sd = np.sqrt(np.diag(covariance))
+    assert np.abs((params.mean - mean) / sd).max() < LIMIT * 0.035
+    assert np.abs(params.variance / sd**2 - 1).max() < LIMIT * 0.05 + 0.1
+    draws = guide.sample_posterior(random.key(1), params, sample_shape=(2000,))["w"]
+    # and of the draws: half of a variance is from 20 deviations
+    assert np.abs(np.log(np.std(draws, axis=0) / sd)).max() < 0.5
+
+
+def test_the_rate_is_the_one_closest_to_the_posterior() -> None:
+    _, noise = curvature_and_noise(10)
+    guide = SWAG(linear, **{**SHORT, "batch_size": 10})
+    params = guide.fit(random.key(0), X, Y)
+    expected = 500 * 2 * 3 / np.trace(noise)
+    # the trace from 64 gradients; and Adam's end is not exactly the mode
+    error = np.sqrt(2 * np.sum(noise**2) / 63) / np.trace(noise)
+    assert abs(float(params.learning_rate) / expected - 1) < LIMIT * error + 0.05
+
+
+def test_the_rate_is_bounded_by_curvature_of_minibatches() -> None:
+    """With half the rows the best rate has h lam near 1: 1 / (2 lam) is taken instead."""
+    curvature, noise = curvature_and_noise(250)
+    largest = np.linalg.eigvalsh(curvature)[-1]
+    assert 2 * 3 / np.trace(noise) * largest > 0.8
+    guide = SWAG(linear, **{**SHORT, "batch_size": 250})
+    h = float(guide.fit(random.key(0), X, Y).learning_rate) / 500
+    # the largest of 8 minibatches is above that of all rows, and by less than a third
+    assert 0.5 / 1.33 < h * largest < 0.5
+
+
+def test_a_given_rate_is_used() -> None:
+    guide = SWAG(linear, learning_rate=0.01, **SHORT)
+    wide = guide.fit(random.key(0), X, Y)
+    assert float(wide.learning_rate) == pytest.approx(0.01)
+    guide = SWAG(linear, learning_rate=0.0001, **SHORT)
+    narrow = guide.fit(random.key(0), X, Y)
+    assert np.all(narrow.variance < wide.variance)
+
+
+# --- what it returns
+
+
+@pytest.mark.slow
+def test_sites_are_constrained_and_deterministic_sites_included() -> None:
+    guide = SWAG(replayed, **SHORT)
+    params = guide.fit(random.key(0), X, Y)
+    for shape in ((), (3,), (2, 3), (40,)):
+        draws = guide.sample_posterior(random.key(1), params, sample_shape=shape)
+        assert {k: v.shape for k, v in draws.items()} == {
+            "w": (*shape, 3),
+            "s": shape,
+            "norm": shape,
+            "fitted": (*shape, 500),
+        }
+        assert np.all(np.asarray(draws["s"]) > 0)
+        np.testing.assert_allclose(draws["norm"], np.linalg.norm(draws["w"], axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(draws["fitted"], draws["w"] @ X.T, atol=1e-4)
+    middle = guide.median(params)
+    # sites in alphabetical order, s on the log scale
+    np.testing.assert_allclose(np.log(middle["s"]), params.mean[0], atol=1e-5)
+    np.testing.assert_allclose(middle["w"], params.mean[1:], rtol=1e-6)
+    assert 0.4 < float(middle["s"]) < 0.6
+
+
+@pytest.mark.slow
+def test_draws_are_reproducible() -> None:
+    guides = [SWAG(regression, **SHORT) for _ in range(2)]
+    params = [g.fit(random.key(0), X, Y) for g in guides]
+    other = guides[0].fit(random.key(1), np.asarray(X), y=np.asarray(Y))
+    for a, b in zip(*params, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(other.mean != params[0].mean)
+    draws = [
+        g.sample_posterior(random.key(2), p, sample_shape=(5,))
+        for g, p in zip(guides, params, strict=True)
+    ]
+    np.testing.assert_array_equal(draws[0]["w"], draws[1]["w"])
+    again = guides[0].sample_posterior(random.key(3), params[0], sample_shape=(5,))
+    assert np.all(again["w"] != draws[0]["w"])
+    # saved parameters in a new guide: the model's arguments tell the rest
+    fresh = SWAG(regression, **SHORT)
+    with pytest.raises(RuntimeError, match=r"expected `fit` first, or the model's arguments"):
+        fresh.sample_posterior(random.key(2), params[0])
+    same = fresh.sample_posterior(random.key(2), params[0], X, Y, sample_shape=(5,))
+    np.testing.assert_array_equal(same["w"], draws[0]["w"])
+
+
+def test_predictive_takes_the_draws() -> None:
+    guide = SWAG(regression, **SHORT)
+    params = guide.fit(random.key(0), X, Y)
+    draws = guide.sample_posterior(random.key(1), params, sample_shape=(20,))
+    new = Predictive(regression, draws)(random.key(2), X[:7])
+    assert new["y"].shape == (20, 7)
+
+
+@pytest.mark.parametrize("batching", ["replacement", "epoch"])
+def test_dtype_follows_the_position(batching: str) -> None:
+    with jax.enable_x64(True):
+        x, y = (jnp.asarray(np.asarray(a), float) for a in (X, Y))
+        guide = SWAG(linear, batching=batching, **SHORT)
+        params = guide.fit(random.key(0), x, y)
+        assert {leaf.dtype for leaf in params} == {np.dtype(np.float64)}
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"rank": 1}, ValueError, "rank must be an integer of at least 2, got 1"),
+        ({"rank": 2.5}, TypeError, "rank"),
+        ({"learning_rate": "best"}, ValueError, "'auto' or a positive number, got 'best'"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate"),
+        ({"mode_learning_rate": -1}, ValueError, "mode_learning_rate"),
+        ({"num_steps": 0}, ValueError, "num_steps"),
+        ({"mode_steps": 0}, ValueError, "mode_steps"),
+        ({"num_steps": 20}, ValueError, "at least rank=20 snapshots, got 16 from 16 steps"),
+        ({"num_steps": 1000, "collect_every": 50}, ValueError, "got 16 .* one every 50: raise"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"batching": "sorted"}, ValueError, "batching"),
+        ({"init_strategy": 3}, TypeError, "init_strategy"),
+    ],
+)
+def test_bad_settings(settings: dict, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        SWAG(normal_mean, **settings)
+
+
+def test_the_model_must_be_callable() -> None:
+    with pytest.raises(TypeError, match="model must be callable"):
+        SWAG("model")
+
+
+@pytest.mark.parametrize("batch_size", [None, 500])
+def test_all_rows_are_refused(batch_size: int | None) -> None:
+    with pytest.raises(ValueError, match="expected a batch_size below the number of rows"):
+        SWAG(linear, batch_size=batch_size).fit(random.key(0), X, Y)
+
+
+@pytest.mark.parametrize("shape", [5, "5", (2.5,), (-1,)])
+def test_bad_sample_shapes(shape: Any) -> None:
+    guide = SWAG(linear, batch_size=50)
+    with pytest.raises((TypeError, ValueError), match="sample_shape must be"):
+        guide.sample_posterior(random.key(0), None, X, Y, sample_shape=shape)
+
+
+def test_a_rate_that_explodes_is_an_error() -> None:
+    guide = SWAG(linear, learning_rate=100.0, **SHORT)
+    with pytest.raises(FloatingPointError, match="learning_rate=100. Pass a smaller one"):
+        guide.fit(random.key(0), X, Y)
+
+
+def cliff(y: jax.Array) -> None:
+    """An energy that is not a number beyond 4, and a mode beyond it."""
+    mu = numpyro.sample("mu", dist.Normal(20, 1))
+    numpyro.factor("cliff", jnp.log(4.0 - mu))
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
+
+
+def test_a_search_that_leaves_the_finite_numbers_is_an_error() -> None:
+    guide = SWAG(cliff, **{**SHORT, "mode_learning_rate": 1.0})
+    with pytest.raises(FloatingPointError, match=r"search for a mode.*Lower mode_learning_rate"):
+        guide.fit(random.key(0), 20 + Y)

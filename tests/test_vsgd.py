@@ -1,0 +1,363 @@
+"""Constant-rate SGD: its stationary law, the optimal rate, and what it refuses.
+
+Quadratic energies theta' H theta / 2 with additive gradient noise of covariance C have stationary
+laws that are known at any rate: S = J S J' + h^2 A C A, J = I - h A H.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import chains
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
+from targets import linear, linear_moments, normal_mean, regression, regression_data
+
+from numpyro_geom.kernels.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
+
+Y = jnp.arange(12.0)
+H = np.array([[2.0, 0.5], [0.5, 1.0]])
+C = np.array([[40.0, -12.0], [-12.0, 10.0]])
+# A score beyond this happens to a correct sampler with probability 3e-7 a comparison.
+LIMIT = 5.1
+
+
+def noisy_quadratic(hessian: np.ndarray, covariance: np.ndarray) -> Callable:
+    """An energy whose gradient is H theta plus noise of the given covariance."""
+    h, root = jnp.asarray(hessian), jnp.asarray(np.linalg.cholesky(covariance))
+
+    def potential_fn(z: jax.Array, rng_key: jax.Array) -> jax.Array:
+        noise = root @ random.normal(rng_key, z.shape)
+        return z @ h @ z / 2 + noise @ z
+
+    return potential_fn
+
+
+def law(
+    hessian: np.ndarray, covariance: np.ndarray, rates: float | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stationary covariance at any rate h A (a number or a diagonal), and to first order in it."""
+    rate = np.diag(np.broadcast_to(rates, len(hessian)))
+    jump = rate @ covariance @ rate
+    exact = solve_discrete_lyapunov(np.eye(len(hessian)) - rate @ hessian, jump)
+    return exact, solve_continuous_lyapunov(rate @ hessian, jump)
+
+
+def divergence(covariance: np.ndarray, hessian: np.ndarray, temperature: float) -> float:
+    """KL of N(0, covariance) from the posterior, up to a constant."""
+    return float(np.trace(hessian @ covariance) / temperature - np.linalg.slogdet(covariance)[1])
+
+
+def second_moments(z: np.ndarray) -> np.ndarray:
+    i, j = np.triu_indices(z.shape[-1])
+    return z[..., i] * z[..., j]
+
+
+def draw_from(covariance: np.ndarray, num: int, seed: int) -> jax.Array:
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.multivariate_normal(np.zeros(len(covariance)), covariance, num))
+
+
+# --- the stationary law
+
+
+@pytest.mark.parametrize("preconditioner", ["scalar", "diagonal"])
+def test_stationary_law_is_the_lyapunov_solution(preconditioner: str) -> None:
+    """At h lam_H = 0.5, where first order is not enough; chains start from the law itself."""
+    step_size = 0.2
+    rates = np.full(2, step_size)
+    if preconditioner == "diagonal":
+        rates *= np.diag(C).mean() / np.diag(C)
+    exact, first_order = law(H, C, rates)
+    moments = second_moments(np.linalg.cholesky(exact).T).sum(axis=0)
+    np.testing.assert_allclose(moments, exact[np.triu_indices(2)])
+    kernel = VSGD(
+        potential_fn=noisy_quadratic(H, C),
+        preconditioner=preconditioner,
+        step_size=step_size,
+        num_steps=5,
+    )
+    state = chains.start(kernel, draw_from(exact, 4000, seed=1), seed=2)
+    known = kernel.metric.init(state.z[0])._replace(statistic=jnp.asarray(np.diag(C)))
+    state, draws = chains.run(kernel, chains.past_warmup(state, metric_state=known), 12)
+    values = second_moments(draws.z)
+    assert np.abs(chains.scores(values, moments)).max() < LIMIT
+    # the test can tell the law from its first-order form, and the chains do move
+    assert np.abs(chains.scores(values, first_order[np.triu_indices(2)])).max() > 2 * LIMIT
+    assert abs(np.corrcoef(draws.z[0, :, 0], draws.z[-1, :, 0])[0, 1]) < 0.1
+    np.testing.assert_array_equal(state.metric_state.statistic[0], np.diag(C))
+
+
+# --- the rate
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_the_rate_minimises_the_divergence(temperature: float) -> None:
+    best = float(optimal_rate(jnp.asarray(np.diag(C)) / 7**2, 7, temperature))
+    assert best == pytest.approx(2 * 2 * temperature / np.trace(C), rel=1e-6)
+    at = [divergence(law(H, C, r * best)[1], H, temperature) for r in (0.9, 1.0, 1.1)]
+    assert at[1] < min(at[0], at[2])
+    # and the mean of z . grad U / D is then the temperature
+    assert np.trace(H @ law(H, C, best)[1]) / 2 == pytest.approx(temperature)
+
+
+def test_the_diagonal_rates_minimise_the_divergence_where_noise_is_diagonal() -> None:
+    noise = np.diag(np.diag(C))
+    best = 2 / np.diag(C)
+    here = divergence(law(H, noise, best)[1], H, 1.0)
+    np.testing.assert_allclose(law(H, noise, best)[1], np.linalg.inv(H))
+    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1), (0.9, 0.9), (1.1, 1.1)):
+        assert divergence(law(H, noise, best * factors)[1], H, 1.0) > here
+
+
+def warmed_up(kernel: VSGD, num_chains: int, num_warmup: int, **settings: Any) -> MCMC:
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=settings.pop("num_samples", 20),
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(3), extra_fields=("configurational_temperature",), **settings)
+    return mcmc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preconditioner", "noise"),
+    [("scalar", 60.0 * np.eye(2)), ("diagonal", np.diag([240.0, 40.0]))],
+)
+def test_automatic_rate_and_the_posterior_where_the_noise_allows(
+    preconditioner: str, noise: np.ndarray
+) -> None:
+    """C a multiple of the identity, or diagonal: the draws are the posterior's.
+
+    Each chain has measured C with about 5/9 of 200 + 7/8 100 n pairs, n steps a draw in warm-up:
+    at least 290 / 2 effective ones, so that log h has the standard deviation sqrt(2 / 145 D) at
+    most; its mean over chains is compared with 5 standard errors of their own spread, plus the
+    bias 2 / 145 of the inverse of a mean.
+    """
+    num_chains = 300
+    kernel = VSGD(potential_fn=noisy_quadratic(H, noise), preconditioner=preconditioner)
+    init = draw_from(np.linalg.inv(H), num_chains, seed=4)
+    mcmc = warmed_up(kernel, num_chains, 100, init_params=init, num_samples=30)
+    state = mcmc.last_state
+    learned = np.asarray(state.metric_state.statistic)
+    spread = learned.std(axis=0) / np.sqrt(num_chains)
+    assert np.all(np.abs(learned.mean(axis=0) - np.diag(noise)) < 5 * spread)
+    log_h = np.log(np.asarray(state.step_size) / (2 * 2 / np.trace(noise)))
+    assert log_h.std() < np.sqrt(2 / (2 * 145)) * 1.3
+    assert abs(log_h.mean()) < 5 * log_h.std() / np.sqrt(num_chains) + 2 / 145
+    # the law at the exact rate, up to the bias of h: 2 / 145 of variances up to 1.1
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)).swapaxes(0, 1)
+    rates = 2 / np.diag(noise)
+    exact, _ = law(H, noise, rates if preconditioner == "diagonal" else rates.mean())
+    values = second_moments(draws)
+    error = values.mean(axis=0).std(axis=0) / np.sqrt(num_chains)
+    gap = np.abs(values.mean(axis=(0, 1)) - exact[np.triu_indices(2)])
+    assert np.all(gap < LIMIT * error + 0.015)
+    # which is the posterior up to the discretisation, h lam_H / 2 of the variance
+    np.testing.assert_allclose(exact, np.linalg.inv(H), atol=0.05)
+    assert not np.any(mcmc.get_extra_fields()["diverging"])
+
+
+def test_noise_proportional_to_curvature_makes_round_draws() -> None:
+    """What the docstring warns of: the same variance in all directions, not the posterior's."""
+    hessian = np.diag([4.0, 0.25])
+    _, first_order = law(hessian, 30 * hessian, 2 * 2 / np.trace(30 * hessian))
+    np.testing.assert_allclose(first_order, np.eye(2) * 2 / np.trace(hessian), atol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_rate_is_bounded_by_curvature_and_then_frozen() -> None:
+    """Little noise asks for a rate beyond stability: h lam_H = 1 is taken instead."""
+    kernel = VSGD(potential_fn=noisy_quadratic(H, 0.01 * np.eye(2)))
+    mcmc = warmed_up(kernel, 2, 40, init_params=jnp.ones((2, 2)), num_samples=2)
+    frozen = mcmc.last_state
+    largest = np.linalg.eigvalsh(H)[-1]
+    np.testing.assert_allclose(frozen.step_size, 1 / largest, rtol=1e-4)
+    assert not np.any(mcmc.get_extra_fields()["diverging"])
+    mcmc.post_warmup_state = frozen
+    mcmc.run(random.key(9))
+    after = mcmc.last_state
+    assert int(after.i[0]) > int(frozen.i[0])
+    np.testing.assert_array_equal(after.step_size, frozen.step_size)
+    np.testing.assert_array_equal(after.metric_state.statistic, frozen.metric_state.statistic)
+
+
+# --- the learned noise
+
+
+def test_the_mean_forgets_the_way_to_the_mode() -> None:
+    """Weights t^2: a first tenth with a thousandfold noise is a thousandth of the weight."""
+    metric = GradientNoise()
+    state = metric.init({"a": jnp.zeros(1)})
+    values = np.concatenate([np.full(30, 1000.0), np.ones(270)])
+    for value in values:
+        state = metric.update(state, {"a": jnp.asarray([np.sqrt(value)])})
+    t = np.arange(1, 301)
+    weights = t * (t + 1)
+    expected = (weights * values).sum() / weights.sum()
+    np.testing.assert_allclose(state.statistic["a"], expected, rtol=1e-4)
+    assert expected < 2.1
+
+
+def test_bad_differences_change_nothing() -> None:
+    metric = GradientNoise()
+    state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 2.0]))
+    state = metric.update(state, jnp.array([jnp.nan, jnp.inf]))
+    np.testing.assert_array_equal(state.statistic, [1.0, 4.0])
+
+
+def test_diagonal_products() -> None:
+    metric = GradientNoise(diagonal=True)
+    noise = np.array([1.0, 3.0, 0.0])
+    state = metric.init(jnp.zeros(3))._replace(statistic=jnp.asarray(noise))
+    expected = 1 / np.maximum(noise / noise.mean(), SMALLEST_NOISE)
+    np.testing.assert_allclose(metric.apply_inverse(state, jnp.ones(3)), expected, rtol=1e-5)
+    half = metric.apply_inverse_sqrt(state, metric.apply_inverse_sqrt(state, jnp.ones(3)))
+    np.testing.assert_allclose(half, expected, rtol=1e-5)
+    # before anything is known A = I, up to the bound
+    np.testing.assert_array_equal(
+        metric.apply_inverse(metric.init(jnp.zeros(2)), jnp.ones(2)), [1 / SMALLEST_NOISE] * 2
+    )
+
+
+# --- on models
+
+
+@pytest.mark.slow
+def test_minibatches_of_a_model() -> None:
+    """The noise that rows make: C = N^2 / B times the covariance of the rows' gradients."""
+    X, y = regression_data(500, 3)
+    mean, covariance = linear_moments(X, y)
+    kernel = VSGD(linear, batch_size=10)
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=400, progress_bar=False)
+    mcmc.run(random.key(0), X, y, init_params={"w": jnp.asarray(mean, jnp.float32)})
+    slopes = np.asarray(X) * (np.asarray(X) @ mean - np.asarray(y))[:, None] / 0.25
+    trace = 500**2 / 10 * slopes.var(axis=0).sum()
+    # away from the mode residuals, and with them the noise, are larger by about D / N + h tr H / 2N
+    h = float(mcmc.last_state.step_size)
+    assert h == pytest.approx(2 * 3 / trace, rel=0.15)
+    draws = np.asarray(mcmc.get_samples()["w"])
+    # the mean is the mode; 400 draws at half a relaxation time are worth about 80
+    sd = np.sqrt(np.diag(covariance))
+    assert np.abs((draws.mean(axis=0) - mean) / sd).max() < 5 / np.sqrt(80)
+    # X is white here, so H and C are near multiples of the identity, and the width is right too
+    assert np.abs(draws.var(axis=0) / np.diag(covariance) - 1).max() < 5 * np.sqrt(2 / 80)
+
+
+def logistic(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    numpyro.deterministic("norm", jnp.sqrt(w @ w))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+@pytest.mark.slow
+def test_logistic_regression_from_anywhere() -> None:
+    rng = np.random.default_rng(5)
+    X = jnp.asarray(rng.normal(size=(2000, 4)))
+    truth = jnp.array([1.0, -1.0, 0.5, 0.0])
+    y = random.bernoulli(random.key(6), jax.nn.sigmoid(X @ truth)).astype(int)
+    mcmc = MCMC(
+        VSGD(logistic, batch_size=50, preconditioner="diagonal"),
+        num_warmup=200,
+        num_samples=400,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(7), X, y)
+    samples = mcmc.get_samples()
+    draws = np.asarray(samples["w"])
+    np.testing.assert_allclose(samples["norm"], np.linalg.norm(draws, axis=1), rtol=1e-5)
+
+    def negative_log_posterior(w: jax.Array) -> jax.Array:
+        return w @ w / 2 + jnp.sum(jax.nn.softplus(X @ w) - y * (X @ w))
+
+    mode = jnp.zeros(4)
+    for _ in range(20):
+        hessian = jax.hessian(negative_log_posterior)(mode)
+        mode = mode - jnp.linalg.solve(hessian, jax.grad(negative_log_posterior)(mode))
+    sd = np.sqrt(np.diag(np.linalg.inv(np.asarray(hessian, np.float64))))
+    # at least 100 effective draws: five standard errors, and 20% of sd for the mean's own shift
+    assert np.abs((draws.mean(axis=0) - np.asarray(mode)) / sd).max() < 0.5 + 0.2
+    # widths: five standard errors are 35% of sd; the model is right, so C is close to H and the
+    # draws are round where curvatures differ by 1.2
+    assert np.abs(np.log(draws.std(axis=0) / sd)).max() < 0.35 + 0.1
+    assert not np.any(mcmc.get_extra_fields()["diverging"])
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_state_keeps_its_type(x64: bool) -> None:
+    with jax.enable_x64(x64):
+        kernel = VSGD(potential_fn=noisy_quadratic(H, C), preconditioner="diagonal")
+        state = kernel.init(random.key(0), 20, jnp.ones(2, float), (), {})
+        assert state.step_size.dtype == (jnp.float64 if x64 else jnp.float32)
+        before = jax.eval_shape(lambda s: s, state)
+        after = jax.eval_shape(lambda s: kernel.sample(s, (), {}), state)
+        assert jax.tree.structure(after) == jax.tree.structure(before)
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            assert (old.shape, old.dtype) == (new.shape, new.dtype)
+            assert old.weak_type == new.weak_type
+
+
+def test_no_key_is_used_twice() -> None:
+    settings = {"batch_size": 4, "step_size": 0.01, "num_steps": 2}
+    kernel = VSGD(normal_mean, preconditioner="diagonal", **settings)
+    state = kernel.init(random.key(0), 4, None, (Y,), {})
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda s: kernel.sample(s, (Y,), {})).lower(state)
+
+
+def test_kernels_survive_pickling_and_describe_themselves() -> None:
+    kernel = VSGD(regression, batch_size=6, preconditioner="diagonal")
+    again = pickle.loads(pickle.dumps(kernel))
+    assert again.settings == kernel.settings
+    assert again.settings["preconditioner"] == "diagonal"
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"preconditioner": "full"}, ValueError, r"one of \['scalar', 'diagonal'\], got 'full'"),
+        ({"temperature": 0}, ValueError, r"above 0, got 0.*temperature=0"),
+        ({"temperature": -1}, ValueError, "temperature"),
+        ({"batching": "epoch"}, ValueError, "batching='replacement', got 'epoch'"),
+        ({"step_size": "adaptive"}, ValueError, "step_size must be 'auto'"),
+        ({"step_size": -0.1}, ValueError, "step_size"),
+        ({"num_steps": 0}, ValueError, "num_steps"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"metric": "rmsprop"}, TypeError, "metric"),
+    ],
+)
+def test_bad_settings(settings: dict, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        VSGD(normal_mean, **settings)
+
+
+@pytest.mark.parametrize("batch_size", [None, 12])
+def test_all_rows_are_refused(batch_size: int | None) -> None:
+    kernel = VSGD(normal_mean, batch_size=batch_size)
+    with pytest.raises(ValueError, match="noise of minibatch gradients.*Pass batch_size"):
+        kernel.init(random.key(0), 10, None, (Y,), {})
+
+
+def test_exact_energies_are_refused() -> None:
+    kernel = VSGD(potential_fn=lambda z: z @ z / 2)
+    with pytest.raises(ValueError, match=r"stochastic potential_fn\(z, rng_key\)"):
+        kernel.init(random.key(0), 10, jnp.zeros(2), (), {})
