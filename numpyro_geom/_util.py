@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import lax, random
 
 PyTree = Any
 
@@ -59,3 +59,16 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
+
+
+def tree_scale(factor: Any, tree: PyTree) -> PyTree:
+    """``factor`` times each leaf, in the leaf's dtype."""
+    return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
+
+
+def tree_normal(rng_key: jax.Array, like: PyTree) -> PyTree:
+    """Standard normal numbers in the shapes and dtypes of a pytree."""
+    leaves, treedef = jax.tree.flatten(like)
+    keys = [rng_key] if len(leaves) == 1 else random.split(rng_key, len(leaves))
+    draws = [random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, draws)

@@ -257,6 +257,9 @@ class SGKernel(MCMCKernel):
         """Factor of the squared Hessian in the curvature that the step sees."""
         return 0.0
 
+    def _known_noise(self, dynamics: PyTree) -> PyTree | None:
+        """The gradient's variance, entry by entry, if the injected noise makes up for it."""
+
     def _check_potential(self, potential: Potential) -> None:
         """Raise where the leaf cannot use this potential."""
 
@@ -775,6 +778,8 @@ class SGKernel(MCMCKernel):
                 state.i,
                 self._noise_factor,
                 self._second_order(state.dynamics, potential),
+                self._known_noise(state.dynamics),
+                self._bias_tolerance,
             )
 
         adaptation = lazy_cond(due, measure, state.adaptation, state, rng_key)

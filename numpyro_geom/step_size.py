@@ -89,6 +89,8 @@ def measure(
     i: jax.Array,
     noise_factor: float = 1.0,
     second_order: jax.Array | float = 0.0,
+    known_noise: PyTree | None = None,
+    bias_tolerance: float = 0.1,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position, by Lanczos iteration without any matrix.
 
@@ -99,8 +101,11 @@ def measure(
         rng_key: for the rows and the starting vectors.
         adaptation: the state to fill in.
         i: draws so far; a measurement in the first half of warm-up replaces earlier ones.
-        second_order: factor of the squared Hessian that is added to the Hessian.
         noise_factor: variance of the gradient in a step, relative to the whole batch's.
+        second_order: factor of the squared Hessian that is added to the Hessian.
+        known_noise: diagonal of the gradient's covariance, if the injected noise makes up for it:
+            then ``noise`` is that of the rest of the covariance.
+        bias_tolerance: of the step-size rule; used with ``known_noise``.
 
     Returns:
         The adaptation with new ``curvature``, ``slowest`` and ``noise``; those of ``adaptation``
@@ -131,12 +136,21 @@ def measure(
         random.normal(key_h, flat.shape, flat.dtype),
         num_iterations,
     )
-    noise = jnp.zeros((), flat.dtype)
-    for weight, rows_fn in potential.score_noise(key_rows):
-        covariance = _score_covariance(rows_fn, position, unravel, root)
-        start = random.normal(key_c, flat.shape, flat.dtype)
-        largest = extreme_eigenvalues(covariance, flat.size, start, num_iterations)
-        noise = noise + noise_factor * weight * jnp.abs(largest.largest_magnitude)
+    noise = _largest_noise(
+        potential.score_noise(key_rows),
+        position,
+        unravel,
+        root,
+        random.normal(key_c, flat.shape, flat.dtype),
+        num_iterations,
+        noise_factor,
+        known_noise,
+    )
+    if known_noise is not None:
+        # at least half of the injected noise stays, so that it is rarely too little to take from
+        diagonal = ravel_pytree(known_noise)[0]
+        inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
+        noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
     curvature = jnp.abs(spectrum.largest_magnitude)
     # where curvature is negative the chain drifts along it about as slowly as it would relax
     slowest = jnp.minimum(jnp.abs(spectrum.smallest), spectrum.smallest_positive)
@@ -158,6 +172,34 @@ def measure(
         fresh,
         extended,
     )
+
+
+def _largest_noise(
+    groups: tuple,
+    position: PyTree,
+    unravel: Callable[[jax.Array], PyTree],
+    root: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+    num_iterations: int,
+    noise_factor: float,
+    known_noise: PyTree | None,
+) -> jax.Array:
+    """Largest absolute eigenvalue of A^{1/2} C A^{1/2}, or of A^{1/2} (C - known) A^{1/2}."""
+    if not groups:
+        return jnp.zeros((), start.dtype)
+    products = [
+        (noise_factor * weight, _score_covariance(rows_fn, position, unravel, root))
+        for weight, rows_fn in groups
+    ]
+
+    def covariance(v: jax.Array) -> jax.Array:
+        total = sum(weight * product(v) for weight, product in products)
+        if known_noise is not None:
+            total = total - root(ravel_pytree(known_noise)[0] * root(v))
+        return total
+
+    largest = extreme_eigenvalues(covariance, start.size, start, num_iterations)
+    return jnp.abs(largest.largest_magnitude)
 
 
 def _score_covariance(

@@ -123,6 +123,7 @@ def step_size_summary(mcmc: MCMC) -> str:
             f"step size h: {_span(facts.step_size)}, steps a draw: {_span(facts.num_steps)}",
             *_bias_lines(mcmc, kernel, facts),
             *_relaxation_lines(facts),
+            *_clamped_lines(mcmc),
             f"undone steps: in {facts.undone} of {facts.draws} draws",
             *_temperature_lines(mcmc, kernel),
         ]
@@ -305,6 +306,16 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
             + (" or a larger batch_size" if noisy else "")
         )
     return lines
+
+
+def _clamped_lines(mcmc: MCMC) -> list[str]:
+    clamped = getattr(mcmc.last_state.dynamics, "clamped", None)
+    if clamped is None:
+        return []
+    return [
+        f"noise correction: {100 * float(np.mean(clamped)):.2g}% of the entries had more minibatch "
+        "noise than could be taken from the injected one"
+    ]
 
 
 def _relaxation_lines(facts: _Facts) -> list[str]:

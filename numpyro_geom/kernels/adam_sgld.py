@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_number
+from .._util import tree_normal
 from ..kernel import MAX_METRIC_STEPS, PyTree, SGKernel, StepReport, Walker
 from ..potential import Potential
-from .sgrld import _langevin, _normal
+from .langevin import langevin_move
 
 
 class AdamState(NamedTuple):
@@ -166,8 +167,8 @@ class AdamSGLD(SGKernel):
             moments.mean,
             moments.square,
         )
-        noise = _normal(rng_key, walker.position)
-        position = _langevin(walker.position, drift, noise, step_size, temperature)
+        noise = tree_normal(rng_key, walker.position)
+        position = langevin_move(walker.position, drift, noise, step_size, temperature)
         return Walker(position, walker.metric_state, moments), StepReport(
             energy, grad, drift, jnp.ones_like(energy)
         )

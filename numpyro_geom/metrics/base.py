@@ -15,7 +15,8 @@ Any object with these methods is a metric; none of the classes here needs to be 
 - ``decay``: memory of the statistic, in [0, 1); 0 is no memory.
 
 Optional: ``interval`` (steps between recomputations of A, 1 unless given; None is one epoch, which
-a kernel fills in with `dataclasses.replace`), ``from_gradient(state, grad, floor)`` (A as a
+a kernel fills in with `dataclasses.replace`), ``is_diagonal`` (True where A is a diagonal matrix,
+which the correction of minibatch noise needs), ``from_gradient(state, grad, floor)`` (A as a
 function of one gradient-like vector, which the auxiliary metric needs), ``apply_sqrt(state,
 vector)`` (G^{1/2} x) and ``log_det(state)`` (log det G).
 
@@ -46,7 +47,7 @@ cube root in place of RMSprop's square root::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,10 +79,12 @@ class Metric(ABC):
     an example.
 
     Attributes:
+        is_diagonal: whether A is a diagonal matrix.
         decay: memory of the statistic, in [0, 1).
         interval: steps between recomputations of A; None is one epoch.
     """
 
+    is_diagonal: ClassVar[bool] = False
     decay: float
     interval: int | None = 1
 

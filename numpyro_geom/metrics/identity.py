@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,6 +32,7 @@ class Identity(Metric):
     {'w': Array([1., 2.], dtype=float32)}
     """
 
+    is_diagonal: ClassVar[bool] = True
     decay = 0.0  # without an annotation: a constant, not a field
 
     def statistic(self, grad: PyTree) -> PyTree:

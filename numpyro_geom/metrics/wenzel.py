@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,7 @@ class Wenzel(Metric):
     {'a': Array([2., 2.], dtype=float32), 'b': Array([2., 2., 2.], dtype=float32)}
     """
 
+    is_diagonal: ClassVar[bool] = True
     decay: float = 0.99
     eps: float = 1e-8
     interval: int | None = None

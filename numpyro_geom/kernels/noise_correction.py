@@ -1,0 +1,106 @@
+"""Langevin steps that inject less noise where the minibatch gradient already brings some.
+
+A step with the gradient's noise of covariance C adds a noise of covariance 2 h tau A + h^2 A C A,
+where the target asks for the first term only. With a diagonal A and an estimate of diag C the
+injected noise is
+
+    2 h tau A - h^2 A diag(C) A,
+
+so that h^2 A (C - diag C) A is left too much. The two halves of a batch have independent gradients
+g1 and g2 with twice the noise of their mean: (g1 - g2)^2 / 4 estimates diag C of the mean without
+bias, and independently of the mean's own error where that is normal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._util import tree_normal, tree_scale
+from ..kernel import StepReport, Walker
+from ..potential import Potential
+
+PyTree = Any
+
+DECAY = 0.998
+"""Memory of the noise estimate: its relative standard error is sqrt(2 (1 - decay) / 2) = 0.045."""
+SETTLING_STEPS = 500
+
+
+class NoiseState(NamedTuple):
+    """What is known of the gradient's noise.
+
+    Attributes:
+        variance: running mean of (g1 - g2)^2 / 4, of gradients over all data, times ``weight``.
+        weight: weight of the running mean, which starts at zero.
+        clamped: share of the entries whose noise could not be taken away in full, a running mean
+            over steps.
+    """
+
+    variance: PyTree
+    weight: jax.Array
+    clamped: jax.Array
+
+
+def init_noise(position: PyTree) -> NoiseState:
+    """The state before any gradient."""
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
+    return NoiseState(jax.tree.map(jnp.zeros_like, position), zero, zero)
+
+
+def noise_diagonal(state: NoiseState) -> PyTree:
+    """The estimate of diag C, a pytree like the position."""
+    return tree_scale(1 / jnp.maximum(state.weight, 1e-30), state.variance)
+
+
+def corrected_step(
+    metric: Any,
+    learn_metric: Any,
+    rng_key: jax.Array,
+    potential: Potential,
+    batch: Any,
+    walker: Walker,
+    h: jax.Array,
+    tau: jax.Array | float,
+    learning: jax.Array,
+) -> tuple[Walker, StepReport]:
+    """One step; ``learn_metric`` is the metric's update, ``(state, g, learning) -> state``."""
+    position = walker.position
+    first, second = (
+        jax.value_and_grad(potential.energy)(position, half) for half in potential.split(batch, 2)
+    )
+    energy = (first[0] + second[0]) / 2
+    grad = jax.tree.map(lambda a, b: (a + b) / 2, first[1], second[1])
+    spread = jax.tree.map(lambda a, b: jnp.square(a - b) / 4, first[1], second[1])
+
+    def mix(old: jax.Array, new: Any) -> jax.Array:
+        return (old + (1 - DECAY) * (new - old)).astype(old.dtype)
+
+    old = walker.dynamics
+    noise = old._replace(
+        variance=jax.tree.map(mix, old.variance, spread), weight=mix(old.weight, 1.0)
+    )
+    g = tree_scale(1 / potential.num_data, grad)
+    metric_state = learn_metric(walker.metric_state, g, learning)
+    drift = metric.apply_inverse(metric_state, grad)
+    inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
+    # the injected variance over A, entry by entry
+    missing = jax.tree.map(lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(noise))
+    xi = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
+    position = jax.tree.map(
+        lambda x, d, v, w: (
+            x - (h * d).astype(x.dtype) + (jnp.sqrt(jnp.maximum(v, 0)) * w).astype(x.dtype)
+        ),
+        position,
+        drift,
+        missing,
+        xi,
+    )
+    size = sum(x.size for x in jax.tree.leaves(missing))
+    share = sum(jnp.sum(x < 0) for x in jax.tree.leaves(missing)) / size
+    noise = noise._replace(clamped=mix(old.clamped, share))
+    return Walker(position, metric_state, noise), StepReport(
+        energy, grad, drift, jnp.ones_like(energy)
+    )
