@@ -262,6 +262,12 @@ def _noise_hint(kernel: SGKernel, facts: _Facts) -> str:
     return "; a larger batch_size lowers the bias of a given step size in proportion"
 
 
+def _noise_remedy(kernel: SGKernel) -> str:
+    if kernel._control_variate or kernel.model is None:
+        return "a larger batch_size allows larger steps, in proportion"
+    return "control_variate=True or a larger batch_size allows larger steps"
+
+
 def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
     if kernel._adjusted:
         accepted = float(np.mean(mcmc.get_extra_fields(group_by_chain=True)["accept_prob"]))
@@ -294,7 +300,7 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
         )
     elif kernel._schedule is None:
         remedy = (
-            "a larger batch_size allows larger steps, in proportion"
+            _noise_remedy(kernel)
             if noisy
             else "a metric that fits the posterior's scales allows larger steps"
         )

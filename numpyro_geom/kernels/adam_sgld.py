@@ -62,6 +62,8 @@ class AdamSGLD(SGKernel):
         batching: ``"replacement"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause, on top of the
             added drift's.
+        control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
+        anchor_interval: steps between two moves of the anchor, or None.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -103,6 +105,8 @@ class AdamSGLD(SGKernel):
         temperature: float = 1.0,
         batching: str = "replacement",
         bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(
@@ -114,6 +118,8 @@ class AdamSGLD(SGKernel):
             temperature=temperature,
             batching=batching,
             bias_tolerance=bias_tolerance,
+            control_variate=control_variate,
+            anchor_interval=anchor_interval,
             init_strategy=init_strategy,
         )
         self._drift = check_number("drift", drift, least=0.0)
