@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from numpyro.infer import MCMC
-from targets import half_square, linear, normal_mean, regression, regression_data
-from test_kernel import CHAIN_METHODS, assert_trees_equal, run, signature
+from targets import linear, normal_mean, regression, regression_data
+from test_kernel import assert_trees_equal
 from test_oracles import NORMAL, Law, energy
 
 from numpyro_geom import SGRLD
@@ -139,66 +137,6 @@ def test_moments_settle_before_the_position_moves() -> None:
     g = (0.5 / 25 + np.sum(0.5 - np.asarray(Y))) / len(Y)
     np.testing.assert_allclose(state.dynamics.mean["mu"], g, rtol=1e-5)
     np.testing.assert_allclose(state.dynamics.square["mu"], g**2 * (1 - 0.99**200), rtol=1e-5)
-
-
-# --- the kernel contract
-
-
-def run_two(method: str, num_samples: int) -> MCMC:
-    return run(
-        AdamSGLD(potential_fn=half_square, step_size=0.05, num_steps=3, eps=0.1),
-        num_samples=num_samples,
-        num_chains=2,
-        chain_method=CHAIN_METHODS[method],
-        init_params={"a": jnp.ones((2, 2)), "b": jnp.zeros(2)},
-    )
-
-
-@pytest.fixture(scope="module")
-def sequential() -> MCMC:
-    return run_two("sequential", 8)
-
-
-@pytest.mark.parametrize("method", ["vectorized", "vmap"])
-def test_chain_methods_give_the_same_draws(sequential: MCMC, method: str) -> None:
-    draws = run_two(method, 8).get_samples(group_by_chain=True)
-    for name, value in sequential.get_samples(group_by_chain=True).items():
-        # 24 float32 steps of a contraction, in another order of operations
-        np.testing.assert_allclose(draws[name], value, rtol=2e-5, atol=2e-6)
-        assert not np.allclose(value[0], value[1])  # chains of their own
-
-
-def test_a_pickled_run_resumes_as_one_long_run(sequential: MCMC) -> None:
-    short = run_two("sequential", 4)
-    first = short.get_samples(group_by_chain=True)
-    short.post_warmup_state = short.last_state
-    copy = pickle.loads(pickle.dumps(short))
-    assert copy.sampler.settings == short.sampler.settings
-    copy.run(copy.post_warmup_state.rng_key)
-    second = copy.get_samples(group_by_chain=True)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
-    assert_trees_equal(both, sequential.get_samples(group_by_chain=True))
-    assert_trees_equal(copy.last_state, sequential.last_state)
-
-
-@pytest.mark.parametrize("x64", [False, True])
-def test_sample_keeps_structure_shapes_and_dtypes(x64: bool) -> None:
-    with jax.enable_x64(x64):
-        place = {"a": jnp.ones(2, float), "b": jnp.zeros((), float)}
-        kernel = AdamSGLD(potential_fn=half_square, **({"step_size": 0.1} if x64 else {}))
-        state = kernel.init(random.key(0), 20, place, (), {})
-        floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-        assert {x.dtype for x in floats} == {np.dtype(np.float64 if x64 else np.float32)}
-        after = jax.eval_shape(lambda s: kernel.sample(s, (), {}), state)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        assert signature(after) == signature(jax.eval_shape(lambda s: s, state))
-
-
-def test_no_key_is_used_twice() -> None:
-    kernel = AdamSGLD(regression, batch_size=6, step_size=1e-3, num_steps=2)
-    state = kernel.init(random.key(0), 4, None, (X, Y), {})
-    with jax.debug_key_reuse(True):
-        jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state)
 
 
 # --- bad input

@@ -18,7 +18,20 @@ from jax import random
 from numpyro import handlers
 from targets import half_square, linear, normal_mean
 
-from numpyro_geom import SGRLD, Monge, RMSprop, Shampoo, Wenzel, constant, cyclical, polynomial
+from numpyro_geom import (
+    ISGD,
+    SGRLD,
+    SWAG,
+    VSGD,
+    AdamSGLD,
+    Monge,
+    RMSprop,
+    Shampoo,
+    Wenzel,
+    constant,
+    cyclical,
+    polynomial,
+)
 
 Y = np.random.default_rng(0).normal(size=12)
 X = np.random.default_rng(1).normal(size=(12, 2))
@@ -165,28 +178,38 @@ def model(**settings: Any) -> Callable[[], Any]:
 
 
 def start(
-    kernel_model: Callable, *args: Any, init_params: Any = None, key: Any = None, **settings: Any
+    kernel_model: Callable,
+    *args: Any,
+    init_params: Any = None,
+    key: Any = None,
+    kernel: Callable = SGRLD,
+    **settings: Any,
 ) -> Callable[[], Any]:
     """A chain is started: arrays in `args` are the model's arguments."""
     arrays = tuple(jnp.asarray(a, jnp.float32) for a in args)
 
     def run() -> Any:
         rng_key = random.key(0) if key is None else key
-        return SGRLD(kernel_model, **settings).init(rng_key, 5, init_params, arrays, {})
+        return kernel(kernel_model, **settings).init(rng_key, 5, init_params, arrays, {})
 
     return run
 
 
 def energy(
-    potential_fn: Any, init_params: Any = (1.0, 2.0), *, key: Any = None, **settings: Any
+    potential_fn: Any,
+    init_params: Any = (1.0, 2.0),
+    *,
+    key: Any = None,
+    kernel: Callable = SGRLD,
+    **settings: Any,
 ) -> Callable[[], Any]:
     """A chain on a function is started."""
 
     def run() -> Any:
         position = jnp.array(init_params) if isinstance(init_params, tuple) else init_params
         rng_key = random.key(0) if key is None else key
-        kernel = SGRLD(potential_fn=potential_fn, **settings)
-        return kernel.init(rng_key, 5, position, (), {})
+        chain = kernel(potential_fn=potential_fn, **settings)
+        return chain.init(rng_key, 5, position, (), {})
 
     return run
 
@@ -208,6 +231,22 @@ def leave_x64() -> Any:
     with jax.enable_x64(True):
         state = kernel.init(random.key(0), 0, None, (jnp.zeros(12),), {})
     return kernel.sample(state, (jnp.zeros(12),), {})
+
+
+def noisy(z: Any, rng_key: jax.Array) -> jax.Array:
+    """A stochastic energy."""
+    return half_square(z) + jnp.sum(z) * random.normal(rng_key)
+
+
+def fit(*args: Any, **settings: Any) -> Callable[[], Any]:
+    """A guide is fitted, after as few steps as it takes."""
+    settings = {"batch_size": 3, "num_steps": 10, "mode_steps": 1, "rank": 2, **settings}
+    arrays = tuple(jnp.asarray(a, jnp.float32) for a in args[1:])
+    return lambda: SWAG(args[0], **settings).fit(random.key(0), *arrays)
+
+
+def draw_without_fit() -> Any:
+    return SWAG(normal_mean, batch_size=3).sample_posterior(random.key(0), None)
 
 
 NOT_INDEXED = r"site '(y|z)' is not indexed by plate 'data'.*Index every array"
@@ -364,6 +403,162 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "exactly one plate that holds observed rows.*none",
     ),
+    # control_variate and anchor_interval
+    "control_variate text": (
+        model(control_variate="yes"),
+        TypeError,
+        "control_variate must be True or False, got 'yes'",
+    ),
+    "control variate, batch of all rows": (
+        start(normal_mean, Y, control_variate=True, batch_size=12),
+        ValueError,
+        "control_variate=True corrects minibatch gradients.*batch_size, or drop control_variate",
+    ),
+    "control variate, exact potential": (
+        energy(half_square, control_variate=True),
+        ValueError,
+        "needs a model whose rows are subsampled: pass a model and batch_size",
+    ),
+    "control variate, adjusted": (
+        start(normal_mean, Y, control_variate=True, adjusted=True),
+        ValueError,
+        "control_variate=True corrects minibatch gradients",
+    ),
+    "anchor_interval float": (
+        model(control_variate=True, anchor_interval=2.0),
+        TypeError,
+        "anchor_interval must be an integer of at least 1, got 2.0",
+    ),
+    "anchor_interval flag": (
+        model(control_variate=True, anchor_interval=True),
+        TypeError,
+        "anchor_interval must be an integer of at least 1, got True of type bool",
+    ),
+    "anchor_interval auto": (
+        model(control_variate=True, anchor_interval="auto"),
+        TypeError,
+        "anchor_interval must be an integer of at least 1, got 'auto'",
+    ),
+    "anchor_interval without control_variate": (
+        model(control_variate=False, anchor_interval=5),
+        ValueError,
+        "anchor_interval=5 needs a control variate: pass control_variate=True, or drop",
+    ),
+    # the other kernels
+    "ISGD without a batch": (
+        start(normal_mean, Y, kernel=ISGD, batch_size=12),
+        ValueError,
+        "ISGD takes its rate from minibatch noise.*give a batch_size.*or use SGRLD",
+    ),
+    "ISGD groups text": (
+        lambda: ISGD(normal_mean, groups="layer"),
+        TypeError,
+        "groups must map names of sites to names of groups.*got 'layer'",
+    ),
+    "ISGD groups of sites by number": (
+        lambda: ISGD(normal_mean, groups={0: "one"}),
+        TypeError,
+        "groups must map names of sites to names of groups.*got {0: 'one'}",
+    ),
+    "ISGD groups of another model": (
+        start(normal_mean, Y, kernel=ISGD, batch_size=3, groups={"w": "one"}),
+        ValueError,
+        r"latent sites \['mu'\]: missing \['mu'\], unknown \['w'\]. Expected a group for each",
+    ),
+    "ISGD batch larger than N": (
+        start(normal_mean, Y, kernel=ISGD, batch_size=13),
+        ValueError,
+        "batch_size=13 is larger than plate 'data', which has 12 rows",
+    ),
+    "ISGD metric": (lambda: ISGD(normal_mean, metric="rmsprop"), TypeError, "metric"),
+    "VSGD preconditioner None": (
+        lambda: VSGD(normal_mean, preconditioner=None),
+        ValueError,
+        r"preconditioner must be one of \['scalar', 'diagonal'\], got None",
+    ),
+    "VSGD preconditioner object": (
+        lambda: VSGD(normal_mean, preconditioner=RMSprop()),
+        ValueError,
+        "preconditioner must be one of .*RMSprop",
+    ),
+    "VSGD tolerance": (
+        lambda: VSGD(normal_mean, bias_tolerance=0.1),
+        TypeError,
+        "unexpected keyword argument 'bias_tolerance'",
+    ),
+    "VSGD, all rows in a dict": (
+        start(normal_mean, Y, kernel=VSGD, batch_size={"data": 12}),
+        ValueError,
+        "VSGD draws with the noise of minibatch gradients.*Pass batch_size, or use SGRLD",
+    ),
+    "AdamSGLD drift vector": (
+        lambda: AdamSGLD(normal_mean, drift=np.ones(2)),
+        TypeError,
+        "drift must be a number, got array",
+    ),
+    "AdamSGLD drift inf": (
+        lambda: AdamSGLD(normal_mean, drift=float("inf")),
+        ValueError,
+        "drift must be a finite number at least 0, got inf",
+    ),
+    "AdamSGLD drift None": (
+        lambda: AdamSGLD(normal_mean, drift=None),
+        TypeError,
+        "drift must be a number, got None of type NoneType",
+    ),
+    "AdamSGLD mean_decay text": (
+        lambda: AdamSGLD(normal_mean, mean_decay="0.9"),
+        TypeError,
+        "mean_decay must be a number, got '0.9'",
+    ),
+    "AdamSGLD square_decay nan": (
+        lambda: AdamSGLD(normal_mean, square_decay=float("nan")),
+        ValueError,
+        "square_decay must be a finite number at least 0, got nan",
+    ),
+    # SWAG
+    "SWAG learning_rate negative": (
+        lambda: SWAG(normal_mean, learning_rate=-0.1),
+        ValueError,
+        "learning_rate must be a finite number above 0, got -0.1",
+    ),
+    "SWAG learning_rate None": (
+        lambda: SWAG(normal_mean, learning_rate=None),
+        TypeError,
+        "learning_rate must be a number, got None",
+    ),
+    "SWAG collect_every 0": (
+        lambda: SWAG(normal_mean, collect_every=0),
+        ValueError,
+        "collect_every must be an integer of at least 1, got 0",
+    ),
+    "SWAG num_steps float": (
+        lambda: SWAG(normal_mean, num_steps=1e4),
+        TypeError,
+        "num_steps must be an integer of at least 1, got 10000.0",
+    ),
+    "SWAG rank larger than what is collected": (
+        lambda: SWAG(normal_mean, rank=200, num_steps=200),
+        ValueError,
+        "at least rank=200 snapshots, got 160 from 160 steps",
+    ),
+    "SWAG potential_fn": (
+        lambda: SWAG(potential_fn=noisy),
+        TypeError,
+        "unexpected keyword argument 'potential_fn'",
+    ),
+    "SWAG no model": (lambda: SWAG(None), ValueError, "exactly one of `model`.*neither"),
+    "SWAG unknown plate": (
+        fit(normal_mean, Y, batch_size={"rows": 3}),
+        ValueError,
+        r"unknown plates \['rows'\]",
+    ),
+    "SWAG discrete latent": (
+        fit(discrete_latent, Y),
+        ValueError,
+        r"discrete latent sites \['k'\]",
+    ),
+    "SWAG draws before fit": (draw_without_fit, RuntimeError, "expected `fit` first"),
     # temperature, batching, max_norm, init_strategy
     "temperature negative": (model(temperature=-1), ValueError, "temperature .*at least 0"),
     "temperature nan": (model(temperature=float("nan")), ValueError, "temperature must be a fin"),
@@ -534,4 +729,9 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     ):
         start(normal_mean, Y, **settings)()
     start(group_latents, Y, batch_size={"data": 3})()
+    start(normal_mean, Y, batch_size=3, control_variate=True, anchor_interval=np.int64(4))()
+    start(normal_mean, Y, kernel=ISGD, batch_size=3, groups={"mu": "one"})()
+    start(normal_mean, Y, kernel=VSGD, batch_size={"data": 11})()
+    energy(noisy, kernel=ISGD)()
+    start(normal_mean, Y, kernel=AdamSGLD, drift=0, mean_decay=0.0)()
     energy(lambda z, scale=2.0: scale * half_square(z))()

@@ -24,6 +24,6 @@ def test_quickstart_runs_small(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(re.findall(r"^SGRLD \w+ ", done.stdout, re.M)) == 10  # five metrics, two data sets
+    assert len(re.findall(r"^SGRLD \w+ ", done.stdout, re.M)) == 12  # six kernels, two data sets
     assert (tmp_path / "generated_sgrld.nc").stat().st_size > 0
     assert (tmp_path / "generated_sgrld.png").stat().st_size > 0

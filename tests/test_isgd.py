@@ -11,7 +11,6 @@ beta = (k^2 v + c) / 2, and b / beta is w = sum_i (1 - mu) mu^i chi^2_i; so with
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.infer import MCMC
 from targets import (
     SIGMAS,
     RowQuadratics,
@@ -35,7 +33,7 @@ from targets import (
     regression,
     regression_data,
 )
-from test_kernel import CHAIN_METHODS, assert_trees_equal, run, signature
+from test_kernel import assert_trees_equal, run
 
 from numpyro_geom.kernels import ISGD
 from numpyro_geom.kernels.isgd import RATE_STEPS, STILL_STEPS, GroupRate, RateState
@@ -370,80 +368,14 @@ def test_minibatched_logistic_regression_against_its_posterior() -> None:
     np.testing.assert_allclose(mcmc.last_state.metric_state.lam, 11 * trace / 2, rtol=0.25)
 
 
-# --- the kernel contract
+# --- the kernel contract, beyond the table in test_kernel
 
 
-def two_arrays(z: dict[str, jax.Array], rng_key: jax.Array) -> jax.Array:
-    """A standard normal in two arrays, with gradient noise of variance 9."""
-    key_w, key_s = random.split(rng_key)
-    noise = z["w"] @ random.normal(key_w, (2,)) + z["s"] * random.normal(key_s)
-    return half_square(z) + 3 * noise
-
-
-HERE = {"w": jnp.ones((2, 2)), "s": jnp.zeros(2)}  # two chains
-
-
-def run_two(num_samples: int, method: str = "sequential") -> MCMC:
-    return run(
-        ISGD(potential_fn=two_arrays, groups={"w": "one", "s": "one"}, num_steps=5),
-        num_warmup=30,
-        num_samples=num_samples,
-        num_chains=2,
-        chain_method=CHAIN_METHODS[method],
-        init_params=HERE,
-    )
-
-
-@pytest.fixture(scope="module")
-def sequential() -> MCMC:
-    return run_two(8)
-
-
-@pytest.mark.parametrize("method", ["vectorized", "vmap"])
-def test_chain_methods_give_the_same_draws(sequential: MCMC, method: str) -> None:
-    draws = run_two(8, method).get_samples(group_by_chain=True)
-    for name, value in sequential.get_samples(group_by_chain=True).items():
-        # 190 float32 steps of a contraction, in another order of operations
-        np.testing.assert_allclose(draws[name], value, rtol=1e-4, atol=1e-5)
-        assert not np.allclose(value[0], value[1])  # chains of their own
-
-
-def test_a_pickled_run_resumes_as_one_long_run(sequential: MCMC) -> None:
-    short = run_two(4)
-    first = short.get_samples(group_by_chain=True)
-    short.post_warmup_state = short.last_state
-    copy = pickle.loads(pickle.dumps(short))
-    copy.run(copy.post_warmup_state.rng_key)
-    second = copy.get_samples(group_by_chain=True)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
-    assert_trees_equal(both, sequential.get_samples(group_by_chain=True))
-    assert_trees_equal(copy.last_state, sequential.last_state)
-    settings = copy.sampler.settings
-    assert settings == short.sampler.settings
+def test_settings_are_its_own() -> None:
+    settings = ISGD(regression, groups={"w": "one", "s": "one"}).settings
     assert settings["groups"] == "{'w': 'one', 's': 'one'}"
     assert settings["decay"] == 0.5
     assert "step_size" not in settings
-
-
-@pytest.mark.parametrize("x64", [False, True])
-def test_sample_keeps_structure_shapes_and_dtypes(x64: bool) -> None:
-    with jax.enable_x64(x64):
-        place = {"w": jnp.ones(2, float), "s": jnp.zeros((), float)}
-        kernel = ISGD(potential_fn=two_arrays, num_steps=1 if x64 else "auto")
-        state = kernel.init(random.key(0), 20, place, (), {})
-        floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-        assert {x.dtype for x in floats} == {np.dtype(np.float64 if x64 else np.float32)}
-        after = jax.eval_shape(lambda s: kernel.sample(s, (), {}), state)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        assert signature(after) == signature(jax.eval_shape(lambda s: s, state))
-
-
-def test_no_key_is_used_twice() -> None:
-    kernel = ISGD(potential_fn=two_arrays, num_steps=2)
-    place = jax.tree.map(lambda x: x[0], HERE)
-    state = kernel.init(random.key(0), 4, place, (), {})
-    with jax.debug_key_reuse(True):
-        jax.jit(lambda s: kernel.sample(s, (), {})).lower(state)
 
 
 def test_rates_that_are_too_large_are_undone() -> None:

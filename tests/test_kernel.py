@@ -1,13 +1,16 @@
 """The kernel contract: NumPyro's protocol, exact limits, schedules, and the divergence guard.
 
 Conformance is checked abstractly (`jax.eval_shape`) for the whole table of metrics and gamma
-modes, and by running for a few of them: compiling is most of the cost here.
+modes and of kernels, and by running for a few of the former and all of the latter: compiling is
+most of the cost here.
 """
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,7 +39,19 @@ from targets import (
     replayed,
 )
 
-from numpyro_geom import SGRLD, Monge, RMSprop, SGState, constant, cyclical, polynomial
+from numpyro_geom import (
+    ISGD,
+    SGRLD,
+    VSGD,
+    AdamSGLD,
+    Monge,
+    RMSprop,
+    SGKernel,
+    SGState,
+    constant,
+    cyclical,
+    polynomial,
+)
 from numpyro_geom.gamma import GAMMA_MODES
 from numpyro_geom.metrics import METRICS
 
@@ -51,6 +66,20 @@ CHAIN_METHODS: dict[str, Any] = {
     "vmap": jax.vmap,
 }
 each_chain_method = pytest.mark.parametrize("method", CHAIN_METHODS)
+FIXED: dict[str, Any] = {"step_size": 1e-3, "num_steps": 2}
+# Kernels and options beyond SGRLD's metrics, and what makes them cheap to compile.
+KERNELS: dict[str, tuple[Callable[..., SGKernel], dict[str, Any]]] = {
+    # more steps a draw than those for which it stands still
+    "isgd": (partial(ISGD, regression, groups={"w": "all", "s": "all"}), {"num_steps": 60}),
+    "adam": (partial(AdamSGLD, regression, eps=0.1), FIXED),
+    "vsgd": (partial(VSGD, regression, preconditioner="diagonal"), {**FIXED, "step_size": 1e-4}),
+    "anchor": (partial(SGRLD, regression, control_variate=True), FIXED),
+    "moving anchor": (
+        partial(SGRLD, regression, control_variate=True, anchor_interval=3),
+        FIXED,
+    ),
+}
+each_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
 def one_step(model: Callable = regression, **settings: Any) -> SGRLD:
@@ -85,16 +114,15 @@ def signature(state: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False)), state)
 
 
-@pytest.mark.parametrize("gamma", GAMMA_MODES)
-@pytest.mark.parametrize("metric", METRICS)
-def test_sample_keeps_structure_shapes_and_dtypes(metric: str, gamma: str) -> None:
-    """A state that changed its type, weakly typed scalars included, would compile anew."""
-    settings: dict = {"metric": metric, "gamma": gamma, "batch_size": BATCH}
-    wide = {"step_size": 1e-3, "num_steps": 3, "batching": "epoch"}
-    for x64, more in ((False, {}), (True, wide)):
+def assert_types_are_kept(make: Callable[..., SGKernel], fixed: dict[str, Any]) -> None:
+    """In 32 bits as by default, and in 64 with the fixed settings.
+
+    A state that changed its type, weakly typed scalars included, would compile anew.
+    """
+    for x64, more in ((False, {}), (True, fixed)):
         with jax.enable_x64(x64):
             args = (jnp.asarray(np.asarray(X), float), jnp.asarray(np.asarray(Y), float))
-            kernel = SGRLD(regression, **settings, **more)
+            kernel = make(batch_size=BATCH, **more)
             state = kernel.init(random.key(0), 20, None, args, {})
             dtype = np.dtype(np.float64 if x64 else np.float32)
             floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -105,14 +133,25 @@ def test_sample_keeps_structure_shapes_and_dtypes(metric: str, gamma: str) -> No
             assert signature(after) == signature(before)
 
 
+@pytest.mark.parametrize("gamma", GAMMA_MODES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_sample_keeps_structure_shapes_and_dtypes(metric: str, gamma: str) -> None:
+    wide = {"step_size": 1e-3, "num_steps": 3, "batching": "epoch"}
+    assert_types_are_kept(partial(SGRLD, regression, metric=metric, gamma=gamma), wide)
+
+
+@each_kernel
+def test_every_kernel_keeps_structure_shapes_and_dtypes(name: str) -> None:
+    assert_types_are_kept(*KERNELS[name])
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {"metric": "rmsprop"},
         {"metric": "monge", "gamma": "auxiliary", "step_size": 1e-3, "num_steps": 2},
         {"metric": "shampoo", "gamma": "corrected", "step_size": 1e-3, "num_steps": 2},
     ],
-    ids=["rmsprop", "monge", "shampoo"],
+    ids=["monge", "shampoo"],
 )
 def test_sample_compiles_once(settings: dict) -> None:
     kernel = SGRLD(regression, batch_size=BATCH, **settings)
@@ -135,12 +174,101 @@ def test_a_second_run_compiles_no_more_than_with_nuts() -> None:
     assert counts["sgrld"] <= counts["nuts"]
 
 
-@pytest.mark.parametrize("gamma", GAMMA_MODES)
-def test_no_key_is_used_twice(gamma: str) -> None:
-    kernel = one_step(metric="rmsprop", gamma=gamma, num_steps=2)
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(one_step, metric="rmsprop", gamma=gamma, num_steps=2) for gamma in GAMMA_MODES),
+        *(partial(make, batch_size=BATCH) for make, _ in KERNELS.values()),
+    ],
+    ids=[*GAMMA_MODES, *KERNELS],
+)
+def test_no_key_is_used_twice(
+    make: Callable[[], SGKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the check counts a barrier as a use of every key that passes it
+    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda x: x)
+    kernel = make()
     state = kernel.init(random.key(0), 4, None, (X, Y), {})
     with jax.debug_key_reuse(True):
         jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state)
+
+
+@pytest.fixture(scope="module")
+def single_runs() -> dict[str, tuple[SGKernel, list[list[SGState]]]]:
+    """Cache over tests: name -> a kernel, and the states of two chains, one by one."""
+    return {}
+
+
+NUM_WARMUP = 2
+
+
+def singles(cache: dict, name: str) -> tuple[SGKernel, list[list[SGState]]]:
+    if name not in cache:
+        make, fixed = KERNELS[name]
+        kernel = make(batch_size=BATCH, **fixed)
+        sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
+        chains = []
+        for key in random.split(random.key(0)):
+            states = [kernel.init(key, NUM_WARMUP, None, (X, Y), {})]
+            for _ in range(4):
+                states.append(sample(states[-1]))
+            chains.append(states)
+        assert sample._cache_size() == 1
+        cache[name] = kernel, chains
+    return cache[name]
+
+
+@each_kernel
+def test_every_kernel_compiles_once_and_moves(single_runs: dict, name: str) -> None:
+    _, chains = singles(single_runs, name)
+    for states in chains:
+        assert int(states[-1].i) == 4
+        leaves = jax.tree.leaves((states[-1].z, states[-1].control, states[-1].dynamics))
+        assert all(np.all(np.isfinite(x)) for x in leaves)
+        for before, after in zip(states, states[1:], strict=False):
+            assert all(np.all(before.z[site] != after.z[site]) for site in ("w", "s"))
+            assert not after.diverging
+
+
+@each_kernel
+def test_chains_of_every_kernel_in_a_batch_are_those_one_by_one(
+    single_runs: dict, name: str
+) -> None:
+    _, chains = singles(single_runs, name)
+    make, fixed = KERNELS[name]
+    kernel = make(batch_size=BATCH, **fixed)
+    keys = random.split(random.key(0))
+    state = kernel.init(keys, NUM_WARMUP, None, (X, Y), {})
+    # as "vmap" and "parallel" start chains: with `init` traced
+    traced = jax.eval_shape(
+        jax.vmap(lambda key: make(batch_size=BATCH, **fixed).init(key, 2, None, (X, Y), {})), keys
+    )
+    assert signature(traced) == signature(jax.eval_shape(lambda s: s, state))
+    sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
+    for draw in range(1, 5):
+        state = sample(state)
+        for chain in (0, 1):
+            for site, value in chains[chain][draw].z.items():
+                # float32, sums over a few rows in another order; a search of some 500 steps
+                np.testing.assert_allclose(state.z[site][chain], value, rtol=2e-4, atol=2e-5)
+    assert not np.allclose(state.z["w"][0], state.z["w"][1])
+
+
+@each_kernel
+def test_a_pickled_copy_of_every_kernel_is_the_same_program(single_runs: dict, name: str) -> None:
+    kernel, (states, _) = singles(single_runs, name)
+    copy, state = pickle.loads(pickle.dumps((kernel, states[-1])))
+    assert copy.settings == kernel.settings
+    unrecorded = {"model", "potential_fn", "init_strategy"}
+    assert set(inspect.signature(type(kernel)).parameters) - unrecorded <= set(copy.settings)
+    assert_trees_equal(state, states[-1])
+    programs = [
+        jax.jit(lambda s, k=k: k.sample(s, (X, Y), {})).lower(state) for k in (kernel, copy)
+    ]
+    assert programs[0].as_text() == programs[1].as_text()
+    draws = [k.postprocess_fn((X, Y), {})(state.z) for k in (kernel, copy)]
+    assert_trees_equal(*draws)
+    assert draws[0]["s"] > 0
 
 
 # --- chain methods and resuming
@@ -172,8 +300,11 @@ def runs_of(cache: dict, method: str, batching: str) -> tuple[MCMC, MCMC]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batching", ["replacement", "epoch"])
-@each_chain_method
+@pytest.mark.parametrize(
+    ("method", "batching"),
+    # an epoch's permutation is what has to be carried over
+    [("sequential", "replacement"), *((method, "epoch") for method in CHAIN_METHODS)],
+)
 def test_resuming_is_one_long_run_bit_for_bit(long_runs: dict, method: str, batching: str) -> None:
     short, long = runs_of(long_runs, method, batching)
     first = short.get_samples(group_by_chain=True)
@@ -187,18 +318,16 @@ def test_resuming_is_one_long_run_bit_for_bit(long_runs: dict, method: str, batc
 
 @each_chain_method
 def test_chain_methods_give_the_same_draws(long_runs: dict, method: str) -> None:
-    expected = runs_of(long_runs, "sequential", "replacement")[1].get_samples(group_by_chain=True)
-    draws = runs_of(long_runs, method, "replacement")[1].get_samples(group_by_chain=True)
+    expected = runs_of(long_runs, "sequential", "epoch")[1].get_samples(group_by_chain=True)
+    draws = runs_of(long_runs, method, "epoch")[1].get_samples(group_by_chain=True)
     for name, value in expected.items():
         # 24 float32 steps, each a sum over a few rows, in another order
         np.testing.assert_allclose(draws[name], value, rtol=2e-5, atol=2e-6)
         assert not np.allclose(value[0], value[1])  # chains of their own
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["parallel", "vmap"])
-def test_supports_with_array_bounds_outlive_the_chain_method(method: str) -> None:
-    """What `init` keeps of the supports must not be traced values: these two methods trace it."""
+def test_supports_with_array_bounds_outlive_the_chain_method() -> None:
+    """What `init` keeps of the supports must not be traced values: "parallel" traces it."""
 
     def model(y: jax.Array) -> None:
         s = numpyro.sample("s", dist.Uniform(jnp.zeros(2), jnp.ones(2)).to_event(1))
@@ -206,7 +335,7 @@ def test_supports_with_array_bounds_outlive_the_chain_method(method: str) -> Non
             numpyro.sample("y", dist.Normal(s.sum(), 1), obs=y[i])
 
     kernel = one_step(model)
-    mcmc = run(kernel, Y, num_chains=2, chain_method=CHAIN_METHODS[method])
+    mcmc = run(kernel, Y, num_chains=2, chain_method="parallel")
     mcmc.post_warmup_state = mcmc.last_state
     mcmc.run(mcmc.last_state.rng_key, Y)
     draws = mcmc.get_samples()["s"]
@@ -226,9 +355,8 @@ def test_legacy_keys_give_the_draws_of_typed_ones() -> None:
 # --- pickling, arguments, composition
 
 
-@pytest.mark.parametrize("model", [regression, replayed], ids=lambda m: m.__name__)
-def test_a_pickled_run_resumes_where_it_was(model: Callable) -> None:
-    mcmc = run(one_step(model, metric="monge"), X, Y, num_warmup=2)
+def test_a_pickled_run_resumes_where_it_was() -> None:
+    mcmc = run(one_step(replayed, metric="monge"), X, Y, num_warmup=2)
     mcmc.post_warmup_state = mcmc.last_state
     copy = pickle.loads(pickle.dumps(mcmc))
     for resumed in (mcmc, copy):
@@ -255,17 +383,20 @@ def test_a_pickled_run_on_a_function_resumes_without_init_params() -> None:
 
 
 def test_jit_model_args() -> None:
-    plain = run(one_step(), X, Y)
+    kernel, other = one_step(), 3 * Y
+    sample = jax.jit(lambda s, y: kernel.sample(s, (X, y), {}))
+
+    def draws(y: jax.Array) -> np.ndarray:
+        state = kernel.init(random.key(0), 0, None, (X, y), {})
+        return np.stack([(state := sample(state, y)).z["w"] for _ in range(4)])
+
     mcmc = run(one_step(), X, Y, jit_model_args=True)
-    for name, value in plain.get_samples().items():
-        np.testing.assert_allclose(mcmc.get_samples()[name], value, rtol=2e-5)
-    other = 3 * Y
+    np.testing.assert_allclose(mcmc.get_samples()["w"], draws(Y), rtol=2e-5)
     with count_compilations() as compiled:
         mcmc.run(random.key(0), X, other)
         assert compiled() <= 2  # none of the loop; NUTS has one or two as well
-    again = run(one_step(), X, other)
-    np.testing.assert_allclose(mcmc.get_samples()["w"], again.get_samples()["w"], rtol=2e-5)
-    assert not np.allclose(again.get_samples()["w"], plain.get_samples()["w"])
+    np.testing.assert_allclose(mcmc.get_samples()["w"], draws(other), rtol=2e-5)
+    assert not np.allclose(draws(other), draws(Y))
 
 
 def test_refresh_evaluates_the_new_arguments_and_moves_nothing() -> None:
@@ -438,7 +569,7 @@ def test_extra_fields_and_num_steps() -> None:
 
 
 def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
-    kernel = SGRLD(regression, batch_size=BATCH)
+    kernel = SGRLD(regression, metric="rmsprop", batch_size=BATCH)
     sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
     state = kernel.init(random.key(0), 20, None, (X, Y), {})
     for _ in range(22):
@@ -448,6 +579,7 @@ def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
     wanted = 0.5 / (float(state.step_size) * float(state.adaptation.slowest))
     assert int(state.num_steps) == np.clip(np.ceil(wanted), 1, 1000)
     assert float(state.step_size) > 0
+    assert sample._cache_size() == 1
 
 
 def test_init_params_of_one_chain_and_of_several() -> None:
@@ -648,9 +780,10 @@ def test_exploration_injects_no_noise() -> None:
     schedule = cyclical(0.1, 4, explore=0.5)
     kernel = SGRLD(potential_fn=half_square, step_size=schedule, num_steps=1)
     state = kernel.init(random.key(0), 0, jnp.array([2.0]), (), {})
+    sample = jax.jit(lambda s: kernel.sample(s, (), {}))
     for t in range(8):
         before = float(state.z[0])
-        state = kernel.sample(state, (), {})
+        state = sample(state)
         plain = before * (1 - float(schedule(t)))
         if t % 4 < 2:
             np.testing.assert_allclose(state.z[0], plain, rtol=1e-6)

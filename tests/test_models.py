@@ -574,3 +574,21 @@ def test_plates_within_scan_run_on_all_rows_and_cannot_be_subsampled() -> None:
     for batch_size in (2, {"series": 2}):
         with pytest.raises(ValueError, match="series.*inside.*scan"):
             SGRLD(panel, batch_size=batch_size).init(random.key(0), 0, None, (y,), {})
+
+
+def improper_scale() -> None:
+    numpyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
+
+
+def test_a_position_whose_value_overflows_is_undone() -> None:
+    """The energy, -log s, is finite all the way; s = exp(z) is not beyond z = 88.7."""
+    kernel = SGRLD(improper_scale, step_size=1.0, num_steps=1)
+    state = kernel.init(random.key(0), 0, {"s": jnp.asarray(80.0)}, (), {})
+    step = jax.jit(lambda state: kernel.sample(state, (), {}))
+    constrain = kernel.postprocess_fn((), {})
+    undone = 0
+    for _ in range(30):
+        state = step(state)
+        assert np.isfinite(constrain(state.z)["s"])
+        undone += int(state.num_diverging)
+    assert undone > 0

@@ -39,7 +39,7 @@ def stationary(kernel: SGRLD, temperature: float = 1.0, metric_state: Any = None
             i=state.i + 1,  # past warm-up, so that the metric keeps this state
             metric_state=jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (CHAINS, *x.shape)), metric_state
-            )
+            ),
         )
     # the noise estimate starts anew in each chain; it has settled before the chains have
     return np.asarray(jax.jit(lambda s: kernel.sample(s, (), {}))(state).z, np.float64)

@@ -6,7 +6,6 @@ laws that are known at any rate: S = J S J' + h^2 A C A, J = I - h A H.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
-from targets import linear, linear_moments, normal_mean, regression, regression_data
+from targets import linear, linear_moments, normal_mean, regression_data
 
 from numpyro_geom.kernels.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
 
@@ -297,35 +296,6 @@ def test_logistic_regression_from_anywhere() -> None:
     # draws are round where curvatures differ by 1.2
     assert np.abs(np.log(draws.std(axis=0) / sd)).max() < 0.35 + 0.1
     assert not np.any(mcmc.get_extra_fields()["diverging"])
-
-
-@pytest.mark.parametrize("x64", [False, True])
-def test_state_keeps_its_type(x64: bool) -> None:
-    with jax.enable_x64(x64):
-        kernel = VSGD(potential_fn=noisy_quadratic(H, C), preconditioner="diagonal")
-        state = kernel.init(random.key(0), 20, jnp.ones(2, float), (), {})
-        assert state.step_size.dtype == (jnp.float64 if x64 else jnp.float32)
-        before = jax.eval_shape(lambda s: s, state)
-        after = jax.eval_shape(lambda s: kernel.sample(s, (), {}), state)
-        assert jax.tree.structure(after) == jax.tree.structure(before)
-        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-            assert (old.shape, old.dtype) == (new.shape, new.dtype)
-            assert old.weak_type == new.weak_type
-
-
-def test_no_key_is_used_twice() -> None:
-    settings = {"batch_size": 4, "step_size": 0.01, "num_steps": 2}
-    kernel = VSGD(normal_mean, preconditioner="diagonal", **settings)
-    state = kernel.init(random.key(0), 4, None, (Y,), {})
-    with jax.debug_key_reuse(True):
-        jax.jit(lambda s: kernel.sample(s, (Y,), {})).lower(state)
-
-
-def test_kernels_survive_pickling_and_describe_themselves() -> None:
-    kernel = VSGD(regression, batch_size=6, preconditioner="diagonal")
-    again = pickle.loads(pickle.dumps(kernel))
-    assert again.settings == kernel.settings
-    assert again.settings["preconditioner"] == "diagonal"
 
 
 # --- mistakes

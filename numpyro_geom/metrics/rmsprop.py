@@ -69,7 +69,10 @@ class RMSprop(Metric):
 
     def apply_inverse(self, state: MetricState, vector: PyTree) -> PyTree:
         """A x = x / (sqrt(V) + eps)."""
-        return jax.tree.map(lambda v, x: x / self._scale(v), state.statistic, vector)
+        # the square of the other method's factor, which a step needs too: one division for both
+        return jax.tree.map(
+            lambda v, x: x * jax.lax.rsqrt(self._scale(v)) ** 2, state.statistic, vector
+        )
 
     def apply_inverse_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
         """A^{1/2} x = x / sqrt(sqrt(V) + eps)."""
