@@ -40,7 +40,7 @@ class RMSprop(Metric):
 
     >>> metric = RMSprop(decay=0.0, eps=1.0)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
-    >>> metric.apply_inverse(state, jnp.ones(2))
+    >>> metric.apply_inverse(state, jnp.ones(2)).round(3)
     Array([0.5 , 0.25], dtype=float32)
     """
 
