@@ -31,15 +31,29 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     Returns:
         A pytree like ``operand``. Forward-mode differentiable, not reverse-mode.
     """
+    leaves, treedef = jax.tree.flatten(args)
 
     def body(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
         # without the barrier the arguments are constants of the loop to XLA, which then computes
         # what depends on them alone before the loop, needed or not
-        flag, given = lax.optimization_barrier((carry[0], args))
-        return jnp.zeros_like(flag), fn(carry[1], *given)
+        flag, given = lax.optimization_barrier((carry[0], [_raw(x) for x in leaves]))
+        given = [_like(x, y) for x, y in zip(given, leaves, strict=True)]
+        return jnp.zeros_like(flag), fn(carry[1], *jax.tree.unflatten(treedef, given))
 
     start = (jnp.asarray(pred, dtype=bool), operand)
     return lax.while_loop(lambda carry: carry[0], body, start)[1]
+
+
+def _raw(x: Any) -> Any:
+    """The words of a typed key: to the check of key reuse, a barrier would be a use."""
+    return random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _like(x: Any, y: Any) -> Any:
+    """A key again where ``y`` is one."""
+    if not jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
+        return x
+    return random.wrap_key_data(x, impl=random.key_impl(y))
 
 
 def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:

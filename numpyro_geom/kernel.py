@@ -369,6 +369,12 @@ class SGKernel(MCMCKernel):
                 )
             position = init_params
         _check_floating(position)
+        if self._control_variate and self._anchor_interval is None and num_warmup == 0:
+            if init_params is None:
+                raise ValueError(
+                    "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
+                    "ed a warm-up, init_params near the middle of the target, or anchor_interval"
+                )
         self._metric = self._given_metric
         if getattr(self._metric, "interval", 1) is None:
             if not dataclasses.is_dataclass(self._metric):
@@ -703,6 +709,9 @@ class SGKernel(MCMCKernel):
         )
         if self._transforms is not None:
             finite &= _all_finite(self._transforms(walker.position))
+            # values can overflow all along the draw; where it started they did not
+            usable = _all_finite(self._transforms(trusted))
+            trusted = tree_where(usable, trusted, state.z)
         walker = walker._replace(position=tree_where(finite, walker.position, trusted))
         undone = undone + ~finite
         if self._control_variate:
@@ -740,12 +749,14 @@ class SGKernel(MCMCKernel):
         """Come near a mode before the first draw, and place the control variate's anchor."""
 
         def search(z: PyTree, key: jax.Array) -> PyTree:
-            # a clone, since a loop of at most one trip looks like a loop to the check of key reuse
-            key_first, key_second = random.split(random.clone(key))
-            z = find_mode(potential, z, key_first, self._temperature)
+            key_first, key_second = random.split(key)
+            start, z = z, find_mode(potential, z, key_first, self._temperature)
             if self._control_variate:
                 z = cv.search_with_anchor(potential, z, key_second, self._temperature)
-            return z
+            if self._transforms is None:
+                return z
+            # the mode of an improper model can be where values overflow
+            return tree_where(_all_finite(self._transforms(z)), z, start)
 
         first = state.i == 0
         z = lazy_cond(first & state.adaptation.searching, search, state.z, rng_key)
@@ -773,7 +784,7 @@ class SGKernel(MCMCKernel):
                 self._with_control(potential, state.control),
                 state.z,
                 lambda v: self._metric.apply_inverse_sqrt(state.metric_state, v),
-                random.clone(rng_key),
+                rng_key,
                 adaptation,
                 state.i,
                 self._noise_factor,

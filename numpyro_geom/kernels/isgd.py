@@ -253,7 +253,7 @@ class ISGD(SGKernel):
     def settings(self) -> dict[str, Any]:
         """Constructor arguments by name, for records."""
         settings = super().settings
-        for name in ("metric", "step_size", "bias_tolerance"):
+        for name in ("metric", "step_size", "bias_tolerance", "control_variate", "anchor_interval"):
             del settings[name]
         return {**settings, "groups": repr(self._metric.groups), "decay": self._metric.decay}
 

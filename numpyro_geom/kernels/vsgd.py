@@ -210,7 +210,10 @@ class VSGD(SGKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """Constructor arguments by name, for records."""
-        return {**super().settings, "preconditioner": self._preconditioner}
+        settings = super().settings
+        for name in ("metric", "bias_tolerance", "control_variate", "anchor_interval"):
+            del settings[name]
+        return {**settings, "preconditioner": self._preconditioner}
 
     def _check_potential(self, potential: Potential) -> None:
         if potential.deterministic:
