@@ -551,7 +551,7 @@ def test_extra_fields_and_num_steps() -> None:
         "num_diverging",
         "dynamics",
     )
-    mcmc = run(one_step(metric="monge", num_steps=3), X, Y, num_warmup=2, extra_fields=fields)
+    mcmc = run(one_step(metric="rmsprop", num_steps=3), X, Y, num_warmup=2, extra_fields=fields)
     extra = mcmc.get_extra_fields()
     np.testing.assert_array_equal(extra["i"], [3, 4, 5, 6])
     np.testing.assert_array_equal(extra["steps_taken"], [9, 12, 15, 18])
@@ -675,7 +675,7 @@ def test_temperature_zero_keeps_noisy_gradient_steps() -> None:
 def test_monge_with_alpha_zero_is_the_identity() -> None:
     draws = []
     for metric in ("identity", Monge(alpha2=0.0)):
-        kernel = one_step(metric=metric, num_steps=4)
+        kernel = one_step(metric=metric, gamma="frozen", num_steps=4)
         state = kernel.init(random.key(0), 0, None, (X, Y), {})
         draws.append(kernel.sample(state, (X, Y), {}).z)
     for name, value in draws[0].items():
@@ -882,3 +882,10 @@ def test_improper_models_stay_finite() -> None:
         mcmc = run(SGRLD(model), num_warmup=50, num_samples=50)
         assert np.all(np.isfinite(mcmc.get_samples()["s"]))
         assert np.all(np.isfinite(mcmc.last_state.z["s"]))
+
+
+def test_each_metric_has_its_own_treatment_of_gamma() -> None:
+    assert SGRLD(linear, metric="monge").settings["gamma"] == "auxiliary"
+    assert SGRLD(linear, metric=Monge(), gamma="frozen").settings["gamma"] == "frozen"
+    for metric in ("identity", "rmsprop", "wenzel", "shampoo"):
+        assert SGRLD(linear, metric=metric).settings["gamma"] == "frozen"

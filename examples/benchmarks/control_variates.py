@@ -1,8 +1,7 @@
-"""Time to a given accuracy on large tables: NUTS, HMCECS, and SGRLD with a control variate.
+"""What a control variate gains on large tables: NUTS, HMCECS and SGRLD side by side.
 
 Logistic regression on generated rows. Prints Markdown tables and writes them to
-docs/tables/control_variates.md. ``--small`` is a quick look, ``--budget`` the seconds that each
-sampler gets.
+docs/tables/control_variates.md; about ten minutes. ``--small`` is a quick look.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import random
+from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import HMCECS, MCMC, NUTS
+from numpyro.infer import HMCECS, NUTS
 
 from numpyro_geom import SGRLD
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "control_variates.md"
 NUM_COLUMNS = 20
-MEAN_ERROR = 0.1
-SD_ERROR = 0.05
+MEAN_ERROR, SD_ERROR = 0.1, 0.05
 TOLERANCE = 0.05
+ENOUGH = 50
+"""Effective draws below which their number is no estimate."""
 
 
 def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
@@ -62,203 +62,176 @@ class Entrant(NamedTuple):
 
     Attributes:
         kernel: the NumPyro kernel.
-        args: further arguments of the model.
         num_warmup: draws of warm-up.
         batch: draws between two looks at the clock.
-        share: share of the budget.
-        num_chains: chains, vectorised.
+        seconds: of sampling, unless the accuracy is reached before.
+        subsample_size: third argument of the model, or None.
     """
 
     kernel: Any
-    args: tuple
     num_warmup: int
     batch: int
-    share: float = 1.0
-    num_chains: int = 1
+    seconds: float
+    subsample_size: int | None = None
 
 
 class Result(NamedTuple):
     """What one sampler did.
 
     Attributes:
-        total: seconds of everything, compilation and warm-up included.
-        sampling: seconds of the draws after warm-up, without compilation.
-        draws: draws, all chains together.
-        ess: effective sample size of the worst coordinate.
-        error: worst standardised error of a mean.
-        ratios: smallest and largest ratio of standard deviations.
-        reached: seconds (total, sampling) from which on the accuracy holds, or None.
-        per_step: seconds of a stochastic-gradient step of all chains, or None.
-        num_steps: steps a draw, or None.
+        compiling: seconds.
+        warmup: seconds.
+        sampling: seconds.
+        draws: shape (draws, columns).
+        reached: seconds of sampling after which the draws are accurate, or None.
+        steps: stochastic-gradient steps of the sampling, or None.
     """
 
-    total: float
+    compiling: float
+    warmup: float
     sampling: float
-    draws: int
-    ess: float
-    error: float
-    ratios: tuple[float, float]
-    reached: tuple[float, float] | None
-    per_step: float | None
-    num_steps: float | None
+    draws: np.ndarray
+    reached: float | None
+    steps: int | None
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size of the worst column."""
+        return float(np.min(effective_sample_size(self.draws[None])))
 
 
-def accuracy(draws: np.ndarray, reference: tuple) -> tuple[float, tuple[float, float]]:
+def accuracy(draws: np.ndarray, reference: tuple) -> tuple[float, float, float]:
     """Worst standardised error of the means; smallest and largest ratio of deviations."""
     mean, sd = reference
-    flat = draws.reshape(-1, draws.shape[-1]).astype(np.float64)
-    ratios = flat.std(0) / sd
-    return float(np.abs((flat.mean(0) - mean) / sd).max()), (ratios.min(), ratios.max())
+    ratios = draws.std(0, dtype=np.float64) / sd
+    error = np.abs((draws.mean(0, dtype=np.float64) - mean) / sd).max()
+    return float(error), float(ratios.min()), float(ratios.max())
 
 
-def measure(entrant: Entrant, data: tuple, reference: tuple, budget: float) -> Result:
-    """Run batches of draws until the budget is spent, with a look at the clock after each."""
+def measure(entrant: Entrant, data: tuple, reference: tuple) -> Result:
+    """Compile, warm up, and draw until the draws are accurate or the time is up.
+
+    The data are arguments of the compiled program, as with ``MCMC(..., jit_model_args=True)``: as
+    constants of it, which is NumPyro's default, 80 MB of them take longer to compile than to
+    sample.
+    """
+    more = () if entrant.subsample_size is None else (entrant.subsample_size,)
+    kernel = entrant.kernel
+    state = kernel.init(random.key(1), entrant.num_warmup, None, (*data, *more), {})
+
+    def advance(state: Any, data: tuple, num_draws: int) -> tuple:
+        def body(state: Any, _: None) -> tuple:
+            state = kernel.sample(state, (*data, *more), {})
+            return state, (state.z["w"], getattr(state, "num_steps", 0))
+
+        return lax.scan(body, state, None, num_draws)
+
+    def compiled(num_draws: int) -> Any:
+        return jax.jit(lambda s, d: advance(s, d, num_draws)).lower(state, data).compile()
+
     start = time.perf_counter()
-    mcmc = MCMC(
-        entrant.kernel,
-        num_warmup=entrant.num_warmup,
-        num_samples=entrant.batch,
-        num_chains=entrant.num_chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    args = (*data, *entrant.args)
-    fields = ("num_steps",) if isinstance(entrant.kernel, SGRLD) else ()
-    mcmc.warmup(random.key(1), *args, extra_fields=fields)
-    jax.block_until_ready(mcmc.post_warmup_state.z)
-    seconds, draws, steps, records = [], [], [], []
-    # at least two batches, since the first compiles
-    while len(draws) < 2 or time.perf_counter() - start < entrant.share * budget:
-        began = time.perf_counter()
-        mcmc.run(random.key(2), *args, extra_fields=fields)
-        draws.append(np.asarray(mcmc.get_samples(group_by_chain=True)["w"]))
-        mcmc.post_warmup_state = mcmc.last_state
-        seconds.append(time.perf_counter() - began)
-        if fields:
-            steps.append(float(np.mean(mcmc.get_extra_fields()["num_steps"])))
-        together = np.concatenate(draws, axis=1)
-        records.append((time.perf_counter() - start, *accuracy(together, reference)))
-    rate = np.mean(seconds[1:])
-    good = [
-        error <= MEAN_ERROR and abs(low - 1) <= SD_ERROR and abs(high - 1) <= SD_ERROR
-        for _, error, (low, high) in records
-    ]
-    reached = None
-    if good[-1]:
-        first = len(good) - (good[::-1].index(False) if False in good else len(good))
-        reached = records[first][0], (first + 1) * rate
-    total, error, ratios = records[-1]
-    num_steps = float(np.mean(steps)) if steps else None
-    return Result(
-        total,
-        rate * len(draws),
-        together.shape[0] * together.shape[1],
-        float(np.min(effective_sample_size(together))),
-        error,
-        ratios,
-        reached,
-        None if num_steps is None else rate / entrant.batch / num_steps,
-        num_steps,
-    )
+    warm_up = compiled(entrant.num_warmup)
+    once = time.perf_counter() - start  # a user compiles one program for both
+    run = compiled(entrant.batch)
+    start = time.perf_counter()
+    state, _ = jax.block_until_ready(warm_up(state, data))
+    warmup = time.perf_counter() - start
+    draws, steps, sampling, reached = [], 0, 0.0, None
+    while sampling < entrant.seconds:
+        start = time.perf_counter()
+        state, (w, num_steps) = jax.block_until_ready(run(state, data))
+        sampling += time.perf_counter() - start
+        draws.append(np.asarray(w))
+        steps += int(np.sum(num_steps))
+        error, low, high = accuracy(np.concatenate(draws), reference)
+        accurate = error <= MEAN_ERROR and max(1 - low, high - 1) <= SD_ERROR
+        if not accurate:
+            reached = None
+        elif reached is None:
+            reached = sampling
+        elif sampling > 3 * reached:  # and it stays so
+            break
+    together = np.concatenate(draws)
+    is_ours = isinstance(kernel, SGRLD)
+    return Result(once, warmup, sampling, together, reached, steps if is_ours else None)
 
 
-def entrants(reference: tuple, small: bool) -> dict[str, Entrant]:
+def entrants(reference: tuple, seconds: float) -> dict[str, Entrant]:
     """The samplers of one table; the first is what all others are compared with."""
-    ref_params = {"w": jnp.asarray(reference[0], jnp.float32)}
-    taylor = HMCECS(NUTS(logistic), num_blocks=10, proxy=HMCECS.taylor_proxy(ref_params))
+    params = {"w": jnp.asarray(reference[0], jnp.float32)}
+    taylor = HMCECS(NUTS(logistic), num_blocks=10, proxy=HMCECS.taylor_proxy(params))
 
     def sgrld(**settings: Any) -> SGRLD:
         return SGRLD(logistic, bias_tolerance=TOLERANCE, **settings)
 
-    def corrected(batch_size: int, **settings: Any) -> SGRLD:
-        return sgrld(batch_size=batch_size, control_variate=True, **settings)
+    def corrected(**settings: Any) -> Entrant:
+        return Entrant(sgrld(control_variate=True, **settings), 200, 1000, seconds / 4)
 
-    warmup, batch = (80, 200) if small else (200, 1000)
     return {
-        "NUTS": Entrant(NUTS(logistic), (), 20 if small else 50, 10),
-        "HMCECS, Taylor proxy, 256 rows": Entrant(taylor, (256,), 50 if small else 100, 50, 0.5),
-        "SGRLD, 256 rows": Entrant(sgrld(batch_size=256), (), 40, 5, 0.35),
-        "SGRLD + CV, 256 rows": Entrant(corrected(256), (), warmup, batch, 0.35),
-        "SGRLD + CV, 512 rows": Entrant(corrected(512), (), warmup, batch, 0.35),
-        "SGRLD + CV, 256 rows, rmsprop": Entrant(
-            corrected(256, metric="rmsprop"), (), warmup, batch, 0.35
-        ),
+        "NUTS": Entrant(NUTS(logistic), 100, 10, seconds),
+        "HMCECS, Taylor proxy, 256 rows": Entrant(taylor, 200, 100, seconds / 2, 256),
+        "SGRLD, 256 rows": Entrant(sgrld(batch_size=256), 50, 20, seconds / 4),
+        "SGRLD + control variate, 256 rows": corrected(batch_size=256),
+        "SGRLD + control variate, 512 rows": corrected(batch_size=512),
+        "SGRLD + control variate, 256 rows, rmsprop": corrected(batch_size=256, metric="rmsprop"),
     }
 
 
-def table(num_rows: int, budget: float, small: bool) -> tuple[str, dict[str, Result]]:
-    """All samplers at one number of rows."""
+def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
+    """All samplers at one number of rows, and the cost of a step of those that have steps."""
     data = rows(num_rows)
-    start = time.perf_counter()
     reference = laplace(*data)
-    newton = time.perf_counter() - start
     lines = [
-        f"N = {num_rows:,} x {NUM_COLUMNS}, float32, one chain, {budget:.0f} s for NUTS (less for "
-        "the others). Accuracy: every mean within "
-        f"{MEAN_ERROR} sd and every sd within {SD_ERROR:.0%} of the reference, from there on. "
-        f"Reference: Newton's mode and inverse Hessian in double precision ({newton:.1f} s, also "
-        "given to HMCECS and not counted), whose own error is of order N^-1/2 sd. SGRLD has "
-        f"bias_tolerance={TOLERANCE}. ESS: worst coordinate. 'Sampling' leaves out compilation "
-        "and warm-up.",
+        f"**{num_rows:,} rows x {NUM_COLUMNS} columns.**",
         "",
-        "| sampler | time to accuracy, all | sampling | draws | mean error, sd ratio at the end "
-        "| ESS | ESS/s, all | ESS/s, sampling | over NUTS, all | over NUTS, sampling |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| sampler | compile, warm-up, sample (s) | draws | mean error; sd ratios | accurate after "
+        "(s of sampling) | ESS/s of sampling | over NUTS | ESS/s, all included | over NUTS |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    results: dict[str, Result] = {}
-    for name, entrant in entrants(reference, small).items():
-        try:
-            r = results[name] = measure(entrant, data, reference, budget)
-        except (MemoryError, RuntimeError) as error:  # HMCECS at many rows
-            lines.append(f"| {name} | failed: {str(error).splitlines()[0][:80]} |" + " |" * 8)
-            continue
-        base = results["NUTS"]
-        reached = f"not in {r.total:.0f} s | not in {r.sampling:.0f} s"
-        if r.reached is not None:
-            reached = f"{r.reached[0]:.1f} s | {r.reached[1]:.2f} s"
-        rates, base_rates = [(x.ess / x.total, x.ess / x.sampling) for x in (r, base)]
+    base: tuple[float, float] | None = None
+    costs = {}
+    for name, entrant in entrants(reference, seconds).items():
+        r = measure(entrant, data, reference)
+        error, low, high = accuracy(r.draws, reference)
+        rates = r.ess / r.sampling, r.ess / (r.compiling + r.warmup + r.sampling)
+        known = r.ess >= ENOUGH
+        if known and name == "NUTS":
+            base = rates
+        cells = [
+            f"{rate:.3g} | {rate / base[k]:.3g}" if known and base else "too few draws | "
+            for k, rate in enumerate(rates)
+        ]
         lines.append(
-            f"| {name} | {reached} | {r.draws:,} | {r.error:.3f}, {r.ratios[0]:.2f} to "
-            f"{r.ratios[1]:.2f} | {r.ess:.0f} | {rates[0]:.3g} | {rates[1]:.3g} | "
-            f"{rates[0] / base_rates[0]:.3g} | {rates[1] / base_rates[1]:.3g} |"
+            f"| {name} | {r.compiling:.1f}, {r.warmup:.1f}, {r.sampling:.1f} | {len(r.draws):,} "
+            f"| {error:.2f}; {low:.2f} to {high:.2f} "
+            f"| {'not reached' if r.reached is None else f'{r.reached:.2f}'} | "
+            + " | ".join(cells)
+            + " |"
         )
-        print(lines[-1], flush=True)
-    return "\n".join(lines), results
-
-
-def step_table(by_rows: dict[int, dict[str, Result]]) -> str:
-    """Cost of a stochastic-gradient step against the number of rows."""
-    lines = [
-        "Sampling time over stochastic-gradient steps, NumPyro's loop included.",
-        "",
-        "| sampler | " + " | ".join(f"N = {n:,}: microseconds, steps a draw" for n in by_rows),
-        "|---|" + "---|" * len(by_rows),
-    ]
-    lines[2] += " |"
-    for name in next(iter(by_rows.values())):
-        if name.startswith("SGRLD"):
-            cells = [
-                f"{by_rows[n][name].per_step * 1e6:.1f}, {by_rows[n][name].num_steps:.1f}"
-                for n in by_rows
-            ]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        if r.steps is not None:
+            each = r.sampling / r.steps * 1e6
+            costs[name] = f"{each:.1f} ({r.steps / len(r.draws):.0f} steps a draw)"
+        print(lines[-1], costs.get(name, ""), flush=True)
+    return "\n".join(lines), costs
 
 
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--budget", type=float, default=240.0, help="seconds for NUTS")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of sampling, for NUTS")
     options = parser.parse_args()
-    sizes = {5_000: 6.0, 20_000: 6.0} if options.small else {1_000_000: 1.0, 100_000: 0.4}
-    parts, by_rows = [], {}
-    for num_rows, share in sizes.items():
-        budget = share if options.small else share * options.budget
-        text, by_rows[num_rows] = table(num_rows, budget, options.small)
+    sizes = (5_000, 20_000) if options.small else (100_000, 1_000_000)
+    seconds = 4.0 if options.small else options.seconds
+    parts, costs = [], {}
+    for num_rows in sizes:
+        text, costs[num_rows] = table(num_rows, seconds)
         parts.append(text)
-    parts.append(step_table(by_rows))
-    text = "\n\n".join(parts) + "\n"
+    lines = ["| microseconds a step | " + " | ".join(f"{n:,} rows" for n in sizes) + " |"]
+    lines.append("|---" * (1 + len(sizes)) + "|")
+    for name in costs[sizes[0]]:
+        lines.append(f"| {name} | " + " | ".join(costs[n][name] for n in sizes) + " |")
+    text = "\n\n".join([*parts, "\n".join(lines)]) + "\n"
     print(text)
     if not options.small:
         TABLE.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,8 @@ class SGRLD(SGKernel):
         potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, or an
             object, see `numpyro_geom.metrics`.
-        gamma: the treatment of Gamma, above.
+        gamma: the treatment of Gamma, above; None for the metric's own choice, ``"auxiliary"`` for
+            Monge and ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
@@ -119,7 +120,7 @@ class SGRLD(SGKernel):
         *,
         potential_fn: Callable | None = None,
         metric: Any = "identity",
-        gamma: str = "frozen",
+        gamma: str | None = None,
         step_size: Any = "auto",
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | str = "auto",
@@ -149,6 +150,8 @@ class SGRLD(SGKernel):
             anchor_interval=anchor_interval,
             init_strategy=init_strategy,
         )
+        if gamma is None:
+            gamma = getattr(self._metric, "default_gamma", "frozen")
         self._gamma = check_choice("gamma", gamma, GAMMA_MODES)
         self._gamma_estimator = check_choice("gamma_estimator", gamma_estimator, GAMMA_ESTIMATORS)
         self._gamma_probes = check_int("gamma_probes", gamma_probes)

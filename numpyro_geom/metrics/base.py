@@ -16,9 +16,10 @@ Any object with these methods is a metric; none of the classes here needs to be 
 
 Optional: ``interval`` (steps between recomputations of A, 1 unless given; None is one epoch, which
 a kernel fills in with `dataclasses.replace`), ``is_diagonal`` (True where A is a diagonal matrix,
-which the correction of minibatch noise needs), ``from_gradient(state, grad, floor)`` (A as a
-function of one gradient-like vector, which the auxiliary metric needs), ``apply_sqrt(state,
-vector)`` (G^{1/2} x) and ``log_det(state)`` (log det G).
+which the correction of minibatch noise needs), ``default_gamma`` (the treatment of Gamma that
+`SGRLD` takes if none is given; ``"frozen"`` without it), ``from_gradient(state, grad, floor)``
+(A as a function of one gradient-like vector, which the auxiliary metric needs),
+``apply_sqrt(state, vector)`` (G^{1/2} x) and ``log_det(state)`` (log det G).
 
 With the base class a metric is its statistic and its two products. Here a diagonal metric with a
 cube root in place of RMSprop's square root::

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,10 @@ class Monge(Metric):
 
     When: targets with regions of strong curvature (funnels), where it is exact, cheap and keeps
     steps short; in networks only after tuning ``alpha2``. The scale of g falls with N, so does
-    the useful ``alpha2`` rise. ``alpha2 = 0`` is the identity.
+    the useful ``alpha2`` rise. ``alpha2 = 0`` is the identity. The metric lives by following the
+    position: frozen after warm-up it shortens steps along one gradient, the last one, and a step
+    size that fits there can be too large elsewhere. So the default treatment of Gamma is
+    ``"auxiliary"``.
     Cost per step: three passes over the parameters, memory of one copy of them.
 
     Args:
@@ -47,6 +50,7 @@ class Monge(Metric):
     Array([1.  , 0.25], dtype=float32)
     """
 
+    default_gamma: ClassVar[str] = "auxiliary"
     alpha2: float = 1.0
     decay: float = 0.9
 
