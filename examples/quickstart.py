@@ -129,11 +129,11 @@ def main() -> None:
     small = options.small
 
     X, y = breast_cancer()
-    sizes = (40, 40) if small else (100, 350)
+    sizes = (40, 40) if small else (80, 250)
     compare("Breast cancer", X, y, 256, sizes, (50, 50) if small else (500, 1000))
 
     X, y = generated(5_000 if small else 200_000)
-    nuts_sizes = (50, 50) if small else (150, 150)
+    nuts_sizes = (50, 50) if small else (150, 400)
     results, mcmc = compare("Generated table", X, y, 1024, sizes, nuts_sizes)
 
     print()
