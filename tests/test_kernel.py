@@ -114,6 +114,17 @@ def signature(state: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False)), state)
 
 
+def compiled_sample(kernel: SGKernel) -> tuple[Callable[[SGState], SGState], list[None]]:
+    """A compiled `sample`, and a list that grows by one whenever it is traced anew."""
+    traces: list[None] = []
+
+    def sample(state: SGState) -> SGState:
+        traces.append(None)
+        return kernel.sample(state, (X, Y), {})
+
+    return jax.jit(sample), traces
+
+
 def assert_types_are_kept(make: Callable[..., SGKernel], fixed: dict[str, Any]) -> None:
     """In 32 bits as by default, and in 64 with the fixed settings.
 
@@ -155,11 +166,11 @@ def test_every_kernel_keeps_structure_shapes_and_dtypes(name: str) -> None:
 )
 def test_sample_compiles_once(settings: dict) -> None:
     kernel = SGRLD(regression, batch_size=BATCH, **settings)
-    sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
+    sample, traces = compiled_sample(kernel)
     state = kernel.init(random.key(0), 4, None, (X, Y), {})
     for _ in range(3):
         state = sample(state)
-    assert sample._cache_size() == 1
+    assert len(traces) == 1
     assert int(state.i) == 3
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.z))
 
@@ -202,14 +213,14 @@ def singles(cache: dict, name: str) -> tuple[SGKernel, list[list[SGState]]]:
     if name not in cache:
         make, fixed = KERNELS[name]
         kernel = make(batch_size=BATCH, **fixed)
-        sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
+        sample, traces = compiled_sample(kernel)
         chains = []
         for key in random.split(random.key(0)):
             states = [kernel.init(key, NUM_WARMUP, None, (X, Y), {})]
             for _ in range(4):
                 states.append(sample(states[-1]))
             chains.append(states)
-        assert sample._cache_size() == 1
+        assert len(traces) == 1
         cache[name] = kernel, chains
     return cache[name]
 
@@ -566,7 +577,7 @@ def test_extra_fields_and_num_steps() -> None:
 
 def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
     kernel = SGRLD(regression, metric="rmsprop", batch_size=BATCH)
-    sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
+    sample, traces = compiled_sample(kernel)
     state = kernel.init(random.key(0), 20, None, (X, Y), {})
     for _ in range(22):
         before = int(state.steps_taken)
@@ -575,7 +586,7 @@ def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
     wanted = 0.5 / (float(state.step_size) * float(state.adaptation.slowest))
     assert int(state.num_steps) == np.clip(np.ceil(wanted), 1, 1000)
     assert float(state.step_size) > 0
-    assert sample._cache_size() == 1
+    assert len(traces) == 1
 
 
 def test_init_params_of_one_chain_and_of_several() -> None:
