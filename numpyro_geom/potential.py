@@ -8,7 +8,7 @@ Potential to a Potential.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -84,7 +84,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
             minibatch.gather_local(plan, position, batch),
         )
 
-    def some_rows(rng_key: jax.Array, **at_most: int) -> Batch:
+    def some_rows(rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:
         return {
             plate: _spread_rows(
                 random.fold_in(rng_key, i), plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
@@ -97,7 +97,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
         for plate, batch_rows in plan.batch_sizes.items():
             # other subsampled plates stay at about their batch size
             others = {other: rows for other, rows in plan.batch_sizes.items() if other != plate}
-            batch = some_rows(rng_key, **others)
+            batch = some_rows(rng_key, others)
             rows_fn = _row_energies(model, plan, args, kwargs, plate, batch)
             groups.append((plan.sizes[plate] ** 2 / batch_rows, rows_fn))
         return tuple(groups)
@@ -107,7 +107,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
         init_stream=lambda rng_key: minibatch.init_stream(plan, rng_key),
         draw=lambda rng_key, stream: minibatch.draw(plan, rng_key, stream),
         split=_split_rows,
-        curvature_batch=some_rows,
+        curvature_batch=lambda rng_key: some_rows(rng_key, {}),
         score_noise=score_noise,
         on_all_rows=lambda fn: _sum_over_chunks(plan, fn),
         num_data=plan.num_data,
