@@ -2,8 +2,9 @@
 
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.summary import print_summary, step_size_summary
+from .expansion import Expansion, Factors
 from .kernel import SGKernel, SGState
-from .kernels import ISGD, SGRLD, VSGD, AdamSGLD
+from .kernels import ISGD, SGHMC, SGRLD, VSGD, AdamSGLD
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG
@@ -12,10 +13,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ISGD",
+    "SGHMC",
     "SGRLD",
     "SWAG",
     "VSGD",
     "AdamSGLD",
+    "Expansion",
+    "Factors",
     "Identity",
     "Metric",
     "MetricState",

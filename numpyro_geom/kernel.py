@@ -13,7 +13,7 @@ import copy
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,96 +31,25 @@ from . import control_variate as cv
 from . import minibatch
 from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
+from ._start import check_batch_size, check_floating, check_init_params
 from ._util import lazy_cond, tree_vdot, tree_where
+from .expansion import Expansion, WithoutPrior, with_expansion
 from .metrics import get_metric
 from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
 from .schedules import as_schedule
 from .search import find_mode
+from .state import SGState, StepReport, Walker
 from .step_size import Adaptation
 
 PyTree = Any
+__all__ = ["PyTree", "SGKernel", "SGState", "StepReport", "Walker"]
 UNSTABLE_DRIFT = 100.0
 """A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
 step before, is the mark of an unstable integrator: in a stationary chain the ratio is about the
 bias tolerance."""
 MAX_METRIC_STEPS = 500
 """Most steps for which a metric's statistics settle before the position first moves."""
-
-
-class Walker(NamedTuple):
-    """What one stochastic-gradient step moves.
-
-    Attributes:
-        position: theta, the unconstrained position.
-        metric_state: statistics of the metric.
-        dynamics: what the leaf kernel carries besides (momentum, auxiliary variables, ...).
-    """
-
-    position: PyTree
-    metric_state: PyTree
-    dynamics: PyTree
-
-
-class StepReport(NamedTuple):
-    """What one step says of itself; scalars.
-
-    Attributes:
-        energy: minibatch estimate of U where the step started.
-        grad: the gradient estimate there, a pytree.
-        drift: A times the gradient, a pytree; the drift is h times as long.
-        accept_prob: probability with which the step was accepted; 1 without a correction.
-    """
-
-    energy: jax.Array
-    grad: PyTree
-    drift: PyTree
-    accept_prob: jax.Array
-
-
-class SGState(NamedTuple):
-    """State of a chain between two draws.
-
-    Attributes:
-        i: draws so far, warm-up included.
-        z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
-        potential_energy: minibatch estimate of U at the start of the last step, in nats.
-        grad_norm: Euclidean norm of the gradient estimate there.
-        configurational_temperature: mean of z . grad U / D over the draw's steps, whose mean is
-            the temperature.
-        step_size: h of the last step (of the next draw under ``step_size="auto"``).
-        num_steps: stochastic-gradient steps of the next draw.
-        diverging: whether a step of the last draw was not finite, or unstable, and was undone.
-        num_diverging: how many were.
-        accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
-        metric_state: statistics of the metric.
-        dynamics: what the kernel carries besides.
-        stream: position in the stream of rows.
-        control: the control variate's anchor; empty without one.
-        steps_taken: stochastic-gradient steps so far; schedules are functions of it.
-        adaptation: what warm-up has learned, see `numpyro_geom.step_size.Adaptation`.
-        seed: the raw key with which the chain was initialised.
-        rng_key: key of the next draw.
-    """
-
-    i: jax.Array
-    z: PyTree
-    potential_energy: jax.Array
-    grad_norm: jax.Array
-    configurational_temperature: jax.Array
-    step_size: jax.Array
-    num_steps: jax.Array
-    diverging: jax.Array
-    num_diverging: jax.Array
-    accept_prob: jax.Array
-    metric_state: PyTree
-    dynamics: PyTree
-    stream: Any
-    control: Any
-    steps_taken: jax.Array
-    adaptation: Adaptation
-    seed: jax.Array
-    rng_key: jax.Array
 
 
 class SGKernel(MCMCKernel):
@@ -144,6 +73,7 @@ class SGKernel(MCMCKernel):
             all rows is known.
         anchor_interval: steps between two moves of the anchor to the chain's own position; None
             leaves it where warm-up found the middle of the target.
+        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -154,6 +84,9 @@ class SGKernel(MCMCKernel):
     _adjusted = False
     _bias_is_known = True
     """Whether the bias is that of a Langevin step: h lam_H / 2 + h lam_C / (2 tau)."""
+    _has_momentum = False
+    _measures = False
+    """Whether a setting besides step size and number of steps follows from the curvature."""
 
     def __init__(
         self,
@@ -169,6 +102,7 @@ class SGKernel(MCMCKernel):
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,
+        expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         if (model is None) == (potential_fn is None):
@@ -202,7 +136,7 @@ class SGKernel(MCMCKernel):
         self._given_metric = self._metric = get_metric(metric)
         self._schedule = None if isinstance(step_size, str) else as_schedule(step_size)
         self._num_steps = None if isinstance(num_steps, str) else check_int("num_steps", num_steps)
-        self._batch_size = _check_batch_size(batch_size)
+        self._batch_size = check_batch_size(batch_size)
         self._temperature = check_number("temperature", temperature, least=0.0)
         self._batching = check_choice("batching", batching, BATCHING)
         self._bias_tolerance = check_number("bias_tolerance", bias_tolerance, above=0.0)
@@ -215,6 +149,7 @@ class SGKernel(MCMCKernel):
                 f"anchor_interval={anchor_interval} needs a control variate: pass "
                 "control_variate=True, or drop anchor_interval"
             )
+        self._expansion = _check_expansion(expansion, model)
         self._init_strategy = init_strategy
         self._forget_model()
 
@@ -225,11 +160,12 @@ class SGKernel(MCMCKernel):
         self._transforms: Callable | None = None
         self._constrain_cache: tuple | None = None
         self._sample_fn: Callable | None = None
+        self._replaced: tuple[str, ...] = ()
 
     # The leaf kernel's part
 
     @abstractmethod
-    def _init_dynamics(self, position: PyTree) -> PyTree:
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
         """The leaf's own state at the start."""
 
     @abstractmethod
@@ -247,6 +183,30 @@ class SGKernel(MCMCKernel):
 
         ``learning`` says whether settings that warm-up learns may still change.
         """
+
+    def _rule(
+        self, adaptation: Adaptation, state: SGState, potential: Potential
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Step size, relaxation rate per unit of it, and dynamics for what was measured.
+
+        With a ``step_size`` of the user's the first is that of ``state``.
+        """
+        h = state.step_size
+        if self._schedule is None:
+            h = auto.step_size_from(
+                adaptation, self._bias_tolerance, self._temperature, self._adjusted
+            )
+        return h, adaptation.slowest, state.dynamics
+
+    def _num_steps_from(
+        self, adaptation: Adaptation, rate: jax.Array, step_size: jax.Array, warming: jax.Array
+    ) -> jax.Array:
+        """Steps of the next draw under ``num_steps="auto"``."""
+        return auto.num_steps_from(rate, adaptation.num_warmup, step_size, warming)
+
+    def _at_rest(self, dynamics: PyTree) -> PyTree:
+        """What the leaf carries after a step that had to be undone."""
+        return dynamics
 
     @property
     def _noise_factor(self) -> float:
@@ -305,6 +265,7 @@ class SGKernel(MCMCKernel):
             "bias_tolerance": self._bias_tolerance,
             "control_variate": self._control_variate,
             "anchor_interval": "none" if self._anchor_interval is None else self._anchor_interval,
+            "expansion": "none" if self._expansion is None else repr(self._expansion),
         }
 
     @property
@@ -315,7 +276,7 @@ class SGKernel(MCMCKernel):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """Fields that NumPyro collects with every draw."""
-        fields = (
+        fields: tuple[str, ...] = (
             "z",
             "diverging",
             "potential_energy",
@@ -324,6 +285,8 @@ class SGKernel(MCMCKernel):
             "step_size",
             "num_steps",
         )
+        if self._has_momentum:
+            fields = (*fields, "kinetic_temperature")
         return (*fields, "accept_prob") if self._adjusted else fields
 
     def get_diagnostics_str(self, state: SGState) -> str:
@@ -368,7 +331,12 @@ class SGKernel(MCMCKernel):
                     "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
                 )
             position = init_params
-        _check_floating(position)
+        check_floating(position)
+        if self._expansion is not None:
+            one = position if single else jax.tree.map(lambda x: x[0], position)
+            self._expansion.check(one)
+            if self._expansion.target == "factors":
+                self._replaced = self._expansion.replaced(one)
         if self._control_variate and self._anchor_interval is None and num_warmup == 0:
             if init_params is None:
                 raise ValueError(
@@ -454,6 +422,8 @@ class SGKernel(MCMCKernel):
             control = cv.refresh(potential, state.control, state.control.anchor.position)
             state = state._replace(control=control)
             potential = self._with_control(potential, control)
+        if self._expansion is not None:  # another kernel may have moved the position
+            state = state._replace(expanded=self._expansion.contract(state.z, state.expanded))
         batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
         energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
         dtype = state.potential_energy.dtype
@@ -531,7 +501,7 @@ class SGKernel(MCMCKernel):
             init_params = unconstrain_fn(
                 SubsamplePlates(self._runnable_model()), args, kwargs, dict(init_params)
             )
-        _check_init_params(init_params, position, batched)
+        check_init_params(init_params, position, batched)
         return {
             name: jnp.asarray(init_params[name]).astype(value.dtype)
             for name, value in position.items()
@@ -540,7 +510,7 @@ class SGKernel(MCMCKernel):
     def _init_chain(
         self, rng_key: jax.Array, num_warmup: int, position: PyTree, args: tuple, kwargs: dict
     ) -> SGState:
-        key_state, key_stream, key_batch = random.split(rng_key, 3)
+        key_state, key_stream, key_batch, key_dynamics = random.split(rng_key, 4)
         position = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), position)
         dtype = jnp.result_type(*jax.tree.leaves(position))
         potential = self._potential(args, kwargs)
@@ -563,6 +533,11 @@ class SGKernel(MCMCKernel):
                 "the potential must be a floating point scalar, got shape "
                 f"{jnp.shape(energy)} and dtype {jnp.result_type(energy)}: sum over rows"
             )
+        moving: PyTree = position
+        expanded: PyTree = ()
+        if self._expansion is not None:
+            key_dynamics, key_factors = random.split(key_dynamics)
+            moving = expanded = self._expansion.init(key_factors, position)
         zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
         count = jnp.zeros((), jnp.int32)
         step_size = one if self._schedule is None else jnp.asarray(self._schedule(count), dtype)
@@ -572,6 +547,7 @@ class SGKernel(MCMCKernel):
             potential_energy=jnp.asarray(energy, dtype),
             grad_norm=zero,
             configurational_temperature=zero,
+            kinetic_temperature=zero,
             step_size=step_size,
             num_steps=jnp.asarray(
                 self._settling_steps() if self._num_steps is None else self._num_steps, jnp.int32
@@ -579,8 +555,9 @@ class SGKernel(MCMCKernel):
             diverging=jnp.zeros((), bool),
             num_diverging=count,
             accept_prob=one,
-            metric_state=self._metric.init(position),
-            dynamics=self._init_dynamics(position),
+            metric_state=self._metric.init(moving),
+            dynamics=self._init_dynamics(moving, key_dynamics),
+            expanded=expanded,
             stream=stream,
             control=(
                 cv.init_control(position, jnp.asarray(energy, dtype))
@@ -607,18 +584,36 @@ class SGKernel(MCMCKernel):
     def _potential(self, args: tuple, kwargs: dict) -> Potential:
         if self._model is None:
             return function_potential(self._potential_fn)  # type: ignore[arg-type]
-        return model_potential(self._runnable_model(), self._plan, args, kwargs)  # type: ignore
+        model = self._runnable_model()
+        if self._replaced:
+            model = WithoutPrior(model, self._replaced)
+        return model_potential(model, self._plan, args, kwargs)  # type: ignore
 
     def _with_control(self, potential: Potential, control: Any) -> Potential:
         if not self._control_variate:
             return potential
         return cv.with_control_variate(potential, control.anchor)
 
+    def _target(self, potential: Potential, control: Any) -> Potential:
+        """What a step sees of the potential: with its control variate, and expanded."""
+        potential = self._with_control(potential, control)
+        if self._expansion is None:
+            return potential
+        return with_expansion(potential, self._expansion, self._temperature)
+
+    def _merge(self, position: PyTree) -> PyTree:
+        """The position of the model's sites, given that which steps move."""
+        return position if self._expansion is None else self._expansion.merge(position)
+
+    def _walker(self, state: SGState) -> Walker:
+        position = state.z if self._expansion is None else state.expanded
+        return Walker(position, state.metric_state, state.dynamics)
+
     # The loop
 
     @property
     def _adapts(self) -> bool:
-        return self._schedule is None or self._num_steps is None
+        return self._schedule is None or self._num_steps is None or self._measures
 
     @property
     def _searches(self) -> bool:
@@ -629,18 +624,49 @@ class SGKernel(MCMCKernel):
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
-        rng_key, key_steps, key_measure, key_check, key_search = random.split(state.rng_key, 5)
+        rng_key, key_steps, key_measure, key_search = random.split(state.rng_key, 4)
         potential = self._potential(args, kwargs)
         warming = state.i < state.adaptation.num_warmup
         if self._searches:
             state = self._search(state, potential, key_search)
         if self._adapts:
             state = self._adapt(state, potential, key_measure, warming)
-        dtype = state.potential_energy.dtype
         # the first draw lets a metric's statistics settle before anything is measured or moved
         moving = (state.i > 0) | (not self._adapts)
         # what stops changing does so before curvature is measured for the last time
         learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
+        state = self._draw(state, potential, key_steps, moving, learning)
+        control, adaptation = state.control, state.adaptation
+        if self._control_variate:
+            control = tree_where(warming & moving, cv.add_draw(control, state.z), control)
+        if self._schedule is None:
+            adaptation = tree_where(
+                warming & moving,
+                self._update_shrink(adaptation, state),
+                adaptation,
+            )
+        return state._replace(
+            i=state.i + 1, control=control, adaptation=adaptation, rng_key=rng_key
+        )
+
+    def _update_shrink(self, adaptation: Adaptation, state: SGState) -> Adaptation:
+        """Correct the automatic step size by how the draw went."""
+        return auto.update_shrink(
+            adaptation, state.i, state.diverging, state.accept_prob, self._adjusted
+        )
+
+    def _draw(
+        self,
+        state: SGState,
+        potential: Potential,
+        rng_key: jax.Array,
+        moving: jax.Array | bool,
+        learning: jax.Array,
+    ) -> SGState:
+        """Take the steps of one draw; a step that cannot be is undone."""
+        key_steps, key_check = random.split(rng_key)
+        dtype = state.potential_energy.dtype
+        size = sum(x.size for x in jax.tree.leaves(self._walker(state).position))
 
         def body(_: jax.Array, carry: tuple) -> tuple:
             key, walker, trusted, stream, control, t, old, old_ratio, undone, sums = carry
@@ -651,98 +677,88 @@ class SGKernel(MCMCKernel):
                     t % self._anchor_interval == 0,
                     lambda c, z: cv.refresh(potential, c, z),
                     control,
-                    walker.position,
+                    self._merge(walker.position),
                 )
-            target = self._with_control(potential, control)
-            h: jax.Array = state.step_size
-            tau: jax.Array | float = self._temperature
+            target = self._target(potential, control)
+            h, tau = state.step_size, jnp.asarray(self._temperature, dtype)
             if self._schedule is not None:
                 h = jnp.asarray(self._schedule(t), dtype)
                 tau = tau * jnp.asarray(self._schedule.noise(t), dtype)
             if self._adapts:
                 h = jnp.where(moving, h, 0.0)
             new, report = self._step(key_step, target, batch, walker, h, tau, learning)
-            size = sum(x.size for x in jax.tree.leaves(walker.position))
             facts = (
                 report.energy.astype(dtype),
                 tree_vdot(report.grad, report.grad).astype(dtype),
                 h,
             )
             virial = tree_vdot(walker.position, report.grad).astype(dtype) / size
-            # squared length of the drift, in the metric, over that of the noise
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & _all_finite(new.position)
             ratio = old_ratio
             if self._temperature > 0 and not self._adjusted:
-                ratio = h * tree_vdot(report.grad, report.drift) / (2 * self._temperature * size)
-                ratio = ratio.astype(dtype)
+                ratio = (report.push / (self._temperature * size)).astype(dtype)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
             # energy and gradient belong to the position where the step started: if they fail,
             # the step before led astray, and the chain goes back to where they did not
-            back = walker._replace(position=trusted)
+            back = walker._replace(position=trusted, dynamics=self._at_rest(walker.dynamics))
             trusted = tree_where(finite, walker.position, trusted)
             walker, facts = tree_where(finite, (new, facts), (back, old))
             old_ratio = jnp.where(finite, ratio, old_ratio)
-            accept_prob = report.accept_prob.astype(dtype)
-            sums = sums + jnp.where(finite, jnp.stack([virial, accept_prob]), 0.0)
+            means = [virial]
+            if self._adjusted:
+                means.append(report.accept_prob)
+            if self._has_momentum:
+                means.append(report.kinetic_temperature)
+            sums = sums + jnp.where(finite, jnp.stack(means).astype(dtype), 0.0)
             undone = undone + ~finite
             return key, walker, trusted, stream, control, t + 1, facts, old_ratio, undone, sums
 
         num_steps = state.num_steps if self._num_steps is None else self._num_steps
+        walker = self._walker(state)
         carry = (
             key_steps,
-            Walker(state.z, state.metric_state, state.dynamics),
-            state.z,
+            walker,
+            walker.position,
             state.stream,
             state.control,
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             jnp.asarray(jnp.inf, dtype),
             jnp.zeros((), jnp.int32),
-            jnp.zeros(2, dtype),
+            jnp.zeros(1 + self._adjusted + self._has_momentum, dtype),
         )
         _, walker, trusted, stream, control, taken, facts, _, undone, sums = lax.fori_loop(
             0, num_steps, body, carry
         )
         # the last position is a draw, and no step has evaluated it yet
-        finite = jnp.isfinite(
-            potential.energy(walker.position, potential.draw(key_check, stream)[0])
-        )
+        merged = self._merge(walker.position)
+        finite = jnp.isfinite(potential.energy(merged, potential.draw(key_check, stream)[0]))
         if self._transforms is not None:
-            finite &= _all_finite(self._transforms(walker.position))
+            finite &= _all_finite(self._transforms(merged))
             # values can overflow all along the draw; where it started they did not
-            usable = _all_finite(self._transforms(trusted))
-            trusted = tree_where(usable, trusted, state.z)
-        walker = walker._replace(position=tree_where(finite, walker.position, trusted))
+            usable = _all_finite(self._transforms(self._merge(trusted)))
+            trusted = tree_where(usable, trusted, self._walker(state).position)
+        position = tree_where(finite, walker.position, trusted)
+        dynamics = tree_where(finite, walker.dynamics, self._at_rest(walker.dynamics))
         undone = undone + ~finite
-        if self._control_variate:
-            control = tree_where(warming & moving, cv.add_draw(control, walker.position), control)
         energy, squared_norm, step_size = facts
-        temperature, accept_prob = sums / jnp.asarray(num_steps, dtype)
-        adaptation = state.adaptation
-        if self._schedule is None:
-            adaptation = tree_where(
-                warming & moving,
-                auto.update_shrink(adaptation, state.i, undone > 0, accept_prob, self._adjusted),
-                adaptation,
-            )
-            step_size = state.step_size
+        means = sums / jnp.asarray(num_steps, dtype)
         return state._replace(
-            i=state.i + 1,
-            z=walker.position,
+            z=self._merge(position),
             potential_energy=energy,
             grad_norm=jnp.sqrt(squared_norm),
-            configurational_temperature=temperature,
-            step_size=step_size,
+            configurational_temperature=means[0],
+            kinetic_temperature=means[-1] if self._has_momentum else state.kinetic_temperature,
+            step_size=state.step_size if self._schedule is None else step_size,
             diverging=undone > 0,
             num_diverging=undone,
-            accept_prob=accept_prob,
+            accept_prob=means[1] if self._adjusted else state.accept_prob,
             metric_state=walker.metric_state,
-            dynamics=walker.dynamics,
+            dynamics=dynamics,
+            expanded=() if self._expansion is None else position,
             stream=stream,
             control=control,
             steps_taken=taken,
-            adaptation=adaptation,
-            rng_key=rng_key,
         )
 
     def _search(self, state: SGState, potential: Potential, rng_key: jax.Array) -> SGState:
@@ -760,6 +776,8 @@ class SGKernel(MCMCKernel):
 
         first = state.i == 0
         z = lazy_cond(first & state.adaptation.searching, search, state.z, rng_key)
+        if self._expansion is not None:
+            state = state._replace(expanded=self._expansion.contract(z, state.expanded))
         if not self._control_variate:
             return state._replace(z=z)
         control = lazy_cond(first, lambda c, z: cv.refresh(potential, c, z), state.control, z)
@@ -780,31 +798,36 @@ class SGKernel(MCMCKernel):
         due = auto.is_checkpoint(state.i, state.adaptation.num_warmup)
 
         def measure(adaptation: Adaptation, state: SGState, rng_key: jax.Array) -> Adaptation:
+            target = self._target(potential, state.control)
             return auto.measure(
-                self._with_control(potential, state.control),
-                state.z,
+                target,
+                self._walker(state).position,
                 lambda v: self._metric.apply_inverse_sqrt(state.metric_state, v),
                 rng_key,
                 adaptation,
                 state.i,
                 self._noise_factor,
-                self._second_order(state.dynamics, potential),
+                self._second_order(state.dynamics, target),
                 self._known_noise(state.dynamics),
                 self._bias_tolerance,
             )
 
         adaptation = lazy_cond(due, measure, state.adaptation, state, rng_key)
-        step_size, num_steps = state.step_size, state.num_steps
         started = state.i > 0
+        changes = started & warming | due
+        h, rate, dynamics = self._rule(adaptation, state, potential)
+        step_size, num_steps = state.step_size, state.num_steps
         if self._schedule is None:
-            h = auto.step_size_from(
-                adaptation, self._bias_tolerance, self._temperature, self._adjusted
-            )
-            step_size = jnp.where(started & warming | due, h, step_size).astype(step_size.dtype)
+            step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
         if self._num_steps is None:
-            steps = auto.num_steps_from(adaptation, step_size, warming)
+            steps = self._num_steps_from(adaptation, rate, step_size, warming)
             num_steps = jnp.where(started, steps, num_steps)
-        return state._replace(adaptation=adaptation, step_size=step_size, num_steps=num_steps)
+        return state._replace(
+            adaptation=adaptation,
+            step_size=step_size,
+            num_steps=num_steps,
+            dynamics=tree_where(changes, dynamics, state.dynamics),
+        )
 
 
 class _AllRows(SubsamplePlates):
@@ -834,6 +857,20 @@ def _on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
     )
 
 
+def _check_expansion(expansion: Any, model: Callable | None) -> Expansion | None:
+    if expansion is None or isinstance(expansion, Expansion):
+        if expansion is not None and model is None and expansion.target == "factors":
+            raise ValueError(
+                "target='factors' replaces the prior of a model, and potential_fn has none to "
+                "find: pass a model, or use target='posterior'"
+            )
+        return expansion
+    raise TypeError(
+        "expansion must be a numpyro_geom.Expansion such as Expansion(left=1, right=1), or None, "
+        f"got {type(expansion).__name__}"
+    )
+
+
 def _identity(x: PyTree) -> PyTree:
     return x
 
@@ -851,59 +888,3 @@ def _key_data(rng_key: jax.Array) -> jax.Array:
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         return random.key_data(rng_key)
     return rng_key
-
-
-def _check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
-    if batch_size is None:
-        return None
-    if isinstance(batch_size, Mapping):
-        if not batch_size or not all(isinstance(p, str) for p in batch_size):
-            raise TypeError(
-                f"batch_size as a dict maps plate names to rows, got {dict(batch_size)!r}"
-            )
-        return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
-    return check_int("batch_size", batch_size)
-
-
-def _check_floating(position: PyTree) -> None:
-    leaves = jax.tree.leaves(position)
-    if not leaves:
-        raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
-    for leaf in leaves:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise TypeError(
-                f"positions must be floating point, got dtype {jnp.result_type(leaf)}: convert "
-                "init_params with jnp.asarray(x, float)"
-            )
-
-
-def _check_init_params(init_params: Any, position: dict, batched: bool) -> None:
-    if not isinstance(init_params, Mapping):
-        raise TypeError(
-            "init_params must be a dict of unconstrained site values, got "
-            f"{type(init_params).__name__}"
-        )
-    missing = sorted(set(position) - set(init_params))
-    unknown = sorted(set(init_params) - set(position))
-    if missing or unknown:
-        raise ValueError(
-            f"init_params does not match the latent sites {sorted(position)}: missing {missing}, "
-            f"unknown {unknown}"
-        )
-    for name, value in position.items():
-        kind = None if init_params[name] is None else jnp.result_type(init_params[name])
-        if kind is None or not jnp.issubdtype(kind, jnp.floating):
-            got = "None" if kind is None else f"dtype {kind}"
-            raise TypeError(f"init_params[{name!r}] must be floating point, got {got}")
-        if jnp.shape(init_params[name]) != jnp.shape(value):
-            chains = " (chains first)" if batched else ""
-            raise ValueError(
-                f"init_params[{name!r}] has shape {jnp.shape(init_params[name])}, expected the "
-                f"unconstrained shape {jnp.shape(value)}{chains}"
-            )
-        finite = jnp.all(jnp.isfinite(jnp.asarray(init_params[name])))
-        if not isinstance(finite, jax.core.Tracer) and not bool(finite):
-            raise ValueError(
-                f"init_params[{name!r}] is not finite: expected finite unconstrained values, got "
-                f"{init_params[name]}"
-            )

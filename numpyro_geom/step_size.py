@@ -233,10 +233,19 @@ def step_size_from(
     return adaptation.shrink * tolerance / rate
 
 
-def num_steps_from(adaptation: Adaptation, step_size: jax.Array, warming: jax.Array) -> jax.Array:
-    """Steps a draw, so that it spans about half a relaxation time (fewer in a long warm-up)."""
-    wanted = DRAW_LENGTH / (step_size * adaptation.slowest)
-    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
+def num_steps_from(
+    rate: jax.Array, num_warmup: jax.Array, step_size: jax.Array, warming: jax.Array
+) -> jax.Array:
+    """Steps a draw, so that it spans about half a relaxation time (fewer in a long warm-up).
+
+    Args:
+        rate: of relaxation in the slowest direction, per unit of step size.
+        num_warmup: draws of warm-up.
+        step_size: h.
+        warming: whether warm-up is under way.
+    """
+    wanted = DRAW_LENGTH / (step_size * rate)
+    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(num_warmup, 1))
     steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS) * jnp.where(warming, share, 1.0)
     return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
 

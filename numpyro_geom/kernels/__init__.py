@@ -1,8 +1,9 @@
-"""The sampling kernels."""
+"""The kernels: SGRLD, those with a momentum, and those of other stochastic-gradient dynamics."""
 
 from .adam_sgld import AdamSGLD
 from .isgd import ISGD
+from .sghmc import SGHMC
 from .sgrld import SGRLD
 from .vsgd import VSGD
 
-__all__ = ["ISGD", "SGRLD", "VSGD", "AdamSGLD"]
+__all__ = ["ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]

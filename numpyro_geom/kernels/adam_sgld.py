@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_number
-from .._util import tree_normal
+from .._util import tree_normal, tree_vdot
 from ..kernel import MAX_METRIC_STEPS, PyTree, SGKernel, StepReport, Walker
 from ..potential import Potential
 from .langevin import langevin_move
@@ -146,7 +146,7 @@ class AdamSGLD(SGKernel):
         memory = 1 / (1 - max(self._mean_decay, self._square_decay))
         return min(MAX_METRIC_STEPS, round(2 * memory))
 
-    def _init_dynamics(self, position: PyTree) -> PyTree:
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
         zeros = jax.tree.map(jnp.zeros_like, position)
         return AdamState(zeros, zeros)
 
@@ -175,9 +175,8 @@ class AdamSGLD(SGKernel):
         )
         noise = tree_normal(rng_key, walker.position)
         position = langevin_move(walker.position, drift, noise, step_size, temperature)
-        return Walker(position, walker.metric_state, moments), StepReport(
-            energy, grad, drift, jnp.ones_like(energy)
-        )
+        push = step_size * tree_vdot(grad, drift) / 2
+        return Walker(position, walker.metric_state, moments), StepReport(energy, grad, push)
 
 
 def _average(decay: float, average: PyTree, new: PyTree) -> PyTree:

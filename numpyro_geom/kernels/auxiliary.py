@@ -105,7 +105,7 @@ def auxiliary_step(
     pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
     apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
     apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
-    accept_prob, drift = jnp.ones_like(energy), grad
+    accept_prob, push = jnp.ones_like(energy), jnp.zeros_like(energy)
     if adjusted:
 
         def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
@@ -132,8 +132,9 @@ def auxiliary_step(
         noise = apply_root(tree_normal(key_move, position))
         drift = apply_inverse(force)
         position = langevin_move(position, drift, noise, h, tau)
+        push = h * tree_vdot(grad, drift) / 2
     state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
-    return Walker(position, metric_state, state), StepReport(energy, grad, drift, accept_prob)
+    return Walker(position, metric_state, state), StepReport(energy, grad, push, accept_prob)
 
 
 def _draw_auxiliary(

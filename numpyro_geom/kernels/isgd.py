@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._util import tree_where
+from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel, StepReport, Walker
 from ..metrics.base import Metric, check_decay, zeros_of
 from ..potential import Potential
@@ -272,7 +272,7 @@ class ISGD(SGKernel):
                 "batch_size (or a potential_fn with a key), or use SGRLD"
             )
 
-    def _init_dynamics(self, position: PyTree) -> PyTree:
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
         return ()
 
     def _step(
@@ -311,7 +311,5 @@ class ISGD(SGKernel):
             metric.spread(metric_state),
             jax.tree.unflatten(treedef, normals),
         )
-        drift = metric.apply_inverse(metric_state, grad)
-        return Walker(position, metric_state, ()), StepReport(
-            energy, grad, drift, jnp.ones_like(energy)
-        )
+        push = step_size * tree_vdot(grad, metric.apply_inverse(metric_state, grad)) / 2
+        return Walker(position, metric_state, ()), StepReport(energy, grad, push)

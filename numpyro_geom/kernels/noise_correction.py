@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import tree_normal, tree_scale
+from .._util import tree_normal, tree_scale, tree_vdot
 from ..kernel import StepReport, Walker
+from ..minibatch import Plan
 from ..potential import Potential
 
 PyTree = Any
@@ -44,6 +45,36 @@ class NoiseState(NamedTuple):
     clamped: jax.Array
 
 
+def check_noise_correction(metric: Any, batching: str) -> None:
+    """Raise where the injected noise cannot make up for the gradient's."""
+    if not getattr(metric, "is_diagonal", False):
+        raise ValueError(
+            "noise_correction=True needs a diagonal metric: expected 'identity', 'rmsprop', "
+            f"'wenzel' or an object with `is_diagonal = True`, got {type(metric).__name__}"
+        )
+    if batching != "replacement":
+        raise ValueError(
+            f"noise_correction=True needs batching='replacement', got {batching!r}: within an "
+            "epoch errors cancel that the correction would count"
+        )
+
+
+def check_noisy(potential: Potential, plan: Plan | None) -> None:
+    """Raise where there is no noise, or batches that have no halves."""
+    if potential.deterministic:
+        raise ValueError(
+            "noise_correction=True needs minibatch noise, and this gradient has none: pass "
+            "batch_size (or a potential_fn with a key), or drop noise_correction"
+        )
+    batches = {} if plan is None else plan.batch_sizes
+    odd = {plate: rows for plate, rows in batches.items() if rows % 2}
+    if odd:
+        raise ValueError(
+            f"noise_correction=True compares halves of a batch, and these are odd: {odd}. "
+            "Expected an even batch_size"
+        )
+
+
 def init_noise(position: PyTree) -> NoiseState:
     """The state before any gradient."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
@@ -53,6 +84,33 @@ def init_noise(position: PyTree) -> NoiseState:
 def noise_diagonal(state: NoiseState) -> PyTree:
     """The estimate of diag C, a pytree like the position."""
     return tree_scale(1 / jnp.maximum(state.weight, 1e-30), state.variance)
+
+
+def halves(
+    potential: Potential, position: PyTree, batch: Any, old: NoiseState
+) -> tuple[jax.Array, PyTree, NoiseState]:
+    """Energy and gradient from a batch, and the noise estimate with what its halves tell."""
+    first, second = (
+        jax.value_and_grad(potential.energy)(position, half) for half in potential.split(batch, 2)
+    )
+    energy = (first[0] + second[0]) / 2
+    grad = jax.tree.map(lambda a, b: (a + b) / 2, first[1], second[1])
+    spread = jax.tree.map(lambda a, b: jnp.square(a - b) / 4, first[1], second[1])
+    noise = old._replace(
+        variance=jax.tree.map(_mix, old.variance, spread), weight=_mix(old.weight, 1.0)
+    )
+    return energy, grad, noise
+
+
+def count_clamped(noise: NoiseState, missing: PyTree) -> NoiseState:
+    """The state after a step that would have had to inject ``missing`` variances."""
+    size = sum(x.size for x in jax.tree.leaves(missing))
+    share = sum(jnp.sum(x < 0) for x in jax.tree.leaves(missing)) / size
+    return noise._replace(clamped=_mix(noise.clamped, share))
+
+
+def _mix(old: jax.Array, new: Any) -> jax.Array:
+    return (old + (1 - DECAY) * (new - old)).astype(old.dtype)
 
 
 def corrected_step(
@@ -68,20 +126,7 @@ def corrected_step(
 ) -> tuple[Walker, StepReport]:
     """One step; ``learn_metric`` is the metric's update, ``(state, g, learning) -> state``."""
     position = walker.position
-    first, second = (
-        jax.value_and_grad(potential.energy)(position, half) for half in potential.split(batch, 2)
-    )
-    energy = (first[0] + second[0]) / 2
-    grad = jax.tree.map(lambda a, b: (a + b) / 2, first[1], second[1])
-    spread = jax.tree.map(lambda a, b: jnp.square(a - b) / 4, first[1], second[1])
-
-    def mix(old: jax.Array, new: Any) -> jax.Array:
-        return (old + (1 - DECAY) * (new - old)).astype(old.dtype)
-
-    old = walker.dynamics
-    noise = old._replace(
-        variance=jax.tree.map(mix, old.variance, spread), weight=mix(old.weight, 1.0)
-    )
+    energy, grad, noise = halves(potential, position, batch, walker.dynamics)
     g = tree_scale(1 / potential.num_data, grad)
     metric_state = learn_metric(walker.metric_state, g, learning)
     drift = metric.apply_inverse(metric_state, grad)
@@ -98,9 +143,6 @@ def corrected_step(
         missing,
         xi,
     )
-    size = sum(x.size for x in jax.tree.leaves(missing))
-    share = sum(jnp.sum(x < 0) for x in jax.tree.leaves(missing)) / size
-    noise = noise._replace(clamped=mix(old.clamped, share))
-    return Walker(position, metric_state, noise), StepReport(
-        energy, grad, drift, jnp.ones_like(energy)
-    )
+    noise = count_clamped(noise, missing)
+    push = h * tree_vdot(grad, drift) / 2
+    return Walker(position, metric_state, noise), StepReport(energy, grad, push)

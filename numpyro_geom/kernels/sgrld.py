@@ -13,6 +13,7 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_flag, check_int, check_number
 from .._util import tree_normal, tree_scale, tree_vdot, tree_where
+from ..expansion import Expansion
 from ..gamma import (
     GAMMA_ESTIMATORS,
     GAMMA_MODES,
@@ -26,7 +27,14 @@ from ..kernel import PyTree, SGKernel, StepReport, Walker
 from ..potential import Potential
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
 from .langevin import langevin_move, linearize, metropolis
-from .noise_correction import SETTLING_STEPS, corrected_step, init_noise, noise_diagonal
+from .noise_correction import (
+    SETTLING_STEPS,
+    check_noise_correction,
+    check_noisy,
+    corrected_step,
+    init_noise,
+    noise_diagonal,
+)
 
 
 class SGRLD(SGKernel):
@@ -84,6 +92,7 @@ class SGRLD(SGKernel):
             remains, and the automatic step size then counts that alone.
         max_norm: where the preconditioned gradient is longer than this, take the step in the
             identity metric scaled to this length instead (a safeguard, not exact).
+        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -134,6 +143,7 @@ class SGRLD(SGKernel):
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         max_norm: float | None = None,
+        expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(
@@ -148,6 +158,7 @@ class SGRLD(SGKernel):
             bias_tolerance=bias_tolerance,
             control_variate=control_variate,
             anchor_interval=anchor_interval,
+            expansion=expansion,
             init_strategy=init_strategy,
         )
         if gamma is None:
@@ -169,22 +180,11 @@ class SGRLD(SGKernel):
             self._check_noise_correction()
 
     def _check_noise_correction(self) -> None:
-        if not getattr(self._metric, "is_diagonal", False):
-            raise ValueError(
-                "noise_correction=True needs a diagonal metric: expected 'identity', 'rmsprop', "
-                "'wenzel' or an object with `is_diagonal = True`, got "
-                f"{type(self._metric).__name__}"
-            )
+        check_noise_correction(self._metric, self._batching)
         if self._gamma not in ("frozen", "none"):
             raise ValueError(
                 "noise_correction=True needs gamma 'frozen' or 'none', got "
                 f"{self._gamma!r}: pass gamma='frozen', or drop noise_correction"
-            )
-        if self._batching != "replacement":
-            raise ValueError(
-                "noise_correction=True needs batching='replacement', got "
-                f"{self._batching!r}: within an epoch errors cancel that the correction would "
-                "count"
             )
         for name, given in (("adjusted", self._adjusted), ("max_norm", self._max_norm)):
             if given:
@@ -249,18 +249,7 @@ class SGRLD(SGKernel):
 
     def _check_potential(self, potential: Potential) -> None:
         if self._noise_correction:
-            if potential.deterministic:
-                raise ValueError(
-                    "noise_correction=True needs minibatch noise, and this gradient has none: pass "
-                    "batch_size (or a potential_fn with a key), or drop noise_correction"
-                )
-            batches = {} if self._plan is None else self._plan.batch_sizes
-            odd = {plate: rows for plate, rows in batches.items() if rows % 2}
-            if odd:
-                raise ValueError(
-                    f"noise_correction=True compares halves of a batch, and these are odd: {odd}. "
-                    "Expected an even batch_size"
-                )
+            check_noisy(potential, self._plan)
         if self._adjusted and not potential.deterministic:
             raise ValueError(
                 "adjusted=True needs the full-data energy, and the model subsamples its rows (or "
@@ -274,7 +263,7 @@ class SGRLD(SGKernel):
                     "Expected batch_size of at least 3"
                 )
 
-    def _init_dynamics(self, position: PyTree) -> PyTree:
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
         if self._noise_correction:
             return init_noise(position)
         if self._gamma != "auxiliary":
@@ -337,9 +326,8 @@ def _langevin_step(
         drift = tree_where(too_long, tree_scale(shrink, grad), drift)
         noise = tree_where(too_long, tree_scale(jnp.sqrt(shrink), raw), noise)
     position = langevin_move(position, drift, noise, h, tau)
-    return Walker(position, metric_state, ()), StepReport(
-        energy, grad, drift, jnp.ones_like(energy)
-    )
+    push = h * tree_vdot(grad, drift) / 2
+    return Walker(position, metric_state, ()), StepReport(energy, grad, push)
 
 
 def _learn_metric(kernel: SGRLD, state: PyTree, g: PyTree, learning: jax.Array) -> PyTree:
@@ -378,7 +366,9 @@ def _adjusted_step(
         h,
         tau,
     )
-    return Walker(position, metric_state, ()), StepReport(energy, grad, grad, accept_prob)
+    return Walker(position, metric_state, ()), StepReport(
+        energy, grad, jnp.zeros_like(energy), accept_prob
+    )
 
 
 def _with_hessian(

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .. import step_size as auto
 from .._checks import check_choice
-from .._util import lazy_cond, tree_axpy
+from .._util import lazy_cond, tree_axpy, tree_vdot
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..metrics.base import Metric
 from ..potential import Potential
+from ..step_size import Adaptation
 
 PRECONDITIONERS = ("scalar", "diagonal")
 SETTLING_STEPS = 200
@@ -223,7 +223,7 @@ class VSGD(SGKernel):
                 "got all rows at every step. Pass batch_size, or use SGRLD"
             )
 
-    def _init_dynamics(self, position: PyTree) -> PyTree:
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
         return ()
 
     def _settling_steps(self) -> int:
@@ -261,29 +261,17 @@ class VSGD(SGKernel):
             _, metric_state = lazy_cond(learning, learn, (rng_key, metric_state))
         drift = self._metric.apply_inverse(metric_state, grad)
         position = tree_axpy(-step_size, drift, position)
-        return Walker(position, metric_state, ()), StepReport(
-            energy, grad, drift, jnp.ones_like(energy)
-        )
+        push = step_size * tree_vdot(grad, drift) / 2
+        return Walker(position, metric_state, ()), StepReport(energy, grad, push)
 
-    def _adapt(
-        self, state: SGState, potential: Potential, rng_key: jax.Array, warming: jax.Array
-    ) -> SGState:
-        before = state
-        state = super()._adapt(state, potential, rng_key, warming)
-        if self._schedule is not None:
-            return state
-        # in place of the step that a bias tolerance gives
-        known = state.adaptation
-        h = optimal_rate(state.metric_state.statistic, potential.num_data, self._temperature)
-        h = known.shrink * jnp.minimum(h, LARGEST_DRIFT / known.curvature)
-        due = auto.is_checkpoint(state.i, known.num_warmup)
-        changes = (state.i > 0) & (warming | due)
-        step_size = jnp.where(changes, h, before.step_size).astype(before.step_size.dtype)
-        num_steps = state.num_steps
-        if self._num_steps is None:
-            steps = auto.num_steps_from(known, step_size, warming)
-            num_steps = jnp.where(state.i > 0, steps, num_steps)
-        return state._replace(step_size=step_size, num_steps=num_steps)
+    def _rule(
+        self, adaptation: Adaptation, state: SGState, potential: Potential
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
+        h = state.step_size
+        if self._schedule is None:  # in place of the step that a bias tolerance gives
+            h = optimal_rate(state.metric_state.statistic, potential.num_data, self._temperature)
+            h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
+        return h, adaptation.slowest, state.dynamics
 
 
 def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:

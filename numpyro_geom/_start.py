@@ -1,0 +1,69 @@
+"""Checks of batch sizes and of where chains start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._checks import check_int
+
+PyTree = Any
+
+
+def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        if not batch_size or not all(isinstance(p, str) for p in batch_size):
+            raise TypeError(
+                f"batch_size as a dict maps plate names to rows, got {dict(batch_size)!r}"
+            )
+        return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
+    return check_int("batch_size", batch_size)
+
+
+def check_floating(position: PyTree) -> None:
+    leaves = jax.tree.leaves(position)
+    if not leaves:
+        raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
+    for leaf in leaves:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise TypeError(
+                f"positions must be floating point, got dtype {jnp.result_type(leaf)}: convert "
+                "init_params with jnp.asarray(x, float)"
+            )
+
+
+def check_init_params(init_params: Any, position: dict, batched: bool) -> None:
+    if not isinstance(init_params, Mapping):
+        raise TypeError(
+            "init_params must be a dict of unconstrained site values, got "
+            f"{type(init_params).__name__}"
+        )
+    missing = sorted(set(position) - set(init_params))
+    unknown = sorted(set(init_params) - set(position))
+    if missing or unknown:
+        raise ValueError(
+            f"init_params does not match the latent sites {sorted(position)}: missing {missing}, "
+            f"unknown {unknown}"
+        )
+    for name, value in position.items():
+        kind = None if init_params[name] is None else jnp.result_type(init_params[name])
+        if kind is None or not jnp.issubdtype(kind, jnp.floating):
+            got = "None" if kind is None else f"dtype {kind}"
+            raise TypeError(f"init_params[{name!r}] must be floating point, got {got}")
+        if jnp.shape(init_params[name]) != jnp.shape(value):
+            chains = " (chains first)" if batched else ""
+            raise ValueError(
+                f"init_params[{name!r}] has shape {jnp.shape(init_params[name])}, expected the "
+                f"unconstrained shape {jnp.shape(value)}{chains}"
+            )
+        finite = jnp.all(jnp.isfinite(jnp.asarray(init_params[name])))
+        if not isinstance(finite, jax.core.Tracer) and not bool(finite):
+            raise ValueError(
+                f"init_params[{name!r}] is not finite: expected finite unconstrained values, got "
+                f"{init_params[name]}"
+            )

@@ -1,0 +1,572 @@
+"""Parameter expansion: sample factors P, V, Q whose product W = P V Q is the model's matrix.
+
+A chain on the factors moves W along other paths than a chain on W itself: the gradient of the
+energy in V is P' G Q', with G that in W, so that the factors are a metric that the chain learns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro.distributions import constraints
+from numpyro.primitives import Messenger
+
+from ._checks import check_choice, check_int, check_number
+from .potential import Potential
+
+PyTree = Any
+Expanded = dict[str, dict[str, Any]]
+
+TARGETS = ("posterior", "factors")
+
+
+class LowRank(NamedTuple):
+    """The factor D + L1' L2 on a side of dimension m.
+
+    Attributes:
+        diagonal: D, of shape (m,).
+        first: L1, of shape (rank, m).
+        second: L2, of shape (rank, m).
+    """
+
+    diagonal: jax.Array
+    first: jax.Array
+    second: jax.Array
+
+
+class _Side(NamedTuple):
+    """One side of one site that has factors: names, shapes and counts.
+
+    Attributes:
+        site: the key in ``"factors"``.
+        side: ``"left"`` or ``"right"``.
+        dimension: rows of a factor.
+        num_factors: how many
+        rank: rows of L1 and L2, None for full factors.
+        members: the sites that the factors multiply.
+        multiplicity: how often each determinant counts: rows of all members together.
+        dtype: of the site, and so of the factors.
+    """
+
+    site: str
+    side: str
+    dimension: int
+    num_factors: int
+    rank: int | None
+    members: tuple[str, ...]
+    multiplicity: int
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """What multiplies one site, where it is not what `Expansion` says for all.
+
+    Args:
+        left: number of factors on the left, the input side of a site W in ``x @ W``; None for the
+            `Expansion`'s.
+        right: number of factors on the right, the output side.
+        vectors: name or names of 1-D sites that share the factors of one side: the bias of a
+            layer, or the other vectors of a normalisation layer.
+        side: the side that they share, ``"right"`` for ``x @ W + b``, ``"left"`` for
+            ``W @ x + b``.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for no factor at all, or no side.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    vectors: tuple[str, ...] = ()
+    side: str = "right"
+
+    def __post_init__(self) -> None:
+        """Check the settings, and keep the names as a tuple."""
+        for name in ("left", "right"):
+            if getattr(self, name) is not None:
+                _keep(self, name, check_int(name, getattr(self, name), least=0))
+        if self.left == 0 and self.right == 0:
+            raise ValueError("left and right are both 0: expected a factor, or leave the site out")
+        given: Any = self.vectors
+        _keep(self, "vectors", _names("vectors", (given,) if isinstance(given, str) else given))
+        check_choice("side", self.side, ("left", "right"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Expansion:
+    """Matrix-shaped sites as products W = P_c ... P_1 V Q_1 ... Q_e.
+
+    A site W of shape (m, n), P of shape (m, m), Q of shape (n, n). A convolution kernel
+    (k, k, in, out) is multiplied on its channels, each spatial slice by the same factors; so is
+    any named site of more than two axes on its last two. A vector that shares a side is a Q, for
+    ``x @ W + b`` (the papers' b = P a is the transpose); one without a matrix, of a normalisation
+    layer, is v Q. The target of (V, P, Q), by ``target``:
+
+    - ``"posterior"``: the law of W is the model's, exp(-U / tau), whatever the factors. The energy
+      is U(P V Q) - tau [n log|det P| + m log|det Q| + log q(P, Q)], with one log-determinant more
+      for each vector on the side, and for a kernel as many as it has spatial slices times
+      channels of the other side. W is then independent of (P, Q), whose law is q, entry by entry
+      normal about the identity with standard deviation ``factor_scale`` / sqrt(side).
+    - ``"factors"``: the papers'. In place of the model's priors of W and of the vectors that
+      share a side, V, the vectors and the factors are N(0, scale^2). This CHANGES THE MODEL: the
+      implied prior of W is one of products of Gaussian matrices, with heavier tails. The energy
+      is U(P V Q) without those priors (see `WithoutPrior`) minus the new ones' logarithm, all of
+      it tempered.
+
+    Choose it for networks with many modes, whose chains explore too little; on a Gaussian it only
+    costs (a 4 by 6 matrix, condition number 100: 2 to 7 times the steps). Cost per step: the
+    products, and with ``"posterior"`` one LU decomposition of each factor, O(m^3), or
+    O(m rank^2 + rank^3) of a low rank, which forms no m by m matrix. All factors are the identity
+    at the start.
+
+    Args:
+        left: factors on the left, at least 0.
+        right: factors on the right, at least 0; a vector on its own has these.
+        rank: None for full factors. For D + L1' L2 the rows of L1 and L2, an integer up to the
+            side, or a fraction of it below 1 (rounded down, at least 1).
+        sites: what to expand. None for all sites with two axes, or with four as convolution
+            kernels; names; or a mapping from names to `Factors`.
+        biases: None, or a naming rule that pairs a bias with its W: two words such as
+            ``("kernel", "bias")``, of which the last occurrence of the first in W's name is
+            replaced by the second. Where that names a 1-D site, it shares W's right factors.
+        target: ``"posterior"`` or ``"factors"``.
+        factor_scale: c in the standard deviation c / sqrt(side) of the factors' entries about the
+            identity (of L1's and L2's about 0) under ``"posterior"``, and of L1's at the start
+            under both targets; above 0. Factors come close to singular from about 0.5 on.
+        factor_friction: friction on the factors, relative to that on the sites; above 0.
+        prior_scale: standard deviation of V and the vectors under ``"factors"``.
+        factor_prior_scale: standard deviation of the factors' entries under ``"factors"``.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> position = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3), "scale": jnp.zeros(())}
+        >>> expansion = Expansion(left=0, sites={"w": Factors(vectors="b")})
+        >>> expanded = expansion.init(jax.random.key(0), position)
+        >>> jax.tree.map(jnp.shape, expanded["factors"])
+        {'w': {'right': ((3, 3),)}}
+        >>> bool(jnp.all(expansion.merge(expanded)["w"] == position["w"]))
+        True
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025, Eq. 9 (layers), Eq. 16 (kernels), appendix B.6 (low rank). The target
+        ``"posterior"`` is ours, and the default. Other deviations: the vectors of a
+        normalisation layer share one product, of ``right`` factors (in their text each has its
+        own, on both sides; their parameter counts have this); factors are square. Their
+        N(0, 0.5) for factors is read as a variance; their friction is 1 on factors and 100 on V.
+    """
+
+    left: int = 1
+    right: int = 1
+    rank: int | float | None = None
+    sites: Any = None
+    biases: tuple[str, str] | None = None
+    target: str = "posterior"
+    factor_scale: float = 0.25
+    factor_friction: float = 1.0
+    prior_scale: float = 1.0
+    factor_prior_scale: float = math.sqrt(0.5)
+
+    def __post_init__(self) -> None:
+        """Check the settings, and keep ``sites`` in a hashable form."""
+        for name in ("left", "right"):
+            _keep(self, name, check_int(name, getattr(self, name), least=0))
+        if isinstance(self.rank, float):
+            if not 0 < self.rank < 1:
+                raise ValueError(
+                    f"rank must be None, an integer of at least 1 or a fraction of the side "
+                    f"between 0 and 1, got {self.rank!r}"
+                )
+        elif self.rank is not None:
+            _keep(self, "rank", check_int("rank", self.rank))
+        _keep(self, "sites", _as_pairs(self.sites))
+        own = any(factors.left or factors.right for _, factors in self.sites or ())
+        if self.left == 0 and self.right == 0 and not own:
+            raise ValueError("left and right are both 0: expected at least one factor on a side")
+        if self.biases is not None:
+            _keep(self, "biases", _names("biases", self.biases))
+            if len(self.biases) != 2 or not all(self.biases):
+                raise ValueError(
+                    "biases must be two words, what W's name has and what its bias's has in its "
+                    f"place, such as ('kernel', 'bias'), got {self.biases!r}"
+                )
+        check_choice("target", self.target, TARGETS)
+        for name in ("factor_scale", "factor_friction", "prior_scale", "factor_prior_scale"):
+            _keep(self, name, check_number(name, getattr(self, name), above=0.0))
+
+    def check(self, position: PyTree) -> None:
+        """Raise if the settings do not fit a position.
+
+        Args:
+            position: dict site -> array.
+
+        Raises:
+            TypeError: if it is not a dict.
+            ValueError: for sites that do not exist or have the wrong shape, and for none at all.
+        """
+        self._sides(position)
+
+    def replaced(self, position: PyTree) -> tuple[str, ...]:
+        """Names of the sites that are multiplied, whose prior ``"factors"`` replaces.
+
+        Args:
+            position: dict site -> array, or the expanded position's sites.
+        """
+        return tuple(sorted({name for side in self._sides(position) for name in side.members}))
+
+    def init(self, rng_key: jax.Array, position: PyTree) -> Expanded:
+        """The expanded position whose factors are the identity: it merges to ``position`` exactly.
+
+        Args:
+            rng_key: for L1 of a low rank.
+            position: dict site -> array.
+
+        Returns:
+            ``{"sites": {site: array}, "factors": {site: {"left": (P_1, ...), "right": (...)}}}``.
+            All sites are in ``"sites"``, V and a in the place of W and b. The factors are arrays,
+            or `LowRank`; a side without any is left out. The first is next to V.
+        """
+        sides = self._sides(position)
+        factors: dict[str, dict] = {}
+        for key, side in zip(random.split(rng_key, len(sides)), sides, strict=True):
+            factors.setdefault(side.site, {})[side.side] = tuple(
+                self._first_factor(k, side) for k in random.split(key, side.num_factors)
+            )
+        return {"sites": dict(position), "factors": factors}
+
+    def merge(self, expanded: Expanded) -> dict[str, jax.Array]:
+        """The position dict site -> array of an expanded one; ``vmap`` it over chains."""
+        return self._multiply(expanded["sites"], expanded["factors"], _times)
+
+    def contract(self, position: PyTree, expanded: Expanded) -> Expanded:
+        """The expanded position with the factors of ``expanded`` that merges to ``position``.
+
+        For when something else has moved the position. Accurate to rounding times the
+        condition numbers of the factors.
+        """
+        factors = expanded["factors"]
+        backwards = jax.tree.map(
+            lambda side: side[::-1], factors, is_leaf=lambda x: isinstance(x, tuple)
+        )
+        return {"sites": self._multiply(position, backwards, _divide), "factors": factors}
+
+    def correction(self, expanded: Expanded, temperature: Any) -> jax.Array:
+        """What the expanded energy has besides U of the merged position, up to a constant, in nats.
+
+        Args:
+            expanded: from `init`.
+            temperature: tau.
+        """
+        sides = self._sides(expanded["sites"])
+        total: Any = 0.0
+        for side in sides:
+            for factor in expanded["factors"][side.site][side.side]:
+                if self.target == "factors":
+                    total += _half_squares(factor, self.factor_prior_scale)
+                    continue
+                off = jax.tree.map(jnp.subtract, factor, _identity(side))
+                scale = self.factor_scale / math.sqrt(side.dimension)
+                log_det = side.multiplicity * _log_abs_det(factor)
+                total += temperature * (_half_squares(off, scale) - log_det)
+        if self.target == "factors":
+            own = [expanded["sites"][name] for name in self.replaced(expanded["sites"])]
+            total += _half_squares(own, self.prior_scale)
+        return total
+
+    def friction_scale(self, expanded: Expanded) -> Expanded:
+        """Relative friction: a pytree of numbers, 1 for sites and ``factor_friction`` for factors.
+
+        The numbers stand for whole arrays: the structure is that of ``expanded``, the shapes not.
+        """
+        return {
+            "sites": jax.tree.map(lambda _: 1.0, expanded["sites"]),
+            "factors": jax.tree.map(lambda _: self.factor_friction, expanded["factors"]),
+        }
+
+    def _first_factor(self, rng_key: jax.Array, side: _Side) -> Any:
+        factor = _identity(side)
+        if not isinstance(factor, LowRank):
+            return factor
+        # L1 = L2 = 0 would be a stationary point of every energy
+        noise = random.normal(rng_key, factor.first.shape, side.dtype)
+        return factor._replace(first=noise * (self.factor_scale / math.sqrt(side.dimension)))
+
+    def _multiply(self, sites: PyTree, factors: PyTree, apply: Callable) -> dict[str, jax.Array]:
+        """Apply the factors of every side, in their order, to what stands on it."""
+        sites = dict(sites)
+        for side in self._sides(sites):
+            for name in side.members:
+                for factor in factors[side.site][side.side]:
+                    sites[name] = _on_side(sites[name], factor, side.side, apply)
+        return sites
+
+    def _sides(self, position: PyTree) -> list[_Side]:
+        """Every side that has factors, checked against the shapes of a position."""
+        if not isinstance(position, Mapping):
+            raise TypeError(
+                f"expected a position that is a dict site -> array, got {type(position).__name__}: "
+                "an expansion needs a model, or a potential_fn of a dict"
+            )
+        shapes = {name: jnp.shape(value) for name, value in position.items()}
+        given = self.sites
+        if given is None:
+            given = tuple((n, Factors()) for n, shape in shapes.items() if len(shape) in (2, 4))
+        sides: list[_Side] = []
+        owner: dict[str, str] = {}
+        for site, setting in given:
+            counts = {
+                "left": self.left if setting.left is None else setting.left,
+                "right": self.right if setting.right is None else setting.right,
+            }
+            vectors = setting.vectors or self._by_rule(site, shapes, counts)
+            for name in (site, *vectors):
+                if name not in shapes:
+                    raise ValueError(f"no site {name!r} to expand: expected one of {list(shapes)}")
+                if name in owner:
+                    raise ValueError(
+                        f"site {name!r} is multiplied with {owner[name]!r} and with {site!r}: "
+                        "expected every site once, as a key of `sites` or in one `vectors`"
+                    )
+                owner[name] = site
+            dtype = jnp.result_type(position[site])
+            sides += _sides_of(site, shapes, counts, setting, vectors, self.rank, dtype)
+        if self.biases is not None and len(owner) == len(given):
+            raise ValueError(
+                f"biases={self.biases!r} pairs no bias with a matrix: expected names such as "
+                f"'{self.biases[0]}' and '{self.biases[1]}', got the sites {list(shapes)}"
+            )
+        if not sides:
+            raise ValueError(
+                f"nothing to expand: expected a site with two axes or four, got {shapes}; name "
+                "others in `sites`, or drop the expansion"
+            )
+        return sides
+
+    def _by_rule(self, site: str, shapes: Mapping, counts: Mapping) -> tuple[str, ...]:
+        if self.biases is None or counts["right"] == 0 or self.biases[0] not in site:
+            return ()
+        start, _, end = site.rpartition(self.biases[0])
+        name = start + self.biases[1] + end
+        return (name,) if len(shapes.get(name, ())) == 1 else ()
+
+
+class WithoutPrior(Messenger):
+    """A model whose prior of some latent sites is flat: they stay latent, of density one.
+
+    The model of ``Expansion(target="factors")``, which gives these sites another prior. What
+    depended on the prior's own parameters loses that: with w ~ N(0, s), s hears no more from w.
+
+    Args:
+        fn: the model.
+        names: sites, see `Expansion.replaced`.
+
+    Raises:
+        ValueError: when the model runs, for a site whose support is not the whole space, or that
+            is observed.
+    """
+
+    def __init__(self, fn: Callable | None = None, names: Sequence[str] = ()):
+        super().__init__(fn)
+        self.names = frozenset(_names("names", names))
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Mask the density of the sites."""
+        if msg["type"] != "sample" or msg["name"] not in self.names:
+            return
+        support = msg["fn"].support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if msg["is_observed"] or support != constraints.real:
+            got = "observed" if msg["is_observed"] else f"on {support}"
+            raise ValueError(
+                f"target='factors' puts a Gaussian in place of the prior of site {msg['name']!r}, "
+                f"which is {got}: expected a latent site on the real numbers; use "
+                "target='posterior', or leave the site out of `sites`"
+            )
+        msg["fn"] = msg["fn"].mask(False)
+
+
+def with_expansion(potential: Potential, expansion: Expansion, temperature: Any) -> Potential:
+    """The potential of the expanded position, with the same minibatches.
+
+    Args:
+        potential: of the position dict site -> array; under ``target="factors"`` that of
+            `WithoutPrior`. A control variate goes inside: its anchor is a position of the model.
+        expansion: the settings.
+        temperature: tau, that of the chain.
+    """
+
+    def energy(expanded: Expanded, batch: Any) -> jax.Array:
+        own = expansion.correction(expanded, temperature)
+        return potential.energy(expansion.merge(expanded), batch) + own
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        return tuple(
+            (weight, functools.partial(_of_merged, rows_fn, expansion))
+            for weight, rows_fn in potential.score_noise(rng_key)
+        )
+
+    return potential._replace(energy=energy, score_noise=score_noise)
+
+
+def _of_merged(rows_fn: Callable, expansion: Expansion, expanded: Expanded) -> jax.Array:
+    return rows_fn(expansion.merge(expanded))
+
+
+def _keep(settings: Any, name: str, value: Any) -> None:
+    """Set a field of a frozen dataclass, which only its own constructor may."""
+    object.__setattr__(settings, name, value)
+
+
+def _names(label: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"{label} must be a sequence of names, got {names!r}")
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f"{label} must be names of sites, got {wrong[0]!r}")
+    return tuple(names)
+
+
+def _as_pairs(sites: Any) -> tuple[tuple[str, Factors], ...] | None:
+    """``sites`` as pairs (name, `Factors`), which is itself accepted again."""
+    if sites is None:
+        return None
+    if isinstance(sites, Mapping):
+        pairs = tuple(sites.items())
+    elif isinstance(sites, tuple) and all(isinstance(pair, tuple) for pair in sites):
+        pairs = sites
+    else:
+        pairs = tuple((name, Factors()) for name in _names("sites", sites))
+    if not pairs:
+        raise ValueError("sites is empty: expected names, or None for all matrices")
+    for name, setting in pairs:
+        if not isinstance(name, str) or not isinstance(setting, Factors):
+            raise TypeError(
+                "sites must map names to Factors(...), such as {'w': Factors(left=0)}, got "
+                f"{name!r}: {setting!r}"
+            )
+    return pairs
+
+
+def _sides_of(
+    site: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    counts: Mapping[str, int],
+    setting: Factors,
+    vectors: tuple[str, ...],
+    rank: int | float | None,
+    dtype: Any,
+) -> list[_Side]:
+    """The sides of one site."""
+    shape = shapes[site]
+    if not shape:
+        raise ValueError(f"site {site!r} is a scalar: expected a matrix, a kernel or a vector")
+    axes = {"right": -1} if len(shape) == 1 else {"left": -2, "right": -1}
+    if len(shape) == 1 and (setting.left or setting.side == "left"):
+        raise ValueError(f"site {site!r} is a vector and has right factors only, got {setting}")
+    axes = {side: axis for side, axis in axes.items() if counts[side]}
+    if not axes:
+        raise ValueError(
+            f"site {site!r} of shape {shape} gets no factor: expected Factors(left=1) or "
+            "Factors(right=1) for it in `sites` (a vector has right factors only)"
+        )
+    for name in vectors:
+        if setting.side not in axes:
+            raise ValueError(
+                f"vector {name!r} shares the {setting.side} factors of {site!r}, which has none: "
+                f"expected Factors({setting.side}=1), or the vector left out"
+            )
+        if shapes[name] != (shape[axes[setting.side]],):
+            raise ValueError(
+                f"vector {name!r} shares the {setting.side} side of {site!r} and must have the "
+                f"shape {(shape[axes[setting.side]],)}, got {shapes[name]}: the other side is "
+                "Factors(side='left') for W @ x + b, Factors(side='right') for x @ W + b"
+            )
+    sides = []
+    for side, axis in axes.items():
+        dimension = shape[axis]
+        if isinstance(rank, int) and rank > dimension:
+            raise ValueError(
+                f"rank is {rank} and the {side} side of site {site!r} has dimension {dimension}: "
+                "expected at most that, or a fraction of the side such as rank=0.25"
+            )
+        own = max(1, int(rank * dimension)) if isinstance(rank, float) else rank
+        shared = vectors if setting.side == side else ()
+        multiplicity = math.prod(shape) // dimension + len(shared)
+        members = (site, *shared)
+        sides.append(_Side(site, side, dimension, counts[side], own, members, multiplicity, dtype))
+    return sides
+
+
+# Factors act on the last axis from the right; the left side is the right one of the transpose.
+# Products are exact to the dtype on every device: W must be what the position says it is.
+_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+def _identity(side: _Side) -> Any:
+    if side.rank is None:
+        return jnp.eye(side.dimension, dtype=side.dtype)
+    none = jnp.zeros((side.rank, side.dimension), side.dtype)
+    return LowRank(jnp.ones(side.dimension, side.dtype), none, none)
+
+
+def _on_side(x: jax.Array, factor: Any, side: str, apply: Callable) -> jax.Array:
+    """P x for the left side, x Q for the right one, with ``apply`` the product or its inverse."""
+    if side == "right":
+        return apply(x, factor)
+    if isinstance(factor, LowRank):
+        factor = LowRank(factor.diagonal, factor.second, factor.first)
+    else:
+        factor = factor.T
+    return apply(x, factor) if x.ndim == 1 else apply(x.mT, factor).mT
+
+
+def _times(x: jax.Array, factor: Any) -> jax.Array:
+    """The product of x and a factor."""
+    if isinstance(factor, LowRank):
+        return x * factor.diagonal + _matmul(_matmul(x, factor.first.T), factor.second)
+    return _matmul(x, factor)
+
+
+def _divide(x: jax.Array, factor: Any) -> jax.Array:
+    """The y whose product with the factor is x."""
+    rows = x.reshape(-1, x.shape[-1])
+    if isinstance(factor, LowRank):
+        rows = rows / factor.diagonal
+        part = jnp.linalg.solve(_capacitance(factor).T, _matmul(factor.first, rows.T)).T
+        rows = rows - _matmul(part, factor.second / factor.diagonal)
+    else:
+        rows = jnp.linalg.solve(factor.T, rows.T).T
+    return rows.reshape(x.shape)
+
+
+def _log_abs_det(factor: Any) -> jax.Array:
+    """Of a full factor by one LU decomposition, which XLA shares with the gradient P^-T."""
+    if isinstance(factor, LowRank):
+        small = jnp.linalg.slogdet(_capacitance(factor))[1]
+        return jnp.sum(jnp.log(jnp.abs(factor.diagonal))) + small
+    return jnp.linalg.slogdet(factor)[1]
+
+
+def _capacitance(factor: LowRank) -> jax.Array:
+    """I + L2 D^-1 L1', of shape (rank, rank), whose determinant is det P / det D."""
+    own = _matmul(factor.second / factor.diagonal, factor.first.T)
+    return jnp.eye(own.shape[0], dtype=own.dtype) + own
+
+
+def _half_squares(tree: PyTree, scale: float) -> jax.Array:
+    """The energy of normal numbers of standard deviation ``scale``, up to a constant."""
+    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.add, squares) / (2 * scale**2)

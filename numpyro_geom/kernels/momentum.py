@@ -1,0 +1,154 @@
+"""What kernels with a momentum share: the whitened momentum, its friction, their step-size rule.
+
+With the mass matrix M = G the momentum r is kept as p = G^{-1/2} r, which has the law N(0, tau I)
+whatever the metric. So the dynamics need products with A^{1/2} alone,
+
+    d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - gamma p dt + sqrt(2 gamma tau) dW,
+
+and a metric that warm-up still changes leaves the momentum as it is.
+
+In a direction of a Gaussian target with the eigenvalue lam of A^{1/2} H A^{1/2} and the gradient
+noise c (of A^{1/2} C A^{1/2}) the stationary variance of one scheme's step has the relative error
+
+    BAOAB:  h^2 c / (4 tau tanh(gamma h / 2)) / (1 - h^2 lam / 4),
+    Euler:  [h^2 lam / 4 + h c (1 - gamma h / 2) / (2 gamma tau)] / (1 - gamma h / 2 - h^2 lam / 4),
+
+exactly. Discretisation decides through h^2 lam alone, noise through the friction as well: a
+friction that is large enough makes any noise harmless, at the price of a relaxation that is then
+no faster than that of a Langevin step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._checks import check_number
+from .._util import tree_normal, tree_vdot
+from ..step_size import Adaptation
+
+PyTree = Any
+
+INTEGRATORS = ("baoab", "euler")
+MOST_FRICTION = 1.0
+"""Largest gamma h that ``friction="auto"`` chooses; the step shrinks where noise asks for more."""
+
+
+class Momentum(NamedTuple):
+    """The momentum between two steps.
+
+    Attributes:
+        momentum: p, a pytree like the position; N(0, tau I) in the target.
+        friction: gamma, a scalar in units of 1 / step size.
+        extra: what the kernel carries besides.
+    """
+
+    momentum: PyTree
+    friction: jax.Array
+    extra: Any
+
+
+def check_friction(friction: Any) -> float | None:
+    """The number, or None for ``"auto"``.
+
+    Raises:
+        TypeError: for what is neither a number nor ``"auto"``.
+        ValueError: for a number that is not positive, and for another string.
+    """
+    if isinstance(friction, str):
+        if friction != "auto":
+            raise ValueError(f"friction must be 'auto' or a positive number, got {friction!r}")
+        return None
+    return check_number("friction", friction, above=0.0)
+
+
+def init_momentum(
+    position: PyTree, rng_key: jax.Array, temperature: float, friction: float | None, extra: Any
+) -> Momentum:
+    """A momentum drawn from its law."""
+    dtype = jnp.result_type(*jax.tree.leaves(position))
+    spread = jnp.asarray(temperature, dtype) ** 0.5
+    momentum = jax.tree.map(lambda n: spread * n, tree_normal(rng_key, position))
+    return Momentum(momentum, jnp.asarray(1.0 if friction is None else friction, dtype), extra)
+
+
+def at_rest(dynamics: Momentum) -> Momentum:
+    """The state with no momentum: the one that led astray is not to lead there again."""
+    return dynamics._replace(momentum=jax.tree.map(jnp.zeros_like, dynamics.momentum))
+
+
+def kinetic_temperature(momentum: PyTree) -> jax.Array:
+    """P . p / D."""
+    return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
+
+
+def friction_scale(expansion: Any, position: PyTree) -> PyTree:
+    """Factors on the friction, leaf by leaf: 1 without an expansion."""
+    if expansion is None:
+        return jax.tree.map(lambda _: 1.0, position)
+    return expansion.friction_scale(position)
+
+
+def momentum_rule(
+    adaptation: Adaptation,
+    bias_tolerance: float,
+    temperature: float,
+    integrator: str,
+    given_step: jax.Array | None,
+    given_friction: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Step size, friction, and relaxation rate per unit of step size.
+
+    h^2 lam_H / 4 and the part of the noise are bias_tolerance at most (half of it each with
+    ``"euler"``, where both are errors). A friction of our own choice is the critical one of the
+    slowest direction, 2 sqrt(lam_min), or as much more as the noise needs.
+
+    Args:
+        adaptation: what was measured.
+        bias_tolerance: relative error of variances.
+        temperature: tau.
+        integrator: which scheme.
+        given_step: the user's step size, or None.
+        given_friction: the user's friction, or None.
+    """
+    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
+    tau = temperature if temperature > 0 else 1.0
+    share = bias_tolerance * (1.0 if integrator == "baoab" else 0.5)
+    noise = adaptation.noise / (4 * tau * share)  # the least damping, below, over h^2
+    tiny = jnp.finfo(noise.dtype).tiny
+    critical = 2 * jnp.sqrt(adaptation.slowest)
+    if given_step is None:
+        h = 2 * jnp.sqrt(share / jnp.maximum(adaptation.curvature, tiny))
+        if given_friction is None:
+            h = jnp.minimum(h, jnp.sqrt(_damping(MOST_FRICTION, integrator) / (noise + tiny)))
+        else:
+            # damping is at least (gamma h / 2) / sqrt(1 + (gamma h / 2)^2), solved for h
+            bound = 1 / (noise + tiny)
+            root = 2 / given_friction**2 + jnp.hypot(2 / given_friction**2, bound)
+            h = jnp.minimum(h, bound / jnp.sqrt(root))
+            if integrator == "euler":
+                h = jnp.minimum(h, MOST_FRICTION / given_friction)
+        h = adaptation.shrink * h
+    else:
+        h = given_step
+    if given_friction is None:
+        damping = jnp.minimum(noise * h**2, _damping(MOST_FRICTION, integrator))
+        friction = jnp.maximum(critical, _friction(damping, integrator) / h)
+        friction = jnp.minimum(friction, MOST_FRICTION / h)
+    else:
+        friction = jnp.asarray(given_friction, h.dtype)
+    half = friction / 2
+    rate = adaptation.slowest / (half + jnp.sqrt(jnp.maximum(half**2 - adaptation.slowest, 0.0)))
+    return h, friction, jnp.where(half**2 > adaptation.slowest, rate, half)
+
+
+def _damping(friction_step: float, integrator: str) -> jax.Array:
+    """What stands below the noise: tanh(gamma h / 2), or gamma h / 2 for Euler."""
+    return jnp.tanh(friction_step / 2) if integrator == "baoab" else jnp.asarray(friction_step / 2)
+
+
+def _friction(damping: jax.Array, integrator: str) -> jax.Array:
+    """The gamma h of a damping."""
+    return 2 * (jnp.arctanh(damping) if integrator == "baoab" else damping)

@@ -1,0 +1,95 @@
+"""What moves in a step, what a step reports, and what a chain is between two draws."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from .step_size import Adaptation
+
+PyTree = Any
+
+
+class Walker(NamedTuple):
+    """What one stochastic-gradient step moves.
+
+    Attributes:
+        position: theta, the unconstrained position.
+        metric_state: statistics of the metric.
+        dynamics: what the leaf kernel carries besides (momentum, auxiliary variables, ...).
+    """
+
+    position: PyTree
+    metric_state: PyTree
+    dynamics: PyTree
+
+
+class StepReport(NamedTuple):
+    """What one step says of itself; scalars.
+
+    Attributes:
+        energy: minibatch estimate of U where the step started.
+        grad: the gradient estimate there, a pytree.
+        push: squared length, in the metric, of what the gradient did to the position or the
+            momentum, in units in which the step's noise has tau D: h grad'A grad / 2 for a
+            Langevin step.
+        accept_prob: probability with which the step was accepted; 1 without a correction.
+        kinetic_temperature: squared momentum over D; 0 without a momentum.
+    """
+
+    energy: jax.Array
+    grad: PyTree
+    push: jax.Array
+    accept_prob: jax.Array | float = 1.0
+    kinetic_temperature: jax.Array | float = 0.0
+
+
+class SGState(NamedTuple):
+    """State of a chain between two draws.
+
+    Attributes:
+        i: draws so far, warm-up included.
+        z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
+        potential_energy: minibatch estimate of U at the start of the last step, in nats.
+        grad_norm: Euclidean norm of the gradient estimate there.
+        configurational_temperature: mean of z . grad U / D over the draw's steps, whose mean is
+            the temperature.
+        kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise; 0 for kernels
+            without a momentum r.
+        step_size: h of the last step (of the next draw under ``step_size="auto"``).
+        num_steps: stochastic-gradient steps of the next draw.
+        diverging: whether a step of the last draw was not finite, or unstable, and was undone.
+        num_diverging: how many were.
+        accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
+        metric_state: statistics of the metric.
+        dynamics: what the kernel carries besides.
+        expanded: the expanded position behind ``z``; empty without an expansion.
+        stream: position in the stream of rows.
+        control: the control variate's anchor; empty without one.
+        steps_taken: stochastic-gradient steps so far; schedules are functions of it.
+        adaptation: what warm-up has learned, see `numpyro_geom.step_size.Adaptation`.
+        seed: the raw key with which the chain was initialised.
+        rng_key: key of the next draw.
+    """
+
+    i: jax.Array
+    z: PyTree
+    potential_energy: jax.Array
+    grad_norm: jax.Array
+    configurational_temperature: jax.Array
+    kinetic_temperature: jax.Array
+    step_size: jax.Array
+    num_steps: jax.Array
+    diverging: jax.Array
+    num_diverging: jax.Array
+    accept_prob: jax.Array
+    metric_state: PyTree
+    dynamics: PyTree
+    expanded: PyTree
+    stream: Any
+    control: Any
+    steps_taken: jax.Array
+    adaptation: Adaptation
+    seed: jax.Array
+    rng_key: jax.Array
