@@ -48,7 +48,7 @@ class _Side(NamedTuple):
         site: the key in ``"factors"``.
         side: ``"left"`` or ``"right"``.
         dimension: rows of a factor.
-        num_factors: how many
+        num_factors: how many factors.
         rank: rows of L1 and L2, None for full factors.
         members: the sites that the factors multiply.
         multiplicity: how often each determinant counts: rows of all members together.
@@ -121,8 +121,9 @@ class Expansion:
       is U(P V Q) without those priors (see `WithoutPrior`) minus the new ones' logarithm, all of
       it tempered.
 
-    Choose it for networks with many modes, whose chains explore too little; on a Gaussian it only
-    costs (a 4 by 6 matrix, condition number 100: 2 to 7 times the steps). Cost per step: the
+    Choose it for networks whose chains explore too little, for which the papers report more
+    diverse draws. On a Gaussian it only costs (a 4 by 6 matrix, condition number 100: 2 to 7 times
+    the steps, because the factors' own curvature bounds the step size). Cost per step: the
     products, and with ``"posterior"`` one LU decomposition of each factor, O(m^3), or
     O(m rank^2 + rank^3) of a low rank, which forms no m by m matrix. All factors are the identity
     at the start.
@@ -141,7 +142,8 @@ class Expansion:
         factor_scale: c in the standard deviation c / sqrt(side) of the factors' entries about the
             identity (of L1's and L2's about 0) under ``"posterior"``, and of L1's at the start
             under both targets; above 0. Factors come close to singular from about 0.5 on.
-        factor_friction: friction on the factors, relative to that on the sites; above 0.
+        factor_friction: friction on the factors, relative to that on the sites; above 0. The
+            papers' is 0.01, with which energy stays in the factors for long.
         prior_scale: standard deviation of V and the vectors under ``"factors"``.
         factor_prior_scale: standard deviation of the factors' entries under ``"factors"``.
 
@@ -165,7 +167,7 @@ class Expansion:
         ``"posterior"`` is ours, and the default. Other deviations: the vectors of a
         normalisation layer share one product, of ``right`` factors (in their text each has its
         own, on both sides; their parameter counts have this); factors are square. Their
-        N(0, 0.5) for factors is read as a variance; their friction is 1 on factors and 100 on V.
+        N(0, 0.5) for factors is read as a variance; the start is the identity.
     """
 
     left: int = 1

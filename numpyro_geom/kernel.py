@@ -596,7 +596,9 @@ class SGKernel(MCMCKernel):
 
     def _target(self, potential: Potential, control: Any) -> Potential:
         """What a step sees of the potential: with its control variate, and expanded."""
-        potential = self._with_control(potential, control)
+        return self._expanded(self._with_control(potential, control))
+
+    def _expanded(self, potential: Potential) -> Potential:
         if self._expansion is None:
             return potential
         return with_expansion(potential, self._expansion, self._temperature)

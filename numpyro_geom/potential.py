@@ -116,15 +116,24 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
     )
 
 
-def function_potential(potential_fn: Callable) -> Potential:
+def function_potential(
+    potential_fn: Callable, full_potential_fn: Callable | None = None, num_data: int | None = None
+) -> Potential:
     """The potential of a function ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
 
     The second form is a stochastic energy: any unbiased estimate of U, one key an estimate.
-    N is 1: metrics see the gradient of the whole energy.
+
+    Args:
+        potential_fn: the function.
+        full_potential_fn: U itself, where ``potential_fn`` is stochastic; without it there is no
+            ``on_all_rows``.
+        num_data: N; None for 1, with which metrics see the gradient of the whole energy.
     """
     stochastic = takes_rng_key(potential_fn)
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
+        if batch is None:
+            return full_potential_fn(position)  # type: ignore[misc]
         if not stochastic:
             return potential_fn(position)
         if batch.ndim > random.key(0).ndim:  # several keys: their mean
@@ -149,11 +158,16 @@ def function_potential(potential_fn: Callable) -> Potential:
         ),
         curvature_batch=lambda rng_key: _typed_keys(rng_key, CURVATURE_KEYS) if stochastic else {},
         score_noise=score_noise,
-        on_all_rows=None if stochastic else lambda fn: fn({}),
-        num_data=1,
+        on_all_rows=_on_whole(full_potential_fn is not None) if stochastic else lambda fn: fn({}),
+        num_data=1 if num_data is None else num_data,
         steps_per_epoch=1,
         deterministic=not stochastic,
     )
+
+
+def _on_whole(known: bool) -> Callable | None:
+    """``on_all_rows`` of a stochastic function: the batch None stands for all rows."""
+    return (lambda fn: fn(None)) if known else None
 
 
 def takes_rng_key(potential_fn: Callable) -> bool:

@@ -297,13 +297,12 @@ def test_law_of_a_scalar_product_by_quadrature(x64: None) -> None:
     np.testing.assert_allclose(ratio, ratio[0], rtol=ROUNDING)
 
 
-@pytest.mark.slow
 def test_chains_keep_the_law_of_the_product() -> None:
-    # 500 chains of Hamiltonian Monte Carlo start from the exact law (W, b) ~ N, (P, Q) ~ q and
-    # take 30 draws, each a trajectory of 1.2: they hold it if the expanded energy is right. Scores
-    # are of independent chains' means; 6 standard errors are passed by one of 117 functions with
-    # probability 1e-7. Hamiltonian Monte Carlo has no bias at a finite step size.
-    chains, draws = 500, 30
+    # 400 chains of Hamiltonian Monte Carlo start from the exact law (W, b) ~ N, (P, Q) ~ q and
+    # take 20 draws, each a trajectory of 2: they hold it if the expanded energy is right. Scores
+    # are of independent chains' means; 6 standard errors are passed by one of 116 functions with
+    # probability 1e-6. Hamiltonian Monte Carlo has no bias at a finite step size.
+    chains, draws = 400, 20
     expansion = Expansion(sites={"w": Factors(vectors="b")})
     position = position_of({"w": (2, 3), "b": (3,)})
     mean, precision = gaussian(position)
@@ -325,8 +324,8 @@ def test_chains_keep_the_law_of_the_product() -> None:
     energy = with_expansion(potential, expansion, 1.0).energy
     kernel = HMC(
         potential_fn=lambda z: energy(z, {}),
-        step_size=0.02,
-        num_steps=60,
+        step_size=0.1,
+        trajectory_length=2.0,
         adapt_step_size=False,
         adapt_mass_matrix=False,
     )
@@ -353,7 +352,7 @@ def test_chains_keep_the_law_of_the_product() -> None:
         progbar=False,
     )
     values, accepted = np.asarray(out[0], np.float64), np.asarray(out[1])
-    assert accepted.mean() > 0.6
+    assert accepted.mean() > 0.7
     w = 9
     expected = [np.zeros(w), np.eye(w)[np.triu_indices(w)], np.zeros(13), np.ones(13), np.zeros(36)]
     of_chain = values.mean(axis=0)

@@ -1,9 +1,10 @@
 """The kernels: SGRLD, those with a momentum, and those of other stochastic-gradient dynamics."""
 
 from .adam_sgld import AdamSGLD
+from .ggmc import GGMC
 from .isgd import ISGD
 from .sghmc import SGHMC
 from .sgrld import SGRLD
 from .vsgd import VSGD
 
-__all__ = ["ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]
+__all__ = ["GGMC", "ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]

@@ -1,0 +1,320 @@
+"""Stochastic-gradient Nose-Hoover thermostat: a friction that finds the gradient noise by itself.
+
+With noise of covariance c I in the whitened gradient A^{1/2} grad Uhat, kicks of size h add the
+diffusion h c to the momentum, as if the friction gamma of the injected noise were
+gamma* = gamma + h c / (2 tau). The dynamics
+
+    d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - xi p dt + sqrt(2 gamma* tau) dW,
+    d xi = (p'p / D - tau) / mass dt
+
+leave rho = exp(-U / tau - p'p / (2 tau) - D mass (xi - gamma*)^2 / (2 tau)) invariant. Of its
+Fokker-Planck equation the Hamiltonian part vanishes by itself. Friction and noise leave
+(xi - gamma*) (D - p'p / tau) rho, the thermostat the negative of that. So xi has the mean gamma*
+and the variance tau / (D mass), whatever c.
+
+About the invariant law the excess k of p'p / D and that of xi, x, follow on average
+
+    dk/dt = -2 gamma* k - 2 tau x,    dx/dt = k / mass,
+
+where U is flat: s^2 + 2 gamma* s + 2 tau / mass = 0. The mass 2 tau / gamma^2 damps this
+critically at the rate gamma without gradient noise (with much of it, at gamma^2 / (2 gamma*)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from numpyro.infer import init_to_uniform
+
+from .._checks import check_choice, check_number
+from .._util import tree_normal, tree_scale, tree_vdot
+from ..expansion import Expansion
+from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
+from ..potential import Potential
+from ..step_size import Adaptation
+from .momentum import (
+    Momentum,
+    at_rest,
+    check_friction,
+    friction_scale,
+    init_momentum,
+    kinetic_temperature,
+    momentum_rule,
+)
+
+INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
+"""Each with the scheme whose step-size rule it has."""
+
+
+class Thermostat(NamedTuple):
+    """The thermostat between two steps.
+
+    Attributes:
+        friction: xi, a scalar in units of 1 / step size, on all momenta; may be negative.
+    """
+
+    friction: jax.Array
+
+
+class SGNHT(SGKernel):
+    """Langevin dynamics with a momentum and a friction that holds the kinetic temperature.
+
+    One step from theta, the whitened momentum p = M^{-1/2} r and the thermostat xi, with
+    A = M^-1 the inverse metric and N standard normal, by ``integrator``::
+
+        "badodab"  p <- p - h A^{1/2} grad Uhat(theta)         (two half-kicks at one position)
+                   theta <- theta + (h / 2) A^{1/2} p
+                   xi <- xi + (h / 2) (p'p / D - tau) / mass
+                   p <- e^{-xi h} p + sqrt(gamma tau (1 - e^{-2 xi h}) / xi) N
+                   xi <- xi + (h / 2) (p'p / D - tau) / mass
+                   theta <- theta + (h / 2) A^{1/2} p
+        "euler"    p <- (1 - xi h) p - h A^{1/2} grad Uhat(theta) + sqrt(2 gamma h tau) N
+                   theta <- theta + h A^{1/2} p
+                   xi <- xi + h (p'p / D - tau) / mass
+
+    Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau I) for p, and
+    N(gamma + h c / (2 tau), tau / (D mass)) for xi, where c I is the covariance of the noise in
+    A^{1/2} grad Uhat. So isotropic noise is removed without being known, to first order in h:
+    what remains of it with ``"badodab"`` is an error of -h^2 c tanh(xi h / 2) / (4 tau) of the
+    variances. Of noise that differs between directions the mean is removed: where it is c_j and
+    c is the mean over all D directions, the error is h (c_j - c) / (2 tau xi) if the directions
+    exchange no energy, too hot where there is more noise than on average and too cold where less.
+    With full gradients ``"badodab"`` is second order in h, and on a Gaussian exact but for the
+    thermostat's own motion; ``"euler"`` inflates variances by h^2 lam / 4 as in `SGHMC`.
+
+    ``step_size="auto"`` and ``friction="auto"`` are by the rule of `SGHMC`, which counts all the
+    noise, also the isotropic part, which the thermostat removes: they are conservative, by as
+    much as the noise is isotropic. Give ``step_size`` and ``friction`` to profit in full. One
+    thermostat serves all coordinates; the momentum persists from draw to draw. The metric adapts
+    in warm-up only, and so does the friction, with which xi is scaled.
+
+    Choose it over `SGHMC` where minibatch noise is strong and about the same in all directions of
+    the metric, and D is not small. Cost a step: one minibatch gradient.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        metric: the mass matrix, ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
+            ``"shampoo"``, or an object, see `numpyro_geom.metrics`.
+        friction: gamma of the injected noise in units of 1 / h, or ``"auto"``; xi starts there.
+            Papers' diffusion A is gamma tau.
+        thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2: the
+            thermostat then settles in a time 1 / gamma. Papers' is 1, slow by the square of the
+            time scale of U where that is summed over many rows.
+        integrator: ``"badodab"`` or ``"euler"``.
+        gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
+            correction term that this kernel does not have.
+        step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
+        batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
+        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
+        temperature: tau, above 0.
+        batching: ``"replacement"`` or ``"epoch"``.
+        bias_tolerance: relative error of the variances that ``"auto"`` may cause.
+        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
+            all rows is known. Two minibatch gradients a step, and far less noise.
+        anchor_interval: steps between two moves of the anchor to the chain's own position, each a
+            pass over all rows; None leaves the anchor where warm-up found the middle.
+        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
+            entry of relative friction s is xi + (s - 1) gamma.
+        init_strategy: NumPyro's, where the chains start.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range and combinations that have no invariant law.
+
+    Examples:
+        >>> import jax, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_geom.kernels.sgnht import SGNHT
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", y.shape[0]) as i:
+        ...         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (1000,))
+        >>> mcmc = MCMC(SGNHT(model, batch_size=100), num_warmup=200, num_samples=200,
+        ...             progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - 3) < 0.2)
+        True
+
+    References:
+        Ding, Fang, Babbush, Chen, Skeel, Neven, "Bayesian Sampling Using Stochastic Gradient
+        Thermostats", NeurIPS 2014, Eq. 5 and Algorithm 2 (``"euler"``). Leimkuhler, Shang,
+        "Adaptive Thermostats for Noisy Gradient Systems", SIAM J. Sci. Comput. 38 (2016)
+        (``"badodab"``; here with its two half-kicks at one position in one, which leaves the law
+        of theta as it is and needs one gradient a step). Deviations: a metric, in whose
+        coordinates the thermostat acts, a temperature, and a mass of the thermostat that follows
+        the friction.
+    """
+
+    _has_momentum = True
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        metric: Any = "identity",
+        friction: float | str = "auto",
+        thermostat_mass: float | str = "auto",
+        integrator: str = "badodab",
+        gamma: str = "frozen",
+        step_size: Any = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | str = "auto",
+        temperature: float = 1.0,
+        batching: str = "replacement",
+        bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
+        expansion: Expansion | None = None,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        super().__init__(
+            model,
+            potential_fn=potential_fn,
+            metric=metric,
+            step_size=step_size,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            temperature=temperature,
+            batching=batching,
+            bias_tolerance=bias_tolerance,
+            control_variate=control_variate,
+            anchor_interval=anchor_interval,
+            expansion=expansion,
+            init_strategy=init_strategy,
+        )
+        if self._temperature == 0:
+            raise ValueError(
+                "temperature must be above 0 with SGNHT, got 0: its thermostat would have nothing "
+                "to hold. Use SGHMC(temperature=0) for a damped descent"
+            )
+        if self._schedule is not None and getattr(self._schedule, "explore", 0.0) > 0:
+            raise ValueError(
+                "SGNHT needs noise at every step, and the explore phase of the schedule has none: "
+                "use explore=0, or SGHMC"
+            )
+        self._friction = check_friction(friction)
+        self._mass: float | None = None
+        if not isinstance(thermostat_mass, str):
+            self._mass = check_number("thermostat_mass", thermostat_mass, above=0.0)
+        elif thermostat_mass != "auto":
+            raise ValueError(
+                f"thermostat_mass must be 'auto' or a positive number, got {thermostat_mass!r}"
+            )
+        self._integrator = check_choice("integrator", integrator, tuple(INTEGRATORS))
+        if gamma != "frozen":
+            raise ValueError(
+                f"gamma must be 'frozen' with SGNHT, got {gamma!r}: a mass that moves with theta "
+                "needs a correction that this kernel does not have. Drop gamma, or use SGRLD"
+            )
+        self._measures = self._friction is None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments by name, for records."""
+        return {
+            **super().settings,
+            "friction": "auto" if self._friction is None else self._friction,
+            "thermostat_mass": "auto" if self._mass is None else self._mass,
+            "integrator": self._integrator,
+        }
+
+    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> Momentum:
+        dynamics = init_momentum(position, rng_key, self._temperature, self._friction, ())
+        return dynamics._replace(extra=Thermostat(dynamics.friction))
+
+    def _at_rest(self, dynamics: Momentum) -> Momentum:
+        xi = dynamics.extra.friction
+        kept = jnp.where(jnp.isfinite(xi), xi, dynamics.friction)
+        return at_rest(dynamics)._replace(extra=Thermostat(kept))
+
+    def _rule(
+        self, adaptation: Adaptation, state: SGState, potential: Potential
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
+        h, friction, rate = momentum_rule(
+            adaptation,
+            self._bias_tolerance,
+            self._temperature,
+            INTEGRATORS[self._integrator],
+            None if self._schedule is None else self._schedule(state.steps_taken),
+            self._friction,
+        )
+        old = state.dynamics
+        friction = friction.astype(old.friction.dtype)
+        # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
+        # is above 1 by no more than the bias that the rule allows: xi follows gamma
+        xi = old.extra.friction * (friction / old.friction)
+        return h, rate, old._replace(friction=friction, extra=Thermostat(xi))
+
+    def _step(
+        self,
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        walker: Walker,
+        step_size: jax.Array,
+        temperature: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Walker, StepReport]:
+        metric, position, old = self._metric, walker.position, walker.dynamics
+        h, tau, gamma = step_size, temperature, old.friction
+        energy, grad = jax.value_and_grad(potential.energy)(position, batch)
+        metric_state = lax.cond(
+            learning,
+            lambda state, g: metric.update(state, tree_scale(1 / potential.num_data, g)),
+            lambda state, _: state,
+            walker.metric_state,
+            grad,
+        )
+        force = metric.apply_inverse_sqrt(metric_state, grad)
+        badodab = self._integrator == "badodab"
+        scales = friction_scale(self._expansion, position)
+        mass = 2 * tau / gamma**2 if self._mass is None else self._mass
+
+        def regulate(xi: jax.Array, p: PyTree, time: jax.Array) -> jax.Array:
+            return xi + (time * (kinetic_temperature(p) - tau) / mass).astype(xi.dtype)
+
+        def kick(p: jax.Array, f: jax.Array) -> jax.Array:
+            return p - (h * f).astype(p.dtype)
+
+        def refresh(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
+            loss = h * (xi + (s - 1) * gamma)
+            kept = jnp.exp(-loss) if badodab else 1 - loss
+            gained = 2 * h * s * gamma * tau * (_shortfall(loss) if badodab else 1.0)
+            return kept.astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
+
+        normal = tree_normal(rng_key, position)
+        if badodab:
+            kicked = jax.tree.map(kick, old.momentum, force)
+            xi = regulate(old.extra.friction, kicked, h / 2)
+            momentum = jax.tree.map(refresh, kicked, scales, normal)
+            xi = regulate(xi, momentum, h / 2)
+            travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
+        else:
+            xi = old.extra.friction
+            refreshed = jax.tree.map(refresh, old.momentum, scales, normal)
+            travelled = momentum = jax.tree.map(kick, refreshed, force)
+            xi = regulate(xi, momentum, h)
+        velocity = metric.apply_inverse_sqrt(metric_state, travelled)
+        position = jax.tree.map(lambda x, v: x + (h * v).astype(x.dtype), position, velocity)
+        report = StepReport(
+            energy,
+            grad,
+            push=h**2 * tree_vdot(force, force),
+            kinetic_temperature=kinetic_temperature(momentum),
+        )
+        return Walker(position, metric_state, Momentum(momentum, gamma, Thermostat(xi))), report
+
+
+def _shortfall(loss: jax.Array) -> jax.Array:
+    """(1 - e^{-2 x}) / (2 x), which is 1 at x = 0, for x of either sign."""
+    small = jnp.abs(loss) < 1e-6
+    safe = jnp.where(small, 1.0, loss)
+    return jnp.where(small, 1.0 - loss, -jnp.expm1(-2 * safe) / (2 * safe))
