@@ -4,7 +4,7 @@ from .diagnostics.inference_data import to_inference_data
 from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
 from .kernel import SGKernel, SGState
-from .kernels import GGMC, ISGD, SGHMC, SGRLD, VSGD, AdamSGLD
+from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGRLD, VSGD, AdamSGLD
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "GGMC",
     "ISGD",
+    "PXSGHMC",
     "SGHMC",
     "SGRLD",
     "SWAG",

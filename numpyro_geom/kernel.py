@@ -335,6 +335,13 @@ class SGKernel(MCMCKernel):
         if self._expansion is not None:
             one = position if single else jax.tree.map(lambda x: x[0], position)
             self._expansion.check(one)
+            local = set() if self._plan is None else set(self._plan.local_axes)
+            wide = sorted(local & set(self._expansion.replaced(one)))
+            if wide:
+                raise ValueError(
+                    f"expansion would multiply sites with a value for each row of the data: {wide}."
+                    " Expected sites outside of subsampled plates: name them in `sites`"
+                )
             if self._expansion.target == "factors":
                 self._replaced = self._expansion.replaced(one)
         if self._control_variate and self._anchor_interval is None and num_warmup == 0:

@@ -3,8 +3,8 @@
 from .adam_sgld import AdamSGLD
 from .ggmc import GGMC
 from .isgd import ISGD
-from .sghmc import SGHMC
+from .sghmc import PXSGHMC, SGHMC
 from .sgrld import SGRLD
 from .vsgd import VSGD
 
-__all__ = ["GGMC", "ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]
+__all__ = ["GGMC", "PXSGHMC", "ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]

@@ -282,3 +282,35 @@ class SGHMC(SGKernel):
             kinetic_temperature=kinetic_temperature(momentum),
         )
         return Walker(position, metric_state, Momentum(momentum, old.friction, extra)), report
+
+
+def PXSGHMC(  # noqa: N802
+    model: Callable | None = None, *, expansion: Expansion | None = None, **settings: Any
+) -> SGHMC:
+    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
+
+    Leaves the law of `SGHMC` invariant with ``Expansion(target="posterior")``, the default.
+
+    Args:
+        model: a NumPyro model with a matrix among its latent sites.
+        expansion: what to expand, see `numpyro_geom.Expansion`; None for its defaults, one full
+            factor on each side of every matrix and convolution kernel.
+        settings: arguments of `SGHMC`.
+
+    Returns:
+        The kernel ``SGHMC(model, expansion=expansion, ...)``.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> from numpyro_geom import PXSGHMC
+        >>> PXSGHMC(lambda: None, step_size=0.1).settings["integrator"]
+        'baoab'
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
+    """
+    return SGHMC(model, expansion=Expansion() if expansion is None else expansion, **settings)

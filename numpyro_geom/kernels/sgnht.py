@@ -78,19 +78,23 @@ class SGNHT(SGKernel):
 
     Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau I) for p, and
     N(gamma + h c / (2 tau), tau / (D mass)) for xi, where c I is the covariance of the noise in
-    A^{1/2} grad Uhat. So isotropic noise is removed without being known, to first order in h:
-    what remains of it with ``"badodab"`` is an error of -h^2 c tanh(xi h / 2) / (4 tau) of the
-    variances. Of noise that differs between directions the mean is removed: where it is c_j and
-    c is the mean over all D directions, the error is h (c_j - c) / (2 tau xi) if the directions
-    exchange no energy, too hot where there is more noise than on average and too cold where less.
-    With full gradients ``"badodab"`` is second order in h, and on a Gaussian exact but for the
-    thermostat's own motion; ``"euler"`` inflates variances by h^2 lam / 4 as in `SGHMC`.
+    A^{1/2} grad Uhat: isotropic noise is removed without being known. At a finite h, for D large:
+
+    - ``"badodab"`` is exact for the marginal of theta on a Gaussian with full gradients. Of
+      isotropic noise about -h^2 c tanh(xi h / 2) / (4 tau) of the variances is left, of second
+      order in h.
+    - ``"euler"`` holds the temperature of a momentum that Euler's step heats up, so that variances
+      are wrong by -xi h / 2 + h^2 lam / 4: first order in h, also with full gradients.
+    - Noise that differs between directions is removed on average. Where it is c_j, and c is the
+      mean over all D directions, h (c_j - c) / (2 tau xi) is left if directions exchange no
+      energy: too hot where there is more noise than on average, too cold where less.
 
     ``step_size="auto"`` and ``friction="auto"`` are by the rule of `SGHMC`, which counts all the
-    noise, also the isotropic part, which the thermostat removes: they are conservative, by as
-    much as the noise is isotropic. Give ``step_size`` and ``friction`` to profit in full. One
-    thermostat serves all coordinates; the momentum persists from draw to draw. The metric adapts
-    in warm-up only, and so does the friction, with which xi is scaled.
+    noise, also the isotropic part that the thermostat removes: they are conservative, by as much
+    as the noise is isotropic. Give both to profit in full. (With ``"euler"`` the automatic
+    gamma h is ``bias_tolerance`` at most, for the error above.) One thermostat serves all
+    coordinates; the momentum persists from draw to draw. The metric adapts in warm-up only, and
+    so does an automatic friction, with which xi is scaled.
 
     Choose it over `SGHMC` where minibatch noise is strong and about the same in all directions of
     the metric, and D is not small. Cost a step: one minibatch gradient.
@@ -238,20 +242,36 @@ class SGNHT(SGKernel):
     def _rule(
         self, adaptation: Adaptation, state: SGState, potential: Potential
     ) -> tuple[jax.Array, jax.Array, PyTree]:
-        h, friction, rate = momentum_rule(
-            adaptation,
-            self._bias_tolerance,
-            self._temperature,
-            INTEGRATORS[self._integrator],
-            None if self._schedule is None else self._schedule(state.steps_taken),
-            self._friction,
-        )
+        given = None if self._schedule is None else self._schedule(state.steps_taken)
+        rule = (adaptation, self._bias_tolerance, self._temperature, INTEGRATORS[self._integrator])
+        h, friction, rate = momentum_rule(*rule, given, self._friction)
+        if self._integrator == "euler":
+            h, friction = self._cooler(adaptation, h, friction)
+            h, friction, rate = momentum_rule(*rule, h, friction)  # type: ignore[arg-type]
         old = state.dynamics
         friction = friction.astype(old.friction.dtype)
         # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
         # is above 1 by no more than the bias that the rule allows: xi follows gamma
         xi = old.extra.friction * (friction / old.friction)
         return h, rate, old._replace(friction=friction, extra=Thermostat(xi))
+
+    def _cooler(
+        self, adaptation: Adaptation, h: jax.Array, friction: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Euler's step size and friction with gamma h / 2 half the tolerance at most."""
+        share = self._bias_tolerance / 2
+        if self._friction is not None:
+            if self._schedule is None:
+                h = jnp.minimum(h, adaptation.shrink * 2 * share / self._friction)
+            return h, friction
+        if self._schedule is None:
+            # noise asks for h c / (2 gamma tau) <= share
+            noise = adaptation.noise / (4 * self._temperature * share)
+            tiny = jnp.finfo(noise.dtype).tiny
+            h = jnp.minimum(h, adaptation.shrink * jnp.sqrt(share / (noise + tiny)))
+            needed = 2 * noise * h
+            friction = jnp.maximum(2 * jnp.sqrt(adaptation.slowest), needed)
+        return h, jnp.minimum(friction, 2 * share / h)
 
     def _step(
         self,
