@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import math
 import os
 import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from jax import lax, random
 from numpyro.infer import MCMC, NUTS, init_to_sample
 from numpyro.infer.util import initialize_model
 
-from numpyro_geom import SGRLD
+from numpyro_geom import ISGD, PXSGHMC, SGHMC, SGRLD, SWAG, VSGD, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
 from numpyro_geom.potential import model_potential
 
@@ -79,7 +79,7 @@ SOURCES = {
 }
 SMALLEST = ("yacht", "boston")
 """Where NUTS is not too slow."""
-LEFT_OUT_OF_QUICK = ("SGRLD rmsprop", "SGRLD shampoo", "NUTS")
+LEFT_OUT_OF_QUICK = ("SGRLD rmsprop", "SGRLD shampoo", "PX-SGHMC", "VSGD", "NUTS")
 """Methods that `--quick` runs only by name, to stay within a minute."""
 
 
@@ -395,24 +395,20 @@ def swag_method(guide_class: Any) -> Method:
 
 
 def methods() -> dict[str, Method]:
-    """Method name -> function of the training part and a key; only what is installed."""
-    found: dict[str, Method] = {
+    """Method name -> function of the training part and a key."""
+    hidden_side = Expansion(sites={"w1": Factors(left=0, right=1, vectors=("b1",))})
+    return {
         "MAP": run_map,
         "SGLD": kernel_method(SGRLD),
-        "SGRLD rmsprop": kernel_method(lambda *a, **k: SGRLD(*a, metric="rmsprop", **k)),
-        "SGRLD shampoo": kernel_method(lambda *a, **k: SGRLD(*a, metric="shampoo", **k)),
+        "SGRLD rmsprop": kernel_method(partial(SGRLD, metric="rmsprop")),
+        "SGRLD shampoo": kernel_method(partial(SGRLD, metric="shampoo")),
+        "SGHMC": kernel_method(SGHMC),
+        "PX-SGHMC": kernel_method(partial(PXSGHMC, expansion=hidden_side)),
+        "I-SGD": kernel_method(ISGD),
+        "VSGD": kernel_method(VSGD),
+        "SWAG": swag_method(SWAG),
+        "NUTS": run_nuts,
     }
-    optional = (
-        ("I-SGD", "numpyro_geom.kernels.isgd", "ISGD", kernel_method),
-        ("VSGD", "numpyro_geom.kernels.vsgd", "VSGD", kernel_method),
-        ("SWAG", "numpyro_geom.swag", "SWAG", swag_method),
-    )
-    for name, module, attribute, wrap in optional:
-        try:
-            found[name] = wrap(getattr(importlib.import_module(module), attribute))
-        except (ImportError, AttributeError):
-            continue
-    return {**found, "NUTS": run_nuts}
 
 
 # --- experiment

@@ -99,7 +99,7 @@ CURVATURES = {
     "baoab": np.array([1.0, 5.0, 40.0]),  # h^2 lam = 3.6 without noise: exact still
     "euler": np.array([1.0, 5.0, 12.0]),
 }
-GROUP = 20_000
+GROUP = 12_000
 METRICS = {
     "identity": (Identity(), None),
     "rmsprop": (RMSprop(eps=1e-12), MetricState(jnp.array([1.0, 1 / 4, 16.0]))),
@@ -150,6 +150,7 @@ def test_stationary_law(integrator: str, name: str, tau: float) -> None:
 
     # 160 steps: 4 relaxation times at the slowest, from an exact variance of theta
     state, draws = chains.run(kernel, state, 2)
+    assert {x.dtype for x in jax.tree.leaves((state.z, state.dynamics))} == {jnp.dtype("float32")}
     y = jax.vmap(lambda z: metric.apply_sqrt(fixed, z))(state.z)
     both = np.concatenate([y, state.dynamics.momentum], axis=1).astype(np.float64)
     for k in range(3):
@@ -257,8 +258,9 @@ DIM = 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("integrator", ["baoab", "euler"])
-@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize(
+    ("integrator", "correct"), [("baoab", True), ("baoab", False), ("euler", True)]
+)
 def test_noise_correction(integrator: str, correct: bool) -> None:
     """Right to a percent where noise that is not corrected inflates the variance by 30%."""
     # h is small enough that the rest, h^2 lam / 4 of the 30% (and of 100% with Euler), is .14%
@@ -317,27 +319,26 @@ def noisy(noise: float) -> Any:
 
 
 def variance_ratios(kernel: Any, tau: float, num_chains: int, num_draws: int = 8) -> Any:
-    """Squares over tau / lam averaged over coordinates, (draws, chains, 1), and the last state."""
+    """Squares over tau / lam, averaged over coordinates, and the thermostat: (draws, chains)."""
     start = np.sqrt(tau / MANY) * random.normal(random.key(1), (num_chains, MANY.size))
     state = chains.start(kernel, start.astype(jnp.float32), seed=0)
-    state, _ = chains.run(kernel, state, 1)
-    thermostat = []
-    squares = []
+    sample = jax.jit(lambda state: kernel.sample(state, (), {}))
+    state = sample(state)
+    squares, thermostat = [], []
     for _ in range(num_draws):
-        state, draws = chains.run(kernel, state, 1)
-        squares.append(np.mean(draws.z[0].astype(np.float64) ** 2 * MANY / tau, -1))
+        state = sample(state)
+        squares.append(np.mean(np.asarray(state.z, np.float64) ** 2 * MANY / tau, -1))
         if isinstance(kernel, SGNHT):
             thermostat.append(np.asarray(state.dynamics.extra.friction, np.float64))
-    return np.stack(squares)[..., None], np.stack(thermostat) if thermostat else None
+    return np.stack(squares), np.stack(thermostat) if thermostat else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "h", "noise", "tau", "mass"),
     [
-        ("badodab", 0.1, 6.0, 1.0, "auto"),
-        ("badodab", 0.1, 12.0, 2.0, 1.0),
-        ("euler", 0.05, 24.0, 2.0, "auto"),
+        ("badodab", 0.1, 12.0, 2.0, "auto"),
+        ("euler", 0.05, 24.0, 2.0, 1.0),
     ],
 )
 def test_thermostat_takes_isotropic_noise(
@@ -354,6 +355,8 @@ def test_thermostat_takes_isotropic_noise(
         num_steps=int(6 / h),
     )
     squares, thermostat = variance_ratios(kernel, tau, 1500)
+    # friction alone leaves it, see `test_stationary_law`
+    assert bias("baoab", h, MANY, noise, gamma, tau).min() > 0.25
     friction, variances = thermostatted(integrator, h, noise, gamma, tau)
     expected = np.mean(variances * MANY / tau)
     if integrator == "badodab":
@@ -374,13 +377,6 @@ def test_thermostat_takes_isotropic_noise(
     spread = np.sqrt(tau / (MANY.size * inertia))
     # sd of a standard deviation from 1500 chains and some draws of each: .7%
     assert thermostat.std() == pytest.approx(spread, rel=0.05)
-
-
-@pytest.mark.slow
-def test_friction_alone_does_not_take_it() -> None:
-    kernel = SGHMC(potential_fn=noisy(6.0), step_size=0.1, friction=1.0, num_steps=60)
-    squares, _ = variance_ratios(kernel, 1.0, 500, 4)
-    assert squares.mean() > 1.25
 
 
 def test_noise_that_differs_between_directions() -> None:
@@ -419,7 +415,7 @@ def test_quartic(integrator: str, h: float) -> None:
     start = jnp.asarray(size * rng.choice([-1.0, 1.0], size=size.shape), jnp.float32)
     _, draws = chains.run(kernel, chains.start(kernel, start, seed=0), 5)
     z = draws.z[1:].astype(np.float64)
-    assert np.mean(z[0] * np.asarray(start)) < 0.2  # they have moved
+    assert abs(np.mean(z[0] * np.asarray(start))) < 0.1  # they have moved
     exact = np.array([2 * np.sqrt(tau) * gamma_function(0.75) / gamma_function(0.25), tau])
     found = np.stack([np.mean(z**2, -1), np.mean(z**4, -1)], -1)
     error = found.mean(0).std(0) / np.sqrt(2000)
@@ -427,7 +423,7 @@ def test_quartic(integrator: str, h: float) -> None:
     assert (np.abs(found.mean((0, 1)) - exact) < 0.006 * exact + SIGMAS * error).all(), (
         found.mean((0, 1)) / exact
     )
-    assert (SIGMAS * error < 0.03 * exact).all()
+    assert (SIGMAS * error < 0.045 * exact).all()
 
 
 def test_injected_variance_for_any_thermostat() -> None:
@@ -479,34 +475,35 @@ def test_rule_of_euler_with_a_thermostat(friction: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel_class", "integrator"), [(SGHMC, "baoab"), (SGNHT, "badodab"), (SGNHT, "euler")]
-)
-def test_automatic_run(kernel_class: Any, integrator: str) -> None:
+@pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
+def test_automatic_run(kernel_class: Any) -> None:
     lam = jnp.array([1.0, 10.0, 100.0])
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        return jnp.sum(lam * z * z) / 2 + 2 * z @ random.normal(rng_key, z.shape)
+        return jnp.sum(lam * z * z) / 2 + 1.5 * z @ random.normal(rng_key, z.shape)
 
-    kernel = kernel_class(potential_fn=energy, integrator=integrator)
     mcmc = MCMC(
-        kernel,
+        kernel_class(potential_fn=energy),
         num_warmup=40,
         num_samples=60,
-        num_chains=100,
+        num_chains=400,
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(random.key(0), init_params=random.normal(random.key(1), (100, 3)))
-    squares = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64) ** 2 * np.asarray(lam)
-    ratio, error = squares.mean((0, 1)), squares.mean(1).std(0) / 10
-    # upwards by the tolerance, over 1 minus it; downwards by half of it where xi h / 2 is an error
-    low = 0.06 if integrator == "euler" else 0.01
-    assert (ratio > 1 - low - SIGMAS * error).all(), (ratio, error)
-    assert (ratio < 1.12 + SIGMAS * error).all(), (ratio, error)
-    assert (SIGMAS * error < 0.15).all(), error
-    h, friction = mcmc.last_state.step_size, mcmc.last_state.dynamics.friction
-    assert (friction * h <= 1.0001 * (0.1 if integrator == "euler" else MOST_FRICTION)).all()
+    mcmc.run(random.key(0), init_params=random.normal(random.key(1), (400, 3)))
+    z = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)
+    squares = z**2 * np.asarray(lam)
+    ratio, error = squares.mean((0, 1)), squares.mean(1).std(0) / np.sqrt(400)
+    assert (SIGMAS * error < 0.12).all(), error
+    # a tolerance of .1 for the noise, in the stiffest direction over 1 - .1; all of the noise is
+    # isotropic here, and the thermostat takes it
+    highest = 0.1 / 0.9 if kernel_class is SGHMC else 0.01
+    assert (ratio > 0.99 - SIGMAS * error).all(), (ratio, error)
+    assert (ratio < 1 + highest + SIGMAS * error).all(), (ratio, error)
+    last = mcmc.last_state
+    # curvature decides the step, critical damping the friction
+    np.testing.assert_allclose(last.step_size, 2 * np.sqrt(0.1 / 100), rtol=1e-4)
+    np.testing.assert_allclose(last.dynamics.friction, 2.0, rtol=1e-4)
     assert not np.asarray(mcmc.get_extra_fields()["diverging"]).any()
 
 
@@ -555,11 +552,9 @@ def test_undone_steps_put_the_momentum_at_rest(kernel_class: Any) -> None:
         assert not p[back].any()
         assert p[~back].any(axis=1).all()
         np.testing.assert_array_equal(z[back], np.asarray(old.z)[back])
-        if kernel_class is SGNHT:
-            thermostat = np.asarray(state.dynamics.extra.friction)
-            np.testing.assert_array_equal(
-                thermostat[back], np.asarray(old.dynamics.extra.friction)[back]
-            )
+        if kernel_class is SGNHT:  # the thermostat goes on
+            assert np.isfinite(state.dynamics.extra.friction).all()
+            assert (state.dynamics.extra.friction != old.dynamics.extra.friction).all()
         undone += back.sum()
         moved += np.abs(z - np.asarray(old.z)).sum(1)
     assert undone > 100
@@ -567,20 +562,21 @@ def test_undone_steps_put_the_momentum_at_rest(kernel_class: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_dtypes(kernel_class: Any, dtype: str, request: pytest.FixtureRequest) -> None:
-    if dtype == "float64":
-        request.getfixturevalue("x64")
-
+def test_double_precision(kernel_class: Any, x64: None) -> None:
     def energy(z: dict, rng_key: jax.Array) -> jax.Array:
-        return sum(jnp.sum(x**2) for x in z.values()) / 2 + z["b"] * random.normal(rng_key)
+        noise = random.normal(rng_key, dtype=z["b"].dtype)
+        return sum(jnp.sum(x**2) for x in z.values()) / 2 + z["b"] * noise
 
     kernel = kernel_class(potential_fn=energy, step_size=0.1, friction=1, num_steps=3)
-    position = {"a": jnp.ones((2, 3), dtype), "b": jnp.ones((), dtype)}
+    position = {"a": jnp.ones((2, 3)), "b": jnp.ones((), jnp.float32)}
     state = kernel.init(random.key(0), 0, position, (), {})
     after = jax.jit(lambda s: kernel.sample(s, (), {}))(state)
-    assert {x.dtype for x in jax.tree.leaves((after.z, after.dynamics))} == {jnp.dtype(dtype)}
-    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+    wanted = {"a": jnp.float64, "b": jnp.float32}
+    for tree in (after.z, after.dynamics.momentum):
+        assert jax.tree.map(lambda x: x.dtype, tree) == wanted
+    assert {x.dtype for x in jax.tree.leaves(after.dynamics._replace(momentum=()))} == {
+        jnp.dtype("float64")
+    }
     assert all((x != y).all() for x, y in zip(after.z.values(), state.z.values(), strict=True))
 
 

@@ -206,6 +206,7 @@ class GGMC(SGKernel):
             **settings,
             "friction": "auto" if self._friction is None else self._friction,
             "target_accept": self._target_accept,
+            "num_data": "none" if self._num_data is None else self._num_data,
         }
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:

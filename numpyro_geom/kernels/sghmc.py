@@ -175,6 +175,7 @@ class SGHMC(SGKernel):
             **super().settings,
             "friction": "auto" if self._friction is None else self._friction,
             "integrator": self._integrator,
+            "gamma": "frozen",
             "noise_correction": self._noise_correction,
         }
 

@@ -1,0 +1,683 @@
+"""A mixture of 25 Gaussians: which samplers leave a mode, and what it costs them.
+
+The target is that of Zhang, Li, Zhang, Chen and Wilson, "Cyclical Stochastic Gradient MCMC for
+Bayesian Deep Learning" (ICLR 2020): weights 1/25, means on the grid {-4, -2, 0, 2, 4}^2, covariance
+0.03 I. Half-way between two modes the density is 1e-7 of what it is at them, and every chain starts
+in the mode in the middle: a sampler whose error is small stays there, and one that travels does so
+by means of its error. So the table shows both: how the modes are weighted, and how wide they are.
+
+Parameter expansion is that of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient
+Markov Chain Monte Carlo" (ICLR 2025, section 5.1): x = W3 W2 W1 v with three 2 x 2 matrices, here a
+site of shape (2, 1) with three factors on the left. Ours: gradients of the exact energy, 50,000
+evaluations a chain for every sampler, of which 500 draws are kept (theirs: HMC with 10,000 draws,
+10 leapfrog steps of 0.05), and a table in place of a picture.
+
+The density is a `numpyro.factor` beside a flat prior. As the prior itself (`MixtureSameFamily`) it
+would be what ``Expansion(target="factors")`` replaces, and nothing of it would be left.
+
+    python examples/mixture.py [--out TABLE.md] [--figure HISTOGRAMS.png]
+    python examples/mixture.py --quick
+    python examples/mixture.py --tune [--methods SGLD GGMC]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.distributions import constraints
+from numpyro.infer import MCMC, NUTS
+from scipy.stats import norm
+
+from numpyro_geom import GGMC, PXSGHMC, SGHMC, SGRLD, Expansion, cyclical
+
+LEVELS = np.arange(-4.0, 5.0, 2.0)
+"""Coordinates of the means."""
+MEANS = np.stack(np.meshgrid(LEVELS, LEVELS, indexing="ij"), axis=-1).reshape(-1, 2)
+VARIANCE = 0.03
+"""Of each mode in each direction."""
+WIDE_VARIANCE = 0.2
+"""That of an easier mixture, between whose modes samplers with small errors travel too."""
+NUM_FACTORS = 3
+EXPLORE = 0.25
+FLOOR = 0.05
+"""Step size at the end of a cycle."""
+EXPANDED_FLOOR = 0.01
+"""The same with factors, whose curvature is up to a hundred times as large."""
+EDGES = np.arange(-5.0, 5.2, 0.4)
+"""Of the bins, 25 a side: a mode's mean is in the middle of one. Beyond them is one bin more."""
+VISITED_WITHIN = 3.0
+"""A mode counts as visited by a draw that is this many standard deviations from its mean."""
+
+
+# --- the target and what it is compared by
+
+
+def log_density(x: Any, variance: float = VARIANCE) -> jax.Array:
+    """Of the mixture, normalised; x has shape (..., 2)."""
+    # equal weights on a product of levels: the coordinates are independent
+    squares = jnp.square(jnp.asarray(x)[..., None] - LEVELS) / (2 * variance)
+    parts = jax.nn.logsumexp(-squares, axis=-1) - math.log(5)
+    return jnp.sum(parts - 0.5 * math.log(2 * math.pi * variance), axis=-1)
+
+
+def mixture(variance: float = VARIANCE) -> None:
+    """The model: a column of two numbers, so that factors can stand on its left."""
+    flat = dist.ImproperUniform(constraints.independent(constraints.real, 2), (), (2, 1))
+    x = numpyro.sample("x", flat)
+    numpyro.factor("mixture", log_density(x[..., 0], variance))
+
+
+def exact_draws(rng: np.random.Generator, num_draws: int, variance: float = VARIANCE) -> np.ndarray:
+    """Independent draws, shape (draws, 2)."""
+    means = MEANS[rng.integers(len(MEANS), size=num_draws)]
+    return means + math.sqrt(variance) * rng.normal(size=means.shape)
+
+
+def factors_draws(
+    rng: np.random.Generator,
+    num_draws: int,
+    variance: float = VARIANCE,
+    num_factors: int = NUM_FACTORS,
+    num_matrices: int = 100_000,
+) -> np.ndarray:
+    """Draws from the law that ``target="factors"`` has, shape (draws, 2).
+
+    The mixture times the prior of x = P v that P, a product of ``num_factors`` matrices with
+    entries N(0, 1/2), and v from N(0, I) imply. Given P that prior is N(0, P P'), and the product
+    a mixture again: matrices are weighted by their evidence, so that the draws are those of
+    ``num_matrices`` random ones, and independent otherwise.
+    """
+    expansion = Expansion(target="factors")
+    factors = rng.normal(size=(num_factors, num_matrices, 2, 2)) * expansion.factor_prior_scale
+    product = functools.reduce(np.matmul, factors) * expansion.prior_scale
+    prior = product @ product.mT
+    total = prior + variance * np.eye(2)
+    fit = np.einsum("ki,jil,kl->jk", MEANS, np.linalg.inv(total), MEANS)
+    log_evidence = -0.5 * (fit + np.log(np.linalg.det(total))[:, None])
+    evidence = np.exp(log_evidence - log_evidence.max()).ravel()
+    chosen = rng.choice(evidence.size, size=num_draws, p=evidence / evidence.sum())
+    matrix, mode = np.divmod(chosen, len(MEANS))
+    gain = prior[matrix] @ np.linalg.inv(total[matrix])
+    centre = (gain @ MEANS[mode][..., None])[..., 0]
+    # the covariance, variance * gain, up to the rounding that makes it asymmetric
+    values, vectors = np.linalg.eigh(variance * (gain + gain.mT) / 2)
+    noise = np.sqrt(np.maximum(values, 0.0)) * rng.normal(size=centre.shape)
+    return centre + (vectors @ noise[..., None])[..., 0]
+
+
+def nearest_mode(draws: np.ndarray) -> np.ndarray:
+    """Number of the nearest mean of each draw, shape (...,) for draws of shape (..., 2)."""
+    levels = np.clip(np.rint((draws - LEVELS[0]) / 2), 0, 4).astype(int)
+    return 5 * levels[..., 0] + levels[..., 1]
+
+
+def cell_weights(draws: np.ndarray) -> np.ndarray:
+    """Shares of the draws by their nearest mean, shape (25,)."""
+    return np.bincount(nearest_mode(draws), minlength=len(MEANS)) / len(draws)
+
+
+def exact_cell_weights(variance: float) -> np.ndarray:
+    """Expectations of `cell_weights`: 1/25 but for what crosses the middle between two means."""
+    return _products(np.concatenate([[-np.inf], LEVELS[1:] - 1, [np.inf]]), variance).ravel()
+
+
+def exact_bins(variance: float = VARIANCE) -> np.ndarray:
+    """Probabilities of the bins, shape (25, 25)."""
+    return _products(EDGES, variance)
+
+
+def _products(edges: np.ndarray, variance: float) -> np.ndarray:
+    """Probabilities of rectangles, by the product of the coordinates' laws."""
+    cdf = norm.cdf(edges[:, None], LEVELS, math.sqrt(variance)).mean(axis=1)
+    return np.outer(np.diff(cdf), np.diff(cdf))
+
+
+def total_variation(shares: np.ndarray, exact: np.ndarray) -> float:
+    """Of two laws on the same bins, and one more with what is left."""
+    rest = abs(shares.sum() - exact.sum())
+    return float((np.abs(shares - exact).sum() + rest) / 2)
+
+
+class Fit(NamedTuple):
+    """How draws compare with the mixture.
+
+    Attributes:
+        visited: modes with a draw within `VISITED_WITHIN` standard deviations.
+        weights: total variation between shares of the nearest means and what they should be.
+        largest: largest difference between such a share and what it should be.
+        bins: total variation on the bins of `EDGES`.
+        spread: mean square distance from the nearest mean, relative to 2 * variance.
+    """
+
+    visited: float
+    weights: float
+    largest: float
+    bins: float
+    spread: float
+
+
+def compare(draws: np.ndarray, variance: float = VARIANCE) -> Fit:
+    """Compare draws of shape (draws, 2) with the mixture."""
+    mode = nearest_mode(draws)
+    squares = np.sum((draws - MEANS[mode]) ** 2, axis=-1)
+    near = squares < VISITED_WITHIN**2 * variance
+    off = cell_weights(draws) - exact_cell_weights(variance)
+    counts, _, _ = np.histogram2d(*draws.T, bins=(EDGES, EDGES))
+    return Fit(
+        visited=len(np.unique(mode[near])),
+        weights=float(np.abs(off).sum() / 2),
+        largest=float(np.abs(off).max()),
+        bins=total_variation(counts / len(draws), exact_bins(variance)),
+        spread=float(squares.mean() / (2 * variance)),
+    )
+
+
+# --- methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much work a chain may do.
+
+    Attributes:
+        num_draws: draws that are kept.
+        num_gradients: gradients between two of them.
+        num_chains: independent chains, vectorised.
+        num_seeds: repetitions.
+        num_warmup: of NUTS, the only one that adapts; these gradients are not counted.
+    """
+
+    num_draws: int = 500
+    num_gradients: int = 100
+    num_chains: int = 16
+    num_seeds: int = 3
+    num_warmup: int = 500
+
+
+QUICK = Effort(num_draws=50, num_gradients=20, num_chains=4, num_seeds=2, num_warmup=50)
+TUNING = Effort(num_draws=150, num_chains=8, num_seeds=1)
+
+
+class Method(NamedTuple):
+    """A sampler with its settings.
+
+    Attributes:
+        make: settings -> kernel that takes ``num_gradients`` a draw, or a share of them.
+        grid: what `--tune` tries.
+        settings: what it found best, see `tune`.
+        law: the exact draws of the law that it samples.
+    """
+
+    make: Callable[..., Any]
+    grid: Mapping[str, Sequence[float]]
+    settings: Mapping[str, float]
+    law: Callable[..., np.ndarray] = exact_draws
+
+
+def make_sgld(effort: Effort, step_size: float) -> Any:
+    """SGRLD with the identity metric."""
+    return SGRLD(mixture, step_size=step_size, num_steps=effort.num_gradients)
+
+
+def make_sghmc(effort: Effort, step_size: float, friction: float) -> Any:
+    """A constant step size."""
+    return SGHMC(mixture, step_size=step_size, friction=friction, num_steps=effort.num_gradients)
+
+
+def make_cyclical(effort: Effort, peak: float, friction: float, explore: float = 0.0) -> Any:
+    """A cycle a draw, so that a draw is a cycle's end."""
+    schedule = cyclical(peak, effort.num_gradients, floor=FLOOR, explore=explore)
+    return SGHMC(mixture, step_size=schedule, friction=friction, num_steps=effort.num_gradients)
+
+
+def make_expanded(effort: Effort, friction: float, target: str, **step: float) -> Any:
+    """Three factors on the left, as in the paper; ``step_size``, or ``peak`` of cycles."""
+    step_size: Any = step.get("step_size")
+    if step_size is None:
+        step_size = cyclical(step["peak"], effort.num_gradients, floor=EXPANDED_FLOOR)
+    return PXSGHMC(
+        mixture,
+        expansion=Expansion(left=NUM_FACTORS, right=0, target=target),
+        step_size=step_size,
+        friction=friction,
+        num_steps=effort.num_gradients,
+    )
+
+
+def make_ggmc(effort: Effort, step_size: float, friction: float, num_gradients: int) -> Any:
+    """Trajectories of ``num_gradients``, one fewer steps; as many as a draw may cost."""
+    num_gradients = min(num_gradients, effort.num_gradients)
+    return GGMC(mixture, step_size=step_size, friction=friction, num_steps=num_gradients - 1)
+
+
+def make_nuts(effort: Effort) -> Any:
+    """NumPyro's, with its defaults."""
+    return NUTS(mixture)
+
+
+FRICTIONS = (0.1, 1.0, 10.0)
+PEAKS = (0.3, 0.35, 0.4, 0.45, 0.5)
+EXPANDED_STEPS = (0.01, 0.03, 0.05, 0.1)
+
+# The settings are the best that `--tune` found: the least distance on the bins, one chain.
+METHODS = {
+    "SGLD": Method(
+        make_sgld,
+        {"step_size": (0.01, 0.03, 0.035, 0.04, 0.045, 0.05, 0.055)},
+        {"step_size": 0.04},
+    ),
+    "SGHMC": Method(
+        make_sghmc,
+        {"step_size": (0.1, 0.2, 0.3, 0.33, 0.34, 0.345), "friction": FRICTIONS},
+        {"step_size": 0.3, "friction": 1.0},
+    ),
+    "SGHMC, cyclical": Method(
+        make_cyclical,
+        {"peak": PEAKS, "friction": FRICTIONS},
+        {"peak": 0.35, "friction": 1.0},
+    ),
+    "SGHMC, cyclical, explore": Method(
+        functools.partial(make_cyclical, explore=EXPLORE),
+        {"peak": PEAKS, "friction": FRICTIONS},
+        {"peak": 0.35, "friction": 1.0},
+    ),
+    "PX-SGHMC, posterior": Method(
+        functools.partial(make_expanded, target="posterior"),
+        {"step_size": EXPANDED_STEPS, "friction": FRICTIONS},
+        {"step_size": 0.02, "friction": 1.0},
+    ),
+    "PX-SGHMC, factors": Method(
+        functools.partial(make_expanded, target="factors"),
+        {"step_size": EXPANDED_STEPS, "friction": FRICTIONS},
+        {"step_size": 0.02, "friction": 1.0},
+        factors_draws,
+    ),
+    "PX-SGHMC, posterior, cyclical": Method(
+        functools.partial(make_expanded, target="posterior"),
+        {"peak": (0.03, 0.05, 0.1, 0.2, 0.3), "friction": FRICTIONS},
+        {"peak": 0.1, "friction": 1.0},
+    ),
+    "GGMC": Method(
+        make_ggmc,
+        {
+            "step_size": (0.1, 0.2, 0.3),
+            "friction": (0.1, 1.0),
+            "num_gradients": (2, 10, 50),
+        },
+        {"step_size": 0.1, "friction": 1.0, "num_gradients": 10},
+    ),
+    "NUTS": Method(make_nuts, {}, {}),
+}
+
+
+def in_the_middle(num_chains: int, seed: int) -> np.ndarray:
+    """Starts in the mode in the middle, shape (chains, 2)."""
+    rng = np.random.default_rng(seed)
+    return math.sqrt(VARIANCE) * rng.normal(size=(num_chains, 2))
+
+
+class Run(NamedTuple):
+    """Draws of shape (chains, draws, 2), and the seconds of each seed."""
+
+    draws: list[np.ndarray]
+    seconds: list[float]
+
+
+def run(
+    name: str,
+    effort: Effort,
+    settings: Mapping[str, float] | None = None,
+    start: Callable[[int, int], np.ndarray] = in_the_middle,
+    variance: float = VARIANCE,
+) -> Run:
+    """Draws of one method, ``effort.num_gradients`` gradients apart."""
+    method = METHODS[name]
+    if settings is None:
+        settings = method.settings
+    kernel = method.make(effort, **settings)
+    nuts = isinstance(kernel, NUTS)
+    # GGMC's trajectories are shorter than what a draw may cost, NUTS's have any length
+    thinning = 1
+    if "num_gradients" in settings:
+        thinning = effort.num_gradients // min(settings["num_gradients"], effort.num_gradients)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=effort.num_warmup if nuts else 0,
+        num_samples=effort.num_draws * thinning,
+        thinning=thinning,
+        num_chains=effort.num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    result = Run([], [])
+    for seed in range(effort.num_seeds):
+        key = random.key(seed)
+        init = {"x": jnp.asarray(start(effort.num_chains, seed), float)[..., None]}
+        begin = time.perf_counter()
+        if nuts:
+            draws = _run_nuts(mcmc, key, init, effort, variance)
+        else:
+            mcmc.run(key, variance, init_params=init)
+            draws = np.asarray(mcmc.get_samples(group_by_chain=True)["x"], np.float64)[..., 0]
+        result.seconds.append(time.perf_counter() - begin)
+        result.draws.append(draws)
+    return result
+
+
+def _run_nuts(mcmc: MCMC, key: jax.Array, init: dict, effort: Effort, variance: float) -> Any:
+    """As many draws of NUTS as the gradients allow, thinned to the number that is kept."""
+    budget = effort.num_draws * effort.num_gradients
+    mcmc.num_samples = effort.num_warmup
+    mcmc.run(key, variance, init_params=init, extra_fields=("num_steps",))
+    cost = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["num_steps"]).mean(axis=1)
+    # a quarter more than the cheapest chain needs, as its costs vary
+    mcmc.num_samples = math.ceil(1.25 * budget / cost.min())
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, variance, extra_fields=("num_steps",))
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["x"], np.float64)[..., 0]
+    spent = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["num_steps"])
+    within = np.sum(np.cumsum(spent, axis=1) <= budget, axis=1)
+    kept = [np.linspace(0, n - 1, effort.num_draws).astype(int) for n in within]
+    return np.stack([chain[rows] for chain, rows in zip(draws, kept, strict=True)])
+
+
+# --- experiment
+
+
+class Row(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: of the method.
+        settings: in words.
+        single: `Fit` of one chain's draws, the mean over chains; one row a seed.
+        pooled: `Fit` of all chains' draws; one row a seed.
+        seconds: of the fastest seed, which compiles nothing; nan for exact draws.
+    """
+
+    name: str
+    settings: str
+    single: np.ndarray
+    pooled: np.ndarray
+    seconds: float
+
+
+def summarise(name: str, settings: str, draws: Sequence[np.ndarray], seconds: float) -> Row:
+    """One line of the table from draws of shape (chains, draws, 2), a seed each."""
+    single = [np.mean([compare(chain) for chain in group], axis=0) for group in draws]
+    pooled = [compare(group.reshape(-1, 2)) for group in draws]
+    return Row(name, settings, np.array(single), np.array(pooled), seconds)
+
+
+def exact_rows(effort: Effort) -> list[Row]:
+    """As many exact draws of the mixture and of the law of ``"factors"``."""
+    shape = (effort.num_chains, effort.num_draws, 2)
+    laws = {"exact draws": exact_draws, 'exact draws of "factors"': factors_draws}
+    return [
+        summarise(
+            name,
+            "",
+            [
+                law(np.random.default_rng(seed), shape[0] * shape[1]).reshape(shape)
+                for seed in range(effort.num_seeds)
+            ],
+            math.nan,
+        )
+        for name, law in laws.items()
+    ]
+
+
+def in_words(settings: Mapping[str, float]) -> str:
+    """Settings for a cell of the table."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.items())
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: means over the seeds, with their standard deviations where they matter."""
+    heads = (
+        "sampler",
+        "settings",
+        "modes: one chain",
+        "all",
+        "TV of weights: one chain",
+        "all",
+        "largest error of a weight",
+        "TV on bins: one chain",
+        "all",
+        "variance in a mode / exact",
+        "seconds",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        one, every = (Fit(*np.moveaxis(fits, 1, 0)) for fits in (row.single, row.pooled))
+        cells = [
+            row.name,
+            row.settings or "–",
+            _cell(one.visited, 1),
+            _cell(every.visited, 1),
+            _cell(one.weights),
+            _cell(every.weights),
+            _cell(every.largest, 3),
+            _cell(one.bins),
+            _cell(every.bins),
+            _cell(every.spread),
+            "–" if math.isnan(row.seconds) else f"{row.seconds:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: np.ndarray, digits: int = 2) -> str:
+    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
+
+
+def tune(names: Sequence[str], effort: Effort) -> None:
+    """Try the grids, and print every setting, the best of each method last."""
+    for name in names:
+        method = METHODS[name]
+        found = []
+        for values in itertools.product(*method.grid.values()):
+            settings = dict(zip(method.grid, values, strict=True))
+            row = summarise(name, "", run(name, effort, settings).draws, 0.0)
+            fit, pooled = Fit(*row.single[0]), Fit(*row.pooled[0])
+            found.append((fit.bins, in_words(settings)))
+            print(
+                f"{name}: {in_words(settings)}: modes {fit.visited:.1f} and {pooled.visited:.0f}, "
+                f"TV of weights {fit.weights:.3f} and {pooled.weights:.3f}, on bins {fit.bins:.3f} "
+                f"and {pooled.bins:.3f}, variance {fit.spread:.2f}",
+                flush=True,
+            )
+        print(f"best of {name}: {min(found)[1]}\n")
+
+
+# --- whether the laws are right
+
+
+class Check(NamedTuple):
+    """A sampler, a mixture and a start, for `check_law`.
+
+    Attributes:
+        method: one of `METHODS`.
+        settings: with small errors, and so not those of the first table.
+        variance: of the modes.
+        exact_start: whether chains start from the exact law, or in the mode in the middle.
+    """
+
+    method: str
+    settings: Mapping[str, float]
+    variance: float
+    exact_start: bool
+
+
+SMALL_STEP = {"step_size": 0.1, "friction": 1.0}
+SMALL_EXPANDED_STEP = {"step_size": 0.01, "friction": 1.0}
+TRAJECTORY = {"step_size": 0.3, "friction": 1.0, "num_gradients": 10}
+CHECKS = (
+    Check("SGHMC", SMALL_STEP, WIDE_VARIANCE, False),
+    Check("GGMC", TRAJECTORY, WIDE_VARIANCE, False),
+    Check("PX-SGHMC, posterior", SMALL_EXPANDED_STEP, WIDE_VARIANCE, False),
+    Check("PX-SGHMC, factors", SMALL_EXPANDED_STEP, WIDE_VARIANCE, False),
+    Check("GGMC", {**TRAJECTORY, "step_size": 0.1}, VARIANCE, True),
+    Check("PX-SGHMC, posterior", {**SMALL_EXPANDED_STEP, "step_size": 0.003}, VARIANCE, True),
+    Check("PX-SGHMC, factors", {**SMALL_EXPANDED_STEP, "step_size": 0.003}, VARIANCE, True),
+)
+CHECKING = Effort(num_draws=100, num_gradients=500, num_chains=200, num_seeds=1)
+QUICK_CHECKING = Effort(num_draws=4, num_gradients=20, num_chains=20, num_seeds=1)
+
+
+class Law(NamedTuple):
+    """How the law of many chains differs from the mixture.
+
+    Attributes:
+        weights: total variation between the chains' shares of the nearest means and the exact ones.
+        by_chance: its expectation from Monte Carlo error alone.
+        largest: the largest difference of a share, in its standard errors.
+        width: mean of cos(pi x), which falls with a mode's variance, minus the exact one, in its
+            standard errors.
+    """
+
+    weights: float
+    by_chance: float
+    largest: float
+    width: float
+
+
+def law_of(draws: np.ndarray, variance: float) -> Law:
+    """Compare draws of shape (chains, draws, 2) with the mixture.
+
+    Standard errors are those of independent chains, from the spread of their own means.
+    """
+    mode = nearest_mode(draws)
+    shares = np.stack([np.mean(mode == k, axis=1) for k in range(len(MEANS))], axis=1)
+    root = math.sqrt(len(draws))
+    errors = shares.std(axis=0, ddof=1) / root
+    off = shares.mean(axis=0) - exact_cell_weights(variance)
+    # cos(pi x) has period 2, that of the means
+    width = np.cos(math.pi * draws).mean(axis=(1, 2))
+    exact_width = math.exp(-(math.pi**2) * variance / 2)
+    return Law(
+        weights=float(np.abs(off).sum() / 2),
+        by_chance=float(math.sqrt(2 / math.pi) * errors.sum() / 2),
+        # a mode that no chain visits has no error of its own
+        largest=float(np.max(np.abs(off) / np.where(errors > 0, errors, errors.max()))),
+        width=float((width.mean() - exact_width) / (width.std(ddof=1) / root)),
+    )
+
+
+def check_law(check: Check, effort: Effort) -> Law:
+    """The law of the second half of the chains' draws."""
+
+    def from_exact(num_chains: int, seed: int) -> np.ndarray:
+        return exact_draws(np.random.default_rng(seed), num_chains, check.variance)
+
+    start = from_exact if check.exact_start else in_the_middle
+    done = run(check.method, effort, check.settings, start, check.variance)
+    return law_of(done.draws[0][:, effort.num_draws // 2 :], check.variance)
+
+
+def check_table(effort: Effort, checks: Sequence[Check] = CHECKS) -> str:
+    """Markdown: samplers with small errors, on an easy mixture and from the exact law."""
+    lines = [
+        "| sampler | settings | variance | start | TV of weights | by chance | largest error of a "
+        "weight, in standard errors | error of the width, in standard errors |",
+        "|---" * 8 + "|",
+    ]
+    for check in checks:
+        law = check_law(check, effort)
+        cells = [
+            check.method,
+            in_words(check.settings),
+            f"{check.variance:g}",
+            "exact" if check.exact_start else "middle",
+            f"{law.weights:.3f}",
+            f"{law.by_chance:.3f}",
+            f"{law.largest:.1f}",
+            f"{law.width:+.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# --- output
+
+
+def save_figure(path: Path, draws: Mapping[str, np.ndarray]) -> None:
+    """Histograms of draws of shape (draws, 2), by name.
+
+    Raises:
+        ImportError: without Matplotlib.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise ImportError(
+            "the figure needs Matplotlib: pip install 'numpyro_geom[examples]', or leave out "
+            "--figure"
+        ) from error
+    columns = 4
+    figure = mpl.figure.Figure(figsize=(10, 2.6 * -(-len(draws) // columns)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, (name, values) in enumerate(draws.items(), start=1):
+        axes = figure.add_subplot(-(-len(draws) // columns), columns, place)
+        counts, _, _ = np.histogram2d(*values.T, bins=(np.linspace(-5.5, 5.5, 89),) * 2)
+        # the root shows modes of little weight
+        axes.imshow(np.sqrt(counts.T), extent=(-5.5, 5.5) * 2, origin="lower", cmap="magma_r")
+        axes.set_title(name, fontsize=9)
+        axes.set_xticks(LEVELS)
+        axes.set_yticks(LEVELS)
+        axes.tick_params(labelsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=75)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Row]:
+    """Run the samplers, print both tables, and write what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--out", type=Path, help="file for the tables")
+    parser.add_argument("--figure", type=Path, help="file for the histograms, such as mixture.png")
+    parser.add_argument("--quick", action="store_true", help="very short chains")
+    parser.add_argument("--tune", action="store_true", help="try the grids of settings only")
+    options = parser.parse_args(arguments)
+    if options.tune:
+        tune(options.methods, QUICK if options.quick else TUNING)
+        return []
+    effort = QUICK if options.quick else Effort()
+    rows = exact_rows(effort)
+    shown = {"exact draws": exact_draws(np.random.default_rng(0), 8000)}
+    for name in options.methods:
+        done = run(name, effort)
+        rows.append(summarise(name, in_words(METHODS[name].settings), done.draws, min(done.seconds)))
+        shown[name] = done.draws[0].reshape(-1, 2)
+        print(f"{name}: {sum(done.seconds):.0f} s", file=sys.stderr, flush=True)
+    checks = CHECKS[2:3] if options.quick else CHECKS
+    text = f"{table(rows)}\n\n{check_table(QUICK_CHECKING if options.quick else CHECKING, checks)}\n"
+    print(text)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text)
+    if options.figure is not None:
+        save_figure(options.figure, shown)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

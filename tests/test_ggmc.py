@@ -1,0 +1,252 @@
+"""GGMC leaves exp(-U / tau) invariant exactly: at large steps, with minibatches, on models.
+
+Vectorised chains; Monte Carlo errors are from the spread of the chains' own means. The gates are
+also shown to fail for two faults that are easy to make: a momentum that is not negated on
+rejection, and a cached energy that belongs to another position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import lax, random
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import potential_energy, unconstrain_fn
+from scipy.special import gamma as gamma_function
+from targets import columns
+
+from numpyro_geom import GGMC, SGState
+
+PyTree = Any
+NUM_CHAINS = 4096
+BURN_IN = 200
+NUM_DRAWS = 1500
+SIGMAS = 5.5
+MOST_ERROR = 0.005
+"""Largest Monte Carlo error, relative, that a gate may have: a worse one would prove little."""
+FRICTIONS = (0.05, 0.25, 1.0)
+
+
+def normal(z: jax.Array) -> jax.Array:
+    return jnp.sum(z**2) / 2
+
+
+def quartic(z: jax.Array) -> jax.Array:
+    return jnp.sum(z**4) / 4
+
+
+# E x^2 and E x^4; the second of the quartic is E x U'(x) = 1
+MOMENTS: dict[Callable, tuple[float, float]] = {
+    normal: (1.0, 3.0),
+    quartic: (2 * gamma_function(0.75) / gamma_function(0.25), 1.0),
+}
+
+
+def noisy(energy: Callable, size: float) -> dict[str, Any]:
+    """Arguments for an energy whose gradient has artificial noise of this standard deviation."""
+
+    def estimate(z: jax.Array, rng_key: jax.Array) -> jax.Array:
+        return energy(z) + size * jnp.sum(z * random.normal(rng_key, z.shape))
+
+    return {"potential_fn": estimate, "full_potential_fn": energy, "num_data": 1}
+
+
+def means(kernel: GGMC, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Means over each chain's draws of x^2, x^4, p^2, x U', and acceptance: (chains, 5).
+
+    A third of the chains has each of the frictions.
+    """
+    start = 0.5 * scale * random.normal(random.key(seed), (NUM_CHAINS, 1))
+    state = kernel.init(random.split(random.key(seed + 1), NUM_CHAINS), 0, start, (), {})
+    frictions = jnp.asarray(FRICTIONS)[jnp.arange(NUM_CHAINS) % 3]
+    state = state._replace(dynamics=state.dynamics._replace(friction=frictions))
+
+    @jax.jit
+    def run(state: SGState) -> jax.Array:
+        def one(k: jax.Array, carry: tuple) -> tuple:
+            state, sums = carry
+            state = kernel.sample(state, (), {})
+            x, p = state.z[:, 0], state.dynamics.momentum[:, 0]
+            new = jnp.stack(
+                [x**2, x**4, p**2, state.configurational_temperature, state.accept_prob], axis=1
+            )
+            return state, sums + jnp.where(k < BURN_IN, 0.0, new)
+
+        zeros = jnp.zeros((NUM_CHAINS, 5))
+        return lax.fori_loop(0, BURN_IN + NUM_DRAWS, one, (state, zeros))[1] / NUM_DRAWS
+
+    return np.asarray(run(state), np.float64)
+
+
+def deviations(values: np.ndarray, exact: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of the means against exact values, and the relative Monte Carlo errors."""
+    error = values.std(0, ddof=1) / len(values) ** 0.5
+    return (values.mean(0) - exact) / error, error / exact
+
+
+def assert_exact(values: np.ndarray, target: Callable, temperature: float = 1.0) -> None:
+    for k, friction in enumerate(FRICTIONS):
+        group = values[k::3]
+        exact = (*MOMENTS[target], temperature, temperature)
+        scores, errors = deviations(group[:, :4], exact)
+        assert np.all(np.abs(scores) < SIGMAS), (friction, scores, group.mean(0))
+        assert errors[0] < MOST_ERROR, errors
+        assert 0.3 < group[:, 4].mean() < 0.999
+
+
+# steps at the edge of what is useful, where an uncorrected step has another law altogether
+GATES = [(normal, 1.6), (normal, 0.8), (quartic, 0.6), (quartic, 0.3)]
+
+
+@pytest.mark.parametrize(("target", "step_size"), GATES)
+def test_full_gradients(target: Callable, step_size: float) -> None:
+    kernel = GGMC(potential_fn=target, step_size=step_size, num_steps=1, friction=1.0)
+    assert_exact(means(kernel), target)
+
+
+@pytest.mark.parametrize(("target", "step_size"), GATES)
+def test_minibatch_noise(target: Callable, step_size: float) -> None:
+    kernel = GGMC(**noisy(target, 1.0), step_size=step_size, num_steps=1, friction=1.0)
+    assert_exact(means(kernel), target)
+
+
+def test_longer_trajectories_at_a_temperature() -> None:
+    settings = {"step_size": 0.4, "num_steps": 4, "friction": 1.0, "temperature": 0.5}
+    values = means(GGMC(**noisy(normal, 1.0), **settings))
+    # variance tau, fourth moment 3 tau^2
+    for k in range(3):
+        scores, _ = deviations(values[k::3, :4], (0.5, 0.75, 0.5, 0.5))
+        assert np.all(np.abs(scores) < SIGMAS), scores
+
+
+class Unflipped(GGMC):
+    """The fault of keeping the momentum on rejection."""
+
+    def _draw(self, state: SGState, *args: Any) -> SGState:
+        new = super()._draw(state, *args)
+        rejected = jnp.all(new.z == state.z)
+        momentum = jnp.where(rejected, -1.0, 1.0) * new.dynamics.momentum
+        return new._replace(dynamics=new.dynamics._replace(momentum=momentum))
+
+
+class Stale(GGMC):
+    """The fault of testing against an energy of the draw before."""
+
+    def _draw(self, state: SGState, *args: Any) -> SGState:
+        new = super()._draw(state, *args)
+        old = jnp.where(
+            state.dynamics.extra.known, state.dynamics.extra.energy, new.potential_energy
+        )
+        extra = new.dynamics.extra._replace(energy=old)
+        return new._replace(dynamics=new.dynamics._replace(extra=extra))
+
+
+@pytest.mark.parametrize("fault", [Unflipped, Stale])
+@pytest.mark.parametrize(("target", "step_size"), [(normal, 1.6), (quartic, 0.6)])
+def test_the_gates_see_known_faults(fault: type, target: Callable, step_size: float) -> None:
+    kernel = fault(potential_fn=target, step_size=step_size, num_steps=1, friction=1.0)
+    with pytest.raises(AssertionError):
+        assert_exact(means(kernel), target)
+
+
+# --- models: chains that start from a reference's draws keep its law
+
+
+def logistic(X: jax.Array, y: jax.Array) -> None:
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=b + X[i] @ w), obs=y[i])
+
+
+def hierarchical(X: jax.Array, y: jax.Array) -> None:
+    """Non-centred: 8 groups, rows of group i mod 8."""
+    mean = numpyro.sample("mean", dist.Normal(0, 2))
+    between = numpyro.sample("between", dist.HalfNormal(1))
+    within = numpyro.sample("within", dist.HalfNormal(2))
+    slope = numpyro.sample("slope", dist.Normal(0, 2))
+    with numpyro.plate("groups", 8):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        centre = mean + between * z[i % 8] + slope * X[i, 0]
+        numpyro.sample("y", dist.Normal(centre, within), obs=y[i])
+
+
+def rows(model: Callable) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(500, 3))
+    if model is logistic:
+        y = rng.uniform(size=500) < 1 / (1 + np.exp(-(X @ [1.0, -0.5, 0.3] + 0.3)))
+    else:
+        y = 1 + 0.7 * rng.normal(size=8)[np.arange(500) % 8] + 0.5 * X[:, 0] + rng.normal(size=500)
+    return jnp.asarray(X), jnp.asarray(y, float)
+
+
+@pytest.fixture(scope="module", params=[(logistic, 0.012), (hierarchical, 0.004)])
+def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
+    """A model, a step size, and unconstrained draws of NUTS."""
+    model, step_size = request.param
+    mcmc = MCMC(
+        NUTS(model, target_accept_prob=0.9),
+        num_warmup=500,
+        num_samples=4000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *rows(model))
+    samples = jax.tree.map(lambda x: x[::2], mcmc.get_samples())
+    return model, step_size, jax.vmap(partial(unconstrain_fn, model, rows(model), {}))(samples)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control_variate", [False, True])
+def test_posteriors_with_minibatches_of_a_tenth(
+    reference: tuple[Callable, float, PyTree], control_variate: bool
+) -> None:
+    model, step_size, start = reference
+    args = rows(model)
+    # plain minibatches have the larger error
+    step_size *= 2 if control_variate else 1
+    kernel = GGMC(
+        model,
+        batch_size=50,
+        num_steps=10,
+        friction=1.0,
+        step_size=step_size,
+        control_variate=control_variate,
+    )
+    num_chains = len(start[next(iter(start))])
+    # the first draw places an anchor: where another chain starts, so that it is independent
+    others = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), start)
+    state = kernel.init(random.split(random.key(1), num_chains), 1, others, args, {})
+    draw = jax.jit(
+        lambda state, n: lax.fori_loop(0, n, lambda _, s: kernel.sample(s, args, {}), state)
+    )
+    state = kernel.refresh(draw(state, 1)._replace(z=start), args, {})
+    state = draw(state, 40)
+    before, after = columns(start, tuple(start)), columns(state.z, tuple(start))
+    # chains have moved by a good part of a standard deviation in every direction
+    moved = np.sqrt(np.mean((after - before) ** 2, axis=0)) / before.std(0)
+    assert np.all(moved > 0.2), moved
+    assert 0.3 < np.mean(state.accept_prob) < 0.95
+    # 4,000 independent chains: errors of 0.022 and 0.016, and less for being paired
+    assert np.abs((after.mean(0) - before.mean(0)) / before.std(0)).max() < 0.05
+    assert np.abs(after.std(0) / before.std(0) - 1).max() < 0.03
+    energy = partial(potential_energy, model, args, {})
+    grads = jax.vmap(jax.grad(energy))(state.z)
+    for tree, other in ((state.dynamics.momentum,) * 2, (state.z, grads)):
+        products = jax.tree.map(lambda a, b: np.asarray(a * b, np.float64), tree, other)
+        sites = {name: x.reshape(num_chains, -1).mean(1) for name, x in products.items()}
+        every = np.concatenate([x.reshape(num_chains, -1) for x in products.values()], 1).mean(1)
+        for name, values in {**sites, "all": every}.items():
+            score = (values.mean() - 1) / (values.std() / num_chains**0.5)
+            assert abs(score) < SIGMAS, (name, values.mean(), score)
