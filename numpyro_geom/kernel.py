@@ -429,8 +429,8 @@ class SGKernel(MCMCKernel):
             control = cv.refresh(potential, state.control, state.control.anchor.position)
             state = state._replace(control=control)
             potential = self._with_control(potential, control)
-        if self._expansion is not None:  # another kernel may have moved the position
-            state = state._replace(expanded=self._expansion.contract(state.z, state.expanded))
+        state = self._moved_to(state, state.z, True)  # another kernel may have done that
+        state = state._replace(push=jnp.full_like(state.push, jnp.inf))
         batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
         energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
         dtype = state.potential_energy.dtype
@@ -565,6 +565,8 @@ class SGKernel(MCMCKernel):
             metric_state=self._metric.init(moving),
             dynamics=self._init_dynamics(moving, key_dynamics),
             expanded=expanded,
+            trusted=moving,
+            push=jnp.asarray(jnp.inf, dtype),
             stream=stream,
             control=(
                 cv.init_control(position, jnp.asarray(energy, dtype))
@@ -727,16 +729,17 @@ class SGKernel(MCMCKernel):
         carry = (
             key_steps,
             walker,
-            walker.position,
+            state.trusted,
             state.stream,
             state.control,
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
-            jnp.asarray(jnp.inf, dtype),
+            # the first step that moves may be long: a chain can start far out
+            jnp.where((state.i == 1) & self._adapts, jnp.inf, state.push).astype(dtype),
             jnp.zeros((), jnp.int32),
             jnp.zeros(1 + self._adjusted + self._has_momentum, dtype),
         )
-        _, walker, trusted, stream, control, taken, facts, _, undone, sums = lax.fori_loop(
+        _, walker, trusted, stream, control, taken, facts, push, undone, sums = lax.fori_loop(
             0, num_steps, body, carry
         )
         # the last position is a draw, and no step has evaluated it yet
@@ -765,6 +768,8 @@ class SGKernel(MCMCKernel):
             metric_state=walker.metric_state,
             dynamics=dynamics,
             expanded=() if self._expansion is None else position,
+            trusted=trusted,
+            push=push,
             stream=stream,
             control=control,
             steps_taken=taken,
@@ -785,10 +790,9 @@ class SGKernel(MCMCKernel):
 
         first = state.i == 0
         z = lazy_cond(first & state.adaptation.searching, search, state.z, rng_key)
-        if self._expansion is not None:
-            state = state._replace(expanded=self._expansion.contract(z, state.expanded))
+        state = self._moved_to(state, z, first)
         if not self._control_variate:
-            return state._replace(z=z)
+            return state
         control = lazy_cond(first, lambda c, z: cv.refresh(potential, c, z), state.control, z)
         if self._anchor_interval is None:
             num_warmup = state.adaptation.num_warmup
@@ -798,7 +802,15 @@ class SGKernel(MCMCKernel):
                 control,
                 state.i,
             )
-        return state._replace(z=z, control=control)
+        return state._replace(control=control)
+
+    def _moved_to(self, state: SGState, z: PyTree, moved: jax.Array | bool) -> SGState:
+        """The state at ``z``, where something other than the kernel's steps has led."""
+        state = state._replace(z=z)
+        if self._expansion is not None:
+            state = state._replace(expanded=self._expansion.contract(z, state.expanded))
+        trusted = tree_where(jnp.asarray(moved), self._walker(state).position, state.trusted)
+        return state._replace(trusted=trusted)
 
     def _adapt(
         self, state: SGState, potential: Potential, rng_key: jax.Array, warming: jax.Array
@@ -819,6 +831,7 @@ class SGKernel(MCMCKernel):
                 self._second_order(state.dynamics, target),
                 self._known_noise(state.dynamics),
                 self._bias_tolerance,
+                self._temperature,
             )
 
         adaptation = lazy_cond(due, measure, state.adaptation, state, rng_key)

@@ -65,6 +65,9 @@ class SGState(NamedTuple):
         metric_state: statistics of the metric.
         dynamics: what the kernel carries besides.
         expanded: the expanded position behind ``z``; empty without an expansion.
+        trusted: the last position whose energy and gradient were finite and not those of an
+            unstable step: undone steps go back to it.
+        push: of the last step, relative to its noise; infinite before any.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far; schedules are functions of it.
@@ -87,6 +90,8 @@ class SGState(NamedTuple):
     metric_state: PyTree
     dynamics: PyTree
     expanded: PyTree
+    trusted: PyTree
+    push: jax.Array
     stream: Any
     control: Any
     steps_taken: jax.Array

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
+from ._util import tree_where
 from .potential import Potential
-from .spectrum import extreme_eigenvalues
+from .spectrum import Extremes, extreme_eigenvalues
 
 PyTree = Any
 
@@ -91,6 +92,7 @@ def measure(
     second_order: jax.Array | float = 0.0,
     known_noise: PyTree | None = None,
     bias_tolerance: float = 0.1,
+    temperature: float = 1.0,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position, by Lanczos iteration without any matrix.
 
@@ -106,12 +108,13 @@ def measure(
         known_noise: diagonal of the gradient's covariance, if the injected noise makes up for it:
             then ``noise`` is that of the rest of the covariance.
         bias_tolerance: of the step-size rule; used with ``known_noise``.
+        temperature: tau.
 
     Returns:
         The adaptation with new ``curvature``, ``slowest`` and ``noise``; those of ``adaptation``
         where a measurement is not finite.
     """
-    key_batch, key_rows, key_h, key_c = random.split(rng_key, 4)
+    key_batch, key_rows, key_h, key_c, key_z = random.split(rng_key, 5)
     flat, unravel = ravel_pytree(position)
     num_iterations = min(LANCZOS_STEPS, flat.size)
 
@@ -119,23 +122,38 @@ def measure(
         return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
 
     batch = potential.curvature_batch(key_batch)
-    _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), position)
+    start = random.normal(key_h, flat.shape, flat.dtype)
 
-    def hessian(v: jax.Array) -> jax.Array:
-        return ravel_pytree(hvp(unravel(v)))[0]
+    def spectrum_at(flat: jax.Array) -> Extremes:
+        _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
-    def curvature_product(v: jax.Array) -> jax.Array:
-        product = hessian(root(v))
-        if isinstance(second_order, jax.Array):
-            product = product + second_order * hessian(product)
-        return root(product)
+        def hessian(v: jax.Array) -> jax.Array:
+            return ravel_pytree(hvp(unravel(v)))[0]
 
-    spectrum = extreme_eigenvalues(
-        curvature_product,
-        flat.size,
-        random.normal(key_h, flat.shape, flat.dtype),
-        num_iterations,
-    )
+        def curvature_product(v: jax.Array) -> jax.Array:
+            product = hessian(root(v))
+            if isinstance(second_order, jax.Array):
+                product = product + second_order * hessian(product)
+            return root(product)
+
+        return extreme_eigenvalues(curvature_product, flat.size, start, num_iterations)
+
+    def look(k: jax.Array, old: Extremes) -> Extremes:
+        """At the position, then as far off as the curvature there lets the target spread."""
+        tau = temperature if temperature > 0 else 1.0
+        length = jnp.sqrt(tau / jnp.maximum(old.largest_magnitude, jnp.finfo(flat.dtype).tiny))
+        step = jnp.where(k == 0, 0.0, length) * root(random.normal(key_z, flat.shape, flat.dtype))
+        new = spectrum_at(flat + step)
+        larger = new.largest_magnitude > old.largest_magnitude
+        rest = old._replace(
+            largest_magnitude=jnp.where(larger, new.largest_magnitude, old.largest_magnitude)
+        )
+        return tree_where(k == 0, new, rest)
+
+    # a mode can be flat where the target is not; later the chain itself has gone everywhere
+    late = i > jnp.maximum(adaptation.num_warmup // 2, 1)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(spectrum_at, flat))
+    spectrum = lax.fori_loop(0, jnp.where(late, 1, 2), look, nothing)
     noise = _largest_noise(
         potential.score_noise(key_rows),
         position,
@@ -164,7 +182,6 @@ def measure(
         slowest=jnp.minimum(slowest, adaptation.slowest),
         noise=jnp.maximum(noise, adaptation.noise),
     )
-    late = i > jnp.maximum(adaptation.num_warmup // 2, 1)
     usable = jnp.isfinite(curvature) & jnp.isfinite(noise) & (curvature + noise > 0)
     return jax.tree.map(
         lambda old, new, both: jnp.where(usable, jnp.where(late, both, new), old),

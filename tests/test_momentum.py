@@ -258,16 +258,14 @@ DIM = 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("integrator", "correct"), [("baoab", True), ("baoab", False), ("euler", True)]
-)
-def test_noise_correction(integrator: str, correct: bool) -> None:
+@pytest.mark.parametrize("integrator", ["baoab", "euler"])
+def test_noise_correction(integrator: str) -> None:
     """Right to a percent where noise that is not corrected inflates the variance by 30%."""
     # h is small enough that the rest, h^2 lam / 4 of the 30% (and of 100% with Euler), is .14%
     h, lam, noise, friction, tau = 0.05, 2.0, 96.0, 4.0, 2.0
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        scale = np.sqrt(2 * noise if correct else noise)  # the step averages two evaluations
+        scale = np.sqrt(2 * noise)  # the step averages two evaluations
         return lam * z @ z / 2 + scale * z @ random.normal(rng_key, z.shape)
 
     kernel = SGHMC(
@@ -276,19 +274,21 @@ def test_noise_correction(integrator: str, correct: bool) -> None:
         temperature=tau,
         step_size=h,
         friction=friction,
-        noise_correction=correct,
+        noise_correction=True,
         num_steps=60,
     )
     start = np.sqrt(tau / lam) * random.normal(random.key(1), (5000, DIM))
     _, draws = chains.run(kernel, chains.start(kernel, start, seed=0), 14)
     # the first 300 steps are the noise estimate's; draws are 1.8 relaxation times apart
     squares = np.mean(draws.z[5:].astype(np.float64) ** 2, -1, keepdims=True) * lam / tau
-    exact, _ = law(integrator, h, lam, noise, friction, friction * tau, noise * correct)
-    assert abs(exact[0, 0] * lam / tau - (1.0 if correct else 1.3)) < 0.002
+    left, _ = law(integrator, h, lam, noise, friction, friction * tau, known=noise)
+    assert abs(left[0, 0] * lam / tau - 1) < 0.002
+    # what chains without it have, see `test_stationary_law`
+    assert abs(bias(integrator, h, lam, noise, friction, tau) - 0.3) < 0.003
     error = squares.mean(0).std() / np.sqrt(5000)
     assert SIGMAS * error < 0.025, error
     ratio = squares.mean()
-    assert abs(ratio - exact[0, 0] * lam / tau) < (0.01 if correct else 0) + SIGMAS * error, ratio
+    assert abs(ratio - 1) < 0.01 + SIGMAS * error, ratio
 
 
 # --- SGNHT
@@ -379,6 +379,7 @@ def test_thermostat_takes_isotropic_noise(
     assert thermostat.std() == pytest.approx(spread, rel=0.05)
 
 
+@pytest.mark.slow
 def test_noise_that_differs_between_directions() -> None:
     """What the docstring says is left: h (c_j - c) / (2 tau xi)."""
     h, gamma, noise = 0.02, 1.0, np.repeat([0.0, 60.0], 8)
@@ -426,6 +427,21 @@ def test_quartic(integrator: str, h: float) -> None:
     assert (SIGMAS * error < 0.045 * exact).all()
 
 
+def test_far_start_does_not_freeze_the_chain() -> None:
+    """On the way down p'p / D is 100s of tau, which would leave xi large for 100s of 1 / gamma."""
+    kernel = SGNHT(
+        potential_fn=lambda z: jnp.sum(z**4) / 4, step_size=0.05, friction=1.0, num_steps=20
+    )
+    state = chains.start(kernel, 6 * jnp.ones((500, 4)), seed=0)
+    sample = jax.jit(lambda state: kernel.sample(state, (), {}))
+    state = sample(state)
+    assert (state.dynamics.extra.friction < 15).all()
+    for _ in range(40):
+        state = sample(state)
+    # 2000 entries of sd .74 about .676
+    assert np.mean(np.asarray(state.z) ** 2) == pytest.approx(0.676, abs=0.1)
+
+
 def test_injected_variance_for_any_thermostat() -> None:
     x = np.array([0.0, 1e-30, -1e-30, 1e-8, -1e-5, 1e-5, 1e-3, -1e-3, 0.5, -0.5, 3.0, -3.0, 40.0])
     safe = np.where(x == 0, 1.0, x)
@@ -443,6 +459,10 @@ def test_thermostat_follows_the_friction_of_warmup() -> None:
     _, _, dynamics = kernel._rule(adaptation(4.0, 400.0, 0.0), state, None)
     assert float(dynamics.friction) == pytest.approx(4.0)
     assert float(dynamics.extra.friction) == pytest.approx(6.0)
+    # but not where 5 standard deviations, 4 / sqrt(2 D) each, would not be enough
+    state = state._replace(dynamics=dynamics._replace(extra=Thermostat(jnp.float32(1000))))
+    _, _, cooled = kernel._rule(adaptation(4.0, 400.0, 0.0), state, None)
+    assert float(cooled.extra.friction) == pytest.approx(4 * 1.2 + 5 * 4 / np.sqrt(2 * 2))
     kept = kernel._at_rest(dynamics)
     assert float(kept.extra.friction) == pytest.approx(6.0)
     lost = kernel._at_rest(dynamics._replace(extra=Thermostat(jnp.float32(jnp.nan))))
@@ -572,8 +592,7 @@ def test_double_precision(kernel_class: Any, x64: None) -> None:
     state = kernel.init(random.key(0), 0, position, (), {})
     after = jax.jit(lambda s: kernel.sample(s, (), {}))(state)
     wanted = {"a": jnp.float64, "b": jnp.float32}
-    for tree in (after.z, after.dynamics.momentum):
-        assert jax.tree.map(lambda x: x.dtype, tree) == wanted
+    assert jax.tree.map(lambda x: x.dtype, after.z) == wanted
     assert {x.dtype for x in jax.tree.leaves(after.dynamics._replace(momentum=()))} == {
         jnp.dtype("float64")
     }

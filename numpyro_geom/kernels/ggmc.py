@@ -385,6 +385,7 @@ class GGMC(SGKernel):
             metric_state=tree_where(finite, learned, metric_state),
             dynamics=Momentum(momentum, dynamics.friction, extra),
             expanded=() if self._expansion is None else kept,
+            trusted=kept,
             stream=stream,
             steps_taken=state.steps_taken + last.astype(jnp.int32),
         )

@@ -1,0 +1,271 @@
+"""The mixture example: its exact quantities, its samplers' laws, and that it writes what it says.
+
+Scores are deviations in Monte Carlo standard errors, from the spread of independent chains or
+draws. At most 5.5 is allowed: a correct sampler fails with probability 4e-8 a comparison, 1e-5 for
+the file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import chains
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from numpyro.infer.util import potential_energy
+
+from numpyro_geom import GGMC, PXSGHMC, Expansion
+from numpyro_geom.expansion import WithoutPrior
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "mixture.py"
+ALLOWED = 5.5
+NARROW, WIDE = 0.03, 0.2
+
+
+@pytest.fixture(scope="module")
+def mixture() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mixture", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- exact quantities
+
+MIDPOINTS = np.arange(-6.99, 7.0, 0.02)
+"""Of cells of side 0.02, whose edges are those of the bins too; 0.12 standard deviations, so that
+the midpoint rule is exact to about 0.12^2 / 24 = 6e-4 of a bin whose edge cuts a mode."""
+
+
+@pytest.mark.parametrize("variance", [NARROW, WIDE])
+def test_density(mixture: ModuleType, variance: float) -> None:
+    points = np.stack(np.meshgrid(MIDPOINTS, MIDPOINTS, indexing="ij"), axis=-1)
+    density = np.exp(np.asarray(mixture.log_density(points, variance), np.float64)) * 0.02**2
+    assert density.sum() == pytest.approx(1.0, abs=1e-5)  # float32, and the tails
+    bins, _, _ = np.histogram2d(
+        *points.reshape(-1, 2).T, bins=(mixture.EDGES,) * 2, weights=density.ravel()
+    )
+    exact = mixture.exact_bins(variance)
+    np.testing.assert_allclose(bins, exact, rtol=0, atol=1e-3 * exact.max())
+    cells = np.bincount(mixture.nearest_mode(points).ravel(), density.ravel())
+    np.testing.assert_allclose(cells, mixture.exact_cell_weights(variance), rtol=0, atol=1e-5)
+
+
+def test_density_is_the_sum_of_25(mixture: ModuleType) -> None:
+    x = np.random.default_rng(0).uniform(-5, 5, size=(50, 2))
+    squares = np.sum((x[:, None] - mixture.MEANS) ** 2, axis=-1)
+    sums = np.mean(np.exp(-squares / (2 * WIDE)), axis=1) / (2 * math.pi * WIDE)
+    np.testing.assert_allclose(mixture.log_density(x, WIDE), np.log(sums), atol=1e-5)
+    assert len({tuple(mean) for mean in mixture.MEANS}) == 25
+
+
+def test_the_model_is_the_density_with_and_without_its_prior(mixture: ModuleType) -> None:
+    """What `Expansion(target="factors")` removes is flat, and nothing else."""
+    x = jnp.asarray([[0.3], [1.7]])
+    expected = -float(mixture.log_density(x[:, 0], WIDE))
+    for model in (mixture.mixture, WithoutPrior(mixture.mixture, ("x",))):
+        assert potential_energy(model, (WIDE,), {}, {"x": x}) == pytest.approx(expected, rel=1e-6)
+
+
+def of_chance(exact: np.ndarray, num_draws: int) -> tuple[float, float]:
+    """Mean of the total variation of so many exact draws, and what it may be off."""
+    errors = np.sqrt(exact * (1 - exact) / num_draws)
+    mean = math.sqrt(2 / math.pi) * errors.sum() / 2
+    return mean, ALLOWED * math.sqrt(1 - 2 / math.pi) * math.sqrt(np.sum(errors**2)) / 2
+
+
+@pytest.mark.parametrize("variance", [NARROW, WIDE])
+def test_exact_draws_are_at_the_floor(mixture: ModuleType, variance: float) -> None:
+    num_draws = 200_000
+    draws = mixture.exact_draws(np.random.default_rng(1), num_draws, variance)
+    fit = mixture.compare(draws, variance)
+    mean, allowed = of_chance(mixture.exact_cell_weights(variance), num_draws)
+    assert abs(fit.weights - mean) < allowed
+    bins = mixture.exact_bins(variance).ravel()
+    # a bin that expects few draws differs by less than its standard error, by less than that
+    sparse = bins * num_draws < 10
+    mean, allowed = of_chance(bins[~sparse], num_draws)
+    rest = np.sqrt(bins[sparse] / num_draws).sum() + (1 - bins.sum())
+    assert mean - allowed < fit.bins < mean + allowed + rest
+    assert fit.visited == 25
+    assert fit.largest < ALLOWED * math.sqrt(0.04 * 0.96 / num_draws) * 1.2
+    if variance == NARROW:  # cells cut nothing off: a mean of 400,000 squares of variance 2
+        assert abs(fit.spread - 1) < ALLOWED * math.sqrt(2 / (2 * num_draws))
+
+
+def test_modes(mixture: ModuleType) -> None:
+    np.testing.assert_array_equal(mixture.nearest_mode(mixture.MEANS), np.arange(25))
+    near = mixture.MEANS + np.random.default_rng(2).uniform(-0.99, 0.99, size=(25, 2))
+    np.testing.assert_array_equal(mixture.nearest_mode(near), np.arange(25))
+    assert mixture.nearest_mode(np.array([30.0, -30.0])) == 20
+    sd = math.sqrt(NARROW)
+    for distance, visited in ((2.9, 1), (3.1, 0)):
+        assert mixture.compare(np.array([[distance * sd, 0.0]]), NARROW).visited == visited
+    # all draws in one mode
+    fit = mixture.compare(np.zeros((10, 2)), NARROW)
+    assert fit.weights == pytest.approx(0.96)
+    assert fit.largest == pytest.approx(0.96)
+    assert fit.spread == 0
+    # and none in a bin
+    assert mixture.compare(np.full((10, 2), 9.0), NARROW).bins == pytest.approx(1.0)
+
+
+def test_the_law_of_factors(mixture: ModuleType) -> None:
+    """Against draws of its prior, weighted by the mixture's density."""
+    rng = np.random.default_rng(3)
+    size = 400_000
+    x = rng.normal(size=(size, 2, 1))
+    for _ in range(mixture.NUM_FACTORS):
+        x = (math.sqrt(0.5) * rng.normal(size=(size, 2, 2))) @ x
+    weight = np.exp(np.asarray(mixture.log_density(x[..., 0], WIDE), np.float64))
+    draws = mixture.factors_draws(np.random.default_rng(4), size, WIDE)
+    modes = mixture.nearest_mode(x[..., 0]), mixture.nearest_mode(draws)
+    radius = np.linalg.norm(x[..., 0], axis=-1), np.linalg.norm(draws, axis=-1)
+    for of_prior, of_draws in (
+        *((modes[0] == k, modes[1] == k) for k in (12, 13, 18)),
+        *((radius[0] < r, radius[1] < r) for r in (0.1, 0.3, 1.0, 2.5)),
+    ):
+        # a ratio of means, to first order in its noise
+        exact = np.average(of_prior, weights=weight)
+        error = np.std(weight * (of_prior - exact)) / weight.mean() / math.sqrt(size)
+        # a hundred thousand matrices, each with draws of its own
+        error = math.hypot(error, np.std(of_draws) / math.sqrt(100_000))
+        assert abs(np.mean(of_draws) - exact) < ALLOWED * error
+
+
+def test_cut_off(mixture: ModuleType) -> None:
+    effort = mixture.Effort(num_draws=3, num_gradients=4)
+    draws = np.arange(20.0).reshape(2, 10)
+    kept = mixture.cut_off(draws, np.stack([np.full(10, 2), np.full(10, 4)]), effort)
+    np.testing.assert_array_equal(kept, [[0, 2, 5], [10, 11, 12]])
+
+
+# --- laws
+
+
+def in_one_dimension(variance: float) -> tuple[float, float]:
+    """Means of r^2 and r m, with m the nearest level and r = x - m."""
+    x = np.linspace(-9, 9, 180_001)
+    levels = np.arange(-4.0, 5.0, 2.0)
+    density = np.exp(-((x[:, None] - levels) ** 2) / (2 * variance)).sum(axis=1)
+    nearest = 2 * np.clip(np.rint(x / 2), -2, 2)
+    off = x - nearest
+    return tuple(np.average(f, weights=density) for f in (off**2, off * nearest))  # type: ignore
+
+
+def score(mixture: ModuleType, draws: np.ndarray, variance: float) -> tuple[np.ndarray, float]:
+    """Scores of weights, within-mode covariance and shift, and how many chains changed mode.
+
+    Args:
+        mixture: the script.
+        draws: shape (draws, chains, 2).
+        variance: of the modes.
+    """
+    mode = mixture.nearest_mode(draws)
+    means = mixture.MEANS[mode]
+    off = draws - means
+    values = [
+        *(mode == k for k in range(25)),
+        off[..., 0] ** 2,
+        off[..., 1] ** 2,
+        off[..., 0] * off[..., 1],
+        np.sum(off * means, axis=-1),
+    ]
+    square, along = in_one_dimension(variance)
+    exact = [*mixture.exact_cell_weights(variance), square, square, 0.0, 2 * along]
+    found = chains.scores(np.stack(values, axis=-1), np.array(exact))
+    return found, float(np.mean(mode[0] != mode[-1]))
+
+
+EXPANDED = {"step_size": 0.003, "friction": 1.0, "num_steps": 25}
+KERNELS = {
+    "posterior": lambda model, expansion: PXSGHMC(model, expansion=expansion, **EXPANDED),
+    "factors": lambda model, expansion: PXSGHMC(model, expansion=expansion, **EXPANDED),
+    "GGMC": lambda model, _: GGMC(model, step_size=0.15, friction=1.0, num_steps=9),
+}
+
+
+def run_from_the_law(mixture: ModuleType, name: str, variance: float) -> np.ndarray:
+    """Draws, shape (draws, chains, 2), of chains that start from the mixture.
+
+    Factors start from their law: x is independent of them in it, but not on the way to it.
+    """
+    num_chains = 4000
+    target = "posterior" if name == "GGMC" else name
+    expansion = Expansion(left=mixture.NUM_FACTORS, right=0, target=target)
+    kernel = KERNELS[name](mixture.mixture, expansion)
+    x = mixture.exact_draws(np.random.default_rng(5), num_chains, variance)
+    position = {"x": jnp.asarray(x[..., None], jnp.float32)}
+    state = chains.start(kernel, position, seed=6, args=(variance,))
+    if name == "posterior":
+        spread = expansion.factor_scale / math.sqrt(2)
+        keys = random.split(random.key(7), mixture.NUM_FACTORS)
+        factors = [jnp.eye(2) + spread * random.normal(k, (num_chains, 2, 2)) for k in keys]
+        expanded = {**state.expanded, "factors": {"x": {"left": tuple(factors)}}}
+        state = state._replace(expanded=jax.vmap(expansion.contract)(position, expanded))
+    _, draws = chains.run(kernel, state, 20, args=(variance,))
+    return np.asarray(draws.z["x"][..., 0], np.float64)
+
+
+@pytest.mark.parametrize("variance", [NARROW, WIDE])
+@pytest.mark.parametrize("name", ["posterior", "GGMC"])
+def test_chains_keep_the_law(mixture: ModuleType, name: str, variance: float) -> None:
+    draws = run_from_the_law(mixture, name, variance)
+    found, changed = score(mixture, draws, variance)
+    assert np.abs(found).max() < ALLOWED, found
+    # they move: within modes, whose draws are correlated with the first ones no more; between them
+    off = draws - mixture.MEANS[mixture.nearest_mode(draws)]
+    assert abs(np.corrcoef(off[0].ravel(), off[-1].ravel())[0, 1]) < 0.5
+    assert changed > 0.05 or variance == NARROW
+
+
+def test_factors_leave_the_law(mixture: ModuleType) -> None:
+    found, _ = score(mixture, run_from_the_law(mixture, "factors", NARROW), NARROW)
+    assert found[-1] < -4 * ALLOWED  # they pull all modes to the origin
+
+
+# --- the script
+
+
+def test_every_method_is_made_as_tuned(mixture: ModuleType) -> None:
+    for method in mixture.METHODS.values():
+        for settings in (method.settings, *({k: v[0] for k, v in method.grid.items()},)):
+            method.make(mixture.QUICK, **settings)
+        for name, value in method.settings.items():
+            assert value in method.grid[name]
+
+
+@pytest.mark.slow
+def test_main_runs(mixture: ModuleType, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(mixture, "QUICK_METHODS", ("NUTS",))
+    out, figure = tmp_path / "new" / "mixture.md", tmp_path / "mixture.png"
+    rows = mixture.main(["--quick", "--out", str(out), "--figure", str(figure)])
+    assert [row.name for row in rows[2:]] == ["NUTS"]
+    assert rows[0].pooled.shape == (mixture.QUICK.num_seeds, len(mixture.Fit._fields))
+    text = out.read_text()
+    assert text in capsys.readouterr().out
+    assert "| NUTS | – |" in text
+    assert "| SGHMC | step size 0.1, friction 1 | 0.2 | middle |" in text
+    assert figure.stat().st_size > 0
+
+
+def test_tune_prints_the_best(mixture: ModuleType, monkeypatch: Any, capsys: Any) -> None:
+    def run(name: str, effort: Any, settings: dict) -> Any:
+        rng = np.random.default_rng(0)
+        narrowed = mixture.exact_draws(rng, 200) * (1 - abs(settings["step_size"] - 0.045))
+        return mixture.Run(narrowed.reshape(1, 2, 100, 2), 0.0, 0.0)
+
+    monkeypatch.setattr(mixture, "run", run)
+    mixture.main(["--tune", "--methods", "SGLD"])
+    assert "best of SGLD: step size 0.045" in capsys.readouterr().out
