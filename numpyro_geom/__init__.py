@@ -4,7 +4,7 @@ from .diagnostics.inference_data import to_inference_data
 from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
 from .kernel import SGKernel, SGState
-from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGRLD, VSGD, AdamSGLD
+from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGNHT, SGRLD, VSGD, AdamSGLD
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG
@@ -16,6 +16,7 @@ __all__ = [
     "ISGD",
     "PXSGHMC",
     "SGHMC",
+    "SGNHT",
     "SGRLD",
     "SWAG",
     "VSGD",

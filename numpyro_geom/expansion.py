@@ -10,59 +10,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from ._checks import check_choice, check_int, check_number
+from ._factors import LowRank, Side, divide, half_squares, identity, log_abs_det, on_side, times
 from .potential import Potential
+
+__all__ = ["Expanded", "Expansion", "Factors", "LowRank", "WithoutPrior", "with_expansion"]
 
 PyTree = Any
 Expanded = dict[str, dict[str, Any]]
 
 TARGETS = ("posterior", "factors")
-
-
-class LowRank(NamedTuple):
-    """The factor D + L1' L2 on a side of dimension m.
-
-    Attributes:
-        diagonal: D, of shape (m,).
-        first: L1, of shape (rank, m).
-        second: L2, of shape (rank, m).
-    """
-
-    diagonal: jax.Array
-    first: jax.Array
-    second: jax.Array
-
-
-class _Side(NamedTuple):
-    """One side of one site that has factors: names, shapes and counts.
-
-    Attributes:
-        site: the key in ``"factors"``.
-        side: ``"left"`` or ``"right"``.
-        dimension: rows of a factor.
-        num_factors: how many factors.
-        rank: rows of L1 and L2, None for full factors.
-        members: the sites that the factors multiply.
-        multiplicity: how often each determinant counts: rows of all members together.
-        dtype: of the site, and so of the factors.
-    """
-
-    site: str
-    side: str
-    dimension: int
-    num_factors: int
-    rank: int | None
-    members: tuple[str, ...]
-    multiplicity: int
-    dtype: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +215,7 @@ class Expansion:
 
     def merge(self, expanded: Expanded) -> dict[str, jax.Array]:
         """The position dict site -> array of an expanded one; ``vmap`` it over chains."""
-        return self._multiply(expanded["sites"], expanded["factors"], _times)
+        return self._multiply(expanded["sites"], expanded["factors"], times)
 
     def contract(self, position: PyTree, expanded: Expanded) -> Expanded:
         """The expanded position with the factors of ``expanded`` that merges to ``position``.
@@ -262,7 +227,7 @@ class Expansion:
         backwards = jax.tree.map(
             lambda side: side[::-1], factors, is_leaf=lambda x: isinstance(x, tuple)
         )
-        return {"sites": self._multiply(position, backwards, _divide), "factors": factors}
+        return {"sites": self._multiply(position, backwards, divide), "factors": factors}
 
     def correction(self, expanded: Expanded, temperature: Any) -> jax.Array:
         """What the expanded energy has besides U of the merged position, up to a constant, in nats.
@@ -276,15 +241,15 @@ class Expansion:
         for side in sides:
             for factor in expanded["factors"][side.site][side.side]:
                 if self.target == "factors":
-                    total += _half_squares(factor, self.factor_prior_scale)
+                    total += half_squares(factor, self.factor_prior_scale)
                     continue
-                off = jax.tree.map(jnp.subtract, factor, _identity(side))
+                off = jax.tree.map(jnp.subtract, factor, identity(side))
                 scale = self.factor_scale / math.sqrt(side.dimension)
-                log_det = side.multiplicity * _log_abs_det(factor)
-                total += temperature * (_half_squares(off, scale) - log_det)
+                log_det = side.multiplicity * log_abs_det(factor)
+                total += temperature * (half_squares(off, scale) - log_det)
         if self.target == "factors":
             own = [expanded["sites"][name] for name in self.replaced(expanded["sites"])]
-            total += _half_squares(own, self.prior_scale)
+            total += half_squares(own, self.prior_scale)
         return total
 
     def friction_scale(self, expanded: Expanded) -> Expanded:
@@ -297,8 +262,8 @@ class Expansion:
             "factors": jax.tree.map(lambda _: self.factor_friction, expanded["factors"]),
         }
 
-    def _first_factor(self, rng_key: jax.Array, side: _Side) -> Any:
-        factor = _identity(side)
+    def _first_factor(self, rng_key: jax.Array, side: Side) -> Any:
+        factor = identity(side)
         if not isinstance(factor, LowRank):
             return factor
         # L1 = L2 = 0 would be a stationary point of every energy
@@ -311,10 +276,10 @@ class Expansion:
         for side in self._sides(sites):
             for name in side.members:
                 for factor in factors[side.site][side.side]:
-                    sites[name] = _on_side(sites[name], factor, side.side, apply)
+                    sites[name] = on_side(sites[name], factor, side.side, apply)
         return sites
 
-    def _sides(self, position: PyTree) -> list[_Side]:
+    def _sides(self, position: PyTree) -> list[Side]:
         """Every side that has factors, checked against the shapes of a position."""
         if not isinstance(position, Mapping):
             raise TypeError(
@@ -325,7 +290,7 @@ class Expansion:
         given = self.sites
         if given is None:
             given = tuple((n, Factors()) for n, shape in shapes.items() if len(shape) in (2, 4))
-        sides: list[_Side] = []
+        sides: list[Side] = []
         owner: dict[str, str] = {}
         for site, setting in given:
             counts = {
@@ -470,7 +435,7 @@ def _sides_of(
     vectors: tuple[str, ...],
     rank: int | float | None,
     dtype: Any,
-) -> list[_Side]:
+) -> list[Side]:
     """The sides of one site."""
     shape = shapes[site]
     if not shape:
@@ -508,67 +473,5 @@ def _sides_of(
         shared = vectors if setting.side == side else ()
         multiplicity = math.prod(shape) // dimension + len(shared)
         members = (site, *shared)
-        sides.append(_Side(site, side, dimension, counts[side], own, members, multiplicity, dtype))
+        sides.append(Side(site, side, dimension, counts[side], own, members, multiplicity, dtype))
     return sides
-
-
-# Factors act on the last axis from the right; the left side is the right one of the transpose.
-# Products are exact to the dtype on every device: W must be what the position says it is.
-_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-
-def _identity(side: _Side) -> Any:
-    if side.rank is None:
-        return jnp.eye(side.dimension, dtype=side.dtype)
-    none = jnp.zeros((side.rank, side.dimension), side.dtype)
-    return LowRank(jnp.ones(side.dimension, side.dtype), none, none)
-
-
-def _on_side(x: jax.Array, factor: Any, side: str, apply: Callable) -> jax.Array:
-    """P x for the left side, x Q for the right one, with ``apply`` the product or its inverse."""
-    if side == "right":
-        return apply(x, factor)
-    if isinstance(factor, LowRank):
-        factor = LowRank(factor.diagonal, factor.second, factor.first)
-    else:
-        factor = factor.T
-    return apply(x, factor) if x.ndim == 1 else apply(x.mT, factor).mT
-
-
-def _times(x: jax.Array, factor: Any) -> jax.Array:
-    """The product of x and a factor."""
-    if isinstance(factor, LowRank):
-        return x * factor.diagonal + _matmul(_matmul(x, factor.first.T), factor.second)
-    return _matmul(x, factor)
-
-
-def _divide(x: jax.Array, factor: Any) -> jax.Array:
-    """The y whose product with the factor is x."""
-    rows = x.reshape(-1, x.shape[-1])
-    if isinstance(factor, LowRank):
-        rows = rows / factor.diagonal
-        part = jnp.linalg.solve(_capacitance(factor).T, _matmul(factor.first, rows.T)).T
-        rows = rows - _matmul(part, factor.second / factor.diagonal)
-    else:
-        rows = jnp.linalg.solve(factor.T, rows.T).T
-    return rows.reshape(x.shape)
-
-
-def _log_abs_det(factor: Any) -> jax.Array:
-    """Of a full factor by one LU decomposition, which XLA shares with the gradient P^-T."""
-    if isinstance(factor, LowRank):
-        small = jnp.linalg.slogdet(_capacitance(factor))[1]
-        return jnp.sum(jnp.log(jnp.abs(factor.diagonal))) + small
-    return jnp.linalg.slogdet(factor)[1]
-
-
-def _capacitance(factor: LowRank) -> jax.Array:
-    """I + L2 D^-1 L1', of shape (rank, rank), whose determinant is det P / det D."""
-    own = _matmul(factor.second / factor.diagonal, factor.first.T)
-    return jnp.eye(own.shape[0], dtype=own.dtype) + own
-
-
-def _half_squares(tree: PyTree, scale: float) -> jax.Array:
-    """The energy of normal numbers of standard deviation ``scale``, up to a constant."""
-    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
-    return functools.reduce(jnp.add, squares) / (2 * scale**2)

@@ -84,6 +84,7 @@ class SGKernel(MCMCKernel):
     _adjusted = False
     _bias_is_known = True
     """Whether the bias is that of a Langevin step: h lam_H / 2 + h lam_C / (2 tau)."""
+    _target_accept = auto.TARGET_ACCEPTANCE
     _has_momentum = False
     _measures = False
     """Whether a setting besides step size and number of steps follows from the curvature."""
@@ -203,6 +204,21 @@ class SGKernel(MCMCKernel):
     ) -> jax.Array:
         """Steps of the next draw under ``num_steps="auto"``."""
         return auto.num_steps_from(rate, adaptation.num_warmup, step_size, warming)
+
+    def _bias(
+        self, curvature: Any, noise: Any, step_size: Any, dynamics: PyTree
+    ) -> tuple[Any, Any, str]:
+        """Relative error of variances from discretisation and from noise, and a text of both.
+
+        The text has two fields, ``{0}`` and ``{1}``, for the figures.
+        """
+        tau = self._temperature if self._temperature > 0 else 1.0
+        text = "h lam_H / 2 = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
+        return step_size * curvature / 2, step_size * noise / (2 * tau), text
+
+    def _relaxation_rate(self, slowest: Any, dynamics: PyTree) -> Any:
+        """Rate of the slowest direction per unit of step size."""
+        return slowest
 
     def _at_rest(self, dynamics: PyTree) -> PyTree:
         """What the leaf carries after a step that had to be undone."""

@@ -144,6 +144,20 @@ def test_the_law_of_factors(mixture: ModuleType) -> None:
         assert abs(np.mean(of_draws) - exact) < ALLOWED * error
 
 
+@pytest.mark.parametrize("variance", [NARROW, WIDE])
+def test_laws_of_exact_draws(mixture: ModuleType, variance: float) -> None:
+    draws = mixture.exact_draws(np.random.default_rng(8), 40_000, variance).reshape(4000, 10, 2)
+    law = mixture.law_of(draws, variance)
+    assert max(law.largest, abs(law.width), abs(law.shift)) < ALLOWED
+    assert 0.3 * law.by_chance < law.weights < 2 * law.by_chance
+    nearer = mixture.law_of(draws - 0.05 * np.sign(draws) * (np.abs(draws) > 1), variance)
+    assert nearer.shift < -3 * ALLOWED
+    wider = mixture.law_of(
+        draws + 0.1 * np.random.default_rng(9).normal(size=draws.shape), variance
+    )
+    assert wider.width < -3 * ALLOWED
+
+
 def test_cut_off(mixture: ModuleType) -> None:
     effort = mixture.Effort(num_draws=3, num_gradients=4)
     draws = np.arange(20.0).reshape(2, 10)

@@ -20,11 +20,18 @@ from jax import random
 from numpyro.infer import MCMC
 from targets import SIGMAS, assert_moments
 
-from numpyro_geom import SGHMC, Identity, Monge, RMSprop, cyclical
+from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
 from numpyro_geom.kernels.momentum import MOST_FRICTION, momentum_rule
 from numpyro_geom.kernels.sgnht import SGNHT, Thermostat, _shortfall
 from numpyro_geom.metrics import MetricState
 from numpyro_geom.step_size import init_adaptation
+
+
+def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:
+    """States of chains there; one program, where `chains.start` compiles many small ones."""
+    keys = random.split(random.key(0), positions.shape[0])
+    return jax.jit(lambda z: kernel.init(keys, 0, z, (), {}))(positions)
+
 
 # --- exact laws
 
@@ -142,7 +149,7 @@ def test_stationary_law(integrator: str, name: str, tau: float) -> None:
 
     spread = np.repeat(np.sqrt(np.diagonal(exact, axis1=1, axis2=2)[:, :3]), GROUP, axis=0)
     y = jnp.asarray(spread, jnp.float32) * random.normal(random.key(1), spread.shape)
-    state = chains.start(kernel, jax.vmap(lambda y: metric.apply_inverse_sqrt(fixed, y))(y), seed=0)
+    state = start(kernel, jax.vmap(lambda y: metric.apply_inverse_sqrt(fixed, y))(y))
     state = chains.past_warmup(state, metric_state=metric_state)
     state = chains.several_step_sizes(state, 3)
     frictions = jnp.asarray(np.repeat(FRICTIONS, GROUP), jnp.float32)
@@ -191,11 +198,6 @@ def cases(num: int) -> np.ndarray:
     return np.stack([slowest, curvature, noise, step], 1)
 
 
-EXCESS = {"baoab": 1.12, "euler": 1.7}
-"""How far above the tolerance of .1 curvature and noise together can come: the rule bounds them
-one by one. BAOAB: .1 / (1 - .1). Euler: at gamma h = 1, (.05 + .05 / 2) / (1 - .5 - .05) = .167."""
-
-
 @pytest.mark.parametrize("integrator", ["baoab", "euler"])
 @pytest.mark.parametrize("given_friction", [None, 3.0])
 @pytest.mark.parametrize("given_step", [False, True])
@@ -219,7 +221,10 @@ def test_rule_keeps_the_bias_in_bounds(
         free = (friction * h < 0.999 * MOST_FRICTION) if given_friction is None else ~free
     assert free.any() or (given_step and given_friction is not None)
     assert (error[free] >= 0).all()
-    assert (error[free] < 0.1 * EXCESS[integrator]).all(), error[free].max()
+    # at a step of the user's Euler's share of curvature may be twice what the rule would take, and
+    # gamma h be 1: (.1 / 2 + (.1 / 2.2) / 2) / (1 - .5 - .05) = .162 at the most
+    bound = 0.162 if integrator == "euler" and given_step else 0.1
+    assert (error[free] < bound * 1.001).all(), error[free].max()
     # no direction is worse than the one with the largest curvature and noise
     for lam in (slowest, np.sqrt(slowest * curvature)):
         assert (bias(integrator, h, lam, noise, friction, 2.0)[free] <= error[free] + 1e-9).all()
@@ -234,20 +239,19 @@ def test_rule_keeps_the_bias_in_bounds(
     np.testing.assert_allclose(rate, slowest_root, rtol=2e-3)
 
 
-@pytest.mark.parametrize(("integrator", "expected"), [("baoab", 0.1), ("euler", 0.05 / 2 / 0.5)])
+@pytest.mark.parametrize(("integrator", "expected"), [("baoab", 0.1 / 1.1), ("euler", 0.05 / 1.1)])
 def test_rule_uses_the_tolerance_where_noise_decides(integrator: str, expected: float) -> None:
     """Noise far above curvature: h as large as the bound on the friction allows, and no larger."""
     h, friction, _ = rule(integrator, np.array([[1.0, 10.0, 1e5, 0.0]]), False, None)[0]
     assert friction * h == pytest.approx(MOST_FRICTION, rel=1e-5)
     assert bias(integrator, h, 10.0, 1e5, friction, 2.0) == pytest.approx(expected, rel=0.01)
     h, friction, _ = rule(integrator, np.array([[1.0, 10.0, 1e5, 0.0]]), False, 3.0)[0]
-    given = 0.1 if integrator == "baoab" else 0.05
-    assert bias(integrator, h, 10.0, 1e5, friction, 2.0) == pytest.approx(given, rel=0.01)
+    assert bias(integrator, h, 10.0, 1e5, friction, 2.0) == pytest.approx(expected, rel=0.01)
 
 
 def test_rule_without_noise() -> None:
     h, friction, rate = rule("baoab", np.array([[4.0, 400.0, 0.0, 0.0]]), False, None)[0]
-    assert h == pytest.approx(2 * np.sqrt(0.1 / 400))
+    assert h == pytest.approx(2 * np.sqrt(0.1 / 1.1 / 400))
     assert friction == pytest.approx(2 * np.sqrt(4.0))
     assert rate == pytest.approx(np.sqrt(4.0), rel=1e-3)
 
@@ -277,8 +281,8 @@ def test_noise_correction(integrator: str) -> None:
         noise_correction=True,
         num_steps=60,
     )
-    start = np.sqrt(tau / lam) * random.normal(random.key(1), (5000, DIM))
-    _, draws = chains.run(kernel, chains.start(kernel, start, seed=0), 14)
+    first = np.sqrt(tau / lam) * random.normal(random.key(1), (5000, DIM))
+    _, draws = chains.run(kernel, start(kernel, first), 14)
     # the first 300 steps are the noise estimate's; draws are 1.8 relaxation times apart
     squares = np.mean(draws.z[5:].astype(np.float64) ** 2, -1, keepdims=True) * lam / tau
     left, _ = law(integrator, h, lam, noise, friction, friction * tau, known=noise)
@@ -320,8 +324,8 @@ def noisy(noise: float) -> Any:
 
 def variance_ratios(kernel: Any, tau: float, num_chains: int, num_draws: int = 8) -> Any:
     """Squares over tau / lam, averaged over coordinates, and the thermostat: (draws, chains)."""
-    start = np.sqrt(tau / MANY) * random.normal(random.key(1), (num_chains, MANY.size))
-    state = chains.start(kernel, start.astype(jnp.float32), seed=0)
+    first = np.sqrt(tau / MANY) * random.normal(random.key(1), (num_chains, MANY.size))
+    state = start(kernel, first.astype(jnp.float32))
     sample = jax.jit(lambda state: kernel.sample(state, (), {}))
     state = sample(state)
     squares, thermostat = [], []
@@ -391,8 +395,8 @@ def test_noise_that_differs_between_directions() -> None:
     kernel = SGNHT(potential_fn=energy, step_size=h, friction=gamma, num_steps=300)
     friction = gamma + h * noise.mean() / 2
     exact = 1 + h * (noise - noise.mean()) / (2 * friction)
-    start = np.sqrt(exact) * random.normal(random.key(1), (1000, 16))
-    _, draws = chains.run(kernel, chains.start(kernel, start, seed=0), 4)
+    first = np.sqrt(exact) * random.normal(random.key(1), (1000, 16))
+    _, draws = chains.run(kernel, start(kernel, first), 4)
     squares = draws.z[1:].astype(np.float64) ** 2
     found = squares.reshape(3, 1000, 2, 8).mean((0, 3))
     error = found.std(0) / np.sqrt(1000)
@@ -413,10 +417,10 @@ def test_quartic(integrator: str, h: float) -> None:
     )
     rng = np.random.default_rng(0)
     size = (4 * tau * rng.gamma(0.25, size=(2000, 8))) ** 0.25
-    start = jnp.asarray(size * rng.choice([-1.0, 1.0], size=size.shape), jnp.float32)
-    _, draws = chains.run(kernel, chains.start(kernel, start, seed=0), 5)
+    first = jnp.asarray(size * rng.choice([-1.0, 1.0], size=size.shape), jnp.float32)
+    _, draws = chains.run(kernel, start(kernel, first), 5)
     z = draws.z[1:].astype(np.float64)
-    assert abs(np.mean(z[0] * np.asarray(start))) < 0.1  # they have moved
+    assert abs(np.mean(z[0] * np.asarray(first))) < 0.1  # they have moved
     exact = np.array([2 * np.sqrt(tau) * gamma_function(0.75) / gamma_function(0.25), tau])
     found = np.stack([np.mean(z**2, -1), np.mean(z**4, -1)], -1)
     error = found.mean(0).std(0) / np.sqrt(2000)
@@ -432,7 +436,7 @@ def test_far_start_does_not_freeze_the_chain() -> None:
     kernel = SGNHT(
         potential_fn=lambda z: jnp.sum(z**4) / 4, step_size=0.05, friction=1.0, num_steps=20
     )
-    state = chains.start(kernel, 6 * jnp.ones((500, 4)), seed=0)
+    state = start(kernel, 6 * jnp.ones((500, 4)))
     sample = jax.jit(lambda state: kernel.sample(state, (), {}))
     state = sample(state)
     assert (state.dynamics.extra.friction < 15).all()
@@ -515,14 +519,14 @@ def test_automatic_run(kernel_class: Any) -> None:
     squares = z**2 * np.asarray(lam)
     ratio, error = squares.mean((0, 1)), squares.mean(1).std(0) / np.sqrt(400)
     assert (SIGMAS * error < 0.12).all(), error
-    # a tolerance of .1 for the noise, in the stiffest direction over 1 - .1; all of the noise is
+    # a tolerance of .1 for the noise in the stiffest direction; all of the noise is
     # isotropic here, and the thermostat takes it
-    highest = 0.1 / 0.9 if kernel_class is SGHMC else 0.01
+    highest = 0.1 if kernel_class is SGHMC else 0.01
     assert (ratio > 0.99 - SIGMAS * error).all(), (ratio, error)
     assert (ratio < 1 + highest + SIGMAS * error).all(), (ratio, error)
     last = mcmc.last_state
     # curvature decides the step, critical damping the friction
-    np.testing.assert_allclose(last.step_size, 2 * np.sqrt(0.1 / 100), rtol=1e-4)
+    np.testing.assert_allclose(last.step_size, 2 * np.sqrt(0.1 / 1.1 / 100), rtol=1e-4)
     np.testing.assert_allclose(last.dynamics.friction, 2.0, rtol=1e-4)
     assert not np.asarray(mcmc.get_extra_fields()["diverging"]).any()
 
@@ -545,7 +549,7 @@ def test_without_temperature_a_damped_descent(integrator: str) -> None:
         friction=2.0,
         num_steps=40,
     )
-    state = chains.start(kernel, jnp.zeros((2, 2)), seed=0)
+    state = start(kernel, jnp.zeros((2, 2)))
     assert not state.dynamics.momentum.any()
     _, draws = chains.run(kernel, state, 3)
     np.testing.assert_array_equal(draws.z[:, 0], draws.z[:, 1])  # whatever the key
@@ -560,7 +564,7 @@ def test_undone_steps_put_the_momentum_at_rest(kernel_class: Any) -> None:
         return jnp.where(jnp.max(z) < 1.0, z @ z / 2, jnp.nan)
 
     kernel = kernel_class(potential_fn=energy, step_size=0.3, friction=1.0, num_steps=1)
-    state = chains.start(kernel, jnp.zeros((200, 2)), seed=0)
+    state = start(kernel, jnp.zeros((200, 2)))
     sample = jax.jit(lambda s: kernel.sample(s, (), {}))
     undone, moved = 0, np.zeros(200)
     for _ in range(60):

@@ -124,7 +124,8 @@ def to_inference_data(
       are named by their path.
     - ``sample_stats``: ``diverging``, ``energy`` (U in nats where the last step of a draw
       started, a minibatch estimate if rows were drawn), ``lp`` (its negative), ``step_size``,
-      ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``acceptance_rate`` for kernels
+      ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``kinetic_temperature`` for kernels
+      with a momentum, ``acceptance_rate`` for kernels
       with a Metropolis test, and every array among the run's ``extra_fields``.
     - ``observed_data``: the values of observed sites, all rows.
     - ``constant_data``: the other array arguments of the model.
@@ -838,6 +839,7 @@ def _describe(stats: xr.Dataset, kernel: Any) -> None:
         "diverging": "a step of the draw was not finite or unstable, and was undone",
         "grad_norm": f"Euclidean norm of grad U where the last step of the draw started, {source}",
         "configurational_temperature": "z . grad U / D there; its mean estimates the temperature",
+        "kinetic_temperature": "r'M^-1 r / D of the momentum, a mean over the draw's steps",
         "step_size": "h of the last step of the draw",
         "n_steps": "stochastic-gradient steps of the draw",
         "acceptance_rate": "mean acceptance probability of the draw's steps",

@@ -13,7 +13,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from ..kernel import SGKernel
-from ..step_size import MAX_NUM_STEPS, TARGET_ACCEPTANCE
+from ..step_size import MAX_NUM_STEPS
 
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
@@ -38,23 +38,24 @@ class _Facts(NamedTuple):
     shrink: np.ndarray
     curvature: np.ndarray
     curvature_low: np.ndarray
-    slowest: np.ndarray
+    rate: np.ndarray  # of relaxation in the slowest direction, per unit of step size
     noise: np.ndarray
+    dynamics: Any
 
-    def budget(self, kernel: SGKernel) -> tuple[np.ndarray, np.ndarray]:
-        """First-order relative errors of a variance: discretisation and minibatch noise."""
-        h = self.step_size
-        return h * self.curvature / 2, h * self.noise / (2 * kernel.temperature)
+    def budget(self, kernel: SGKernel) -> tuple[np.ndarray, np.ndarray, str]:
+        """Relative errors of a variance from discretisation and minibatch noise, and their text."""
+        disc, noise, text = kernel._bias(self.curvature, self.noise, self.step_size, self.dynamics)
+        return np.asarray(disc), np.asarray(noise), text
 
     @property
     def relaxation(self) -> np.ndarray:
-        """Steps in which the slowest direction relaxes, 1 / (h lam_min)."""
-        return 1 / (self.step_size * self.slowest)
+        """Steps in which the slowest direction relaxes."""
+        return 1 / (self.step_size * self.rate)
 
     @property
     def relaxations(self) -> np.ndarray:
         """Relaxation times that the run spans."""
-        return self.travelled * self.slowest
+        return self.travelled * self.rate
 
 
 def check_run(mcmc: Any) -> None:
@@ -122,10 +123,11 @@ def step_size_summary(mcmc: MCMC) -> str:
         [
             f"step size h: {_span(facts.step_size)}, steps a draw: {_span(facts.num_steps)}",
             *_bias_lines(mcmc, kernel, facts),
-            *_relaxation_lines(facts),
+            *_relaxation_lines(kernel, facts),
             *_clamped_lines(mcmc),
             f"undone steps: in {facts.undone} of {facts.draws} draws",
             *_temperature_lines(mcmc, kernel),
+            *_kinetic_lines(mcmc, kernel),
         ]
     )
 
@@ -210,7 +212,7 @@ def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
         )
     given = not automatic and kernel._bias_is_known and not kernel._adjusted
     if given and kernel.temperature > 0:
-        total = float(np.max(sum(facts.budget(kernel))))
+        total = float(np.max(sum(facts.budget(kernel)[:2])))
         if total > kernel.bias_tolerance:
             limit = float(np.mean(facts.step_size)) * kernel.bias_tolerance / total
             found.append(
@@ -246,8 +248,11 @@ def _facts(mcmc: MCMC) -> _Facts:
         shrink=np.atleast_1d(adaptation.shrink).astype(float),
         curvature=np.atleast_1d(adaptation.curvature).astype(float),
         curvature_low=np.atleast_1d(adaptation.curvature_low).astype(float),
-        slowest=np.atleast_1d(adaptation.slowest).astype(float),
+        rate=np.atleast_1d(
+            mcmc.sampler._relaxation_rate(adaptation.slowest, mcmc.last_state.dynamics)
+        ).astype(float),
         noise=np.atleast_1d(adaptation.noise).astype(float),
+        dynamics=mcmc.last_state.dynamics,
     )
 
 
@@ -273,7 +278,7 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
         accepted = float(np.mean(mcmc.get_extra_fields(group_by_chain=True)["accept_prob"]))
         return [
             f"no bias, steps are Metropolis-adjusted: acceptance rate {accepted:.2f} "
-            f"(target {TARGET_ACCEPTANCE})"
+            f"(target {kernel._target_accept})"
         ]
     if kernel.temperature == 0:
         return ["temperature 0: the draws are the path of an optimiser, not of a posterior"]
@@ -284,11 +289,10 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
             "bias and relaxation time: not measured, because step_size and num_steps are both "
             "given (num_steps='auto' measures them)"
         ]
-    discretisation, noise = facts.budget(kernel)
+    discretisation, noise, text = facts.budget(kernel)
     lines = [
-        f"relative bias of variances: h lam_H / 2 = {_span(discretisation)} from discretisation, "
-        f"h lam_C / (2 tau) = {_span(noise)} from minibatch noise; bias_tolerance is "
-        f"{kernel.bias_tolerance:g}"
+        f"relative bias of variances: {text.format(_span(discretisation), _span(noise))}; "
+        f"bias_tolerance is {kernel.bias_tolerance:g}"
     ]
     noisy = _noise_binds(kernel, facts)
     limit = "minibatch noise" if noisy else "discretisation"
@@ -315,7 +319,8 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
 
 
 def _clamped_lines(mcmc: MCMC) -> list[str]:
-    clamped = getattr(mcmc.last_state.dynamics, "clamped", None)
+    dynamics = mcmc.last_state.dynamics
+    clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
     if clamped is None:
         return []
     return [
@@ -324,11 +329,11 @@ def _clamped_lines(mcmc: MCMC) -> list[str]:
     ]
 
 
-def _relaxation_lines(facts: _Facts) -> list[str]:
+def _relaxation_lines(kernel: SGKernel, facts: _Facts) -> list[str]:
     if not facts.measured:
         return []
     text = (
-        f"relaxation time 1 / (h lam_min): {_span(facts.relaxation)} steps; a chain of "
+        f"relaxation time{'' if kernel._has_momentum else ' 1 / (h lam_min)'}: {_span(facts.relaxation)} steps; a chain of "
         f"{_span(facts.steps)} steps spans {_span(facts.relaxations)} of them"
     )
     if np.median(facts.relaxations) < ENOUGH_RELAXATIONS:
@@ -359,6 +364,14 @@ def _temperature_lines(mcmc: MCMC, kernel: SGKernel) -> list[str]:
                 "the step size is too large"
             ]
     return [f"{text}, expected tau = {tau:g}"]
+
+
+def _kinetic_lines(mcmc: MCMC, kernel: SGKernel) -> list[str]:
+    if not kernel._has_momentum:
+        return []
+    values = mcmc.get_extra_fields(group_by_chain=True)["kinetic_temperature"]
+    mean = float(np.mean(np.asarray(values, float)))
+    return [f"kinetic temperature: {mean:.3g}, expected tau = {kernel.temperature:g}"]
 
 
 def _span(values: np.ndarray) -> str:

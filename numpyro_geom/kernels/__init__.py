@@ -4,7 +4,8 @@ from .adam_sgld import AdamSGLD
 from .ggmc import GGMC
 from .isgd import ISGD
 from .sghmc import PXSGHMC, SGHMC
+from .sgnht import SGNHT
 from .sgrld import SGRLD
 from .vsgd import VSGD
 
-__all__ = ["GGMC", "PXSGHMC", "ISGD", "SGHMC", "SGRLD", "VSGD", "AdamSGLD"]
+__all__ = ["GGMC", "PXSGHMC", "ISGD", "SGHMC", "SGNHT", "SGRLD", "VSGD", "AdamSGLD"]

@@ -17,7 +17,14 @@ from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential, function_potential, takes_rng_key
 from ..step_size import MAX_NUM_STEPS, Adaptation, is_checkpoint
-from .momentum import Momentum, check_friction, friction_scale, init_momentum, kinetic_temperature
+from .momentum import (
+    Momentum,
+    check_friction,
+    friction_scale,
+    init_momentum,
+    kinetic_temperature,
+    relaxation_rate,
+)
 
 GRADIENT_COST = 3
 """Cost of a gradient in evaluations of the energy: under ``num_steps="auto"`` a trajectory's
@@ -247,9 +254,7 @@ class GGMC(SGKernel):
             h = scale * jnp.exp(jnp.where(state.i >= num_warmup - 1, average, latest))
         critical = 2 * jnp.sqrt(adaptation.slowest)
         friction = critical if self._friction is None else old.friction
-        half = friction / 2
-        spread = jnp.sqrt(jnp.maximum(half**2 - adaptation.slowest, 0.0))
-        rate = jnp.where(spread > 0, adaptation.slowest / (half + spread), half)
+        rate = relaxation_rate(adaptation.slowest, friction)
         extra = extra._replace(scale=scale.astype(extra.scale.dtype))
         return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)
 
@@ -260,6 +265,9 @@ class GGMC(SGKernel):
             return super()._num_steps_from(adaptation, rate, step_size, warming)
         steps = -(-self._plan.steps_per_epoch // GRADIENT_COST)
         return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
+
+    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
+        return relaxation_rate(slowest, dynamics.friction)
 
     def _update_shrink(self, adaptation: Adaptation, state: SGState) -> Adaptation:
         return adaptation

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import check_number
-from .._util import tree_normal, tree_vdot
+from .._util import tree_normal, tree_scale, tree_vdot
 from ..step_size import Adaptation
 
 PyTree = Any
@@ -69,8 +70,7 @@ def init_momentum(
 ) -> Momentum:
     """A momentum drawn from its law."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
-    spread = jnp.asarray(temperature, dtype) ** 0.5
-    momentum = jax.tree.map(lambda n: spread * n, tree_normal(rng_key, position))
+    momentum = tree_scale(temperature**0.5, tree_normal(rng_key, position))
     return Momentum(momentum, jnp.asarray(1.0 if friction is None else friction, dtype), extra)
 
 
@@ -97,13 +97,14 @@ def momentum_rule(
     temperature: float,
     integrator: str,
     given_step: jax.Array | None,
-    given_friction: float | None,
+    given_friction: jax.Array | float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Step size, friction, and relaxation rate per unit of step size.
 
-    h^2 lam_H / 4 and the part of the noise are bias_tolerance at most (half of it each with
-    ``"euler"``, where both are errors). A friction of our own choice is the critical one of the
-    slowest direction, 2 sqrt(lam_min), or as much more as the noise needs.
+    With s = bias_tolerance / (1 + bias_tolerance) neither h^2 lam_H / 4 nor the part of the noise
+    exceeds s, so that the error of ``"baoab"`` on a Gaussian stays within the tolerance; with
+    ``"euler"``, where both are errors, they are s / 4 and s / 2. A friction of our own choice is
+    the critical one of the slowest direction, 2 sqrt(lam_min), or as much more as noise needs.
 
     Args:
         adaptation: what was measured.
@@ -115,12 +116,13 @@ def momentum_rule(
     """
     # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
     tau = temperature if temperature > 0 else 1.0
-    share = bias_tolerance * (1.0 if integrator == "baoab" else 0.5)
+    part = 1.0 if integrator == "baoab" else 0.5
+    share = part * bias_tolerance / (1 + bias_tolerance)
     noise = adaptation.noise / (4 * tau * share)  # the least damping, below, over h^2
     tiny = jnp.finfo(noise.dtype).tiny
     critical = 2 * jnp.sqrt(adaptation.slowest)
     if given_step is None:
-        h = 2 * jnp.sqrt(share / jnp.maximum(adaptation.curvature, tiny))
+        h = 2 * jnp.sqrt(part * share / jnp.maximum(adaptation.curvature, tiny))
         if given_friction is None:
             h = jnp.minimum(h, jnp.sqrt(_damping(MOST_FRICTION, integrator) / (noise + tiny)))
         else:
@@ -139,9 +141,33 @@ def momentum_rule(
         friction = jnp.minimum(friction, MOST_FRICTION / h)
     else:
         friction = jnp.asarray(given_friction, h.dtype)
+    return h, friction, relaxation_rate(adaptation.slowest, friction)
+
+
+def relaxation_rate(slowest: Any, friction: Any) -> Any:
+    """The real part of the slowest root of s^2 + friction s + slowest = 0, negated."""
     half = friction / 2
-    rate = adaptation.slowest / (half + jnp.sqrt(jnp.maximum(half**2 - adaptation.slowest, 0.0)))
-    return h, friction, jnp.where(half**2 > adaptation.slowest, rate, half)
+    spread = jnp.sqrt(jnp.maximum(half**2 - slowest, 0.0))
+    return jnp.where(spread > 0, slowest / (half + spread), half)
+
+
+def momentum_bias(
+    integrator: str, curvature: Any, noise: Any, step_size: Any, friction: Any, temperature: float
+) -> tuple[Any, Any, str]:
+    """Relative errors of a Gaussian's variances from discretisation and from noise; see above."""
+    tau = temperature if temperature > 0 else 1.0
+    damping, bend = friction * step_size, step_size**2 * curvature / 4
+    if integrator == "baoab":
+        part = step_size**2 * noise / (4 * tau * np.tanh(damping / 2)) / (1 - bend)
+        text = (
+            "{0} from discretisation on a Gaussian (where h^2 lam_H / 4 < 1), "
+            "h^2 lam_C / (4 tau tanh(gamma h / 2)) = {1} from minibatch noise"
+        )
+        return 0 * part, part, text
+    whole = 1 - damping / 2 - bend
+    part = step_size * noise * (1 - damping / 2) / (2 * friction * tau) / whole
+    text = "h^2 lam_H / 4 = {0} from discretisation, h lam_C / (2 gamma tau) = {1} from noise"
+    return bend / whole, part, text
 
 
 def _damping(friction_step: float, integrator: str) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from numpyro.infer import init_to_uniform
 
@@ -24,7 +25,9 @@ from .momentum import (
     friction_scale,
     init_momentum,
     kinetic_temperature,
+    momentum_bias,
     momentum_rule,
+    relaxation_rate,
 )
 from .noise_correction import (
     SETTLING_STEPS,
@@ -215,6 +218,15 @@ class SGHMC(SGKernel):
         )
         friction = friction.astype(state.dynamics.friction.dtype)
         return h, rate, state.dynamics._replace(friction=friction)
+
+    def _bias(
+        self, curvature: Any, noise: Any, step_size: Any, dynamics: Momentum
+    ) -> tuple[Any, Any, str]:
+        friction, tau = np.asarray(dynamics.friction), self._temperature
+        return momentum_bias(self._integrator, curvature, noise, step_size, friction, tau)
+
+    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
+        return relaxation_rate(slowest, dynamics.friction)
 
     def _step(
         self,

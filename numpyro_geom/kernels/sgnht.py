@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from numpyro.infer import init_to_uniform
 
@@ -43,7 +44,9 @@ from .momentum import (
     friction_scale,
     init_momentum,
     kinetic_temperature,
+    momentum_bias,
     momentum_rule,
+    relaxation_rate,
 )
 
 INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
@@ -255,7 +258,7 @@ class SGNHT(SGKernel):
         h, friction, rate = momentum_rule(*rule, given, self._friction)
         if self._integrator == "euler":
             h, friction = self._cooler(adaptation, h, friction)
-            h, friction, rate = momentum_rule(*rule, h, friction)  # type: ignore[arg-type]
+            h, friction, rate = momentum_rule(*rule, h, friction)
         old = state.dynamics
         friction = friction.astype(old.friction.dtype)
         # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
@@ -290,6 +293,17 @@ class SGNHT(SGKernel):
             needed = 2 * noise * h
             friction = jnp.maximum(2 * jnp.sqrt(adaptation.slowest), needed)
         return h, jnp.minimum(friction, 2 * share / h)
+
+    def _bias(
+        self, curvature: Any, noise: Any, step_size: Any, dynamics: Momentum
+    ) -> tuple[Any, Any, str]:
+        friction, tau = np.asarray(dynamics.friction), self._temperature
+        return momentum_bias(
+            INTEGRATORS[self._integrator], curvature, noise, step_size, friction, tau
+        )
+
+    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
+        return relaxation_rate(slowest, dynamics.friction)
 
     def _step(
         self,
