@@ -216,7 +216,7 @@ class Effort:
 
 
 QUICK = Effort(num_draws=50, num_gradients=20, num_chains=4, num_seeds=2, num_warmup=50)
-QUICK_METHODS = ("SGHMC, cyclical", "PX-SGHMC, posterior", "GGMC")
+QUICK_METHODS = ("SGHMC, cyclical", "GGMC")
 TUNING = Effort(num_draws=150, num_chains=8, num_seeds=1)
 
 

@@ -150,14 +150,7 @@ class Expansion:
         """Check the settings, and keep ``sites`` in a hashable form."""
         for name in ("left", "right"):
             _keep(self, name, check_int(name, getattr(self, name), least=0))
-        if isinstance(self.rank, float):
-            if not 0 < self.rank < 1:
-                raise ValueError(
-                    f"rank must be None, an integer of at least 1 or a fraction of the side "
-                    f"between 0 and 1, got {self.rank!r}"
-                )
-        elif self.rank is not None:
-            _keep(self, "rank", check_int("rank", self.rank))
+        _keep(self, "rank", _check_rank(self.rank))
         _keep(self, "sites", _as_pairs(self.sites))
         own = any(factors.left or factors.right for _, factors in self.sites or ())
         if self.left == 0 and self.right == 0 and not own:
@@ -286,6 +279,13 @@ class Expansion:
                 f"expected a position that is a dict site -> array, got {type(position).__name__}: "
                 "an expansion needs a model, or a potential_fn of a dict"
             )
+        nested = [n for n, x in position.items() if not jax.tree_util.all_leaves([x])]
+        if nested:
+            raise TypeError(
+                f"expected a position that is a dict site -> array, got a "
+                f"{type(position[nested[0]]).__name__} at {nested[0]!r}: flatten it, or drop the "
+                "expansion"
+            )
         shapes = {name: jnp.shape(value) for name, value in position.items()}
         given = self.sites
         if given is None:
@@ -395,6 +395,20 @@ def _of_merged(rows_fn: Callable, expansion: Expansion, expanded: Expanded) -> j
 def _keep(settings: Any, name: str, value: Any) -> None:
     """Set a field of a frozen dataclass, which only its own constructor may."""
     object.__setattr__(settings, name, value)
+
+
+def _check_rank(rank: Any) -> int | float | None:
+    if rank is None:
+        return None
+    value = rank.item() if getattr(rank, "shape", None) == () else rank
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if (whole and value.__index__() >= 1) or (isinstance(value, float) and 0 < value < 1):
+        return value.__index__() if whole else value
+    error = ValueError if whole or isinstance(value, float) else TypeError
+    raise error(
+        "rank must be an integer of at least 1, None, or a fraction of the side between 0 and 1, "
+        f"got {rank!r}"
+    )
 
 
 def _names(label: str, names: Any) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ What a user must be told: what was expected, what was got, what to do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +20,17 @@ from numpyro import handlers
 from targets import half_square, linear, normal_mean
 
 from numpyro_geom import (
+    GGMC,
     ISGD,
+    PXSGHMC,
+    SGHMC,
+    SGNHT,
     SGRLD,
     SWAG,
     VSGD,
     AdamSGLD,
+    Expansion,
+    Factors,
     Monge,
     RMSprop,
     Shampoo,
@@ -140,6 +147,27 @@ def subsamples_two(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
 
 
+def matrix(X: Any, y: Any) -> None:
+    """A matrix that an expansion can multiply."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+    with numpyro.plate("data", 12) as i:
+        numpyro.sample("y", dist.Normal((X[i] @ w).sum(-1), 1), obs=y[i])
+
+
+def positive_matrix(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.HalfNormal(1).expand([2, 3]).to_event(2))
+    with numpyro.plate("data", 12) as i:
+        numpyro.sample("y", dist.Normal((X[i] @ w).sum(-1), 1), obs=y[i])
+
+
+def rows_of_a_matrix(X: Any, y: Any) -> None:
+    """A local latent whose rows, together, have two axes like a matrix."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+    with numpyro.plate("data", 12) as i:
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal((X[i] @ w * z).sum(-1), 1), obs=y[i])
+
+
 class Bare:
     """A metric that follows the protocol and has none of its options."""
 
@@ -247,6 +275,27 @@ def fit(*args: Any, **settings: Any) -> Callable[[], Any]:
 
 def draw_without_fit() -> Any:
     return SWAG(normal_mean, batch_size=3).sample_posterior(random.key(0), None)
+
+
+def make_with(kernel: Callable, **settings: Any) -> Callable[[], Any]:
+    """A kernel on a valid model is constructed."""
+    return lambda: kernel(matrix, **settings)
+
+
+def make_on(kernel: Callable, **settings: Any) -> Callable[[], Any]:
+    """A kernel on a valid function is constructed."""
+    return lambda: kernel(potential_fn=half_square, **settings)
+
+
+def energy_with(position: Any, kernel: Callable) -> Callable[[], Any]:
+    """An expanded chain on a function is started."""
+    return energy(half_square, position, kernel=kernel, expansion=Expansion())
+
+
+def start_with(kernel_model: Callable, *args: Any, **settings: Any) -> Callable[[], Any]:
+    """An expanded chain is started: `args` are an expansion, if not the default, and a kernel."""
+    expansion, kernel = args if len(args) == 2 else (Expansion(), *args)
+    return start(kernel_model, X, Y, kernel=kernel, expansion=expansion, **settings)
 
 
 NOT_INDEXED = r"site '(y|z)' is not indexed by plate 'data'.*Index every array"
@@ -708,6 +757,341 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+# --- kernels with a momentum, and expansion
+
+MOMENTUM: dict[str, Callable] = {"SGHMC": SGHMC, "PXSGHMC": PXSGHMC, "SGNHT": SGNHT, "GGMC": GGMC}
+EXPANDABLE: dict[str, Callable] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "GGMC": GGMC, "SGRLD": SGRLD}
+NAN = float("nan")
+EXPLORING = cyclical(0.1, 10, explore=0.5)
+A_POSITIVE = "must be a finite number above 0, got "
+AN_INTEGER = "must be an integer of at least 1, got "
+
+# settings of every kernel with a momentum: what each must say
+SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"friction": "fast"}, ValueError, "friction must be 'auto' or a positive number, got 'fast'"),
+    ({"friction": 0}, ValueError, f"friction {A_POSITIVE}0"),
+    ({"friction": -1.5}, ValueError, f"friction {A_POSITIVE}-1.5"),
+    ({"friction": NAN}, ValueError, f"friction {A_POSITIVE}nan"),
+    ({"friction": np.array(NAN)}, ValueError, f"friction {A_POSITIVE}nan"),
+    ({"friction": float("inf")}, ValueError, f"friction {A_POSITIVE}inf"),
+    ({"friction": True}, TypeError, "friction must be a number, got True of type bool"),
+    ({"friction": None}, TypeError, "friction must be a number, got None of type NoneType"),
+    ({"friction": np.ones(2)}, TypeError, "friction must be a number, got array"),
+    ({"metric": "euclid"}, ValueError, "metric must be one of .*'euclid'"),
+    ({"metric": Monge}, TypeError, r"write Monge\(\) in place of Monge"),
+    ({"step_size": NAN}, ValueError, f"step_size {A_POSITIVE}nan"),
+    ({"step_size": "fast"}, ValueError, "step_size must be 'auto'.*got 'fast'"),
+    ({"batch_size": 0}, ValueError, f"batch_size {AN_INTEGER}0"),
+    ({"batch_size": 2.5}, TypeError, f"batch_size {AN_INTEGER}2.5 of type float"),
+    ({"num_steps": 0}, ValueError, f"num_steps {AN_INTEGER}0"),
+    ({"num_steps": "many"}, ValueError, "num_steps must be 'auto' or an integer.*got 'many'"),
+    ({"temperature": NAN}, ValueError, "temperature must be a finite number at least 0, got nan"),
+    ({"temperature": -1}, ValueError, "temperature must be a finite number at least 0, got -1"),
+    ({"temperature": "hot"}, TypeError, "temperature must be a number, got 'hot' of type str"),
+    ({"batching": "shuffle"}, ValueError, "batching must be one of .*'shuffle'"),
+    ({"control_variate": 1}, TypeError, "control_variate must be True or False, got 1"),
+    ({"init_strategy": 3}, TypeError, "init_strategy must be one of .*got 3"),
+    ({"adjusted": True}, TypeError, "unexpected keyword argument 'adjusted'"),
+    ({"max_norm": 1.0}, TypeError, "unexpected keyword argument 'max_norm'"),
+]
+# settings that some of them do not have
+BIASED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"integrator": "leapfrog"}, ValueError, "integrator must be one of .*'euler'.*'leapfrog'"),
+    ({"integrator": None}, ValueError, "integrator must be one of .*got None"),
+    ({"gamma": "corrected"}, ValueError, "'frozen' with SG.*got 'corrected'.*Drop gamma, or use"),
+    ({"gamma": None}, ValueError, "gamma must be 'frozen' with SG.*got None.*or use SGRLD"),
+    ({"bias_tolerance": 0.0}, ValueError, f"bias_tolerance {A_POSITIVE}0"),
+    ({"bias_tolerance": NAN}, ValueError, f"bias_tolerance {A_POSITIVE}nan"),
+    ({"anchor_interval": 5}, ValueError, "anchor_interval=5 needs a control variate: pass contr"),
+    (
+        {"control_variate": True, "anchor_interval": 2.0},
+        TypeError,
+        f"anchor_interval {AN_INTEGER}2",
+    ),
+]
+OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
+    "SGHMC": [
+        *BIASED,
+        ({"integrator": "badodab"}, ValueError, r"one of \['baoab', 'euler'\], got 'badodab'"),
+        ({"noise_correction": "yes"}, TypeError, "noise_correction must be True or False, got 'ye"),
+        ({"noise_correction": 1}, TypeError, "noise_correction must be True or False, got 1"),
+        (
+            {"noise_correction": True, "metric": "monge", "batch_size": 4},
+            ValueError,
+            "noise_correction=True needs a diagonal metric: expected 'identity'.*got Monge",
+        ),
+        (
+            {"noise_correction": True, "metric": Shampoo(), "batch_size": 4},
+            ValueError,
+            "noise_correction=True needs a diagonal metric: expected 'identity'.*got Shampoo",
+        ),
+        (
+            {"noise_correction": True, "batching": "epoch", "batch_size": 4},
+            ValueError,
+            "noise_correction=True needs batching='replacement', got 'epoch'",
+        ),
+        ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
+    ],
+    "SGNHT": [
+        *BIASED,
+        ({"integrator": "baoab"}, ValueError, r"one of \['badodab', 'euler'\], got 'baoab'"),
+        ({"thermostat_mass": 0}, ValueError, f"thermostat_mass {A_POSITIVE}0"),
+        ({"thermostat_mass": -2.0}, ValueError, f"thermostat_mass {A_POSITIVE}-2.0"),
+        ({"thermostat_mass": NAN}, ValueError, f"thermostat_mass {A_POSITIVE}nan"),
+        ({"thermostat_mass": "unit"}, ValueError, "'auto' or a positive number, got 'unit'"),
+        ({"thermostat_mass": True}, TypeError, "thermostat_mass must be a number, got True"),
+        ({"thermostat_mass": None}, TypeError, "thermostat_mass must be a number, got None"),
+        (
+            {"temperature": 0},
+            ValueError,
+            r"must be above 0 with SGNHT, got 0.*Use SGHMC\(temperature=0\)",
+        ),
+        ({"step_size": EXPLORING}, ValueError, "SGNHT needs noise at.*use explore=0, or SGHMC"),
+        ({"noise_correction": True}, TypeError, "unexpected keyword argument 'noise_correction'"),
+    ],
+    "GGMC": [
+        ({"target_accept": 0}, ValueError, f"target_accept {A_POSITIVE}0"),
+        ({"target_accept": NAN}, ValueError, f"target_accept {A_POSITIVE}nan"),
+        ({"target_accept": 1}, ValueError, "target_accept must be below 1, got 1"),
+        ({"target_accept": 2.0}, ValueError, "target_accept must be below 1, got 2.0"),
+        ({"target_accept": "x"}, TypeError, "target_accept must be a number, got 'x' of type str"),
+        ({"target_accept": True}, TypeError, "target_accept must be a number, got True of type bo"),
+        ({"temperature": 0.0}, ValueError, "temperature must be above 0.*got 0.*nothing to test"),
+        ({"step_size": EXPLORING}, ValueError, "GGMC needs noise at every step.*use explore=0"),
+        (
+            {"batching": "epoch", "batch_size": 3},
+            ValueError,
+            "GGMC needs batching='replacement', got 'epoch': .*reverse order",
+        ),
+        (
+            {"full_potential_fn": half_square},
+            ValueError,
+            "full_potential_fn goes with a stochastic.*there is none: drop full_potential_fn",
+        ),
+        ({"num_data": 12}, ValueError, "num_data goes with a stochastic.*none: drop num_data"),
+        ({"integrator": "baoab"}, TypeError, "unexpected keyword argument 'integrator'"),
+        ({"gamma": "frozen"}, TypeError, "unexpected keyword argument 'gamma'"),
+        ({"bias_tolerance": 0.1}, TypeError, "unexpected keyword argument 'bias_tolerance'"),
+        ({"anchor_interval": 5}, TypeError, "unexpected keyword argument 'anchor_interval'"),
+    ],
+}
+OWN["PXSGHMC"] = [
+    *OWN["SGHMC"],
+    ({"factor_friction": 0.1}, TypeError, "unexpected keyword argument 'factor_friction'"),
+]
+# of GGMC on functions
+NEEDS_BOTH = r"pass the energy itself as full_potential_fn\(z\), and the number of obs.*as num_data"
+FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"potential_fn": noisy}, ValueError, f"needs full_potential_fn: {NEEDS_BOTH}"),
+    ({"potential_fn": noisy, "num_data": 3}, ValueError, f"needs full_potential_fn: {NEEDS_BOTH}"),
+    (
+        {"potential_fn": noisy, "full_potential_fn": half_square},
+        ValueError,
+        f"needs num_data: {NEEDS_BOTH}",
+    ),
+    (
+        {"potential_fn": half_square, "full_potential_fn": half_square},
+        ValueError,
+        "full_potential_fn goes with a stochastic.*there is none: drop full_potential_fn",
+    ),
+    (
+        {"potential_fn": half_square, "num_data": 3},
+        ValueError,
+        "num_data goes with a stochastic.*there is none: drop num_data",
+    ),
+    (
+        {"potential_fn": noisy, "full_potential_fn": "U", "num_data": 3},
+        TypeError,
+        "full_potential_fn must be callable, got str",
+    ),
+    *(
+        (
+            {"potential_fn": noisy, "full_potential_fn": half_square, "num_data": value},
+            error,
+            f"num_data {AN_INTEGER}{value}",
+        )
+        for value, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError))
+    ),
+]
+NOT_AN_EXPANSION = r"must be a numpyro_geom.Expansion such as Expansion\(left=1.*or None, got "
+# expansions, and what is wrong with them whichever kernel they are for
+EXPANSIONS: dict[str, tuple[Callable, type[Exception], str]] = {
+    "class": (partial(make_with, expansion=Expansion), TypeError, f"{NOT_AN_EXPANSION}type"),
+    "text": (partial(make_with, expansion="w"), TypeError, f"{NOT_AN_EXPANSION}str"),
+    "flag": (partial(make_with, expansion=True), TypeError, f"{NOT_AN_EXPANSION}bool"),
+    "dict": (partial(make_with, expansion={"w": 1}), TypeError, f"{NOT_AN_EXPANSION}dict"),
+    "factors": (partial(make_with, expansion=Factors(left=1)), TypeError, NOT_AN_EXPANSION),
+    "other target of a function": (
+        partial(make_on, expansion=Expansion(target="factors")),
+        ValueError,
+        "replaces the prior of a model.*potential_fn has none.*pass a model, or use target='post",
+    ),
+    "of an array": (
+        partial(energy_with, jnp.ones((2, 2))),
+        TypeError,
+        "a position that is a dict site -> array, got Array.*a potential_fn of a dict",
+    ),
+    "of a list": (
+        partial(energy_with, [jnp.ones((2, 2))]),
+        TypeError,
+        "a position that is a dict site -> array, got list.*a potential_fn of a dict",
+    ),
+    "of a nested dict": (
+        partial(energy_with, {"net": {"w": jnp.ones((2, 2))}}),
+        TypeError,
+        "a dict site -> array, got a dict at 'net': flatten it, or drop the expansion",
+    ),
+    "of vectors": (
+        partial(energy_with, {"b": jnp.ones(3)}),
+        ValueError,
+        r"nothing to expand: expected a site with two axes or four.*'b': \(3,\).*or drop the exp",
+    ),
+    "without a matrix": (
+        lambda kernel: start(normal_mean, Y, kernel=kernel, expansion=Expansion()),
+        ValueError,
+        r"nothing to expand.*got {'mu': \(\)}; name others in `sites`, or drop the expansion",
+    ),
+    "of rows": (
+        partial(start_with, rows_of_a_matrix, batch_size=3),
+        ValueError,
+        r"a value for each row of the data: \['z'\].*outside of subsampled.*name them in `sites`",
+    ),
+    "of rows by name": (
+        partial(start_with, rows_of_a_matrix, Expansion(sites=["w", "z"]), batch_size=3),
+        ValueError,
+        r"a value for each row of the data: \['z'\].*outside of subsampled.*name them in `sites`",
+    ),
+    "unknown site": (
+        partial(start_with, matrix, Expansion(sites=["v"])),
+        ValueError,
+        r"no site 'v' to expand: expected one of \['w'\]",
+    ),
+    "unknown vector": (
+        partial(start_with, matrix, Expansion(sites={"w": Factors(vectors="b")})),
+        ValueError,
+        r"no site 'b' to expand: expected one of \['w'\]",
+    ),
+    "unknown rule": (
+        partial(start_with, matrix, Expansion(biases=("kernel", "bias"))),
+        ValueError,
+        "pairs no bias with a matrix: expected names such as 'kernel' and 'bias', got .*'w'",
+    ),
+    "rank": (
+        partial(start_with, matrix, Expansion(rank=3)),
+        ValueError,
+        "rank is 3 and the left side of site 'w' has dimension 2: expected at most that",
+    ),
+    "other target of a positive site": (
+        partial(start_with, positive_matrix, Expansion(target="factors")),
+        ValueError,
+        "prior of site 'w', which is on .*Positive.*use target='posterior', or leave the site out",
+    ),
+    "init_params of factors": (
+        partial(start_with, matrix, init_params={"sites": jnp.ones(2), "factors": jnp.ones(2)}),
+        ValueError,
+        r"latent sites \['w'\]: missing \['w'\], unknown \['factors', 'sites'\]",
+    ),
+}
+EVEN = (
+    "noise_correction=True compares halves of a batch, and these are odd: {'data': %d}.*even batch"
+)
+NO_NOISE = "noise_correction=True needs minibatch noise.*pass batch_size.*or drop noise_correction"
+TABLE |= {
+    **{
+        f"{name} {k}, {' and '.join(settings)}": (make_with(kernel, **settings), error, match)
+        for name, kernel in MOMENTUM.items()
+        for k, (settings, error, match) in enumerate(SETTINGS + OWN[name])
+    },
+    **{
+        f"GGMC {k}, function": (partial(GGMC, **settings), error, match)
+        for k, (settings, error, match) in enumerate(FUNCTIONS)
+    },
+    **{
+        f"{name} expansion {mistake}": (how(kernel), error, match)
+        for name, kernel in EXPANDABLE.items()
+        for mistake, (how, error, match) in EXPANSIONS.items()
+    },
+    **{
+        f"{name} control variate, batch of all rows": (
+            start(normal_mean, Y, kernel=kernel, control_variate=True, batch_size=12),
+            ValueError,
+            "control_variate=True corrects minibatch gradients.*batch_size, or drop control_var",
+        )
+        for name, kernel in EXPANDABLE.items()
+    },
+    **{
+        f"{name} neither": (kernel, ValueError, "exactly one of `model` and .* got neither")
+        for name, kernel in MOMENTUM.items()
+    },
+    **{
+        f"{name} positional": (partial(kernel, matrix, "rmsprop"), TypeError, "positional argument")
+        for name, kernel in MOMENTUM.items()
+    },
+    **{
+        f"SGHMC noise correction, batch {rows}": (
+            start(normal_mean, Y, kernel=SGHMC, noise_correction=True, batch_size=rows),
+            ValueError,
+            match,
+        )
+        for rows, match in ((1, EVEN % 1), (5, EVEN % 5), (12, NO_NOISE), (None, NO_NOISE))
+    },
+    "SGHMC noise correction, exact potential": (
+        energy(half_square, kernel=SGHMC, noise_correction=True),
+        ValueError,
+        NO_NOISE,
+    ),
+    "PXSGHMC expansion number": (
+        make_with(PXSGHMC, expansion=1),
+        TypeError,
+        f"{NOT_AN_EXPANSION}int",
+    ),
+    "PXSGHMC without a matrix": (
+        start(normal_mean, Y, kernel=PXSGHMC),
+        ValueError,
+        "nothing to expand: expected a site with two axes or four",
+    ),
+    "PXSGHMC of an array": (
+        energy(half_square, kernel=PXSGHMC),
+        TypeError,
+        "a position that is a dict site -> array, got Array",
+    ),
+    "Expansion factor_scale nan": (
+        lambda: Expansion(factor_scale=NAN),
+        ValueError,
+        f"factor_scale {A_POSITIVE}nan",
+    ),
+    "Expansion factor_friction nan": (
+        lambda: Expansion(factor_friction=NAN),
+        ValueError,
+        f"factor_friction {A_POSITIVE}nan",
+    ),
+    "Expansion prior_scale nan": (
+        lambda: Expansion(prior_scale=NAN),
+        ValueError,
+        f"prior_scale {A_POSITIVE}nan",
+    ),
+    "Expansion factor_prior_scale 0": (
+        lambda: Expansion(factor_prior_scale=0),
+        ValueError,
+        f"factor_prior_scale {A_POSITIVE}0",
+    ),
+    **{
+        f"Expansion rank {rank!r}": (
+            partial(Expansion, rank=rank),
+            error,
+            "rank must be an integer of at least 1, None, or a fraction of the side.*got ",
+        )
+        for rank, error in (
+            (NAN, ValueError),
+            (1.0, ValueError),
+            (-2, ValueError),
+            (True, TypeError),
+            ("low", TypeError),
+        )
+    },
+}
+
+
 @pytest.mark.parametrize(("mistake", "error", "match"), TABLE.values(), ids=TABLE.keys())
 def test_bad_input(mistake: Callable[[], Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=f"(?s){match}"):
@@ -735,3 +1119,11 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     energy(noisy, kernel=ISGD)()
     start(normal_mean, Y, kernel=AdamSGLD, drift=0, mean_decay=0.0)()
     energy(lambda z, scale=2.0: scale * half_square(z))()
+    accepted = {"friction": np.float32(2), "temperature": 0, "step_size": EXPLORING}
+    start(normal_mean, Y, kernel=SGHMC, noise_correction=True, batch_size=4, **accepted)()
+    start(normal_mean, Y, kernel=SGNHT, friction=2, thermostat_mass=np.float64(0.5))()
+    energy(noisy, kernel=GGMC, full_potential_fn=half_square, num_data=np.int64(3))()
+    start(normal_mean, Y, kernel=GGMC, target_accept=np.float32(0.65), batching="replacement")()
+    start_with(matrix, Expansion(target="factors", rank=np.float64(0.5)), GGMC)()
+    start_with(rows_of_a_matrix, Expansion(sites=["w"]), SGNHT, batch_size=3)()
+    energy_with({"w": np.ones((2, 3), np.float32), "s": 0.5}, SGRLD)()

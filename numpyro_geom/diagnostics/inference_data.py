@@ -28,6 +28,7 @@ from numpyro.util import is_prng_key
 
 from .._checks import check_int
 from ..kernel import SGKernel
+from ..kernels.ggmc import GGMC
 from ..minibatch import SubsamplePlates, _abstract_trace
 from ..potential import takes_rng_key
 from .summary import check_run, is_measured, warn_if_unreliable
@@ -124,9 +125,9 @@ def to_inference_data(
       are named by their path.
     - ``sample_stats``: ``diverging``, ``energy`` (U in nats where the last step of a draw
       started, a minibatch estimate if rows were drawn), ``lp`` (its negative), ``step_size``,
-      ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``kinetic_temperature`` for kernels
-      with a momentum, ``acceptance_rate`` for kernels
-      with a Metropolis test, and every array among the run's ``extra_fields``.
+      ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``kinetic_temperature`` for
+      kernels with a momentum, ``acceptance_rate`` for kernels with a Metropolis test, and every
+      array among the run's ``extra_fields``.
     - ``observed_data``: the values of observed sites, all rows.
     - ``constant_data``: the other array arguments of the model.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
@@ -844,6 +845,13 @@ def _describe(stats: xr.Dataset, kernel: Any) -> None:
         "n_steps": "stochastic-gradient steps of the draw",
         "acceptance_rate": "mean acceptance probability of the draw's steps",
     }
+    if isinstance(kernel, GGMC):
+        texts["energy"] = "U in nats of the draw, on all data"
+        texts["lp"] = "minus U in nats of the draw, on all data"
+        texts["diverging"] = "the trajectory's energy error was not finite or above 1000 tau"
+        texts["acceptance_rate"] = "acceptance probability of the draw's trajectory"
+        for where in ("grad_norm", "configurational_temperature"):
+            texts[where] += "; at the trajectory's start"
     for name in stats.data_vars:
         if name in texts:
             stats[name].attrs["description"] = texts[name]

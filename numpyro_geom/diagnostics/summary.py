@@ -332,8 +332,9 @@ def _clamped_lines(mcmc: MCMC) -> list[str]:
 def _relaxation_lines(kernel: SGKernel, facts: _Facts) -> list[str]:
     if not facts.measured:
         return []
+    formula = "" if kernel._has_momentum else " 1 / (h lam_min)"
     text = (
-        f"relaxation time{'' if kernel._has_momentum else ' 1 / (h lam_min)'}: {_span(facts.relaxation)} steps; a chain of "
+        f"relaxation time{formula}: {_span(facts.relaxation)} steps; a chain of "
         f"{_span(facts.steps)} steps spans {_span(facts.relaxations)} of them"
     )
     if np.median(facts.relaxations) < ENOUGH_RELAXATIONS:

@@ -1,0 +1,616 @@
+"""Networks on digits: SGHMC with and without parameter expansion, at equal numbers of gradients.
+
+After the image experiments of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient
+Markov Chain Monte Carlo" (ICLR 2025, sections 5.2 and 5.3), where a matrix W = P V Q in the place
+of W gives more diverse draws (larger ensemble ambiguity, larger distances between draws) and a
+better averaged prediction. Theirs: a residual network of 20 layers on CIFAR-10, batches of 256, 100
+cycles of 5,000 steps from a random start. Ours, small enough for two cores: a fully connected
+network (inputs)-400-10 and a convolutional one (two layers of 16 and 32 channels), both ReLU, on
+scikit-learn's digits (8 by 8, 1,437 rows to train on and 360 to test on, a fixed split) and, where
+a folder has them, on MNIST's first 10,000 rows, tested on its 10,000 test rows.
+
+All methods start from the same Adam solution of the model without expansion, a new one for each
+seed, and take the same cosine cycles, a draw at each cycle's end, the first cycles left out. The
+momentum decay gamma h is 0.1 at the peak. Peak step sizes h are given as the papers' learning rate
+N h^2 and tuned for each method on the same grid with `--tune`: by the negative log-likelihood of
+rows that are held out of the training part. Priors are the paper's: N(0, 0.05) for SGHMC's weights
+and, under `target="factors"`, N(0, 0.02) for V and N(0, 0.5) for the entries of the factors, which
+is another model. By the paper's rule the input side of the first layer and the output side of the
+last have no factor; biases share their matrix's. Methods:
+
+    SGHMC                     no expansion
+    PX posterior              the same posterior, sampled through factors
+    PX posterior, rank 16     with factors D + L1' L2 (fully connected network only)
+    PX factors                the paper's target, with the friction on factors that V has
+    PX factors, low friction  with a hundredth of it, as in the paper
+
+    python examples/digits_network.py [--networks dense convolution] [--datasets digits mnist]
+    python examples/digits_network.py --tune
+    python examples/digits_network.py --quick
+
+MNIST comes from `FOLDER/mnist_784.npz` (arrays X, y and n_train), with --data-dir or the variable
+NUMPYRO_GEOM_DATA; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import lax, random
+from numpyro.infer import MCMC, init_to_sample
+from numpyro.infer.util import initialize_model
+from scipy.special import log_softmax, logsumexp
+
+from numpyro_geom import SGHMC, Expansion, Factors
+from numpyro_geom.minibatch import make_plan
+from numpyro_geom.potential import model_potential
+from numpyro_geom.schedules import cyclical
+
+CLASSES = 10
+HIDDEN = 400
+PRIOR_SCALE = 0.05**0.5
+EXPANDED_PRIOR_SCALE = 0.02**0.5
+MOMENTUM_DECAY = 0.1
+NUM_BINS = 15
+GRID = (0.001, 0.003, 0.01, 0.03, 0.1)
+"""Learning rates N h^2 at the peak."""
+
+
+# --- data
+
+
+class Data(NamedTuple):
+    """Images in [0, 1], shape (rows, side, side, 1), and their classes.
+
+    Attributes:
+        X: images to train on.
+        y: their classes.
+        test_X: images to test on.
+        test_y: their classes.
+        origin: where they are from, in words.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    test_X: np.ndarray
+    test_y: np.ndarray
+    origin: str
+
+
+def load_digits() -> Data:
+    """The digits that come with scikit-learn, a fifth of them to test on."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError(
+            "the digits come with scikit-learn: pip install 'numpyro_geom[examples]'"
+        ) from error
+    images, y = datasets.load_digits(return_X_y=True)
+    X = _as_images(images / 16)
+    rows = np.random.default_rng(0).permutation(len(y))
+    train, test = rows[: round(0.8 * len(y))], rows[round(0.8 * len(y)) :]
+    origin = f"scikit-learn, seeded split of {len(train)} and {len(test)} rows"
+    return Data(X[train], y[train], X[test], y[test], origin)
+
+
+def load_mnist(data_dir: str | os.PathLike | None = None, num_rows: int = 10_000) -> Data:
+    """The first rows of MNIST's training part and of its test part, from a folder.
+
+    Args:
+        data_dir: folder with `mnist_784.npz`; None for the one that NUMPYRO_GEOM_DATA names.
+        num_rows: rows of each part, as far as there are so many.
+
+    Raises:
+        FileNotFoundError: without such a file.
+        ValueError: for a file that is not what it should be.
+    """
+    if data_dir is None:
+        data_dir = os.environ.get("NUMPYRO_GEOM_DATA")
+    if data_dir is None:
+        raise FileNotFoundError(
+            "no folder with mnist_784.npz is known: pass --data-dir or set NUMPYRO_GEOM_DATA"
+        )
+    path = Path(data_dir).expanduser() / "mnist_784.npz"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected {path}, which is no file: change --data-dir or NUMPYRO_GEOM_DATA"
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        missing = {"X", "y", "n_train"} - set(arrays.files)
+        if missing:
+            raise ValueError(f"{path} must have X, y and n_train, and lacks {sorted(missing)}")
+        X, y, cut = arrays["X"], arrays["y"], int(arrays["n_train"])
+    if X.ndim != 2 or round(X.shape[1] ** 0.5) ** 2 != X.shape[1] or y.shape != X.shape[:1]:
+        raise ValueError(
+            f"{path} must have X of shape (rows, side^2) and y of shape (rows,), got {X.shape} and "
+            f"{y.shape}"
+        )
+    train = slice(0, min(cut, num_rows))
+    test = slice(cut, min(len(y), cut + num_rows))
+    y = np.asarray(y, int)
+    origin = f"{path.name}, first {train.stop} and {test.stop - cut} rows"
+    return Data(_as_images(X[train] / 255), y[train], _as_images(X[test] / 255), y[test], origin)
+
+
+def _as_images(X: np.ndarray) -> np.ndarray:
+    side = round(X.shape[1] ** 0.5)
+    return X.reshape(-1, side, side, 1).astype(np.float32)
+
+
+def held_out(data: Data) -> Data:
+    """The training part alone, its last fifth in the place of the test part."""
+    cut = round(0.8 * len(data.y))
+    X, y = data.X, data.y
+    return Data(X[:cut], y[:cut], X[cut:], y[cut:], f"{data.origin}; a fifth held out")
+
+
+# --- networks
+
+
+def weights(name: str, *shape: int) -> jax.Array:
+    """A site of normal numbers."""
+    return numpyro.sample(name, dist.Normal(0, PRIOR_SCALE).expand(shape).to_event(len(shape)))
+
+
+def dense_logits(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
+    """Logits, shape (rows, classes), of the fully connected network."""
+    hidden = jax.nn.relu(X.reshape(len(X), -1) @ w["w1"] + w["b1"])
+    return hidden @ w["w2"] + w["b2"]
+
+
+def dense(X, y=None, hidden=HIDDEN):
+    """One hidden layer."""
+    w = {
+        "w1": weights("w1", X.shape[1] * X.shape[2], hidden),
+        "b1": weights("b1", hidden),
+        "w2": weights("w2", hidden, CLASSES),
+        "b2": weights("b2", CLASSES),
+    }
+    with numpyro.plate("rows", X.shape[0]) as i:
+        logits = dense_logits(w, X[i])
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=None if y is None else y[i])
+
+
+def convolution_logits(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
+    """Logits, shape (rows, classes), of the convolutional network."""
+
+    def layer(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dimensions)
+        return jax.nn.relu(x + bias)
+
+    x = layer(X, w["k1"], w["b1"])
+    rows, side, _, channels = x.shape
+    x = x.reshape(rows, side // 2, 2, side // 2, 2, channels).max(axis=(2, 4))
+    x = layer(x, w["k2"], w["b2"]).max(axis=(1, 2))
+    return x @ w["w3"] + w["b3"]
+
+
+def convolution(X, y=None, channels=(16, 32)):
+    """Two layers of 3 by 3 kernels, halved in between; the largest of each channel at the end."""
+    first, second = channels
+    w = {
+        "k1": weights("k1", 3, 3, 1, first),
+        "b1": weights("b1", first),
+        "k2": weights("k2", 3, 3, first, second),
+        "b2": weights("b2", second),
+        "w3": weights("w3", second, CLASSES),
+        "b3": weights("b3", CLASSES),
+    }
+    with numpyro.plate("rows", X.shape[0]) as i:
+        logits = convolution_logits(w, X[i])
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=None if y is None else y[i])
+
+
+class Network(NamedTuple):
+    """A model, what it predicts, and where its expansion has factors.
+
+    Attributes:
+        model: NumPyro model of ``(X, y)``.
+        logits: function of the sites and of images.
+        sites: `Factors` of each matrix.
+    """
+
+    model: Callable
+    logits: Callable
+    sites: dict[str, Factors]
+
+
+NETWORKS = {
+    "dense": Network(
+        dense, dense_logits, {"w1": Factors(left=0, vectors="b1"), "w2": Factors(right=0)}
+    ),
+    "convolution": Network(
+        convolution,
+        convolution_logits,
+        {
+            "k1": Factors(left=0, vectors="b1"),
+            "k2": Factors(vectors="b2"),
+            "w3": Factors(right=0),
+        },
+    ),
+}
+
+
+# --- measures
+
+
+class Measures(NamedTuple):
+    """What is asked of a chain's draws.
+
+    Attributes:
+        accuracy: share of test rows whose class has the largest averaged probability.
+        nll: mean negative log-likelihood of the averaged probabilities, in nats.
+        ece: expected calibration error of the averaged probabilities.
+        ambiguity: mean negative log-likelihood of single draws less that of the mean logits.
+        distance: mean Euclidean distance between successive draws of all weights and biases.
+        relative: the same over the norm of the earlier draw.
+    """
+
+    accuracy: float
+    nll: float
+    ece: float
+    ambiguity: float
+    distance: float
+    relative: float
+
+
+def _nll(log_p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Mean over rows of -log p(y), for log_p of shape (..., rows, classes)."""
+    return -log_p[..., np.arange(len(y)), y].mean(axis=-1)
+
+
+def averaged(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of probabilities averaged over draws, shape (rows, classes)."""
+    return logsumexp(log_softmax(logits, axis=-1), axis=0) - np.log(len(logits))
+
+
+def ensemble_ambiguity(logits: np.ndarray, y: np.ndarray) -> float:
+    """Mean loss of single draws less the loss of the mean logits, equation 41 of the paper.
+
+    With losses, where the paper's equation has log-likelihoods, so that it is at least 0.
+
+    Args:
+        logits: shape (draws, rows, classes).
+        y: classes, shape (rows,).
+    """
+    single = _nll(log_softmax(logits, axis=-1), y).mean()
+    return float(single - _nll(log_softmax(logits.mean(axis=0), axis=-1), y))
+
+
+def calibration_error(p: np.ndarray, y: np.ndarray, num_bins: int = NUM_BINS) -> float:
+    """Expected calibration error in equal bins ((j - 1) / J, j / J] of the largest probability.
+
+    Args:
+        p: probabilities, shape (rows, classes).
+        y: classes, shape (rows,).
+        num_bins: J.
+    """
+    confidence, right = p.max(axis=-1), p.argmax(axis=-1) == y
+    bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)
+    # |B| |acc - conf| is the absolute sum of the differences in a bin
+    gaps = np.bincount(bins, right - confidence, minlength=num_bins)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+def distances(draws: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Mean distance between successive draws, as it is and over the norm of the earlier draw."""
+    flat = np.concatenate([np.reshape(x, (len(x), -1)) for x in draws.values()], axis=1)
+    if len(flat) < 2:
+        return 0.0, 0.0
+    steps = np.linalg.norm(np.diff(flat, axis=0), axis=1)
+    return float(steps.mean()), float((steps / np.linalg.norm(flat[:-1], axis=1)).mean())
+
+
+def predict(network: Network, draws: Mapping[str, Any], X: np.ndarray) -> np.ndarray:
+    """Logits, shape (draws, rows, classes)."""
+    X = jnp.asarray(X)
+    by_draw = {name: jnp.asarray(x) for name, x in draws.items()}
+    return np.asarray(lax.map(lambda w: network.logits(w, X), by_draw), np.float64)
+
+
+def measure(network: Network, draws: Mapping[str, Any], data: Data) -> Measures:
+    """All measures, on the test part.
+
+    Raises:
+        FloatingPointError: if one is not finite.
+    """
+    logits = predict(network, draws, data.test_X)
+    log_p, y = averaged(logits), data.test_y
+    result = Measures(
+        accuracy=float(np.mean(log_p.argmax(axis=-1) == y)),
+        nll=float(_nll(log_p, y)),
+        ece=calibration_error(np.exp(log_p), y),
+        ambiguity=ensemble_ambiguity(logits, y),
+        **dict(zip(("distance", "relative"), distances(draws), strict=True)),
+    )
+    if not np.all(np.isfinite(result)):
+        raise FloatingPointError(f"a measure is not finite: {result}")
+    return result
+
+
+# --- methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much work a method may do.
+
+    Attributes:
+        mode_steps: Adam steps to the start.
+        period: stochastic-gradient steps of a cycle, and so of a draw.
+        left_out: cycles before the first draw that counts.
+        cycles: draws that count.
+        batch_size: rows a step.
+    """
+
+    mode_steps: int = 2000
+    period: int = 200
+    left_out: int = 3
+    cycles: int = 12
+    batch_size: int = 64
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradient evaluations of a chain."""
+        return self.period * (self.left_out + self.cycles)
+
+
+TUNE = Effort(left_out=2, cycles=5)
+QUICK = Effort(mode_steps=300, period=50, left_out=1, cycles=4)
+
+START = "Adam, the start"
+
+
+def methods(network: Network) -> dict[str, Expansion | None]:
+    """Method name -> expansion; low rank where a side is long enough for it to matter."""
+    paper = partial(
+        Expansion, sites=network.sites, target="factors", prior_scale=EXPANDED_PRIOR_SCALE
+    )
+    found = {
+        "SGHMC": None,
+        "PX posterior": Expansion(sites=network.sites),
+        "PX posterior, rank 16": Expansion(sites=network.sites, rank=16),
+        "PX factors": paper(),
+        "PX factors, low friction": paper(factor_friction=0.01),
+    }
+    if "w2" not in network.sites:
+        del found["PX posterior, rank 16"]
+    return found
+
+
+LEARNING_RATES: dict[tuple[str, str], dict[str, float]] = {}
+"""N h^2 at the peak, by data, network and method, from --tune."""
+
+
+def prepare(model: Callable, X: jax.Array, y: jax.Array, key: jax.Array, effort: Effort) -> dict:
+    """Where chains start: Adam from minibatches, with a rate that falls along a cosine."""
+    key_start, key_stream, key_steps = random.split(key, 3)
+    plan = make_plan(model, (X, y), {}, effort.batch_size)
+    info = initialize_model(key_start, model, init_strategy=init_to_sample, model_args=(X, y))
+    adam = optax.adam(optax.cosine_decay_schedule(0.003, effort.mode_steps))
+
+    @jax.jit
+    def search(position: dict, X: jax.Array, y: jax.Array) -> dict:
+        potential = model_potential(model, plan, (X, y), {})
+
+        def step(k: jax.Array, carry: tuple) -> tuple:
+            position, state, stream = carry
+            batch, stream = potential.draw(random.fold_in(key_steps, k), stream)
+            grad = jax.grad(potential.energy)(position, batch)
+            update, state = adam.update(jax.tree.map(lambda g: g / len(y), grad), state)
+            return optax.apply_updates(position, update), state, stream
+
+        carry = (position, adam.init(position), potential.init_stream(key_stream))
+        return lax.fori_loop(0, effort.mode_steps, step, carry)[0]
+
+    return search(info.param_info.z, X, y)
+
+
+def sampler(
+    model: Callable, expansion: Expansion | None, rate: float, num_rows: int, effort: Effort
+) -> MCMC:
+    """A chain of cosine cycles from the peak h with N h^2 = rate, a draw at each cycle's end."""
+    peak = (rate / num_rows) ** 0.5
+    kernel = SGHMC(
+        model,
+        expansion=expansion,
+        friction=MOMENTUM_DECAY / peak,
+        step_size=cyclical(peak, effort.period),
+        num_steps=effort.period,
+        batch_size=effort.batch_size,
+    )
+    return MCMC(kernel, num_warmup=effort.left_out, num_samples=effort.cycles, progress_bar=False)
+
+
+# --- experiment
+
+
+class Result(NamedTuple):
+    """What one method did with one seed.
+
+    Attributes:
+        data: name of the data.
+        network: name of the network.
+        method: name of the method.
+        rate: N h^2 at the peak.
+        measures: of the test part.
+        undone: steps that the kernel undid, of draws that count.
+        seconds: of a chain, a first one's compilation included; 0 for the start.
+        num_gradients: gradient evaluations of a chain.
+    """
+
+    data: str
+    network: str
+    method: str
+    rate: float
+    measures: Measures
+    undone: int
+    seconds: float
+    num_gradients: int
+
+
+def run_network(
+    data_name: str,
+    data: Data,
+    network_name: str,
+    network: Network,
+    chosen: Sequence[str],
+    rates: Mapping[str, float],
+    effort: Effort,
+    seeds: Sequence[int],
+) -> list[Result]:
+    """All methods from the same starts, one for each seed."""
+    X, y = jnp.asarray(data.X), jnp.asarray(data.y)
+    starts = [prepare(network.model, X, y, random.key(seed), effort) for seed in seeds]
+    record = partial(Result, data_name, network_name)
+    results = []
+    for start in starts:
+        draw = {name: value[None] for name, value in start.items()}
+        results.append(record(START, 0.0, measure(network, draw, data), 0, 0.0, 0))
+    available = methods(network)
+    for name in chosen:
+        mcmc = sampler(network.model, available[name], rates[name], len(y), effort)
+        for seed, start in zip(seeds, starts, strict=True):
+            # by name, so that a method's draws do not depend on which others run
+            key = random.fold_in(random.key(seed), zlib.crc32(name.encode()))
+            begin = time.perf_counter()
+            mcmc.run(key, X, y, init_params=start, extra_fields=("num_diverging",))
+            draws = jax.block_until_ready(mcmc.get_samples())
+            seconds = time.perf_counter() - begin
+            undone = int(mcmc.get_extra_fields()["num_diverging"].sum())
+            found = measure(network, draws, data)
+            results.append(record(name, rates[name], found, undone, seconds, effort.num_gradients))
+            print(
+                f"  {name}, seed {seed}: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}, "
+                f"{seconds:.1f} s",
+                flush=True,
+            )
+    return results
+
+
+def tune(
+    data_name: str,
+    data: Data,
+    network_name: str,
+    network: Network,
+    chosen: Sequence[str],
+    effort: Effort,
+) -> dict[str, float]:
+    """The learning rate of the grid with the least held-out NLL, for each method."""
+    data, best = held_out(data), {}
+    for name in chosen:
+        losses = {}
+        for rate in GRID:
+            try:
+                found = run_network(
+                    data_name, data, network_name, network, [name], {name: rate}, effort, [100]
+                )
+                losses[rate] = found[-1].measures.nll
+            except FloatingPointError:
+                losses[rate] = float("inf")
+        best[name] = min(losses, key=losses.__getitem__)
+        print(f"{data_name}, {network_name}, {name}: held-out NLL by N h^2")
+        print("  " + ", ".join(f"{k:g}: {v:.4f}" for k, v in losses.items()), flush=True)
+    return best
+
+
+def table(results: Sequence[Result]) -> str:
+    """Markdown: mean ± sd over seeds; times are those of the fastest seed, free of compilation."""
+    lines = [
+        "| data | network | method | N h² | accuracy, % | NLL | ECE | ambiguity | distance "
+        "| distance / norm | steps undone, % | s per 1,000 gradients | ratio |",
+        "|---" * 13 + "|",
+    ]
+
+    def of(*what: str) -> list[Result]:
+        return [r for r in results if (r.data, r.network, r.method) == what]
+
+    def seconds(mine: list[Result]) -> float:
+        return min(1000 * r.seconds / max(r.num_gradients, 1) for r in mine)
+
+    for data, network, method in dict.fromkeys((r.data, r.network, r.method) for r in results):
+        mine, base = of(data, network, method), of(data, network, "SGHMC")
+        values = np.array([r.measures for r in mine]) * [100, 1, 1, 1, 1, 1]
+        formats = (".2f", ".4f", ".4f", ".4f", ".2f", ".3f")
+        cells = [
+            f"{mean:{form}} ± {sd:{form}}"
+            for mean, sd, form in zip(values.mean(axis=0), values.std(axis=0), formats, strict=True)
+        ]
+        if method == START:
+            cells = ["–", *cells[:3], *["–"] * 6]
+        else:
+            undone = 100 * np.mean([r.undone / r.num_gradients for r in mine])
+            ratio = f"{seconds(mine) / seconds(base):.1f}" if base else "–"
+            cells = [f"{mine[0].rate:g}", *cells, f"{undone:.2g}", f"{seconds(mine):.2f}", ratio]
+        lines.append(f"| {' | '.join((data, network, method, *cells))} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Result]:
+    """Run the experiment and print its table."""
+    available = list(methods(NETWORKS["dense"]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", help="folder with mnist_784.npz; default NUMPYRO_GEOM_DATA")
+    parser.add_argument("--datasets", nargs="+", choices=["digits", "mnist"], default=["digits"])
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--methods", nargs="+", choices=available, default=available)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--tune", action="store_true", help="search the grid, then run")
+    parser.add_argument("--out", help="file to write the table to")
+    parser.add_argument(
+        "--quick", action="store_true", help="digits, 32 hidden units, few steps, one seed"
+    )
+    options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {options.seeds}")
+    effort, networks = Effort(), dict(NETWORKS)
+    if options.quick:
+        effort, options.seeds = QUICK, 1
+        options.datasets, options.networks = ["digits"], ["dense"]
+        networks["dense"] = NETWORKS["dense"]._replace(model=partial(dense, hidden=32))
+    results: list[Result] = []
+    for data_name in options.datasets:
+        try:
+            data = load_digits() if data_name == "digits" else load_mnist(options.data_dir)
+        except (OSError, ValueError, ImportError) as error:
+            print(f"{data_name} is left out: {error}", file=sys.stderr)
+            continue
+        for network_name in options.networks:
+            network = networks[network_name]
+            chosen = [m for m in options.methods if m in methods(network)]
+            print(f"{data_name}, from {data.origin}: {network_name}", flush=True)
+            args = (data_name, data, network_name, network, chosen)
+            if options.tune:
+                rates = tune(*args, QUICK if options.quick else TUNE)
+            else:
+                rates = LEARNING_RATES[data_name, network_name]
+            results += run_network(*args, rates, effort, range(options.seeds))
+    if not results:
+        sys.exit("no data set could be loaded: see above, or try --datasets digits")
+    text = table(results)
+    print(f"\n{text}")
+    if options.out is not None:
+        Path(options.out).write_text(text + "\n")
+    return results
+
+
+if __name__ == "__main__":
+    main()
