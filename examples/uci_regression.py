@@ -344,16 +344,20 @@ Method = Callable[[Train, jax.Array], dict[str, jax.Array]]
 
 def kernel_method(make: Callable[..., Any]) -> Method:
     """Run a stochastic-gradient kernel from the mode."""
+    compiled: dict[Any, MCMC] = {}  # the splits of a data set share one program
 
     def run(train: Train, key: jax.Array) -> dict[str, jax.Array]:
         effort = train.effort
-        kernel = make(network, batch_size=train.batch_size, num_steps=effort.num_steps)
-        mcmc = MCMC(
-            kernel,
-            num_warmup=effort.num_warmup,
-            num_samples=effort.num_samples,
-            progress_bar=False,
-        )
+        if (train.X.shape, effort) not in compiled:
+            kernel = make(network, batch_size=train.batch_size, num_steps=effort.num_steps)
+            compiled[train.X.shape, effort] = MCMC(
+                kernel,
+                num_warmup=effort.num_warmup,
+                num_samples=effort.num_samples,
+                progress_bar=False,
+                jit_model_args=True,
+            )
+        mcmc = compiled[train.X.shape, effort]
         mcmc.run(key, train.X, train.y, init_params=train.mode)
         return mcmc.get_samples()
 
