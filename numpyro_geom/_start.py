@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._checks import check_int
 
@@ -23,6 +24,20 @@ def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
             )
         return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
     return check_int("batch_size", batch_size)
+
+
+def check_energy(name: str, energy: Any) -> None:
+    """Raise unless ``energy`` is one real number."""
+    if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
+        raise ValueError(
+            f"{name} must be a floating point scalar, got {energy!r} of type "
+            f"{type(energy).__name__}: return the energy alone"
+        )
+    if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
+        raise ValueError(
+            f"{name} must be a floating point scalar, got shape {jnp.shape(energy)} and dtype "
+            f"{jnp.result_type(energy)}: sum over rows"
+        )
 
 
 def check_floating(position: PyTree) -> None:

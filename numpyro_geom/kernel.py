@@ -31,7 +31,7 @@ from . import control_variate as cv
 from . import minibatch
 from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
-from ._start import check_batch_size, check_floating, check_init_params
+from ._start import check_batch_size, check_energy, check_floating, check_init_params
 from ._util import lazy_cond, tree_vdot, tree_where
 from .expansion import Expansion, WithoutPrior, with_expansion
 from .metrics import get_metric
@@ -546,16 +546,7 @@ class SGKernel(MCMCKernel):
         stream = potential.init_stream(key_stream)
         batch, _ = potential.draw(key_batch, stream)
         energy = potential.energy(position, batch)
-        if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
-            raise ValueError(
-                f"the potential must be a floating point scalar, got {energy!r} of type "
-                f"{type(energy).__name__}: return the energy alone"
-            )
-        if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
-            raise ValueError(
-                "the potential must be a floating point scalar, got shape "
-                f"{jnp.shape(energy)} and dtype {jnp.result_type(energy)}: sum over rows"
-            )
+        check_energy("the potential", energy)
         moving: PyTree = position
         expanded: PyTree = ()
         if self._expansion is not None:

@@ -904,6 +904,11 @@ FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         TypeError,
         "full_potential_fn must be callable, got str",
     ),
+    (
+        {"potential_fn": noisy, "full_potential_fn": noisy, "num_data": 3},
+        TypeError,
+        "must be the energy itself, f.z., and this one takes a key: pass the function that",
+    ),
     *(
         (
             {"potential_fn": noisy, "full_potential_fn": half_square, "num_data": value},
@@ -1127,3 +1132,20 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     start_with(matrix, Expansion(target="factors", rank=np.float64(0.5)), GGMC)()
     start_with(rows_of_a_matrix, Expansion(sites=["w"]), SGNHT, batch_size=3)()
     energy_with({"w": np.ones((2, 3), np.float32), "s": 0.5}, SGRLD)()
+
+
+@pytest.mark.parametrize(
+    ("full", "match"),
+    [
+        (lambda z: jnp.nan, "the energy is not finite where the chain starts"),
+        (lambda z: None, "full_potential_fn must be a floating point scalar, got None"),
+        (lambda z: z, "full_potential_fn must be a floating point scalar, got shape"),
+        (lambda z: 1j, "full_potential_fn must be a floating point scalar, got shape .* complex"),
+        (lambda z: (1.0, 2.0), "full_potential_fn must be a floating point scalar, got .1.0, 2.0."),
+    ],
+    ids=["nan", "none", "vector", "complex", "pair"],
+)
+def test_full_potential_is_tried_at_the_start(full: Callable, match: str) -> None:
+    kernel = GGMC(potential_fn=noisy, full_potential_fn=full, num_data=3)
+    with pytest.raises(ValueError, match=match):
+        kernel.init(random.key(0), 1, jnp.ones(2), (), {})

@@ -12,6 +12,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
 from .._checks import check_int, check_number
+from .._start import check_energy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_scale, tree_vdot, tree_where
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
@@ -167,7 +168,10 @@ class GGMC(SGKernel):
         if self._target_accept >= 1:
             raise ValueError(f"target_accept must be below 1, got {target_accept!r}")
         if self._temperature == 0:
-            raise ValueError("temperature must be above 0, got 0: nothing to test against")
+            raise ValueError(
+                "temperature must be above 0 with GGMC, got 0: there is nothing to test against. "
+                "Use SGHMC(temperature=0) for a damped descent"
+            )
         if batching == "epoch":
             raise ValueError(
                 "GGMC needs batching='replacement', got 'epoch': the batches of a trajectory must "
@@ -199,6 +203,11 @@ class GGMC(SGKernel):
             if not callable(full_potential_fn):
                 raise TypeError(
                     "full_potential_fn must be callable, got " + type(full_potential_fn).__name__
+                )
+            if takes_rng_key(full_potential_fn):
+                raise TypeError(
+                    "full_potential_fn must be the energy itself, f(z), and this one takes a key: "
+                    "pass the function that potential_fn estimates"
                 )
             num_data = check_int("num_data", num_data)
         self._full_potential_fn, self._num_data = full_potential_fn, num_data
@@ -237,6 +246,17 @@ class GGMC(SGKernel):
         )
         extra = GGMCState(zero, jnp.zeros((), bool), one, averaging)
         return init_momentum(position, rng_key, self._temperature, self._friction, extra)
+
+    def _init_chain(
+        self, rng_key: jax.Array, num_warmup: int, position: PyTree, args: tuple, kwargs: dict
+    ) -> SGState:
+        state = super()._init_chain(rng_key, num_warmup, position, args, kwargs)
+        if self._full_potential_fn is None:
+            return state
+        energy = self._full_potential_fn(state.z)
+        check_energy("full_potential_fn", energy)
+        # `init` refuses what is not finite
+        return state._replace(potential_energy=jnp.asarray(energy, state.potential_energy.dtype))
 
     def _rule(
         self, adaptation: Adaptation, state: SGState, potential: Potential
