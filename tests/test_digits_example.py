@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from numpyro import handlers
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
 
@@ -167,8 +168,8 @@ def test_convolution_looks_at_neighbours(example: ModuleType) -> None:
 def test_outer_sides_have_no_factor(example: ModuleType, name: str, shapes: dict) -> None:
     network, data = example.NETWORKS[name], example.load_digits()
     X, y = jnp.asarray(data.X[:4]), jnp.asarray(data.y[:4])
-    effort = example.Effort(mode_steps=0, batch_size=2)
-    start = example.prepare(network.model, X, y, random.key(0), effort)
+    sites = handlers.trace(handlers.seed(network.model, random.key(0))).get_trace(X, y)
+    start = {k: v["value"] for k, v in sites.items() if k not in ("rows", "y")}
     for method, expansion in example.methods(network).items():
         if expansion is None or expansion.rank is not None:
             continue
@@ -203,11 +204,11 @@ def test_convolution_runs(example: ModuleType) -> None:
     small = data._replace(X=data.X[:128], y=data.y[:128])
     network = example.NETWORKS["convolution"]
     effort = example.Effort(mode_steps=100, period=5, left_out=1, cycles=2, batch_size=32)
-    names = ["SGHMC", "PX posterior"]
+    names = ["PX posterior"]
     rates = dict.fromkeys(names, 0.01)
     args = ("digits", small, "convolution", network, names, rates, effort, [0])
     results = example.run_network(*args)
-    assert len(results) == 3
+    assert len(results) == 2
     assert all(np.all(np.isfinite(r.measures)) for r in results)
     assert all(r.measures.distance > 0 for r in results[1:])
 
