@@ -161,7 +161,7 @@ def trajectory_table(small: bool) -> str:
     start = {"w": jnp.zeros(50)}
 
     def later(kernel: GGMC) -> Callable[[], Any]:
-        """As `sampler`, after a first draw, which has to find the energy where it starts as well."""
+        """As `sampler`, after a first draw, which has to find the energy at its start too."""
         state = kernel.init(random.key(1), 0, None, (X, y), {})
         step = jax.jit(lambda state: kernel.sample(state, (X, y), {}))
         state = step(state)
