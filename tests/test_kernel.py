@@ -43,6 +43,7 @@ from numpyro_geom import (
     GGMC,
     ISGD,
     SGHMC,
+    SGNHT,
     SGRLD,
     VSGD,
     AdamSGLD,
@@ -82,6 +83,7 @@ KERNELS: dict[str, tuple[Callable[..., SGKernel], dict[str, Any]]] = {
         partial(SGHMC, regression, metric="rmsprop", noise_correction=True),
         {**FIXED, "friction": 10.0},
     ),
+    "sgnht": (partial(SGNHT, regression, metric="monge"), {**FIXED, "friction": 10.0}),
     "expanded": (
         partial(SGHMC, regression, integrator="euler", expansion=EXPANSION),
         {**FIXED, "friction": 10.0},
