@@ -138,12 +138,13 @@ def measure(
 
         return extreme_eigenvalues(curvature_product, flat.size, start, num_iterations)
 
+    direction = root(random.normal(key_z, flat.shape, flat.dtype))
+
     def look(k: jax.Array, old: Extremes) -> Extremes:
         """At the position, then as far off as the curvature there lets the target spread."""
         tau = temperature if temperature > 0 else 1.0
         length = jnp.sqrt(tau / jnp.maximum(old.largest_magnitude, jnp.finfo(flat.dtype).tiny))
-        step = jnp.where(k == 0, 0.0, length) * root(random.normal(key_z, flat.shape, flat.dtype))
-        new = spectrum_at(flat + step)
+        new = spectrum_at(flat + jnp.where(k == 0, 0.0, length) * direction)
         larger = new.largest_magnitude > old.largest_magnitude
         rest = old._replace(
             largest_magnitude=jnp.where(larger, new.largest_magnitude, old.largest_magnitude)

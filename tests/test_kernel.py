@@ -651,7 +651,8 @@ def energy_of(batch: jax.Array) -> Callable[[jax.Array], jax.Array]:
 
 def keys_of(state: SGState, num_steps: int) -> tuple[list, jax.Array]:
     """Keys of the batches and of the noise of the next draw, and the key of the draw after it."""
-    next_key, key, _, _ = random.split(state.rng_key, 4)
+    next_key, key_draw, _, _ = random.split(state.rng_key, 4)
+    key, _ = random.split(key_draw)
     keys = []
     for _ in range(num_steps):
         key, key_batch, key_step = random.split(key, 3)

@@ -239,6 +239,7 @@ class SGNHT(SGKernel):
             "friction": "auto" if self._friction is None else self._friction,
             "thermostat_mass": "auto" if self._mass is None else self._mass,
             "integrator": self._integrator,
+            "gamma": "frozen",
         }
 
     def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> Momentum:
