@@ -1,4 +1,4 @@
-"""Checks of batch sizes and of where chains start."""
+"""Checks of batch sizes, of schedules, and of where chains start."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ PyTree = Any
 
 
 def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    """Rows a step: None, a positive integer, or one for each plate."""
     if batch_size is None:
         return None
     if isinstance(batch_size, Mapping):
@@ -24,6 +25,21 @@ def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
             )
         return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
     return check_int("batch_size", batch_size)
+
+
+def check_always_noisy(schedule: Any, what: str, other: str = "") -> None:
+    """Raise if some steps of a schedule (None for ``"auto"``) have no noise.
+
+    Args:
+        schedule: the step sizes.
+        what: what needs the noise, the beginning of the message.
+        other: a way out besides ``explore=0``, the end of it.
+    """
+    if getattr(schedule, "explore", 0.0) > 0:
+        raise ValueError(
+            f"{what} needs noise at every step, and the explore phase of the schedule has none: "
+            f"use explore=0{other}"
+        )
 
 
 def check_energy(name: str, energy: Any) -> None:
@@ -41,6 +57,7 @@ def check_energy(name: str, energy: Any) -> None:
 
 
 def check_floating(position: PyTree) -> None:
+    """Raise unless a position has leaves, all of them floating point."""
     leaves = jax.tree.leaves(position)
     if not leaves:
         raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
@@ -53,6 +70,13 @@ def check_floating(position: PyTree) -> None:
 
 
 def check_init_params(init_params: Any, position: dict, batched: bool) -> None:
+    """Raise unless a model's ``init_params`` have the sites, shapes and dtypes of a position.
+
+    Args:
+        init_params: from the user.
+        position: unconstrained values of all latent sites.
+        batched: whether leaves have a leading axis of chains.
+    """
     if not isinstance(init_params, Mapping):
         raise TypeError(
             "init_params must be a dict of unconstrained site values, got "

@@ -87,11 +87,10 @@ class Expansion:
       it tempered.
 
     Choose it for networks whose chains explore too little, for which the papers report more
-    diverse draws. On a Gaussian it only costs (a 4 by 6 matrix, condition number 100: 2 to 7 times
-    the steps, because the factors' own curvature bounds the step size). Cost per step: the
-    products, and with ``"posterior"`` one LU decomposition of each factor, O(m^3), or
-    O(m rank^2 + rank^3) of a low rank, which forms no m by m matrix. All factors are the identity
-    at the start.
+    diverse draws. On a Gaussian it only costs: the factors' own curvature bounds the step size, and
+    a relaxation takes more steps. Cost per step: the products, and with ``"posterior"`` one LU
+    decomposition of each factor, O(m^3), or O(m rank^2 + rank^3) of a low rank, which forms no m
+    by m matrix. All factors are the identity at the start.
 
     Args:
         left: factors on the left, at least 0.

@@ -32,7 +32,7 @@ from . import minibatch
 from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
 from ._start import check_batch_size, check_energy, check_floating, check_init_params
-from ._util import lazy_cond, tree_vdot, tree_where
+from ._util import lazy_cond, tree_scale, tree_vdot, tree_where
 from .expansion import Expansion, WithoutPrior, with_expansion
 from .metrics import get_metric
 from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
@@ -184,6 +184,18 @@ class SGKernel(MCMCKernel):
 
         ``learning`` says whether settings that warm-up learns may still change.
         """
+
+    def _learn_metric(
+        self, metric_state: PyTree, grad: PyTree, num_data: int, learning: jax.Array
+    ) -> PyTree:
+        """The metric's statistics after a gradient over all data; no work once they are frozen."""
+        return lax.cond(
+            learning,
+            lambda state, grad: self._metric.update(state, tree_scale(1 / num_data, grad)),
+            lambda state, _: state,
+            metric_state,
+            grad,
+        )
 
     def _rule(
         self, adaptation: Adaptation, state: SGState, potential: Potential
@@ -547,11 +559,11 @@ class SGKernel(MCMCKernel):
         batch, _ = potential.draw(key_batch, stream)
         energy = potential.energy(position, batch)
         check_energy("the potential", energy)
-        moving: PyTree = position
+        start: PyTree = position
         expanded: PyTree = ()
         if self._expansion is not None:
             key_dynamics, key_factors = random.split(key_dynamics)
-            moving = expanded = self._expansion.init(key_factors, position)
+            start = expanded = self._expansion.init(key_factors, position)
         zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
         count = jnp.zeros((), jnp.int32)
         step_size = one if self._schedule is None else jnp.asarray(self._schedule(count), dtype)
@@ -569,10 +581,10 @@ class SGKernel(MCMCKernel):
             diverging=jnp.zeros((), bool),
             num_diverging=count,
             accept_prob=one,
-            metric_state=self._metric.init(moving),
-            dynamics=self._init_dynamics(moving, key_dynamics),
+            metric_state=self._metric.init(start),
+            dynamics=self._init_dynamics(start, key_dynamics),
             expanded=expanded,
-            trusted=moving,
+            trusted=start,
             push=jnp.asarray(jnp.inf, dtype),
             stream=stream,
             control=(

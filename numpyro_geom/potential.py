@@ -132,7 +132,7 @@ def function_potential(
     stochastic = takes_rng_key(potential_fn)
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
-        if batch is None:
+        if batch is None:  # all rows, of a stochastic function
             return full_potential_fn(position)  # type: ignore[misc]
         if not stochastic:
             return potential_fn(position)
@@ -158,16 +158,15 @@ def function_potential(
         ),
         curvature_batch=lambda rng_key: _typed_keys(rng_key, CURVATURE_KEYS) if stochastic else {},
         score_noise=score_noise,
-        on_all_rows=_on_whole(full_potential_fn is not None) if stochastic else lambda fn: fn({}),
+        on_all_rows=(
+            None
+            if stochastic and full_potential_fn is None
+            else lambda fn: fn(None if stochastic else {})
+        ),
         num_data=1 if num_data is None else num_data,
         steps_per_epoch=1,
         deterministic=not stochastic,
     )
-
-
-def _on_whole(known: bool) -> Callable | None:
-    """``on_all_rows`` of a stochastic function: the batch None stands for all rows."""
-    return (lambda fn: fn(None)) if known else None
 
 
 def takes_rng_key(potential_fn: Callable) -> bool:

@@ -139,12 +139,19 @@ def measure(
         return extreme_eigenvalues(curvature_product, flat.size, start, num_iterations)
 
     direction = root(random.normal(key_z, flat.shape, flat.dtype))
+    tau = temperature if temperature > 0 else 1.0
+
+    def too_far(length: jax.Array) -> jax.Array:
+        """Whether U is higher there by more than tau D, twice its mean rise in a Gaussian."""
+        here, there = (potential.energy(unravel(flat + s * direction), batch) for s in (0, length))
+        return ~(there - here <= tau * flat.size) & (length > 0)
 
     def look(k: jax.Array, old: Extremes) -> Extremes:
-        """At the position, then as far off as the curvature there lets the target spread."""
-        tau = temperature if temperature > 0 else 1.0
+        """At the position, then as far off as the target spreads: by the curvature, and by U."""
         length = jnp.sqrt(tau / jnp.maximum(old.largest_magnitude, jnp.finfo(flat.dtype).tiny))
-        new = spectrum_at(flat + jnp.where(k == 0, 0.0, length) * direction)
+        # no curvature at all says nothing of a length
+        length = lax.while_loop(too_far, lambda x: x / 2, jnp.where(k == 0, 0.0, length))
+        new = spectrum_at(flat + length * direction)
         larger = new.largest_magnitude > old.largest_magnitude
         rest = old._replace(
             largest_magnitude=jnp.where(larger, new.largest_magnitude, old.largest_magnitude)

@@ -830,6 +830,16 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             ValueError,
             "noise_correction=True needs batching='replacement', got 'epoch'",
         ),
+        (
+            {"noise_correction": True, "temperature": 0, "batch_size": 4},
+            ValueError,
+            "noise_correction=True needs temperature > 0, got 0: .*or drop noise_correction",
+        ),
+        (
+            {"integrator": "euler", "friction": 20, "step_size": 0.1},
+            ValueError,
+            "needs friction x step_size below 2, got 2: .*or use integrator='baoab'",
+        ),
         ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
     ],
     "SGNHT": [
@@ -1040,6 +1050,22 @@ TABLE |= {
         )
         for rows, match in ((1, EVEN % 1), (5, EVEN % 5), (12, NO_NOISE), (None, NO_NOISE))
     },
+    "SGHMC euler, stiff factors": (
+        make_with(
+            SGHMC,
+            integrator="euler",
+            friction=5.0,
+            step_size=constant(0.1),
+            expansion=Expansion(factor_friction=5.0),
+        ),
+        ValueError,
+        "needs friction x step_size x factor_friction below 2, got 2.5: .*integrator='baoab'",
+    ),
+    "SGRLD noise correction, temperature 0": (
+        make_with(SGRLD, noise_correction=True, temperature=0.0, batch_size=4),
+        ValueError,
+        "noise_correction=True needs temperature > 0, got 0: .*or drop noise_correction",
+    ),
     "SGHMC noise correction, exact potential": (
         energy(half_square, kernel=SGHMC, noise_correction=True),
         ValueError,
@@ -1124,8 +1150,14 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     energy(noisy, kernel=ISGD)()
     start(normal_mean, Y, kernel=AdamSGLD, drift=0, mean_decay=0.0)()
     energy(lambda z, scale=2.0: scale * half_square(z))()
-    accepted = {"friction": np.float32(2), "temperature": 0, "step_size": EXPLORING}
+    accepted = {"friction": np.float32(2), "step_size": EXPLORING}
     start(normal_mean, Y, kernel=SGHMC, noise_correction=True, batch_size=4, **accepted)()
+    start(normal_mean, Y, kernel=SGHMC, temperature=0, **accepted)()
+    euler = {"kernel": SGHMC, "integrator": "euler"}
+    make_with(friction=19, step_size=0.1, **euler)()
+    make_with(friction=20, step_size=cyclical(0.11, 10), **euler)()
+    make_with(step_size=0.1, **euler)()
+    make_with(friction=20, **euler)()
     start(normal_mean, Y, kernel=SGNHT, friction=2, thermostat_mass=np.float64(0.5))()
     energy(noisy, kernel=GGMC, full_potential_fn=half_square, num_data=np.int64(3))()
     start(normal_mean, Y, kernel=GGMC, target_accept=np.float32(0.65), batching="replacement")()

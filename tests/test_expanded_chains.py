@@ -117,8 +117,9 @@ def test_goes_on_and_exports_without_factors(finished: MCMC) -> None:
     draws = finished.get_samples(group_by_chain=True)["w"]
     assert int(finished.last_state.i[0]) == 12
     _, by_hand = chains.run(finished.sampler, before, 6, args=(X, Y))
-    # two programs round differently, and six draws do not make much of it
-    np.testing.assert_allclose(draws, np.swapaxes(by_hand.z["w"], 0, 1), atol=1e-4)
+    # two programs may round differently: 0 measured; a change of the last bit of the start (by
+    # hand, five times) is one of 5e-7 at most in six draws
+    np.testing.assert_allclose(draws, np.swapaxes(by_hand.z["w"], 0, 1), atol=1e-5)
     assert "expanded" not in finished.sampler.default_fields
     data = to_inference_data(finished)
     assert set(data.posterior.data_vars) == {"w"}
@@ -352,7 +353,8 @@ def test_anchor_of_a_control_variate_is_a_merged_position() -> None:
     anchor = state.control.anchor
     assert anchor.position.keys() == anchor.grad.keys() == {"w"}
     _, exact = full_value_and_grad(kernel._potential((X, Y), {}), anchor.position)
-    np.testing.assert_allclose(anchor.grad["w"], exact["w"], rtol=1e-4, atol=1e-3)
+    # 0 measured; sums of 12 rows near the mode are up to 2e-6 from those of 64 bits (measured)
+    np.testing.assert_allclose(anchor.grad["w"], exact["w"], rtol=1e-4, atol=1e-5)
     # it has been found, near the middle of the law
     mean, covariance = layer_moments()
     off = (anchor.position["w"] - mean) / np.sqrt(np.diag(covariance))[:, None]

@@ -20,7 +20,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 
 import numpyro_geom
-from numpyro_geom import SGRLD
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD
 from numpyro_geom.diagnostics import (
     SamplingWarning,
     inference_data,
@@ -924,6 +924,89 @@ def test_one_draw_is_too_early_for_a_measurement() -> None:
     mcmc._last_state = mcmc.last_state._replace(i=jnp.asarray(1))
     assert not summary.is_measured(mcmc)
     assert "not measured" in step_size_summary(mcmc)
+
+
+@functools.cache
+def momentum_run(kernel: type, **options: Any) -> MCMC:
+    return sample(
+        kernel(**{"potential_fn": gaussian, **options}),
+        init_params=jnp.zeros(2),
+        num_warmup=20,
+        num_samples=100,
+    )
+
+
+def kinetic_line(mcmc: MCMC) -> str:
+    mean = float(np.mean(np.asarray(mcmc.get_extra_fields()["kinetic_temperature"], float)))
+    return f"kinetic temperature: {mean:.3g}, expected tau = 1"
+
+
+def test_step_size_summary_of_a_momentum() -> None:
+    mcmc = momentum_run(SGHMC)
+    lines = step_size_summary(mcmc).splitlines()
+    # h = 2 sqrt(s / 4), s = .1 / 1.1; the critical friction 2 sqrt(1) relaxes at the rate 1
+    assert lines[0].startswith("step size h: 0.302, steps a draw: 2")
+    assert lines[1] == (
+        "relative bias of variances: 0 from discretisation on a Gaussian (where "
+        "h^2 lam_H / 4 < 1), h^2 lam_C / (4 tau tanh(gamma h / 2)) = 0 from minibatch noise; "
+        "bias_tolerance is 0.1"
+    )
+    assert lines[2].startswith("discretisation binds: ")
+    assert lines[3] == "relaxation time: 3.32 steps; a chain of 200 steps spans 60.3 of them"
+    assert lines[4] == "undone steps: in 0 of 100 draws"
+    assert lines[5].startswith("configurational temperature: ")
+    assert lines[6:] == [kinetic_line(mcmc)]
+
+
+def test_step_size_summary_where_a_thermostat_takes_noise() -> None:
+    mcmc = momentum_run(SGNHT, potential_fn=stochastic)
+    lines = step_size_summary(mcmc).splitlines()
+    state = mcmc.last_state
+    h, friction = float(state.step_size), float(state.dynamics.friction)
+    noise = h**2 * float(state.adaptation.noise) / (4 * np.tanh(friction * h / 2))
+    bias = noise / (1 - h**2 * float(state.adaptation.curvature) / 4)
+    assert bias > 0.01
+    assert lines[1] == (
+        "relative bias of variances: 0 from discretisation on a Gaussian (where "
+        f"h^2 lam_H / 4 < 1), h^2 lam_C / (4 tau tanh(gamma h / 2)) = {bias:.3g} from minibatch "
+        "noise at most (the thermostat takes its isotropic part); bias_tolerance is 0.1"
+    )
+    assert lines[2].startswith("minibatch noise binds: ")
+    assert lines[-1] == kinetic_line(mcmc)
+
+
+def test_summary_and_export_of_an_exact_kernel(capsys: pytest.CaptureFixture) -> None:
+    mcmc = momentum_run(GGMC, target_accept=0.65)
+    print_summary(mcmc)
+    printed = capsys.readouterr().out
+    assert printed.endswith(step_size_summary(mcmc) + "\n")
+    rate = float(np.mean(mcmc.get_extra_fields()["accept_prob"]))
+    lines = printed.splitlines()
+    assert (
+        f"no bias, steps are Metropolis-adjusted: acceptance rate {rate:.2f} (target 0.65)" in lines
+    )
+    # critical again: the rate is 1 in units of 1 / h
+    steps = f"{1 / float(mcmc.last_state.step_size):.3g}"
+    assert any(line.startswith(f"relaxation time: {steps} steps; ") for line in lines)
+    assert lines[-1] == kinetic_line(mcmc)
+    stats = to_inference_data(mcmc).sample_stats
+    of_state = mcmc.get_extra_fields(group_by_chain=True)
+    for name, field, text in (
+        ("acceptance_rate", "accept_prob", "acceptance probability of the draw's trajectory"),
+        ("kinetic_temperature", "kinetic_temperature", "r'M^-1 r / D of the momentum"),
+        ("energy", "potential_energy", "U in nats of the draw, on all data"),
+    ):
+        np.testing.assert_array_equal(stats[name], of_state[field])
+        assert stats[name].attrs["description"].startswith(text)
+
+
+def test_the_kinetic_temperature_is_exported_where_there_is_a_momentum() -> None:
+    stats = to_inference_data(momentum_run(SGHMC)).sample_stats
+    text = "r'M^-1 r / D of the momentum, a mean over the draw's steps"
+    assert stats["kinetic_temperature"].attrs["description"] == text
+    assert "acceptance_rate" not in stats
+    assert "kinetic_temperature" not in to_inference_data(gaussian_run()).sample_stats
+    assert "kinetic" not in step_size_summary(gaussian_run())
 
 
 def test_step_size_summary_names_undone_steps_in_warmup() -> None:

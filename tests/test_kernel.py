@@ -894,6 +894,29 @@ def test_rows_that_are_not_finite_are_undone_where_they_are_hit() -> None:
     assert abs(extra["num_diverging"].sum() - 360 * hit) < SIGMAS * error
 
 
+@pytest.mark.parametrize(
+    ("make", "landing"),
+    [
+        (partial(SGRLD, step_size=0.5), 3 - 0.5 * 27),
+        # from rest, half of the way before friction and half after it
+        (partial(SGHMC, step_size=1.0, friction=1.0), 3 - (1 + np.exp(-1)) / 2 * 27),
+    ],
+    ids=["sgrld", "sghmc"],
+)
+def test_the_guard_remembers_from_draw_to_draw(make: Callable, landing: float) -> None:
+    """One step a draw, twice as long as it may be: it leads out, the next is undone, and so on."""
+    kernel = make(potential_fn=lambda z: jnp.sum(z**4) / 4, num_steps=1)
+    mcmc = run(kernel, init_params=jnp.array([3.0]), num_samples=400)
+    draws = np.asarray(mcmc.get_samples())[10:, 0]
+    undone = np.asarray(mcmc.get_extra_fields()["diverging"])[10:]
+    # the push of the step out is known a draw later: none is taken from there
+    np.testing.assert_array_equal(undone[1:], ~undone[:-1])
+    # and so is the last position that could be trusted
+    np.testing.assert_array_equal(draws[undone], 3.0)
+    # the noise of a step is 1 here at most; one of 200 exceeds 6 with a probability below 4e-7
+    assert np.abs(draws[~undone] - landing).max() < 6
+
+
 def test_warm_up_halves_the_step_after_undone_steps() -> None:
     kernel = SGRLD(potential_fn=GUARDED["energy nan"], num_steps=4)
     state = kernel.init(random.key(0), 40, jnp.array([0.2]), (), {})

@@ -65,6 +65,15 @@ def check_friction(friction: Any) -> float | None:
     return check_number("friction", friction, above=0.0)
 
 
+def check_frozen(kernel: str, gamma: Any) -> None:
+    """Raise unless ``gamma`` is ``"frozen"``."""
+    if gamma != "frozen":
+        raise ValueError(
+            f"gamma must be 'frozen' with {kernel}, got {gamma!r}: a mass that moves with theta "
+            "needs a correction that this kernel does not have. Drop gamma, or use SGRLD"
+        )
+
+
 def init_momentum(
     position: PyTree, rng_key: jax.Array, temperature: float, friction: float | None, extra: Any
 ) -> Momentum:
@@ -80,7 +89,7 @@ def at_rest(dynamics: Momentum) -> Momentum:
 
 
 def kinetic_temperature(momentum: PyTree) -> jax.Array:
-    """P . p / D."""
+    """Squared length of p over its number of entries D; in the target its mean is tau."""
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
@@ -98,6 +107,7 @@ def momentum_rule(
     integrator: str,
     given_step: jax.Array | None,
     given_friction: jax.Array | float | None,
+    most_friction: float = MOST_FRICTION,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Step size, friction, and relaxation rate per unit of step size.
 
@@ -113,6 +123,8 @@ def momentum_rule(
         integrator: which scheme.
         given_step: the user's step size, or None.
         given_friction: the user's friction, or None.
+        most_friction: largest gamma h where the friction is ours or the integrator ``"euler"``;
+            the step shrinks where noise, or a friction that is given, asks for more.
     """
     # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
     tau = temperature if temperature > 0 else 1.0
@@ -120,25 +132,26 @@ def momentum_rule(
     share = part * bias_tolerance / (1 + bias_tolerance)
     noise = adaptation.noise / (4 * tau * share)  # the least damping, below, over h^2
     tiny = jnp.finfo(noise.dtype).tiny
+    most = _damping(most_friction, integrator)
     critical = 2 * jnp.sqrt(adaptation.slowest)
     if given_step is None:
         h = 2 * jnp.sqrt(part * share / jnp.maximum(adaptation.curvature, tiny))
         if given_friction is None:
-            h = jnp.minimum(h, jnp.sqrt(_damping(MOST_FRICTION, integrator) / (noise + tiny)))
+            h = jnp.minimum(h, jnp.sqrt(most / (noise + tiny)))
         else:
             # damping is at least (gamma h / 2) / sqrt(1 + (gamma h / 2)^2), solved for h
             bound = 1 / (noise + tiny)
             root = 2 / given_friction**2 + jnp.hypot(2 / given_friction**2, bound)
             h = jnp.minimum(h, bound / jnp.sqrt(root))
             if integrator == "euler":
-                h = jnp.minimum(h, MOST_FRICTION / given_friction)
+                h = jnp.minimum(h, most_friction / given_friction)
         h = adaptation.shrink * h
     else:
         h = given_step
     if given_friction is None:
-        damping = jnp.minimum(noise * h**2, _damping(MOST_FRICTION, integrator))
+        damping = jnp.minimum(noise * h**2, most)
         friction = jnp.maximum(critical, _friction(damping, integrator) / h)
-        friction = jnp.minimum(friction, MOST_FRICTION / h)
+        friction = jnp.minimum(friction, most_friction / h)
     else:
         friction = jnp.asarray(given_friction, h.dtype)
     return h, friction, relaxation_rate(adaptation.slowest, friction)

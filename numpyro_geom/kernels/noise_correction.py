@@ -45,7 +45,7 @@ class NoiseState(NamedTuple):
     clamped: jax.Array
 
 
-def check_noise_correction(metric: Any, batching: str) -> None:
+def check_noise_correction(metric: Any, batching: str, temperature: float) -> None:
     """Raise where the injected noise cannot make up for the gradient's."""
     if not getattr(metric, "is_diagonal", False):
         raise ValueError(
@@ -56,6 +56,11 @@ def check_noise_correction(metric: Any, batching: str) -> None:
         raise ValueError(
             f"noise_correction=True needs batching='replacement', got {batching!r}: within an "
             "epoch errors cancel that the correction would count"
+        )
+    if temperature == 0:
+        raise ValueError(
+            "noise_correction=True needs temperature > 0, got 0: no noise is injected that could "
+            "be lowered. Raise temperature, or drop noise_correction"
         )
 
 
@@ -124,11 +129,10 @@ def corrected_step(
     tau: jax.Array | float,
     learning: jax.Array,
 ) -> tuple[Walker, StepReport]:
-    """One step; ``learn_metric`` is the metric's update, ``(state, g, learning) -> state``."""
+    """One step; ``learn_metric`` is that of the kernel."""
     position = walker.position
     energy, grad, noise = halves(potential, position, batch, walker.dynamics)
-    g = tree_scale(1 / potential.num_data, grad)
-    metric_state = learn_metric(walker.metric_state, g, learning)
+    metric_state = learn_metric(walker.metric_state, grad, potential.num_data, learning)
     drift = metric.apply_inverse(metric_state, grad)
     inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
     # the injected variance over A, entry by entry

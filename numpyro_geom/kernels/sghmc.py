@@ -8,20 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_flag
-from .._util import tree_normal, tree_scale, tree_vdot
+from .._util import tree_axpy, tree_normal, tree_vdot
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential
+from ..schedules import Constant
 from ..step_size import Adaptation
 from .momentum import (
     INTEGRATORS,
     Momentum,
     at_rest,
     check_friction,
+    check_frozen,
     friction_scale,
     init_momentum,
     kinetic_temperature,
@@ -72,7 +73,7 @@ class SGHMC(SGKernel):
         metric: the mass matrix, ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
             ``"shampoo"``, or an object, see `numpyro_geom.metrics`.
         friction: gamma in units of 1 / h, or ``"auto"``. Papers' momentum decay is gamma h.
-        integrator: ``"baoab"`` or ``"euler"``.
+        integrator: ``"baoab"`` or ``"euler"``, which needs gamma h below 2.
         gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule. Papers' learning rate is N h^2.
@@ -87,8 +88,8 @@ class SGHMC(SGKernel):
             pass over all rows; None leaves the anchor where warm-up found the middle.
         noise_correction: inject less noise where the minibatch gradient brings its own, whose
             variance is estimated entry by entry and clamped at what there is to take from. Needs
-            a diagonal metric and an even batch size. Noise that is correlated between
-            coordinates remains.
+            a diagonal metric, an even batch size and a temperature above 0. Noise that is
+            correlated between coordinates remains.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
         init_strategy: NumPyro's, where the chains start.
 
@@ -161,15 +162,27 @@ class SGHMC(SGKernel):
         )
         self._friction = check_friction(friction)
         self._integrator = check_choice("integrator", integrator, INTEGRATORS)
-        if gamma != "frozen":
-            raise ValueError(
-                f"gamma must be 'frozen' with SGHMC, got {gamma!r}: a mass that moves with theta "
-                "needs a correction that this kernel does not have. Drop gamma, or use SGRLD"
-            )
+        check_frozen("SGHMC", gamma)
         self._noise_correction = check_flag("noise_correction", noise_correction)
         if self._noise_correction:
-            check_noise_correction(self._metric, self._batching)
+            check_noise_correction(self._metric, self._batching, self._temperature)
         self._measures = self._friction is None
+        if self._integrator == "euler":
+            self._check_stable()
+
+    def _check_stable(self) -> None:
+        """Raise where an Euler step makes momenta longer by itself."""
+        if self._friction is None or not isinstance(self._schedule, Constant):
+            return
+        factors = 1.0 if self._expansion is None else self._expansion.factor_friction
+        loss = self._friction * self._schedule.step_size * max(1.0, factors)
+        if loss >= 2:
+            times = " x factor_friction" if factors > 1 else ""
+            raise ValueError(
+                f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: a "
+                "step multiplies the momentum by 1 less that, and it would grow without bound. "
+                "Lower one of them, or use integrator='baoab'"
+            )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -244,13 +257,7 @@ class SGHMC(SGKernel):
             energy, grad, extra = halves(potential, position, batch, extra)
         else:
             energy, grad = jax.value_and_grad(potential.energy)(position, batch)
-        metric_state = lax.cond(
-            learning,
-            lambda state, g: metric.update(state, tree_scale(1 / potential.num_data, g)),
-            lambda state, _: state,
-            walker.metric_state,
-            grad,
-        )
+        metric_state = self._learn_metric(walker.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
         baoab = self._integrator == "baoab"
         # per leaf: what the friction leaves of the momentum, and the variance it has to replace
@@ -272,22 +279,19 @@ class SGHMC(SGKernel):
             extra = count_clamped(extra, lost)
             lost = jax.tree.map(lambda v: jnp.maximum(v, 0.0), lost)
 
-        def kick(p: jax.Array, f: jax.Array) -> jax.Array:
-            return p - (h * f).astype(p.dtype)
-
         def refresh(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
             return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
 
         normal = tree_normal(rng_key, position)
         if baoab:
-            kicked = jax.tree.map(kick, old.momentum, force)
+            kicked = tree_axpy(-h, force, old.momentum)
             momentum = jax.tree.map(refresh, kicked, kept, lost, normal)
             travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         else:
             refreshed = jax.tree.map(refresh, old.momentum, kept, lost, normal)
-            travelled = momentum = jax.tree.map(kick, refreshed, force)
+            travelled = momentum = tree_axpy(-h, force, refreshed)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
-        position = jax.tree.map(lambda x, v: x + (h * v).astype(x.dtype), position, velocity)
+        position = tree_axpy(h, velocity, position)
         report = StepReport(
             energy,
             grad,

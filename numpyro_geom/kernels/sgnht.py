@@ -28,19 +28,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_number
-from .._util import tree_normal, tree_scale, tree_vdot
+from .._start import check_always_noisy
+from .._util import tree_axpy, tree_normal, tree_vdot
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential
 from ..step_size import Adaptation
 from .momentum import (
+    MOST_FRICTION,
     Momentum,
     at_rest,
     check_friction,
+    check_frozen,
     friction_scale,
     init_momentum,
     kinetic_temperature,
@@ -210,11 +212,7 @@ class SGNHT(SGKernel):
                 "temperature must be above 0 with SGNHT, got 0: its thermostat would have nothing "
                 "to hold. Use SGHMC(temperature=0) for a damped descent"
             )
-        if self._schedule is not None and getattr(self._schedule, "explore", 0.0) > 0:
-            raise ValueError(
-                "SGNHT needs noise at every step, and the explore phase of the schedule has none: "
-                "use explore=0, or SGHMC"
-            )
+        check_always_noisy(self._schedule, "SGNHT", ", or SGHMC")
         self._friction = check_friction(friction)
         self._mass: float | None = None
         if not isinstance(thermostat_mass, str):
@@ -224,11 +222,7 @@ class SGNHT(SGKernel):
                 f"thermostat_mass must be 'auto' or a positive number, got {thermostat_mass!r}"
             )
         self._integrator = check_choice("integrator", integrator, tuple(INTEGRATORS))
-        if gamma != "frozen":
-            raise ValueError(
-                f"gamma must be 'frozen' with SGNHT, got {gamma!r}: a mass that moves with theta "
-                "needs a correction that this kernel does not have. Drop gamma, or use SGRLD"
-            )
+        check_frozen("SGNHT", gamma)
         self._measures = self._friction is None
 
     @property
@@ -254,12 +248,17 @@ class SGNHT(SGKernel):
     def _rule(
         self, adaptation: Adaptation, state: SGState, potential: Potential
     ) -> tuple[jax.Array, jax.Array, PyTree]:
-        given = None if self._schedule is None else self._schedule(state.steps_taken)
-        rule = (adaptation, self._bias_tolerance, self._temperature, INTEGRATORS[self._integrator])
-        h, friction, rate = momentum_rule(*rule, given, self._friction)
-        if self._integrator == "euler":
-            h, friction = self._cooler(adaptation, h, friction)
-            h, friction, rate = momentum_rule(*rule, h, friction)
+        # Euler's own error -xi h / 2 is to be within half of the tolerance
+        damping = self._bias_tolerance if self._integrator == "euler" else MOST_FRICTION
+        h, friction, rate = momentum_rule(
+            adaptation,
+            self._bias_tolerance,
+            self._temperature,
+            INTEGRATORS[self._integrator],
+            None if self._schedule is None else self._schedule(state.steps_taken),
+            self._friction,
+            damping,
+        )
         old = state.dynamics
         friction = friction.astype(old.friction.dtype)
         # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
@@ -277,31 +276,15 @@ class SGNHT(SGKernel):
         """The thermostat's mass."""
         return 2 * tau / friction**2 if self._mass is None else self._mass
 
-    def _cooler(
-        self, adaptation: Adaptation, h: jax.Array, friction: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Euler's step size and friction with gamma h / 2 half the tolerance at most."""
-        share = self._bias_tolerance / 2
-        if self._friction is not None:
-            if self._schedule is None:
-                h = jnp.minimum(h, adaptation.shrink * 2 * share / self._friction)
-            return h, friction
-        if self._schedule is None:
-            # noise asks for h c / (2 gamma tau) <= share
-            noise = adaptation.noise / (4 * self._temperature * share)
-            tiny = jnp.finfo(noise.dtype).tiny
-            h = jnp.minimum(h, adaptation.shrink * jnp.sqrt(share / (noise + tiny)))
-            needed = 2 * noise * h
-            friction = jnp.maximum(2 * jnp.sqrt(adaptation.slowest), needed)
-        return h, jnp.minimum(friction, 2 * share / h)
-
     def _bias(
         self, curvature: Any, noise: Any, step_size: Any, dynamics: Momentum
     ) -> tuple[Any, Any, str]:
-        friction, tau = np.asarray(dynamics.friction), self._temperature
-        return momentum_bias(
-            INTEGRATORS[self._integrator], curvature, noise, step_size, friction, tau
+        scheme, friction = INTEGRATORS[self._integrator], np.asarray(dynamics.friction)
+        discretisation, part, text = momentum_bias(
+            scheme, curvature, noise, step_size, friction, self._temperature
         )
+        # what is alike in all directions the thermostat takes: an upper bound
+        return discretisation, part, f"{text} at most (the thermostat takes its isotropic part)"
 
     def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
         return relaxation_rate(slowest, dynamics.friction)
@@ -319,13 +302,7 @@ class SGNHT(SGKernel):
         metric, position, old = self._metric, walker.position, walker.dynamics
         h, tau, gamma = step_size, temperature, old.friction
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
-        metric_state = lax.cond(
-            learning,
-            lambda state, g: metric.update(state, tree_scale(1 / potential.num_data, g)),
-            lambda state, _: state,
-            walker.metric_state,
-            grad,
-        )
+        metric_state = self._learn_metric(walker.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
         badodab = self._integrator == "badodab"
         scales = friction_scale(self._expansion, position)
@@ -336,9 +313,6 @@ class SGNHT(SGKernel):
             excess = jnp.minimum(kinetic_temperature(p) / tau - 1, hottest)
             return xi + (time * tau * excess / mass).astype(xi.dtype)
 
-        def kick(p: jax.Array, f: jax.Array) -> jax.Array:
-            return p - (h * f).astype(p.dtype)
-
         def refresh(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
             loss = h * (xi + (s - 1) * gamma)
             kept = jnp.exp(-loss) if badodab else 1 - loss
@@ -347,7 +321,7 @@ class SGNHT(SGKernel):
 
         normal = tree_normal(rng_key, position)
         if badodab:
-            kicked = jax.tree.map(kick, old.momentum, force)
+            kicked = tree_axpy(-h, force, old.momentum)
             xi = regulate(old.extra.friction, kicked, h / 2)
             momentum = jax.tree.map(refresh, kicked, scales, normal)
             xi = regulate(xi, momentum, h / 2)
@@ -355,10 +329,10 @@ class SGNHT(SGKernel):
         else:
             xi = old.extra.friction
             refreshed = jax.tree.map(refresh, old.momentum, scales, normal)
-            travelled = momentum = jax.tree.map(kick, refreshed, force)
+            travelled = momentum = tree_axpy(-h, force, refreshed)
             xi = regulate(xi, momentum, h)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
-        position = jax.tree.map(lambda x, v: x + (h * v).astype(x.dtype), position, velocity)
+        position = tree_axpy(h, velocity, position)
         report = StepReport(
             energy,
             grad,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice, check_flag, check_int, check_number
+from .._start import check_always_noisy
 from .._util import tree_normal, tree_scale, tree_vdot, tree_where
 from ..expansion import Expansion
 from ..gamma import (
@@ -87,9 +87,10 @@ class SGRLD(SGKernel):
             pass over all rows, for targets with several modes; None leaves the anchor where
             warm-up found the middle of the target.
         noise_correction: inject less noise where the minibatch gradient brings its own, see
-            `numpyro_geom.kernels.noise_correction`. Needs a diagonal metric, an even batch size
-            and ``gamma`` ``"frozen"`` or ``"none"``. What noise is correlated between coordinates
-            remains, and the automatic step size then counts that alone.
+            `numpyro_geom.kernels.noise_correction`. Needs a diagonal metric, an even batch size,
+            a temperature above 0 and ``gamma`` ``"frozen"`` or ``"none"``. What noise is
+            correlated between coordinates remains, and the automatic step size then counts that
+            alone.
         max_norm: where the preconditioned gradient is longer than this, take the step in the
             identity metric scaled to this length instead (a safeguard, not exact).
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
@@ -180,7 +181,7 @@ class SGRLD(SGKernel):
             self._check_noise_correction()
 
     def _check_noise_correction(self) -> None:
-        check_noise_correction(self._metric, self._batching)
+        check_noise_correction(self._metric, self._batching, self._temperature)
         if self._gamma not in ("frozen", "none"):
             raise ValueError(
                 "noise_correction=True needs gamma 'frozen' or 'none', got "
@@ -204,11 +205,7 @@ class SGRLD(SGKernel):
             )
         if self._temperature == 0:
             raise ValueError("adjusted=True needs temperature > 0, got 0: nothing to test against")
-        if self._schedule is not None and getattr(self._schedule, "explore", 0.0) > 0:
-            raise ValueError(
-                "adjusted=True needs noise at every step, and the explore phase has none: "
-                "use explore=0, or drop adjusted"
-            )
+        check_always_noisy(self._schedule, "adjusted=True", ", or drop adjusted")
         if self._max_norm is not None:
             raise ValueError("adjusted=True makes max_norm unnecessary: pass only one of the two")
 
@@ -270,6 +267,13 @@ class SGRLD(SGKernel):
             return ()
         return init_auxiliary(position)
 
+    def _learn_metric(
+        self, metric_state: PyTree, grad: PyTree, num_data: int, learning: jax.Array
+    ) -> PyTree:
+        if self._gamma == "frozen":
+            return super()._learn_metric(metric_state, grad, num_data, learning)
+        return self._metric.update(metric_state, tree_scale(1 / num_data, grad))
+
     def _step(
         self,
         rng_key: jax.Array,
@@ -284,7 +288,7 @@ class SGRLD(SGKernel):
         if self._gamma == "auxiliary":
             return auxiliary_step(self._metric, self._adjusted, *args)
         if self._noise_correction:
-            return corrected_step(self._metric, partial(_learn_metric, self), *args)
+            return corrected_step(self._metric, self._learn_metric, *args)
         return (_adjusted_step if self._adjusted else _langevin_step)(self, *args)
 
 
@@ -311,12 +315,12 @@ def _langevin_step(
         (energy, grad), gamma_of = _with_hessian(value_and_grad, position, kernel, key_probe)
     else:
         energy, grad = value_and_grad(position)
-    g = tree_scale(1 / potential.num_data, grad)
-    metric_state = _learn_metric(kernel, walker.metric_state, g, learning)
+    metric_state = kernel._learn_metric(walker.metric_state, grad, potential.num_data, learning)
     drift = metric.apply_inverse(metric_state, grad)
     noise = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
     if with_gamma:
-        gamma = gamma_of(metric_state, g, 1 / potential.num_data)
+        scale = 1 / potential.num_data
+        gamma = gamma_of(metric_state, tree_scale(scale, grad), scale)
         drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
     if kernel._max_norm is not None:
         raw = tree_normal(rng_key, position)
@@ -328,13 +332,6 @@ def _langevin_step(
     position = langevin_move(position, drift, noise, h, tau)
     push = h * tree_vdot(grad, drift) / 2
     return Walker(position, metric_state, ()), StepReport(energy, grad, push)
-
-
-def _learn_metric(kernel: SGRLD, state: PyTree, g: PyTree, learning: jax.Array) -> PyTree:
-    """The metric's update; with ``"frozen"`` in warm-up only, and no work after it."""
-    if kernel._gamma != "frozen":
-        return kernel._metric.update(state, g)
-    return lax.cond(learning, kernel._metric.update, lambda old, _: old, state, g)
 
 
 def _adjusted_step(
@@ -354,8 +351,7 @@ def _adjusted_step(
         return jax.value_and_grad(potential.energy)(p, batch)
 
     energy, grad = value_and_grad(walker.position)
-    g = tree_scale(1 / potential.num_data, grad)
-    metric_state = _learn_metric(kernel, walker.metric_state, g, learning)
+    metric_state = kernel._learn_metric(walker.metric_state, grad, potential.num_data, learning)
     position, accept_prob = metropolis(
         rng_key,
         value_and_grad,
