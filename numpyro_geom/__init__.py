@@ -5,6 +5,7 @@ from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
 from .kernel import SGKernel, SGState
 from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGNHT, SGRLD, VSGD, AdamSGLD
+from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG
@@ -28,6 +29,7 @@ __all__ = [
     "MetricState",
     "Monge",
     "RMSprop",
+    "RiemannianLaplace",
     "SGKernel",
     "SGState",
     "Shampoo",

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import random
+from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
@@ -40,6 +41,7 @@ class Site:
     batch_shape: tuple[int, ...]
     event_dim: int
     discrete: bool
+    factor: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _site(site: dict[str, Any]) -> Site:
         batch_shape=tuple(fn.batch_shape),
         event_dim=fn.event_dim,
         discrete=bool(fn.support.is_discrete) if not site["is_observed"] else False,
+        factor=isinstance(fn, dist.Unit),
     )
 
 

@@ -1,0 +1,7 @@
+"""Laplace approximations on Riemannian manifolds."""
+
+from .draws import FitReport, LaplaceDraws
+from .guide import RiemannianLaplace
+from .predictive import Predictions
+
+__all__ = ["FitReport", "LaplaceDraws", "Predictions", "RiemannianLaplace"]

@@ -1,0 +1,115 @@
+"""What a guide hands out: an account of its search for a mode, and draws with their fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..kernel import _on_device as on_device
+
+
+class FitReport(NamedTuple):
+    """An account of the runs of `RiemannianLaplace.fit`, one entry a run.
+
+    Attributes:
+        objective: where the run ended, in nats: U, or U + log det G / 2 for a Hausdorff mode.
+        gradient_norm: Euclidean norm of the gradient there.
+        num_steps: L-BFGS and Newton steps.
+        status: ``"best"``, ``"finite"`` or ``"not finite"``.
+        distance: of the best run, its distance from the mode in posterior standard deviations,
+            root mean square over the D directions.
+    """
+
+    objective: np.ndarray
+    gradient_norm: np.ndarray
+    num_steps: np.ndarray
+    status: tuple[str, ...]
+    distance: float
+
+    def __str__(self) -> str:
+        """A line for each run."""
+        lines = ["run  status          objective  |gradient|  steps"]
+        rows = zip(self.status, self.objective, self.gradient_norm, self.num_steps, strict=True)
+        lines += [
+            f"{i:3d}  {status:<10s} {value:14.6g} {norm:11.3g} {steps:6d}"
+            for i, (status, value, norm, steps) in enumerate(rows)
+        ]
+        return "\n".join([*lines, f"best run: {self.distance:.2g} posterior sd from the mode"])
+
+
+class LaplaceDraws(NamedTuple):
+    """Draws of a guide and what became of each; leading dimensions are ``sample_shape``.
+
+    Attributes:
+        samples: site name -> values in the site's support, deterministic sites included.
+        unconstrained: flat unconstrained positions, last dimension D.
+        success: whether the geodesic was followed to its end.
+        num_evaluations: evaluations of the geodesic's acceleration.
+        log_weight: log target density minus log density of the draw, up to a constant; None
+            unless asked for.
+        pareto_k: shape of the generalised Pareto tail of the weights (k-hat): below 0.7 the draws
+            can be reweighted to the posterior; None without weights.
+        seconds: wall time of a draw, compilation included.
+        model: the model, its `param` sites at the values of the draws.
+        args: its arguments, the training data.
+        kwargs: its keyword arguments.
+        settings: of the guide, by name.
+    """
+
+    samples: dict[str, jax.Array]
+    unconstrained: jax.Array
+    success: jax.Array
+    num_evaluations: jax.Array
+    log_weight: jax.Array | None
+    pareto_k: float | None
+    seconds: float
+    model: Callable
+    args: tuple
+    kwargs: dict
+    settings: dict[str, Any]
+
+
+class Data(NamedTuple):
+    """Model arguments with arrays apart from the rest, so that programs take them as input.
+
+    Attributes:
+        arrays: the arrays.
+        rest: structure of the arguments, the other leaves, and which leaves are arrays.
+    """
+
+    arrays: list
+    rest: tuple
+
+    @classmethod
+    def of(cls, args: tuple, kwargs: dict) -> Data:
+        """Take arguments apart; NumPy arrays go to the device."""
+        leaves, treedef = jax.tree.flatten(on_device(args, kwargs))
+        arrays = [x for x in leaves if isinstance(x, jax.Array)]
+        others = tuple(None if isinstance(x, jax.Array) else x for x in leaves)
+        return cls(arrays, (treedef, others, tuple(isinstance(x, jax.Array) for x in leaves)))
+
+    def build(self, arrays: list) -> tuple[tuple, dict]:
+        """Positional and keyword arguments with these arrays."""
+        treedef, others, is_array = self.rest
+        given = iter(arrays)
+        leaves = [next(given) if yes else x for yes, x in zip(is_array, others, strict=True)]
+        return jax.tree.unflatten(treedef, leaves)
+
+    @property
+    def signature(self) -> Any:
+        """What must be the same for a compiled program to be used again."""
+        treedef, others, is_array = self.rest
+        shapes = tuple((x.shape, str(x.dtype)) for x in self.arrays)
+        return str(treedef), tuple(repr(x) for x in others), is_array, shapes
+
+
+def pareto_shape(log_weights: np.ndarray) -> float:
+    """Shape k of the generalised Pareto tail of importance weights, by ArviZ."""
+    import arviz as az
+
+    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+    _, k = az.psislw(finite.reshape(-1))
+    return float(k)

@@ -1,0 +1,122 @@
+"""What a guide knows of a model: energy, prior and Fisher form, as functions of a flat position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ..fisher import (
+    Form,
+    Structure,
+    likelihood_form,
+    num_rows,
+    prior_energy_fn,
+    prior_form,
+    root_transpose,
+)
+from ..minibatch import Batch, Plan
+from ..potential import model_potential
+
+PyTree = Any
+Flat = jax.Array
+
+
+class Target(NamedTuple):
+    """The posterior exp(-U) on the unconstrained space, flattened to vectors of length D.
+
+    All energies are of all rows; ``sum_rows`` goes through them in parts of bounded memory.
+
+    Attributes:
+        size: D.
+        unravel: flat position -> dict of unconstrained site values.
+        energy: U in nats.
+        prior_energy: ``(position, batch) -> nats``, what U has beside the observed distributions.
+        form: the Fisher form of the observed sites.
+        expected: the form of the expected information of the priors.
+        sum_rows: ``fn -> pytree``, the sum of ``fn(batch)`` over all rows.
+        sum_prior: likewise, for what depends on the prior alone.
+        share: the share of all rows that a batch is.
+        num_outputs: rows of the form's K on all data, M.
+    """
+
+    size: int
+    unravel: Callable[[Flat], PyTree]
+    energy: Callable[[Flat], jax.Array]
+    prior_energy: Callable[[Flat, Batch], jax.Array]
+    form: Form
+    expected: Form
+    sum_rows: Callable[[Callable[[Batch], PyTree]], PyTree]
+    sum_prior: Callable[[Callable[[Batch], PyTree]], PyTree]
+    share: Callable[[Batch], float]
+    num_outputs: int
+
+
+def make_target(
+    model: Callable,
+    plan: Plan,
+    args: tuple,
+    kwargs: dict,
+    unravel: Callable[[Flat], PyTree],
+    size: int,
+    *,
+    structure: Structure,
+    empirical: bool = False,
+) -> Target:
+    """Build a `Target`.
+
+    Args:
+        model: a NumPyro model, ``param`` sites substituted.
+        plan: from `numpyro_geom.minibatch.make_plan`.
+        args: model arguments, possibly traced.
+        kwargs: model keyword arguments.
+        unravel: flat position -> dict of unconstrained site values.
+        size: D.
+        structure: from `numpyro_geom.fisher.learn_structure`.
+        empirical: whether the form is that of the empirical Fisher matrix.
+    """
+    potential = model_potential(model, plan, args, kwargs)
+    sum_rows = potential.on_all_rows
+    assert sum_rows is not None
+    form = _on_flat(
+        likelihood_form(model, plan, args, kwargs, empirical=empirical, structure=structure),
+        unravel,
+    )
+    prior_energy = prior_energy_fn(model, plan, args, kwargs)
+    by_rows = bool(plan.local_axes) or any(s.factor and s.plates for s in plan.sites)
+    position = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
+    return Target(
+        size=size,
+        unravel=unravel,
+        energy=lambda flat: sum_rows(lambda rows: potential.energy(unravel(flat), rows)),
+        prior_energy=lambda flat, rows: prior_energy(unravel(flat), rows),
+        form=form,
+        expected=_on_flat(prior_form(model, plan, args, kwargs), unravel),
+        sum_rows=sum_rows,
+        sum_prior=sum_rows if by_rows else lambda fn: fn({}),
+        share=lambda rows: float(np.prod([r.shape[0] / plan.sizes[p] for p, r in rows.items()])),
+        num_outputs=num_rows(form, position, {}),
+    )
+
+
+def _on_flat(form: Form, unravel: Callable) -> Form:
+    return form._replace(features=lambda flat, rows: form.features(unravel(flat), rows))
+
+
+def perturbation(
+    target: Target, form: Form, flat: Flat, rng_key: jax.Array, total: Callable
+) -> Flat:
+    """A draw from N(0, K' K): the sum over all rows of K' e with e standard normal."""
+
+    def part(rows: Batch) -> Flat:
+        key = rng_key
+        for index in rows.values():
+            key = random.fold_in(key, index[0])
+        noise = random.normal(key, (num_rows(form, flat, rows),), flat.dtype)
+        return root_transpose(form, flat, rows)(noise) / target.share(rows) ** 0.5
+
+    return total(part)

@@ -1,0 +1,389 @@
+"""The Fisher metric of NumPyro models against dense formulas, and its derivatives by autodiff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.infer.util import initialize_model
+
+from numpyro_geom import fisher
+from numpyro_geom._dependence import dependence
+from numpyro_geom.fisher import Structure, learn_structure
+from numpyro_geom.laplace.metrics import (
+    cg_solve,
+    dense_metric,
+    expected_prior,
+    fisher_metric,
+    hessian_prior,
+    softabs_prior,
+)
+from numpyro_geom.laplace.target import Target, make_target
+from numpyro_geom.minibatch import make_plan
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+ROWS, COLUMNS = 12, 3
+
+
+class Setting(NamedTuple):
+    """A target, a position on it, and what its structure is known to be."""
+
+    target: Target
+    theta: jax.Array
+    structure: Structure
+
+
+def setting(
+    model: Callable, *args: Any, batch_size: Any = None, empirical: bool = False, learn: bool = True
+) -> Setting:
+    plan = make_plan(model, args, {}, batch_size)
+    with handlers.seed(rng_seed=0):
+        info = initialize_model(random.key(0), model, model_args=args)
+    position = info.param_info.z
+    start, unravel = ravel_pytree(position)
+    structure = Structure()
+    if learn:
+        structure = learn_structure(model, plan, args, {}, position)
+    target = make_target(
+        model, plan, args, {}, unravel, start.size, empirical=empirical, structure=structure
+    )
+    theta = start + 0.3 * random.normal(random.key(1), start.shape)
+    return Setting(target, theta, structure)
+
+
+def inputs() -> jax.Array:
+    return random.normal(random.key(5), (ROWS, COLUMNS))
+
+
+def logistic(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def poisson(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Poisson(jnp.exp(X[i] @ w)), obs=y[i])
+
+
+def network(X: jax.Array, y: jax.Array) -> None:
+    """A network with two hidden units and a noise scale of its own."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS, 2]).to_event(2))
+    v = numpyro.sample("v", dist.Normal(0, 1).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0, 1))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(jnp.tanh(X[i] @ w) @ v, s), obs=y[i])
+
+
+def softmax(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS, 4]).to_event(2))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Categorical(logits=jnp.tanh(X[i] @ w)), obs=y[i])
+
+
+def hierarchy(y: jax.Array) -> None:
+    """Group means with a common mean and spread; the spread is a HalfNormal, in log space."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.5))
+    with numpyro.plate("groups", y.shape[0], dim=-2):
+        m = numpyro.sample("m", dist.Normal(mu, tau))
+        with numpyro.plate("members", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Normal(m, 0.5), obs=y)
+
+
+def two_sites(X: jax.Array, y: jax.Array) -> None:
+    """Masks, scales, two observed sites, a simplex and a factor."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+    numpyro.factor("push", -0.1 * jnp.sum(w**4))
+    with numpyro.plate("rows", X.shape[0]) as i, handlers.scale(scale=3.0):
+        with handlers.mask(mask=jnp.arange(X.shape[0])[i] % 2 == 0):
+            numpyro.sample("y", dist.Poisson(jnp.exp(X[i] @ w)), obs=y[i])
+    numpyro.sample("z", dist.Categorical(probs=p), obs=1)
+
+
+def counts() -> jax.Array:
+    return random.poisson(random.key(6), 1.5, (ROWS,))
+
+
+def binary() -> jax.Array:
+    return random.bernoulli(random.key(6), 0.4, (ROWS,)).astype(float)
+
+
+def classes() -> jax.Array:
+    return random.randint(random.key(6), (ROWS,), 0, 4)
+
+
+def groups() -> jax.Array:
+    return random.normal(random.key(7), (4, 3))
+
+
+MODELS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
+    "logistic": (logistic, lambda: (inputs(), binary())),
+    "poisson": (poisson, lambda: (inputs(), counts())),
+    "network": (network, lambda: (inputs(), inputs()[:, 0])),
+    "softmax": (softmax, lambda: (inputs(), classes())),
+    "hierarchy": (hierarchy, lambda: (groups(),)),
+    "two sites": (two_sites, lambda: (inputs(), counts())),
+}
+
+
+def metric_of(s: Setting, prior: str = "hessian", solver: str = "cholesky") -> Any:
+    make = {
+        "hessian": lambda: hessian_prior(s.target, diagonal=False),
+        "expected": lambda: expected_prior(s.target, diagonal=False),
+        "softabs": lambda: softabs_prior(s.target),
+    }[prior]
+    return fisher_metric(s.target, make(), solver, s.theta)
+
+
+# --- whole metrics against formulas written by hand
+
+
+def test_logistic_and_poisson_have_the_metric_of_generalised_linear_models() -> None:
+    X = inputs()
+    s = setting(logistic, X, binary())
+    p = jax.nn.sigmoid(X @ s.theta)
+    expected = X.T @ (X * (p * (1 - p))[:, None]) + jnp.eye(COLUMNS) / 4
+    np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-12)
+    s = setting(poisson, X, counts())
+    expected = X.T @ (X * jnp.exp(X @ s.theta)[:, None]) + jnp.eye(COLUMNS) / 4
+    np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-12)
+
+
+def test_a_gaussian_network_has_jacobians_over_the_variance_and_two_per_row_for_the_scale() -> None:
+    X = inputs()
+    s = setting(network, X, X[:, 0])
+
+    def mean(theta: jax.Array) -> jax.Array:
+        z = s.target.unravel(theta)
+        return jnp.tanh(X @ z["w"]) @ z["v"]
+
+    jacobian = jax.jacobian(mean)(s.theta)
+    noise = jnp.exp(s.target.unravel(s.theta)["s"])
+    of_scale = s.target.unravel(jnp.arange(s.theta.size))["s"] == jnp.arange(s.theta.size)
+    # u = log s: F = 2 / s^2 (ds/du)^2 = 2 a row; all priors are standard normal in u
+    expected = jacobian.T @ jacobian / noise**2 + jnp.diag(1.0 + 2 * ROWS * of_scale)
+    np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_softmax_network_has_the_covariance_of_its_classes_between_jacobians() -> None:
+    X = inputs()
+    s = setting(softmax, X, classes())
+
+    def logits(theta: jax.Array) -> jax.Array:
+        return jnp.tanh(X @ s.target.unravel(theta)["w"])
+
+    jacobian = jax.jacobian(logits)(s.theta)
+    p = jax.nn.softmax(logits(s.theta))
+    middle = jax.vmap(jnp.diag)(p) - p[:, :, None] * p[:, None, :]
+    expected = jnp.einsum("nki,nkl,nlj->ij", jacobian, middle, jacobian) + jnp.eye(s.theta.size)
+    np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_the_expected_prior_of_a_hierarchy_is_block_diagonal_and_positive() -> None:
+    y = groups()
+    s = setting(hierarchy, y)
+    names = list(s.target.unravel(s.theta))
+    assert names == ["m", "mu", "tau"]
+    tau = jnp.exp(s.target.unravel(s.theta)["tau"])
+    # m: 1/tau^2 of its own and 3/.25 of the data; mu: 1/4 and 4/tau^2 of the groups; u = log tau:
+    # 2 of the HalfNormal and 2 a group
+    expected = jnp.diag(jnp.array([*[1 / tau**2 + 3 / 0.25] * 4, 1 / 4 + 4 / tau**2, 2.0 + 2 * 4]))
+    np.testing.assert_allclose(metric_of(s, "expected").dense(s.theta), expected, rtol=1e-11)
+    hessian = metric_of(s).dense(s.theta)
+    assert np.max(np.abs(hessian - jnp.diag(jnp.diagonal(hessian)))) > 0.1  # not so the Hessian's
+
+
+def test_masks_scales_factors_and_several_sites_are_counted() -> None:
+    X = inputs()
+    s = setting(two_sites, X, counts())
+
+    def split(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = s.target.unravel(theta)
+        return z["w"], dist.biject_to(dist.constraints.simplex)(z["p"])
+
+    w, p = split(s.theta)
+    kept = 3.0 * (jnp.arange(ROWS) % 2 == 0)
+    rate = jnp.exp(X @ w) * kept
+    to_w = jax.jacobian(lambda t: split(t)[0])(s.theta)
+    to_p = jax.jacobian(lambda t: split(t)[1])(s.theta)
+    data = to_w.T @ (X.T @ (X * rate[:, None])) @ to_w + to_p.T @ jnp.diag(1 / p) @ to_p
+    form = metric_of(s).dense(s.theta) - hessian_prior(s.target, diagonal=False).dense(s.theta)
+    np.testing.assert_allclose(form, data, rtol=1e-9, atol=1e-10)
+    # the factor is part of the prior: 1.2 w^2 on the diagonal beside the 1 of the normal
+    prior = hessian_prior(s.target, diagonal=False).dense(s.theta)
+    np.testing.assert_allclose(to_w @ prior @ to_w.T, jnp.diag(1 + 1.2 * w**2), atol=1e-10)
+
+
+def test_the_empirical_matrix_is_that_of_the_scores_at_the_data() -> None:
+    X, y = inputs(), binary()
+    s = setting(logistic, X, y, empirical=True)
+    residual = y - jax.nn.sigmoid(X @ s.theta)
+    expected = X.T @ (X * (residual**2)[:, None]) + jnp.eye(COLUMNS) / 4
+    np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11)
+
+
+# --- products, forces and solves agree with the dense matrix and with autodiff of it
+
+
+@pytest.mark.parametrize("prior", ["hessian", "expected", "softabs"])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_product_and_force_are_those_of_the_dense_metric(name: str, prior: str) -> None:
+    model, data = MODELS[name]
+    s = setting(model, *data())
+    metric = metric_of(s, prior)
+    v = random.normal(random.key(3), s.theta.shape)
+    by_autodiff = dense_metric(metric.dense)
+    scale = float(jnp.max(jnp.abs(by_autodiff.product(s.theta, v))))
+    np.testing.assert_allclose(
+        metric.product(s.theta, v), by_autodiff.product(s.theta, v), atol=1e-10 * scale
+    )
+    given, expected = metric.force(s.theta, v), by_autodiff.force(s.theta, v)
+    np.testing.assert_allclose(given, expected, atol=1e-8 * float(jnp.max(jnp.abs(expected))))
+
+
+@pytest.mark.parametrize("name", ["logistic", "network", "two sites"])
+def test_what_is_learned_of_a_model_changes_no_result(name: str) -> None:
+    model, data = MODELS[name]
+    plain, learned = setting(model, *data(), learn=False), setting(model, *data())
+    v = random.normal(random.key(3), plain.theta.shape)
+    for function in ("product", "force"):
+        np.testing.assert_allclose(
+            getattr(metric_of(learned), function)(plain.theta, v),
+            getattr(metric_of(plain), function)(plain.theta, v),
+            rtol=1e-9,
+            atol=1e-9,
+        )
+    np.testing.assert_allclose(
+        metric_of(learned).dense(plain.theta), metric_of(plain).dense(plain.theta), atol=1e-11
+    )
+    assert learned.target.num_outputs <= plain.target.num_outputs
+
+
+def test_the_structure_of_a_linear_model_with_a_known_scale_is_found() -> None:
+    def linear(X: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 0.3), obs=y[i])
+
+    s = setting(linear, inputs(), binary())
+    # of mean and scale only the mean varies: one component of two is left
+    assert s.structure == Structure((False, True), diagonal=True, affine=True)
+    assert s.target.num_outputs == ROWS
+    s = setting(network, inputs(), binary())
+    assert not any(s.structure.constant)
+    assert not s.structure.affine
+    assert not s.structure.diagonal
+    s = setting(softmax, inputs(), classes())
+    assert not s.structure.diagonal
+
+
+def test_woodbury_and_conjugate_gradients_solve_as_cholesky_does() -> None:
+    s = setting(softmax, inputs()[:2], classes()[:2])  # 12 dimensions, 6 to 8 outputs
+    prior = hessian_prior(s.target, diagonal=True)
+    b = random.normal(random.key(4), s.theta.shape)
+    solutions = {
+        solver: fisher_metric(s.target, prior, solver, s.theta + 0.1).solver(s.theta)(b)
+        for solver in ("cholesky", "woodbury", "cg")
+    }
+    exact = jnp.linalg.solve(metric_of(s).dense(s.theta), b)
+    for solution in solutions.values():
+        np.testing.assert_allclose(solution, exact, rtol=1e-7, atol=1e-9)
+
+
+def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
+    size = 3000
+    eigenvalues = jnp.logspace(-8, 8, size)
+    b = random.normal(random.key(0), (size,))
+    assert bool(jnp.all(jnp.isnan(cg_solve(lambda v: eigenvalues * v, b, lambda v: v))))
+
+
+def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
+    whole, parts = (
+        setting(logistic, inputs(), binary()),
+        setting(logistic, inputs(), binary(), batch_size=4),
+    )
+    v = random.normal(random.key(3), whole.theta.shape)
+    for function in ("product", "force"):
+        np.testing.assert_allclose(
+            getattr(metric_of(parts), function)(whole.theta, v),
+            getattr(metric_of(whole), function)(whole.theta, v),
+            rtol=1e-11,
+        )
+    np.testing.assert_allclose(
+        metric_of(parts).dense(whole.theta), metric_of(whole).dense(whole.theta), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_perturbations_have_the_metric_as_covariance(
+    batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)
+    s = setting(logistic, inputs(), binary(), batch_size=batch_size)
+    metric = metric_of(s)
+    count = 100_000
+    draws = jax.jit(jax.vmap(lambda key: metric.perturb(s.theta, key)))(
+        random.split(random.key(0), count)
+    )
+    factor = jnp.linalg.cholesky(metric.dense(s.theta))
+    white = jax.scipy.linalg.solve_triangular(factor, draws.T, lower=True)
+    covariance = white @ white.T / count
+    # entries have standard deviation sqrt(2 / n) on and sqrt(1 / n) off the diagonal
+    assert float(jnp.max(jnp.abs(covariance - jnp.eye(COLUMNS)))) < 4.5 * (2 / count) ** 0.5
+
+
+def test_softabs_is_the_absolute_hessian_and_has_a_derivative_where_eigenvalues_meet() -> None:
+    def wells(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.ImproperUniform(dist.constraints.real, (3,), ()))
+        numpyro.factor("wells", -jnp.sum(x**4 / 4 - x**2 / 2))
+        numpyro.sample("y", dist.Normal(x.sum(), 1), obs=y)
+
+    s = setting(wells, jnp.zeros(()))
+    theta = jnp.array([0.0, 0.0, 2.0])  # curvatures -1, -1 and 11
+    prior = softabs_prior(s.target)
+    np.testing.assert_allclose(prior.dense(theta), jnp.diag(jnp.array([1.0, 1.0, 11.0])), atol=1e-9)
+    v = jnp.array([0.0, 0.0, 1.0])
+    # along v only 3 x^2 - 1 at x = 2 changes: (d_v Q) v - grad / 2 = (1 - 1/2) 6 x
+    np.testing.assert_allclose(prior.force(theta, v), jnp.array([0.0, 0.0, 6.0]), atol=1e-8)
+
+
+# --- what a function's outputs depend on
+
+
+def test_dependence_looks_into_calls_and_is_careful_about_loops() -> None:
+    def fn(a: jax.Array, b: jax.Array) -> tuple:
+        inner = jax.jit(lambda x, y: (x + 1, y * 2))
+        left, right = inner(a, b)
+        looped = jax.lax.fori_loop(0, 3, lambda i, c: (c[0] + 1, c[1]), (a, b))[0]
+        return left, right, jnp.zeros(2), looped, a * b
+
+    found = dependence(fn, jnp.ones(()), jnp.ones(()))
+    assert found[:3] == [frozenset({0}), frozenset({1}), frozenset()]
+    assert 0 in found[3]
+    assert found[4] == {0, 1}
+
+
+def test_products_are_exact_for_a_dictionary_of_sites() -> None:
+    X = inputs()
+    plan = make_plan(network, (X, X[:, 0]), {}, None)
+    form = fisher.likelihood_form(network, plan, (X, X[:, 0]), {})
+    position = {"w": jnp.ones((COLUMNS, 2)), "v": jnp.ones(2), "s": jnp.zeros(())}
+    out = fisher.product(form, position, position, {})
+    assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, position)
+    w = fisher.root_product(form, position, position, {})
+    inner = sum(jnp.vdot(out[k], position[k]) for k in position)
+    np.testing.assert_allclose(inner, jnp.vdot(w, w), rtol=1e-12)

@@ -1,0 +1,637 @@
+"""RiemannianLaplace: modes, geodesics and draws, against exact maps and exact samplers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers, optim
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_value
+from scipy import stats
+
+from numpyro_geom import RiemannianLaplace
+from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.laplace.geodesic import exponential_map
+from numpyro_geom.laplace.log_map import log_map
+from numpyro_geom.laplace.metrics import dense_metric
+
+KEY = random.key(0)
+
+
+# --- models
+
+
+def logistic(X: jax.Array, y: jax.Array | None = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+    numpyro.deterministic("size", jnp.sum(w**2))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=None if y is None else y[i])
+
+
+def logistic_data(rows: int = 60, columns: int = 3) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, columns))
+    y = rng.uniform(size=rows) < 1 / (1 + np.exp(-X @ np.linspace(1.5, -1, columns)))
+    return jnp.asarray(X), jnp.asarray(y.astype(float))
+
+
+def subsampled(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+    numpyro.deterministic("size", jnp.sum(w**2))
+    with numpyro.plate("rows", X.shape[0], subsample_size=7) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def standard(dimension: int) -> None:
+    numpyro.sample("x", dist.Normal(0, 1).expand([dimension]).to_event(1))
+
+
+def banana(y: jax.Array) -> None:
+    t = numpyro.sample("t", dist.Normal(0, 2).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(t[0] + t[1] ** 2, 2).expand([y.size]).to_event(1), obs=y)
+
+
+def banana_data() -> jax.Array:
+    """100 values of mean 1.37 and standard deviation 2, as quantiles in place of draws."""
+    return jnp.asarray(1.3711657 + 2 * stats.norm.ppf((np.arange(100) + 0.5) / 100))
+
+
+def banana_exact(count: int) -> np.ndarray:
+    """Draws of the banana posterior: the second coordinate by inversion on a grid."""
+    rng = np.random.default_rng(1)
+    mean = float(np.mean(banana_data()))
+    grid = np.linspace(-4, 4, 20001)
+    density = np.exp(-(grid**2) / 8 - (mean - grid**2) ** 2 / 8.08)
+    t2 = np.interp(rng.uniform(size=count), np.cumsum(density) / np.sum(density), grid)
+    t1 = 25 * (mean - t2**2) / 25.25 + rng.normal(size=count) / np.sqrt(25.25)
+    return np.stack([t1, t2], 1)
+
+
+def positive(y: jax.Array) -> None:
+    """Sites with other supports, which a chain rule with Jacobians must reach."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Exponential(rate), obs=y)
+        numpyro.sample("z", dist.Bernoulli(p), obs=(y > 1).astype(float))
+
+
+# --- geodesics against exact exponential maps
+
+
+SQUIGGLES = {"wide": (1.5, (5.0, 0.05)), "narrow": (1.5, (10.0, 0.001))}
+
+
+def squiggle_metric(a: float, variances: tuple[float, float]) -> Any:
+    inverse = jnp.diag(1 / jnp.asarray(variances))
+
+    def metric(t: jax.Array) -> jax.Array:
+        jacobian = jnp.array([[1.0, 0.0], [a * jnp.cos(a * t[0]), 1.0]])
+        return jacobian.T @ inverse @ jacobian
+
+    return metric
+
+
+def funnel_metric(t: jax.Array) -> jax.Array:
+    """Of (t0, t1), t1 ~ N(0, 9) and t0 ~ N(0, e^t1)."""
+    jacobian = jnp.array([[jnp.exp(-t[1] / 2), -t[0] * jnp.exp(-t[1] / 2) / 2], [0.0, 1 / 3]])
+    return jacobian.T @ jacobian
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("target", ["wide", "narrow", "funnel"])
+def test_geodesics_of_known_metrics_end_where_the_exact_map_says(target: str) -> None:
+    if target == "funnel":
+        metric, exact = funnel_metric, lambda v: jnp.array([v[0] * jnp.exp(v[1] / 2), v[1]])
+    else:
+        a, variances = SQUIGGLES[target]
+        metric = squiggle_metric(a, variances)
+        exact = lambda v: jnp.array([v[0], a * v[0] + v[1] - jnp.sin(a * v[0])])  # noqa: E731
+    factor = jnp.linalg.cholesky(metric(jnp.zeros(2)))
+    noise = random.normal(KEY, (200, 2))
+    velocities = jax.scipy.linalg.solve_triangular(factor, noise.T, trans=1, lower=True).T
+    acceleration = dense_metric(metric).acceleration
+    for rtol, atol, allowed in ((1e-3, 1e-6, 1e-3), (1e-11, 1e-13, 1e-8)):
+        ends = jax.jit(
+            jax.vmap(
+                lambda v, rtol=rtol, atol=atol: exponential_map(
+                    acceleration, jnp.zeros(2), v, rtol=rtol, atol=atol
+                )
+            )
+        )(velocities)
+        expected = jax.vmap(exact)(velocities)
+        error = jnp.linalg.norm(ends.position - expected, axis=1)
+        assert bool(jnp.all(ends.success))
+        assert float(jnp.max(error / jnp.linalg.norm(expected, axis=1))) < allowed
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_straight_geodesic_takes_four_steps_and_a_failed_one_says_so() -> None:
+    line = exponential_map(lambda x, v: jnp.zeros_like(x), jnp.zeros(2), jnp.ones(2))
+    np.testing.assert_allclose(line.position, jnp.ones(2), rtol=1e-12)
+    assert int(line.num_evaluations) <= 24
+    stopped = exponential_map(lambda x, v: -1e8 * x, jnp.ones(1), jnp.ones(1), max_steps=20)
+    assert not bool(stopped.success)
+    assert int(stopped.num_evaluations) == 120
+
+
+# --- what each metric does to a Gaussian
+
+
+BIAS_OF_MONGE = {1: 0.111, 2: 0.145, 3: 0.171, 5: 0.211, 10: 0.271}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("dimension", [1, 3, 10])
+def test_monge_is_too_narrow_on_a_gaussian_by_the_known_amount(dimension: int) -> None:
+    guide = RiemannianLaplace(standard, "monge")
+    params = guide.fit(KEY, dimension, num_starts=1)
+    draws = guide.draw(random.key(1), params, sample_shape=(20_000,), progress_bar=False)
+    # the Gaussian draws behind these, P = I: the same noise, so that most of its error cancels
+    straight = RiemannianLaplace(standard, "euclidean")
+    straight.fit(KEY, dimension, num_starts=1)
+    gaussian = straight.draw(random.key(1), params, sample_shape=(20_000,))
+    gap = np.sort(draws.unconstrained[:, 0]) - np.sort(gaussian.unconstrained[:, 0])
+    assert np.mean(np.abs(gap)) == pytest.approx(BIAS_OF_MONGE[dimension], rel=0.02)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_logarithmic_map_has_its_closed_form_where_the_precision_is_isotropic() -> None:
+    targets = random.normal(KEY, (100, 2))
+    velocities, found = jax.jit(jax.vmap(lambda s: log_map(jnp.eye(2), s)))(targets)
+    r = jnp.linalg.norm(targets, axis=1)
+    expected = (r * jnp.sqrt(1 + r**2) + jnp.arcsinh(r)) / 2
+    assert bool(jnp.all(found))
+    np.testing.assert_allclose(jnp.linalg.norm(velocities, axis=1), expected, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("x64")
+def test_monge_with_the_logarithmic_map_leaves_a_gaussian_as_it_is() -> None:
+    def gaussian() -> None:
+        covariance = jnp.array([[1.0, 0.6], [0.6, 2.0]])
+        numpyro.sample("x", dist.MultivariateNormal(jnp.array([1.0, -1.0]), covariance))
+
+    names = ("monge-log", "euclidean")
+    guides = {name: RiemannianLaplace(gaussian, name, rtol=1e-8, atol=1e-10) for name in names}
+    params = {name: guide.fit(KEY, num_starts=1) for name, guide in guides.items()}
+    bent, straight = (
+        guides[name].draw(random.key(1), params[name], sample_shape=(100,)) for name in names
+    )
+    assert bool(jnp.all(bent.success))
+    # the map is solved to 1e-5 of a standard deviation, with geodesics to 1e-6 a step
+    np.testing.assert_allclose(bent.unconstrained, straight.unconstrained, atol=1e-4)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("metric", ["fisher", "monge"])
+def test_draws_do_not_depend_on_how_rows_are_taken(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
+    X, y = logistic_data()
+    results = []
+    for model, batch_size in ((logistic, None), (logistic, 10), (subsampled, None)):
+        guide = RiemannianLaplace(model, metric, batch_size=batch_size)
+        near = {"auto_loc": jnp.array([1.0, 0.2, -0.8])}  # the mode plays no part
+        results.append(guide.sample_posterior(KEY, near, X, y, sample_shape=(20,)))
+    for other in results[1:]:
+        np.testing.assert_allclose(other["w"], results[0]["w"], rtol=1e-6, atol=1e-8)
+    assert results[0]["size"].shape == (20,)
+
+
+@pytest.mark.usefixtures("x64")
+def test_every_solver_gives_the_same_draws() -> None:
+    X, y = logistic_data(rows=4, columns=6)  # fewer outputs than parameters
+    draws = []
+    for solver in ("cholesky", "woodbury", "cg"):
+        guide = RiemannianLaplace(logistic, precision="fisher", solver=solver, rtol=1e-6)
+        near = {"auto_loc": jnp.linspace(-0.5, 0.5, 6)}
+        draws.append(guide.draw(KEY, near, X, y, sample_shape=(50,)))
+        assert bool(jnp.all(draws[-1].success))
+    # conjugate gradients are solved to a hundredth of rtol
+    for other in draws[1:]:
+        np.testing.assert_allclose(other.unconstrained, draws[0].unconstrained, atol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_function_as_metric_gives_the_draws_of_the_fisher_metric_it_repeats() -> None:
+    X, y = logistic_data()
+
+    def metric(position: dict[str, jax.Array]) -> jax.Array:
+        p = jax.nn.sigmoid(X @ position["w"])
+        return X.T @ (X * (p * (1 - p))[:, None]) + jnp.eye(3) / 9
+
+    ends = []
+    for given in ("fisher", metric):
+        guide = RiemannianLaplace(logistic, given)
+        near = {"auto_loc": jnp.array([1.0, 0.2, -0.8])}
+        ends.append(guide.draw(KEY, near, X, y, sample_shape=(50,)))
+    np.testing.assert_allclose(ends[1].unconstrained, ends[0].unconstrained, rtol=1e-9)
+    assert np.all(ends[1].num_evaluations == ends[0].num_evaluations)
+
+
+# --- modes
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_banana_has_its_euclidean_and_hausdorff_modes() -> None:
+    y = banana_data()
+    straight = RiemannianLaplace(banana, precision="fisher").fit(KEY, y)["auto_loc"]
+    np.testing.assert_allclose([straight[0], abs(straight[1])], [0.5, 0.930680], atol=1e-5)
+    guide = RiemannianLaplace(banana, mode="hausdorff")
+    params = guide.fit(KEY, y)
+    np.testing.assert_allclose(params["auto_loc"], [1.357590, 0.0], atol=1e-5)
+    assert guide.report is not None
+    assert guide.report.status.count("best") == 1
+    assert str(guide.report).count("\n") == 5
+    with pytest.raises(ValueError, match=r"not positive definite.*precision='fisher'"):
+        RiemannianLaplace(banana, mode="hausdorff", precision="hessian").fit(KEY, y)
+
+
+@pytest.mark.usefixtures("x64")
+def test_svi_finds_the_same_modes_as_fit() -> None:
+    y = banana_data()
+    for mode in ("euclidean", "hausdorff"):
+        guide = RiemannianLaplace(banana, mode=mode)
+        svi = SVI(banana, guide, optim.Adam(0.05), Trace_ELBO())
+        params = svi.run(random.key(3), 1500, y, progress_bar=False).params
+        expected = RiemannianLaplace(banana, mode=mode).fit(KEY, y)["auto_loc"]
+        found = params["auto_loc"]
+        np.testing.assert_allclose(
+            [found[0], abs(found[1])], [expected[0], abs(expected[1])], atol=2e-3
+        )
+    draws = guide.sample_posterior(random.key(4), params, sample_shape=(5,))
+    assert draws["t"].shape == (5, 2)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_start_that_is_given_is_the_mode_without_steps() -> None:
+    X, y = logistic_data()
+    given = {"w": jnp.array([0.1, 0.2, 0.3])}
+    guide = RiemannianLaplace(logistic)
+    with pytest.warns(SamplingWarning, match="has not converged"):
+        params = guide.fit(KEY, X, y, init_params=given, max_steps=0)
+    np.testing.assert_array_equal(params["auto_loc"], given["w"])
+    with pytest.raises(ValueError, match="unconstrained values for the sites"):
+        guide.fit(KEY, X, y, init_params={"v": 1.0})
+    with pytest.raises(ValueError, match="must have shape"):
+        guide.fit(KEY, X, y, init_params={"w": jnp.ones(2)})
+
+
+# --- importance weights: draws of the posterior where they can be
+
+
+def weighted_moments(draws: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    log_weight = np.asarray(draws.log_weight)
+    weight = np.exp(log_weight - np.max(log_weight))
+    weight /= weight.sum()
+    mean = weight @ values
+    return mean, np.sqrt(weight @ (values - mean) ** 2), 1 / np.sum(weight**2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("metric", ["fisher", "euclidean"])
+def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: str) -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic, metric)
+    params = guide.fit(KEY, X, y)
+    draws = guide.draw(random.key(1), params, sample_shape=(8000,), log_weight=True)
+    assert draws.pareto_k is not None
+    assert draws.pareto_k < 0.7
+    mean, sd, size = weighted_moments(draws, np.asarray(draws.samples["w"]))
+    mcmc = MCMC(NUTS(logistic), num_warmup=500, num_samples=20_000, progress_bar=False)
+    mcmc.run(random.key(2), X, y)
+    reference = np.asarray(mcmc.get_samples()["w"])
+    # 4.5 standard errors of both; NUTS has at least 5,000 independent draws here
+    allowed = 4.5 * (1 / size + 1 / 5000) ** 0.5
+    assert np.all(np.abs(mean - reference.mean(0)) / reference.std(0) < allowed)
+    assert np.all(np.abs(sd / reference.std(0) - 1) < allowed)
+
+
+@pytest.mark.usefixtures("x64")
+def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
+    # in one dimension v = (x sqrt(1 + x^2) + asinh x) / 2 and dv/dx = sqrt(1 + x^2)
+    tight = {"rtol": 1e-9, "atol": 1e-11}
+    guide = RiemannianLaplace(standard, "monge", **tight)
+    params = guide.fit(KEY, 1, num_starts=1)
+    draws = guide.draw(random.key(1), params, sample_shape=(50,), log_weight=True)
+    x = draws.unconstrained[:, 0]
+    v = (x * jnp.sqrt(1 + x**2) + jnp.arcsinh(x)) / 2
+    expected = -(x**2) / 2 + v**2 / 2 - jnp.log1p(x**2) / 2
+    given = draws.log_weight - draws.log_weight[0]
+    np.testing.assert_allclose(given, expected - expected[0], atol=1e-7)
+    # the logarithmic map takes all of it back
+    guide = RiemannianLaplace(standard, "monge-log", **tight)
+    params = guide.fit(KEY, 1, num_starts=1)
+    draws = guide.draw(random.key(1), params, sample_shape=(50,), log_weight=True)
+    assert float(jnp.ptp(draws.log_weight)) < 1e-4
+
+
+@pytest.mark.usefixtures("x64")
+def test_weights_of_an_exact_guide_are_equal() -> None:
+    a, (wide, narrow) = 1.5, (5.0, 0.05)
+
+    def squiggle() -> None:
+        t = numpyro.sample("t", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+        bent = jnp.array([t[0], t[1] + jnp.sin(a * t[0])])
+        numpyro.factor("log_density", -(bent[0] ** 2) / (2 * wide) - bent[1] ** 2 / (2 * narrow))
+
+    metric = squiggle_metric(a, (wide, narrow))
+    guide = RiemannianLaplace(squiggle, lambda z: metric(z["t"]), rtol=1e-9, atol=1e-11)
+    params = guide.fit(KEY, init_params={"t": jnp.array([0.1, -0.1])})
+    draws = guide.draw(random.key(1), params, sample_shape=(200,), log_weight=True)
+    assert float(jnp.ptp(draws.log_weight)) < 1e-6
+    # and the same draws through Monge's metric with the logarithmic map have other weights
+    monge = RiemannianLaplace(squiggle, "monge-log")
+    params = monge.fit(KEY, init_params={"t": jnp.array([0.1, -0.1])})
+    assert (
+        float(jnp.ptp(monge.draw(KEY, params, sample_shape=(8,), log_weight=True).log_weight)) > 0.1
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_home() -> None:
+    guide = RiemannianLaplace(banana, mode="hausdorff")
+    params = guide.fit(KEY, banana_data())
+    draws = guide.draw(random.key(1), params, sample_shape=(10_000,), log_weight=True)
+    exact = banana_exact(100_000)
+    plain = np.asarray(draws.samples["t"])
+    mean, sd, size = weighted_moments(draws, plain)
+    allowed = 4.5 * (1 / size + 1e-5) ** 0.5
+    assert np.all(np.abs(mean - exact.mean(0)) / exact.std(0) < allowed)
+    # the second moment of a curved density varies more than a Gaussian's: twice its error
+    assert np.all(np.abs(sd / exact.std(0) - 1) < 2 * allowed)
+    assert np.mean(draws.num_evaluations) == pytest.approx(32.7, rel=0.1)  # the paper's
+
+
+# --- as NumPyro's guides are used
+
+
+def test_a_guide_is_used_as_numpyro_uses_guides() -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic)
+    params = guide.fit(KEY, X, y, num_starts=2)
+    draws = guide.sample_posterior(random.key(1), params, sample_shape=(2, 300))
+    assert draws["w"].shape == (2, 300, 3)
+    assert draws["size"].shape == (2, 300)
+    assert guide.sample_posterior(random.key(1), params)["w"].shape == (3,)
+    median, spread = guide.median(params), guide.quantiles(params, [0.05, 0.5, 0.95])
+    assert median["w"].shape == (3,)
+    assert spread["w"].shape == (3, 3)
+    assert bool(jnp.all(spread["w"][0] < spread["w"][2]))
+    np.testing.assert_array_equal(spread["w"][1], median["w"])
+    # on other rows the draws are still those of the training data
+    some = Predictive(logistic, guide=guide, params=params, num_samples=40)(random.key(2), X[:7])
+    assert some["y"].shape == (40, 7)
+    sites = Predictive(guide, params=params, num_samples=200)(random.key(2), X[:7])
+    direct = draws["w"].reshape(-1, 3)
+    # 5 standard errors of 200 and 600 draws
+    assert np.all(
+        np.abs(sites["w"].mean(0) - direct.mean(0)) / direct.std(0) < 5 * (1 / 200 + 1 / 600) ** 0.5
+    )
+    assert np.all(np.abs(sites["w"].std(0) / direct.std(0) - 1) < 5 * (1 / 400 + 1 / 1200) ** 0.5)
+
+
+def test_draws_are_the_same_compiled_in_chunks_and_after_pickling() -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic)
+    params = guide.fit(KEY, X, y, num_starts=1)
+    expected = guide.draw(random.key(1), params, sample_shape=(10,)).unconstrained
+
+    @jax.jit
+    def compiled(key: jax.Array) -> jax.Array:
+        return guide.draw(key, params, sample_shape=(10,)).unconstrained
+
+    np.testing.assert_allclose(compiled(random.key(1)), expected, rtol=1e-5)
+    parts = guide.draw(random.key(1), params, sample_shape=(10,), chunk_size=4).unconstrained
+    np.testing.assert_allclose(parts, expected, rtol=1e-5)
+    copy = pickle.loads(pickle.dumps(guide))
+    again = copy.sample_posterior(random.key(1), params, sample_shape=(10,))
+    np.testing.assert_allclose(again["w"], expected, rtol=1e-5)
+    named = guide.sample_posterior(random.key(1), params, X, y=y, sample_shape=(10,))
+    np.testing.assert_allclose(named["w"], expected, rtol=1e-5)
+
+
+def test_a_second_call_compiles_nothing() -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic)
+    params = guide.fit(KEY, X, y, num_starts=1)
+    guide.draw(random.key(1), params, sample_shape=(10,))
+    before = {key: program._cache_size() for key, program in guide._programs.items()}
+    guide.draw(random.key(2), params, sample_shape=(10,))
+    assert {key: program._cache_size() for key, program in guide._programs.items()} == before
+
+
+@pytest.mark.usefixtures("x64")
+def test_other_supports_and_networks_with_params_work() -> None:
+    y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
+    guide = RiemannianLaplace(positive, prior_metric="expected")
+    params = guide.fit(KEY, y, num_starts=2)
+    draws = guide.draw(random.key(1), params, sample_shape=(200,), log_weight=True)
+    assert bool(jnp.all(draws.samples["rate"] > 0))
+    assert bool(jnp.all((draws.samples["p"] > 0) & (draws.samples["p"] < 1)))
+    mean, _, size = weighted_moments(draws, np.asarray(draws.samples["rate"])[:, None])
+    exact = (2 + 80) / (1 + float(jnp.sum(y)))  # conjugate
+    # 5 standard errors: a Gamma(82) has sd 1 / sqrt(82) of its mean
+    assert abs(mean[0] / exact - 1) < 5 / np.sqrt(82 * size)
+
+    def shifted(y: jax.Array) -> None:
+        shift = numpyro.param("shift", 3.0)
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(x + shift, 1), obs=y)
+
+    guide = RiemannianLaplace(shifted)
+    params = guide.fit(KEY, jnp.array(5.0))
+    assert float(params["shift"]) == 3.0
+    np.testing.assert_allclose(params["auto_loc"], [1.0], atol=1e-8)
+    moved = guide.sample_posterior(KEY, params | {"shift": jnp.array(4.0)})
+    assert moved["x"].shape == ()
+
+
+# --- predictions
+
+
+def two_outputs(X: jax.Array, y: jax.Array | None = None) -> None:
+    """A nonlinear model with a mean and a scale."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0, 1))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        obs = None if y is None else y[i]
+        numpyro.sample("y", dist.Normal(jnp.sin(X[i] @ w), s), obs=obs)
+
+
+@pytest.mark.usefixtures("x64")
+def test_linearised_predictions_expand_the_parameters_around_the_mode() -> None:
+    X, _ = logistic_data(rows=30)
+    y = jnp.sin(X @ jnp.array([0.3, -0.2, 0.1]))
+    guide = RiemannianLaplace(two_outputs, "euclidean", damping=1.0)
+    params = guide.fit(KEY, X, y)
+    loc, new = params["auto_loc"], X[:4]
+    position = guide.draw(random.split(KEY)[0], params, sample_shape=(200,)).unconstrained
+    shapes = {False: "plain", True: "linear"}
+    found = {
+        name: guide.predictive(KEY, params, new, y[:4], num_samples=200, linearized=flag)
+        for flag, name in shapes.items()
+    }
+    # the log scale is a coordinate itself: "s" comes before "w" or after, by the order of sites
+    index = {k: v for k, v in guide._unpack_latent(jnp.arange(4)).items()}
+    w, log_s = position[:, index["w"]], position[:, index["s"]]
+    w0 = loc[index["w"]]
+    mean = {
+        "plain": jnp.sin(w @ new.T),
+        "linear": jnp.sin(new @ w0) + jnp.cos(new @ w0) * ((w - w0) @ new.T),
+    }
+    for name, predictions in found.items():
+        expected = dist.Normal(mean[name], jnp.exp(log_s)[:, None]).log_prob(y[:4])
+        np.testing.assert_allclose(predictions.log_likelihood["y"], expected, rtol=1e-9)
+        assert predictions.samples["y"].shape == (200, 4)
+    assert guide.predictive(KEY, params, new, num_samples=3).log_likelihood == {}
+    with pytest.raises(TypeError, match="linearized must be"):
+        guide.predictive(KEY, params, new, linearized=1)
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"metric": "riemann"}, ValueError, "metric must be one of"),
+        ({"mode": "map"}, ValueError, "mode must be one of"),
+        ({"precision": "exact"}, ValueError, "precision must be one of"),
+        ({"prior_metric": "none"}, ValueError, "prior_metric must be one of"),
+        ({"solver": "lu"}, ValueError, "solver must be one of"),
+        ({"alpha2": -1.0}, ValueError, "alpha2 must be"),
+        ({"damping": -1.0}, ValueError, "damping must be"),
+        ({"rtol": 0.0}, ValueError, "rtol must be"),
+        ({"max_steps": 0}, ValueError, "max_steps must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(kwargs: dict, error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        RiemannianLaplace(logistic, **kwargs)
+
+
+def test_a_model_that_is_not_a_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="model must be a NumPyro model"):
+        RiemannianLaplace("logistic")
+
+
+def test_a_discrete_latent_site_is_refused() -> None:
+    def discrete(y: jax.Array) -> None:
+        k = numpyro.sample("k", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(k, 1), obs=y)
+
+    with pytest.raises(ValueError, match=r"discrete latent sites \['k'\]"):
+        RiemannianLaplace(discrete).fit(KEY, jnp.ones(()))
+
+
+def test_a_saddle_is_refused_and_damping_is_a_way_out() -> None:
+    def saddle() -> None:
+        x = numpyro.sample("x", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+        numpyro.factor("log_density", -(x[0] ** 2) / 2 - (x[1] ** 2 - 1) ** 2)
+
+    start = {"init_params": {"x": jnp.zeros(2)}, "max_steps": 0}
+    with pytest.raises(ValueError, match=r"smallest of -4 .*damping=8"):
+        RiemannianLaplace(saddle, "monge").fit(KEY, **start)
+    RiemannianLaplace(saddle, "monge", damping=8.0).fit(KEY, **start)
+
+
+def test_geodesics_that_are_given_up_are_flagged_and_warned_of() -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic, "monge", max_steps=3)
+    params = guide.fit(KEY, X, y, num_starts=1)
+    with pytest.warns(SamplingWarning, match="of 20 geodesics failed: no end within max_steps=3"):
+        draws = guide.draw(random.key(1), params, sample_shape=(20,))
+    assert not bool(jnp.all(draws.success))
+    assert bool(jnp.all(jnp.isfinite(draws.unconstrained)))
+
+
+def test_a_search_that_finds_nothing_finite_is_an_error() -> None:
+    def broken(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+        numpyro.factor("bad", jnp.where(jnp.abs(x) < 100, jnp.log(-jnp.abs(y)), 0.0))
+
+    with pytest.raises((RuntimeError, ValueError), match="finite|valid initial"):
+        RiemannianLaplace(broken, "monge", init_loc_fn=init_to_value(values={"x": 0.1})).fit(
+            KEY, jnp.ones(())
+        )
+
+
+def test_models_without_observed_sites_have_no_fisher_metric() -> None:
+    with pytest.raises(ValueError, match="no observed site with a distribution"):
+        RiemannianLaplace(standard).fit(KEY, 2)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_prior_that_is_not_log_concave_is_named() -> None:
+    def heavy(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Cauchy(0, 1))
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(x + z, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"along the sites \['x'\].*prior_metric='expected'"):
+        RiemannianLaplace(heavy).fit(KEY, jnp.array(6.0))
+    RiemannianLaplace(heavy, prior_metric="expected").fit(KEY, jnp.array(6.0))
+
+
+def test_dimensions_too_large_for_what_is_asked_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("numpyro_geom.laplace.approximation.DENSE_LIMIT", 2)
+    X, y = logistic_data()
+    for kwargs, match in (
+        ({"precision": "hessian"}, "precision='hessian' forms matrices.*precision='fisher'"),
+        ({"solver": "cholesky"}, "solver='cholesky' forms matrices.*solver='cg'"),
+        ({"mode": "hausdorff"}, "mode='hausdorff' forms matrices"),
+        ({"metric": "monge-log"}, "metric='monge-log' forms matrices"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            RiemannianLaplace(logistic, **kwargs).fit(KEY, X, y, num_starts=1)
+    guide = RiemannianLaplace(logistic)
+    params = guide.fit(KEY, X, y, num_starts=1)
+    with pytest.raises(ValueError, match="log_weight=True forms matrices"):
+        guide.draw(random.key(1), params, sample_shape=(3,), log_weight=True)
+
+
+def test_woodbury_with_priors_that_depend_on_each_other_is_refused() -> None:
+    def related(y: jax.Array) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        x = numpyro.sample("x", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(x, 1), obs=y)
+
+    with pytest.raises(ValueError, match="solver='woodbury' needs a prior part that is diagonal"):
+        RiemannianLaplace(related, precision="fisher", solver="woodbury").fit(KEY, jnp.ones(()))
+
+
+def test_float32_with_an_ill_conditioned_precision_is_warned_of() -> None:
+    def stretched(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x * jnp.array([1.0, 3000.0]), 1).to_event(1), obs=y)
+
+    with pytest.warns(SamplingWarning, match="condition number .* float32"):
+        RiemannianLaplace(stretched).fit(KEY, jnp.zeros(2), num_starts=1)
+
+
+def test_params_and_data_that_are_missing_are_asked_for() -> None:
+    X, y = logistic_data()
+    guide = RiemannianLaplace(logistic)
+    with pytest.raises(RuntimeError, match="does not know the training data"):
+        guide.sample_posterior(KEY, {"auto_loc": jnp.zeros(3)})
+    guide.fit(KEY, X, y, num_starts=1)
+    with pytest.raises(ValueError, match="expected params with 'auto_loc'"):
+        guide.sample_posterior(KEY, {})
+    with pytest.raises(NotImplementedError, match="use `sample_posterior`"):
+        guide.get_posterior({})
+    with handlers.seed(rng_seed=0), pytest.raises(TypeError, match="log_weight must be"):
+        guide.draw(KEY, {"auto_loc": jnp.zeros(3)}, log_weight=1)
