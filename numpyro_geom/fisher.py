@@ -162,9 +162,12 @@ def gram(form: Form, position: Flat, batch: Batch) -> jax.Array:
         if jacobian.size * position.size <= MAX_PAIRS:
             eta, rest = form.features(position, batch)
             factor = form.root(eta, [jnp.ones_like(eta[0])], rest) ** 2
-            pairs = (jacobian[:, None] * jacobian).reshape(-1, factor.size)
+            rows, columns = np.triu_indices(position.size)
+            pairs = jacobian[rows] * jacobian[columns]
             total = jnp.matmul(pairs, factor, precision=HIGHEST)
-            return total.reshape(position.size, position.size)
+            place = np.zeros((position.size, position.size), np.int32)
+            place[rows, columns] = place[columns, rows] = np.arange(rows.size)
+            return total[place]
     matrix = root_matrix(form, position, batch)
     return jnp.matmul(matrix.T, matrix, precision=HIGHEST)
 

@@ -326,7 +326,9 @@ def _bernoulli_probs(probs: jax.Array) -> Sequence[Row]:
 
 @rows_of(dist.BernoulliLogits)
 def _bernoulli_logits(logits: jax.Array) -> Sequence[Row]:
-    return ({"logits": jnp.exp(-(softplus(logits) + softplus(-logits)) / 2)},)
+    # sqrt(p (1 - p)) = 1 / (2 cosh(logits / 2)), with one exponential that cannot overflow
+    e = jnp.exp(jnp.where(logits > 0, -logits, logits) / 2)
+    return ({"logits": e / (1 + jnp.square(e))},)
 
 
 @rows_of(dist.BinomialProbs)

@@ -20,16 +20,18 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 
 import numpyro_geom
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
 from numpyro_geom.diagnostics import (
     SamplingWarning,
     inference_data,
     print_summary,
+    replay,
     step_size_summary,
     summary,
     to_inference_data,
     warn_if_unreliable,
 )
+from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
 
@@ -456,11 +458,11 @@ def test_log_likelihood_of_awkward_models(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_taken_apart_where_they_can_be(name: str) -> None:
     mcmc, sites = awkward(name), MODELS[name][2]
-    model = inference_data._read_model(mcmc)
+    model = replay.read_model(mcmc.sampler.model, mcmc._args, mcmc._kwargs)
     latent = {n: x.reshape((-1, *x.shape[2:])) for n, x in mcmc.get_samples(True).items()}
     latent = {n: latent[n] for n in model.of_kind("latent")}
     for site, plate in sites.items():
-        assert inference_data._row_plate(model, latent, site) == plate
+        assert replay.row_plate(model, latent, site) == plate
 
 
 def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
@@ -560,7 +562,7 @@ def test_models_that_need_to_know_values(monkeypatch: pytest.MonkeyPatch) -> Non
 
     mcmc = drawn(model, vector(ROWS), np.arange(ROWS) % 4)
     expected = full_log_likelihood(mcmc)
-    monkeypatch.setattr(inference_data, "LARGE_ARRAY", 1)  # pass everything that can be passed
+    monkeypatch.setattr(replay, "LARGE_ARRAY", 1)  # pass everything that can be passed
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
 
@@ -585,7 +587,7 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
 
     expected = full_log_likelihood(mcmc)
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(inference_data, "CHUNK_MEMORY", 10**5)
+    monkeypatch.setattr(replay, "CHUNK_MEMORY", 10**5)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
     assert programs[0].memory_analysis().temp_size_in_bytes > 10**5
@@ -743,6 +745,154 @@ def test_a_stochastic_potential_gives_estimates(potential_run: MCMC) -> None:
     assert "minibatch estimate" in idata.sample_stats["energy"].attrs["description"]
 
 
+# Draws of a guide
+
+
+@pytest.fixture(scope="module")
+def guided() -> LaplaceDraws:
+    """Two chains of weighted draws. Evaluations are made up: a curved metric compiles for long."""
+    guide = RiemannianLaplace(logistic, metric="euclidean")
+    params = guide.fit(random.key(4), *logistic_data(), num_starts=1)
+    draws = guide.draw(random.key(5), params, sample_shape=(2, 100), log_weight=True)
+    return draws._replace(num_evaluations=jnp.arange(200).reshape(2, 100))
+
+
+def reshaped(draws: LaplaceDraws, *shape: int) -> LaplaceDraws:
+    """The first of the draws, in another shape."""
+    count = int(np.prod(shape))
+
+    def some(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[2:])[:count].reshape(*shape, *x.shape[2:])
+
+    return draws._replace(
+        samples=jax.tree.map(some, draws.samples),
+        unconstrained=some(draws.unconstrained),
+        success=some(draws.success),
+        num_evaluations=some(draws.num_evaluations),
+        log_weight=some(draws.log_weight),
+    )
+
+
+def test_draws_of_a_guide(guided: LaplaceDraws, tmp_path: Any) -> None:
+    X, y = logistic_data()
+    idata = to_inference_data(guided, log_likelihood=True)
+    for name, dim in {"w": "w_dim_0", "odds": "odds_dim_0", "logits": "data"}.items():
+        assert idata.posterior[name].dims == ("chain", "draw", dim)
+        np.testing.assert_array_equal(idata.posterior[name], guided.samples[name])
+    stats = idata.sample_stats
+    assert set(stats.data_vars) == {"success", "n_fevals", "log_weight"}
+    np.testing.assert_array_equal(stats["success"], guided.success)
+    np.testing.assert_array_equal(stats["n_fevals"], guided.num_evaluations)
+    np.testing.assert_array_equal(stats["log_weight"], guided.log_weight)
+    assert stats["n_fevals"].attrs["description"] == "evaluations of the geodesic's acceleration"
+    np.testing.assert_array_equal(idata.observed_data["y"], y)
+    assert list(idata.constant_data.data_vars) == ["X"]
+    np.testing.assert_array_equal(idata.constant_data["X"], X)
+    attrs = idata.posterior.attrs
+    assert (attrs["guide"], attrs["inference_library"]) == ("RiemannianLaplace", "numpyro_geom")
+    assert "kernel" not in attrs
+    assert attrs["numpyro_geom_version"] == numpyro_geom.__version__
+    assert (attrs["pareto_k"], attrs["seconds_per_draw"]) == (guided.pareto_k, guided.seconds)
+    assert attrs.items() >= guided.settings.items()
+    assert "created_at" in stats.attrs
+    # what ArviZ makes of it
+    table = az.summary(idata, var_names=["w"], round_to="none")
+    # float32 rounding of some hundred terms below 10
+    np.testing.assert_allclose(
+        table["mean"].astype(float), guided.samples["w"].mean((0, 1)), atol=1e-4
+    )
+    assert az.loo(idata).n_data_points == ROWS
+    path = str(tmp_path / "draws.nc")
+    idata.to_netcdf(path)
+    read = az.from_netcdf(path)
+    np.testing.assert_array_equal(read.sample_stats["success"], guided.success)
+    assert read.posterior.attrs["metric"] == "euclidean"
+    read.close()
+
+
+def test_chains_of_a_guides_draws(guided: LaplaceDraws) -> None:
+    idata = to_inference_data(reshaped(guided, 150))
+    assert idata.posterior["w"].shape == (1, 150, 3)
+    np.testing.assert_array_equal(idata.posterior["w"][0], guided.samples["w"].reshape(-1, 3)[:150])
+    assert idata.sample_stats["log_weight"].shape == (1, 150)
+    unweighted = guided._replace(log_weight=None, pareto_k=None)
+    idata = to_inference_data(unweighted, dims={"w": ["side"]}, coords={"side": list("abc")})
+    assert "log_weight" not in idata.sample_stats
+    assert "pareto_k" not in idata.posterior.attrs
+    assert list(idata.posterior["side"].values) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (
+            (),
+            r"got a single draw, sample_shape=\(\): call `guide.draw\(rng_key, params",
+        ),
+        ((2, 3, 4), r"\(chains, draws\), at least one, got sample_shape=\(2, 3, 4\)"),
+        ((2, 0), r"at least one, got sample_shape=\(2, 0\)"),
+    ],
+)
+def test_a_guides_draws_have_chains_or_not(
+    guided: LaplaceDraws, shape: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        to_inference_data(reshaped(guided, *shape))
+
+
+def test_a_guides_model_is_replayed_on_all_rows_with_its_params() -> None:
+    y = vector(ROWS)
+    guide = RiemannianLaplace(subsampling_model, metric="euclidean")
+    params = {
+        "auto_loc": jnp.zeros(1),
+        "shift": jnp.asarray(3.0),
+    }  # no fit, which compiles for long
+    draws = guide.draw(random.key(5), params, y, sample_shape=(2, 5))
+    idata = to_inference_data(
+        draws,
+        log_likelihood=True,
+        posterior_predictive=True,
+        prior=True,
+        rng_key=random.key(6),
+        num_samples=7,
+        chunk_size=30,
+    )
+    mean = np.asarray(draws.samples["mu"], float)[..., None] + 3
+    # halves of squared residuals of up to some tens, rounded to 6e-7 relative
+    np.testing.assert_allclose(
+        idata.log_likelihood["y"],
+        -((np.asarray(y) - mean) ** 2) / 2 - np.log(2 * np.pi) / 2,
+        rtol=2e-6,
+        atol=LOG_PROB_ATOL,
+    )
+    z = np.asarray(idata.posterior_predictive["y"]) - mean
+    # 530 independent standard normal values, at five standard errors
+    assert z.shape == (2, 5, ROWS)
+    assert abs(z.mean()) < 5 / np.sqrt(z.size)
+    assert (idata.prior["mu"].shape, idata.prior_predictive["y"].shape) == ((1, 7), (1, 7, ROWS))
+
+
+def test_no_warning_for_draws_of_one_weight(guided: LaplaceDraws) -> None:
+    exact = guided._replace(log_weight=jnp.full_like(guided.log_weight, -3.0), pareto_k=np.inf)
+    to_inference_data(exact)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(success=np.arange(200).reshape(2, 100) != 3), "1 of 200 geodesics failed: .* rtol"),
+        (dict(pareto_k=0.7), "pareto_k is 0.7, .* Run MCMC, .* or try metric='fisher'"),
+        (dict(pareto_k=np.inf), "could not be estimated from 200 draws"),
+        (dict(pareto_k=np.nan), "could not be estimated from 200 draws"),
+    ],
+    ids=["failed", "far", "infinite", "nan"],
+)
+def test_warnings_for_draws_of_a_guide(guided: LaplaceDraws, changes: dict, message: str) -> None:
+    with pytest.warns(SamplingWarning, match=message) as w:
+        to_inference_data(guided._replace(**changes))
+    assert [warning.filename for warning in w] == [__file__]
+
+
 # Wrong input
 
 
@@ -815,7 +965,8 @@ def test_a_model_is_needed(potential_run: MCMC, options: dict) -> None:
     "function", [to_inference_data, print_summary, step_size_summary, warn_if_unreliable]
 )
 def test_only_a_run_mcmc_will_do(function: Callable, warmed_up: MCMC) -> None:
-    with pytest.raises(TypeError, match="expected a numpyro.infer.MCMC, got dict"):
+    either = " or the LaplaceDraws of a guide" if function is to_inference_data else ""
+    with pytest.raises(TypeError, match=f"expected a numpyro.infer.MCMC{either}, got dict"):
         function({"w": np.ones(3)})
     mcmc = MCMC(quick(unindexed), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match="has not run"):
@@ -993,7 +1144,11 @@ def test_summary_and_export_of_an_exact_kernel(capsys: pytest.CaptureFixture) ->
     of_state = mcmc.get_extra_fields(group_by_chain=True)
     for name, field, text in (
         ("acceptance_rate", "accept_prob", "acceptance probability of the draw's trajectory"),
-        ("kinetic_temperature", "kinetic_temperature", "r'M^-1 r / D of the momentum"),
+        (
+            "kinetic_temperature",
+            "kinetic_temperature",
+            "r'M^-1 r / D of the draw's momentum, after the trajectory",
+        ),
         ("energy", "potential_energy", "U in nats of the draw, on all data"),
     ):
         np.testing.assert_array_equal(stats[name], of_state[field])

@@ -9,102 +9,40 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib import metadata
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
 import xarray as xr
-from jax import random
-from numpyro import handlers
-from numpyro.distributions import Unit
-from numpyro.infer import MCMC, NUTS, init_to_uniform
+from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from .._checks import check_int
-from ..kernel import SGKernel
-from ..kernels.ggmc import GGMC
-from ..minibatch import SubsamplePlates, _abstract_trace
-from ..potential import takes_rng_key
-from .summary import check_run, is_measured, warn_if_unreliable
+from ..laplace.draws import LaplaceDraws
+from .replay import (
+    Arrays,
+    Model,
+    host,
+    is_numeric,
+    latent_draws,
+    observed_values,
+    pointwise_log_prob,
+    predictive_values,
+    read_model,
+)
+from .results import of_draws, of_mcmc, paths, warn_if_far
+from .summary import check_run, warn_if_unreliable
 
-PyTree = Any
-Arrays = dict[str, np.ndarray]
-
-CHUNK_SIZE = 2**18
-"""Pointwise values that are evaluated at once, rows times draws, unless memory forbids."""
-CHUNK_MEMORY = 2**28
-"""Bytes of temporary device memory above which the automatic chunk is made smaller."""
-DRAWS_AT_ONCE = 64
-"""Draws that share one pass over a chunk of rows, where there are enough rows."""
-PROBE_ROWS = 8
-"""Rows on which a model is tried to find out whether its rows can be taken apart."""
-LARGE_ARRAY = 10**4
-"""Entries from which an argument of the model is passed to compiled code."""
 MAX_CONSTANT_SIZE = 10**6
 """Entries up to which an argument of the model is stored without being asked for."""
 
 SAMPLE_DIMS = ["chain", "draw"]
-RENAMED = {
-    "adapt_state.step_size": "step_size",
-    "num_steps": "n_steps",
-    "accept_prob": "acceptance_rate",
-}
-
-
-class _Site(NamedTuple):
-    """A sample or deterministic site, all rows: what it is and what its axes mean."""
-
-    kind: str  # latent, observed, factor or deterministic
-    shape: tuple[int, ...]
-    plates: tuple[tuple[str, int], ...]  # name and (negative) batch dimension
-    batch_shape: tuple[int, ...]
-    event_dim: int
-    event_names: tuple[str, ...]
-
-
-class _Model(NamedTuple):
-    """A model with its arguments, `param` sites fixed, and its sites.
-
-    Compiled code copies the arrays that it closes over, so large ones are passed to it.
-    """
-
-    fn: Callable
-    leaves: list[Any]  # of the arguments
-    structure: Any
-    passed: list[int]  # which of the leaves are large arrays
-    sites: dict[str, _Site]
-    sizes: dict[str, int]
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        return [self.leaves[k] for k in self.passed]
-
-    @property
-    def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        return jax.tree.unflatten(self.structure, self.leaves)
-
-    def of_kind(self, *kinds: str) -> list[str]:
-        return [name for name, site in self.sites.items() if site.kind in kinds]
-
-    def trace(
-        self, fn: Callable, arrays: Sequence[jax.Array], indices: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Run ``fn``, the model within handlers, on these large arrays and rows."""
-        leaves = list(self.leaves)
-        for k, x in zip(self.passed, arrays, strict=True):
-            leaves[k] = x
-        args, kwargs = jax.tree.unflatten(self.structure, leaves)
-        return handlers.trace(SubsamplePlates(fn, indices)).get_trace(*args, **kwargs)
 
 
 def to_inference_data(
-    mcmc: MCMC,
+    mcmc: MCMC | LaplaceDraws,
     *,
     log_likelihood: bool | str | Sequence[str] = False,
     posterior_predictive: bool | Mapping[str, Any] | None = None,
@@ -116,9 +54,9 @@ def to_inference_data(
     num_samples: int = 500,
     chunk_size: int | None = None,
 ) -> Any:
-    """Put a finished run into the form that ArviZ works on.
+    """Put a finished run, or the draws of a guide, into the form that ArviZ works on.
 
-    Any kernel of NumPyro will do. Groups:
+    Any kernel of NumPyro will do, and so will what `RiemannianLaplace.draw` returns. Groups:
 
     - ``posterior``: draws of latent and deterministic sites, in the model's own space. With
       ``potential_fn`` the entries of ``z``: an array is called ``z``, the leaves of other pytrees
@@ -127,7 +65,10 @@ def to_inference_data(
       started, a minibatch estimate if rows were drawn), ``lp`` (its negative), ``step_size``,
       ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``kinetic_temperature`` for
       kernels with a momentum, ``acceptance_rate`` for kernels with a Metropolis test, and every
-      array among the run's ``extra_fields``.
+      array among the run's ``extra_fields``. Of a guide's draws: ``success``, whether the geodesic
+      was followed to its end; ``n_fevals``, evaluations of its acceleration; and ``log_weight``,
+      log target minus log density of the draw up to a constant, where it was asked for. There is
+      no ``lp``, which would take a pass over the data for each draw.
     - ``observed_data``: the values of observed sites, all rows.
     - ``constant_data``: the other array arguments of the model.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
@@ -139,10 +80,16 @@ def to_inference_data(
     are called ``<site>_dim_0`` and so on, or as the model says in ``infer={"event_dims": ...}``.
     A plate with the name of a variable gets ``_dim`` appended, and ``/`` in names becomes ``.``
     (netCDF reserves it). The attributes of ``posterior`` hold kernel, settings, N, batch sizes,
-    seeds, what warm-up has measured, and versions; all of it can be written to netCDF.
+    seeds, what warm-up has measured, and versions; or guide, settings, ``seconds_per_draw`` and
+    ``pareto_k``. All of it can be written to netCDF.
+
+    A guide's draws are independent, and of an approximation: ``posterior`` holds them as they are,
+    without weights. ArviZ's R-hat and effective sample sizes tell nothing of its error, and
+    ``az.loo`` takes them for draws of the posterior.
 
     Args:
-        mcmc: a run `numpyro.infer.MCMC`.
+        mcmc: a run `numpyro.infer.MCMC`, or a guide's `LaplaceDraws`, drawn with
+            ``sample_shape=(chains, draws)``, or ``(draws,)`` for one chain.
         log_likelihood: True for all observed sites, or names of some (the only way for a
             ``numpyro.factor`` site to get in). Size: chains x draws x rows.
         posterior_predictive: True to draw observed sites anew for each posterior draw (needs
@@ -166,12 +113,14 @@ def to_inference_data(
         An ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x.
 
     Raises:
-        TypeError: if ``mcmc`` is not an MCMC, and for other arguments of the wrong type.
-        ValueError: if it has not run; if the model that a group needs, a key, or the draws of a
-            site are missing; for unknown sites; for labels that do not fit.
+        TypeError: if ``mcmc`` is neither of the two, and for other arguments of the wrong type.
+        ValueError: if it has not run; for a guide's draws with no dimension, none in one, or more
+            than two; if the model that a group needs, a key, or the draws of a site are missing;
+            for unknown sites; for labels that do not fit.
 
     Warns:
-        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`.
+        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`; for a guide's draws
+            where geodesics failed and where ``pareto_k`` is 0.7 or more.
 
     Examples:
         >>> import jax, numpyro
@@ -183,43 +132,62 @@ def to_inference_data(
         ...     with numpyro.plate("data", y.shape[0]) as i:
         ...         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
         >>> mcmc = MCMC(NUTS(model), num_warmup=50, num_samples=50, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), 3 + jax.random.normal(jax.random.key(1), (20,)))
+        >>> y = 3 + jax.random.normal(jax.random.key(1), (20,))
+        >>> mcmc.run(jax.random.key(0), y)
         >>> idata = to_inference_data(mcmc, log_likelihood=True)
         >>> idata.log_likelihood["y"].dims
         ('chain', 'draw', 'data')
+
+        From a guide:
+
+        >>> from numpyro_geom import RiemannianLaplace
+        >>> guide = RiemannianLaplace(model, metric="euclidean")
+        >>> params = guide.fit(jax.random.key(2), y)
+        >>> draws = guide.draw(jax.random.key(3), params, sample_shape=(4, 50))
+        >>> idata = to_inference_data(draws, log_likelihood=True)
+        >>> idata.sample_stats["success"].dims
+        ('chain', 'draw')
+        >>> idata.posterior.attrs["metric"]
+        'euclidean'
     """
-    check_run(mcmc)
+    _check_source(mcmc)
     if chunk_size is not None:
         chunk_size = check_int("chunk_size", chunk_size)
     num_samples = check_int("num_samples", num_samples)
     for name, value in (("coords", coords), ("dims", dims)):
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
-    model = _read_model(mcmc)
+    results = of_draws(mcmc) if isinstance(mcmc, LaplaceDraws) else of_mcmc(mcmc)
+    model = None
+    if results.model is not None:
+        model = read_model(results.model, results.args, results.kwargs)
     pointwise = _pointwise_sites(model, log_likelihood)
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)
-    warn_if_unreliable(mcmc)
+    if isinstance(mcmc, LaplaceDraws):
+        warn_if_far(mcmc)
+    else:
+        warn_if_unreliable(mcmc)
 
-    posterior = _name_leaves(mcmc.get_samples(group_by_chain=True), "z")
+    posterior = results.posterior
     shape = next(iter(posterior.values())).shape[:2]
-    observed = {} if model is None else _observed(model)
+    observed = {} if model is None else observed_values(model)
     groups: dict[str, Arrays] = {
         "posterior": posterior,
-        "sample_stats": _sample_stats(mcmc),
+        "sample_stats": results.sample_stats,
         "observed_data": observed,
-        "constant_data": _constants(mcmc, model, constant_data, observed),
+        "constant_data": _constants(model, constant_data, observed),
     }
     if model is not None and pointwise:
-        found = _log_likelihood(model, _latent_draws(model, posterior), pointwise, chunk_size)
+        found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in found.items()}
     if model is not None and posterior_predictive is True:
-        draws, names = _latent_draws(model, posterior), model.of_kind("observed")
-        found = _predictive(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)
+        draws, names = latent_draws(model, posterior), model.of_kind("observed")
+        found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)
         posterior_predictive = {n: x.reshape((*shape, *x.shape[1:])) for n, x in found.items()}
     if model is not None and prior is True:
         names = model.of_kind("latent", "deterministic", "observed")
-        prior = _predictive(model, {}, num_samples, names, rng_key, chunk_size)
+        prior = predictive_values(model, {}, num_samples, names, rng_key, chunk_size)
     if isinstance(posterior_predictive, Mapping):
         groups["posterior_predictive"] = _by_chain(posterior_predictive, shape)
     if isinstance(prior, Mapping):
@@ -228,14 +196,15 @@ def to_inference_data(
     labels = _Labels(model, coords, dims, {n for arrays in groups.values() for n in arrays})
     created = {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
-        **_library(mcmc.sampler),
+        **results.library,
     }
     datasets = {
         group: labels.dataset(group, arrays, created) for group, arrays in groups.items() if arrays
     }
-    datasets["posterior"].attrs.update(_attributes(mcmc))
-    if "sample_stats" in datasets:
-        _describe(datasets["sample_stats"], mcmc.sampler)
+    datasets["posterior"].attrs.update(results.attributes)
+    for name, text in results.descriptions.items():
+        if name in results.sample_stats:
+            datasets["sample_stats"][name].attrs["description"] = text
     return _container(datasets)
 
 
@@ -248,61 +217,22 @@ def _container(datasets: dict[str, Any]) -> Any:
     return arviz.InferenceData(**datasets)
 
 
-# The model
+# Requests
 
 
-def _read_model(mcmc: MCMC) -> _Model | None:
-    """The model's sites and plates, without computing anything; None with ``potential_fn``."""
-    kernel = mcmc.sampler
-    fn = getattr(kernel, "model", None)
-    if fn is None:
-        return None
-    leaves, structure = jax.tree.flatten((mcmc._args, mcmc._kwargs))
-    if isinstance(kernel, SGKernel):
-        fn = kernel._runnable_model()
-        # as the kernel does: traced row indices cannot index a NumPy array
-        leaves = [jnp.asarray(x) if _is_numeric(x) else x for x in leaves]
-    args, kwargs = jax.tree.unflatten(structure, leaves)
-    trace, declared = _abstract_trace(fn, args, kwargs, {})
-    sites = {
-        name: _site(site)
-        for name, site in trace.items()
-        if site["type"] in ("sample", "deterministic")
-    }
-    sizes = {name: size for name, (size, _) in declared.items()}
-    passed = [k for k, x in enumerate(leaves) if _is_numeric(x) and x.size >= LARGE_ARRAY]
-    model = _Model(fn, leaves, structure, passed, sites, sizes)
-    if passed:
-        try:
-            jax.eval_shape(_values_fn(model, []), model.arrays)
-        except Exception:  # the model wants to know values, for instance the largest of an index
-            return model._replace(passed=[])
-    return model
+def _check_source(mcmc: Any) -> None:
+    if isinstance(mcmc, LaplaceDraws):
+        return
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(
+            "expected a numpyro.infer.MCMC or the LaplaceDraws of a guide, got "
+            f"{type(mcmc).__name__}: pass the MCMC itself, not its draws, or what "
+            "`guide.draw(rng_key, params, sample_shape=(chains, draws))` returns"
+        )
+    check_run(mcmc)
 
 
-def _site(site: dict[str, Any]) -> _Site:
-    kind, batch_shape, event_dim = "deterministic", (), 0
-    if site["type"] == "sample":
-        fn = site["fn"]
-        batch_shape, event_dim = tuple(fn.batch_shape), fn.event_dim
-        kind = "observed" if site["is_observed"] else "latent"
-        while hasattr(fn, "base_dist"):
-            fn = fn.base_dist
-        if kind == "observed" and isinstance(fn, Unit):
-            kind = "factor"
-    return _Site(
-        kind=kind,
-        shape=jnp.shape(site["value"]),
-        plates=tuple(
-            (f.name, f.dim) for f in sorted(site["cond_indep_stack"], key=lambda f: f.dim)
-        ),
-        batch_shape=batch_shape,
-        event_dim=event_dim,
-        event_names=tuple(site.get("infer", {}).get("event_dims", ())),
-    )
-
-
-def _pointwise_sites(model: _Model | None, request: Any) -> list[str]:
+def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
     """Names of the sites whose log likelihood is asked for."""
     if request is False:
         return []
@@ -327,7 +257,7 @@ def _pointwise_sites(model: _Model | None, request: Any) -> list[str]:
     return list(names)
 
 
-def _check_request(name: str, value: Any, model: _Model | None, rng_key: Any) -> None:
+def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> None:
     if value is None or value is False or isinstance(value, Mapping):
         return
     if value is not True:
@@ -340,271 +270,18 @@ def _check_request(name: str, value: Any, model: _Model | None, rng_key: Any) ->
         raise TypeError(f"rng_key must be a single key, such as jax.random.key(0), got {rng_key!r}")
 
 
-def _latent_draws(model: _Model, posterior: Arrays) -> Arrays:
-    """Draws of the latent sites, chains one after the other."""
-    latent = model.of_kind("latent")
-    missing = [name for name in latent if name not in posterior]
-    if missing:
-        raise ValueError(
-            f"the run holds no draws of the latent sites {missing}, and the model cannot be "
-            "replayed without them: keep them in `extra_fields`, or do not ask for log_likelihood "
-            "and posterior_predictive"
-        )
-    return {name: posterior[name].reshape((-1, *posterior[name].shape[2:])) for name in latent}
-
-
-# Replaying it, in chunks
-
-
-def _evaluate(
-    fn: Callable[[list, jax.Array, dict, jax.Array], dict],
-    arrays: list[jax.Array],
-    draws: Arrays,
-    num_draws: int,
-    num_rows: int,
-    local_axes: Mapping[str, int],
-    row_axes: Mapping[str, int | None],
-    chunk_size: int | None,
-) -> Arrays:
-    """All values of ``fn(arrays, number of the draw, draw, rows)``, with bounded device memory.
-
-    Args:
-        fn: pure; its results are a dict of arrays.
-        arrays: passed through.
-        draws: one entry a draw, on the host.
-        num_draws: draws.
-        num_rows: rows.
-        local_axes: for sites that have an entry a row, its axis (that of draws included).
-        row_axes: for each result, the negative axis of the rows, or None if it has none.
-        chunk_size: most entries of all results together that are computed at once.
-
-    Returns:
-        Arrays on the host, draws first.
-    """
-    batched = jax.vmap(fn, (None, 0, 0, None))
-
-    def abstract(n_draws: int, n_rows: int) -> tuple:
-        chunk = {}
-        for name, x in draws.items():
-            shape = [n_draws, *x.shape[1:]]
-            if name in local_axes:
-                shape[local_axes[name]] = n_rows
-            chunk[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
-        numbers, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (n_draws, n_rows))
-        return arrays, numbers, chunk, rows
-
-    whole = jax.eval_shape(batched, *abstract(num_draws, num_rows))
-    per_row = max(1, sum(s.size for s in whole.values()) // (num_draws * num_rows))
-    held = max(1, sum(x[0].size for name, x in draws.items() if name not in local_axes))
-    limit = CHUNK_SIZE if chunk_size is None else chunk_size
-    for _ in range(5):
-        n_draws, n_rows = _chunk_shape(num_draws, num_rows, per_row, held, limit)
-        compiled = jax.jit(batched).lower(*abstract(n_draws, n_rows)).compile()
-        memory = compiled.memory_analysis()
-        excess = 0.0 if memory is None else memory.temp_size_in_bytes / CHUNK_MEMORY
-        if chunk_size is not None or excess <= 1 or n_draws * n_rows == 1:
-            break
-        limit = max(1, int(n_draws * n_rows * per_row / (1.2 * excess)))
-
-    found = {name: np.empty(s.shape, s.dtype) for name, s in whole.items()}
-    for first in range(0, num_draws, n_draws):
-        # the last chunk repeats its last entry, so that all have one shape: one compilation
-        numbers = np.minimum(np.arange(first, first + n_draws, dtype=np.int32), num_draws - 1)
-        some = {name: x[numbers] for name, x in draws.items()}
-        shared = {name: jnp.asarray(x) for name, x in some.items() if name not in local_axes}
-        for start in range(0, num_rows, n_rows):
-            rows = np.minimum(np.arange(start, start + n_rows, dtype=np.int32), num_rows - 1)
-            local = {n: jnp.asarray(np.take(some[n], rows, axis=a)) for n, a in local_axes.items()}
-            chunk = {**shared, **local}
-            values = compiled(arrays, jnp.asarray(numbers), chunk, jnp.asarray(rows))
-            for name, value in jax.device_get(values).items():
-                where = [slice(first, first + n_draws)] + [slice(None)] * (value.ndim - 1)
-                axis = row_axes[name]
-                if axis is not None:
-                    where[axis] = slice(start, start + n_rows)
-                target = found[name][tuple(where)]
-                target[...] = value[tuple(slice(n) for n in target.shape)]
-    return found
-
-
-def _chunk_shape(
-    num_draws: int, num_rows: int, per_row: int, held: int, limit: int
-) -> tuple[int, int]:
-    """Draws and rows of a chunk: many draws share a pass over rows, the rest goes to rows."""
-    most = max(1, min(num_draws, limit // held, limit // per_row))
-    n_draws = min(most, DRAWS_AT_ONCE)
-    n_rows = max(1, min(num_rows, limit // (per_row * n_draws)))
-    return max(n_draws, min(most, limit // (per_row * n_rows))), n_rows
-
-
-def _log_likelihood(
-    model: _Model, draws: Arrays, names: list[str], chunk_size: int | None
-) -> Arrays:
-    """Pointwise log likelihood, sites together that are indexed by the same largest plate."""
-    by_plate: dict[str | None, list[str]] = {}
-    for name in names:
-        by_plate.setdefault(_row_plate(model, draws, name), []).append(name)
-    found: Arrays = {}
-    num_draws = next(iter(draws.values())).shape[0]
-    for plate, group in by_plate.items():
-        num_rows = 1 if plate is None else model.sizes[plate]
-        found |= _evaluate(
-            _log_prob_fn(model, group, plate),
-            model.arrays,
-            draws,
-            num_draws,
-            num_rows,
-            {} if plate is None else _local_axes(model, plate),
-            {n: None if plate is None else dict(model.sites[n].plates)[plate] for n in group},
-            chunk_size,
-        )
-    return {name: found[name] for name in names}
-
-
-def _log_prob_fn(model: _Model, names: list[str], plate: str | None) -> Callable:
-    def log_prob(arrays: list, _: jax.Array, draw: dict, rows: jax.Array) -> dict[str, jax.Array]:
-        fn = handlers.substitute(handlers.seed(model.fn, random.key(0)), data=draw)
-        trace = model.trace(fn, arrays, {} if plate is None else {plate: rows})
-        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
-
-    return log_prob
-
-
-def _local_axes(model: _Model, plate: str) -> dict[str, int]:
-    """Latent sites that live in the plate, with the axis of its rows (after that of draws)."""
-    return {
-        name: 1 + len(site.batch_shape) + dim
-        for name, site in model.sites.items()
-        for p, dim in site.plates
-        if site.kind == "latent" and p == plate
-    }
-
-
-def _row_plate(model: _Model, draws: Arrays, name: str) -> str | None:
-    """The largest plate of an observed site, or None where its rows cannot be taken apart.
-
-    The model is tried on a few rows, twice, in other company and order. One that does not index
-    its data by the plate fails or keeps another shape; one that mixes its rows (a cumulative sum,
-    a normalisation over the batch) gives other values.
-    """
-    site = model.sites[name]
-    if not site.plates:
-        return None
-    plate, dim = max(site.plates, key=lambda pair: model.sizes[pair[0]])
-    size = model.sizes[plate]
-    if size <= 2 * PROBE_ROWS:
-        return None
-    few = np.arange(PROBE_ROWS) * (size // PROBE_ROWS)
-    others = np.where(np.arange(PROBE_ROWS) % 2 == 0, few, few + 1)[::-1]
-    expected = list(site.batch_shape)
-    expected[dim] = PROBE_ROWS
-    local_axes = _local_axes(model, plate)
-    log_prob = jax.jit(_log_prob_fn(model, [name], plate))
-    found = []
-    for rows in (few, others):
-        draw = {
-            n: np.take(x[0], rows, local_axes[n] - 1) if n in local_axes else x[0]
-            for n, x in draws.items()
-        }
-        try:
-            values = log_prob(model.arrays, np.int32(0), draw, rows.astype(np.int32))[name]
-        except Exception:  # whatever a user's model raises when shapes do not fit
-            return None
-        if values.shape != tuple(expected):
-            return None
-        found.append(np.asarray(values))
-    even = np.arange(0, PROBE_ROWS, 2)
-    alone, again = np.take(found[0], even, dim), np.take(found[1], PROBE_ROWS - 1 - even, dim)
-    # rounding is far smaller, and rows that depend on each other far more different
-    return plate if np.allclose(alone, again, rtol=1e-3, atol=1e-3, equal_nan=True) else None
-
-
-def _predictive(
-    model: _Model,
-    draws: Arrays,
-    num_draws: int,
-    names: list[str],
-    rng_key: Any,
-    chunk_size: int | None,
-) -> Arrays:
-    """Values of sites with observed ones drawn anew, all rows, for each draw (or from the prior).
-
-    A draw has its own key, so the result does not depend on the chunks.
-    """
-
-    def sample(arrays: list, number: jax.Array, draw: dict, _: Any) -> dict[str, jax.Array]:
-        fn = handlers.seed(model.fn, random.fold_in(rng_key, number))
-        trace = model.trace(handlers.uncondition(handlers.substitute(fn, data=draw)), arrays)
-        return {name: trace[name]["value"] for name in names}
-
-    try:
-        return _evaluate(
-            sample, model.arrays, draws, num_draws, 1, {}, dict.fromkeys(names), chunk_size
-        )
-    except NotImplementedError as error:
-        raise ValueError(
-            "the model has a site whose distribution cannot be drawn from, such as an "
-            "ImproperUniform: give the draws as a dict, or replace the distribution"
-        ) from error
-
-
-def _observed(model: _Model) -> Arrays:
-    """Values of the observed sites on all rows; nothing else of the model is computed."""
-    names = model.of_kind("observed")
-    if not names:
-        return {}
-    values = jax.jit(_values_fn(model, names))(model.arrays)
-    return {name: _host(x) for name, x in values.items()}
-
-
-def _values_fn(model: _Model, names: list[str]) -> Callable[[list], dict[str, jax.Array]]:
-    def values(arrays: list) -> dict[str, jax.Array]:
-        fn = handlers.seed(model.fn, random.key(0))
-        trace = model.trace(handlers.substitute(fn, substitute_fn=init_to_uniform()), arrays)
-        return {name: trace[name]["value"] for name in names}
-
-    return values
-
-
 # Arrays by name
 
 
-def _host(x: Any) -> np.ndarray:
-    array = np.asarray(jax.device_get(x))
-    # bfloat16 and its like are unknown to xarray and netCDF
-    return array.astype(np.float32) if array.dtype.kind == "V" else array
-
-
-def _is_numeric(x: Any) -> bool:
-    return isinstance(x, (np.ndarray, jax.Array)) and (
-        jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
-    )
-
-
 def _same(x: Any, y: np.ndarray) -> bool:
-    return x.shape == y.shape and np.array_equal(_host(x), y, equal_nan=y.dtype.kind == "f")
-
-
-def _paths(
-    tree: PyTree, root: str, is_leaf: Callable[[Any], bool] | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Leaves of a pytree, named by path; ``root`` comes before paths that start with a number."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
-        keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
-        if not keys or not isinstance(keys[0], str):
-            keys.insert(0, root)
-        yield ".".join(map(str, keys)), leaf
-
-
-def _name_leaves(tree: PyTree, root: str) -> Arrays:
-    return {name: _host(leaf) for name, leaf in _paths(tree, root)}
+    return x.shape == y.shape and np.array_equal(host(x), y, equal_nan=y.dtype.kind == "f")
 
 
 def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
     """Posterior predictive draws split into chains, where they are not yet."""
     found = {}
     for name, value in draws.items():
-        x = _host(value)
+        x = host(value)
         if x.shape[:2] != shape and x.shape[:1] != (shape[0] * shape[1],):
             raise ValueError(
                 f"posterior_predictive[{name!r}] has shape {x.shape}, expected it to start with "
@@ -614,13 +291,13 @@ def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
     return found
 
 
-def _split_prior(model: _Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """Prior draws of latent and of observed sites, both shaped (chains, draws, ...)."""
     latent: Arrays = {}
     observed: Arrays = {}
     sites = {} if model is None else model.sites
     for name, value in prior.items():
-        x = _host(value)
+        x = host(value)
         if x.ndim == 0:
             raise ValueError(f"prior[{name!r}] is a scalar, expected draws along the first axis")
         if name not in sites or x.ndim < len(sites[name].shape) + 2:
@@ -630,41 +307,21 @@ def _split_prior(model: _Model | None, prior: Mapping[str, Any]) -> tuple[Arrays
     return latent, observed
 
 
-def _sample_stats(mcmc: MCMC) -> Arrays:
-    kernel = mcmc.sampler
-    stats: Arrays = {}
-    for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
-        if not _is_numeric(value):
-            continue
-        if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel._adjusted:
-            continue
-        x = _host(value)
-        if field == "potential_energy":
-            if isinstance(kernel, SGKernel):
-                stats["energy"] = x
-            stats["lp"] = -x
-        else:
-            stats[RENAMED.get(field, field)] = x
-    if isinstance(kernel, NUTS) and "n_steps" in stats:
-        stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
-    return stats
-
-
-def _constants(mcmc: MCMC, model: _Model | None, request: Any, observed: Arrays) -> Arrays:
+def _constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
     """Array arguments of the model by name, without those that are observed values."""
     if isinstance(request, Mapping):
-        return {name: _host(x) for name, x in request.items()}
+        return {name: host(x) for name, x in request.items()}
     if request is not None and not isinstance(request, bool):
         raise TypeError(
             f"constant_data must be True, False, None or a dict, got {type(request).__name__}"
         )
     if request is False or model is None:
         return {}
-    arguments = _arguments(mcmc.sampler.model, *model.arguments)
+    arguments = _arguments(model.fn, *model.arguments)
     return {
-        name: _host(leaf)
-        for name, leaf in _paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
-        if _is_numeric(leaf)
+        name: host(leaf)
+        for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
+        if is_numeric(leaf)
         and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
         and not any(_same(leaf, values) for values in observed.values())
     }
@@ -688,7 +345,7 @@ def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
     return found
 
 
-# Labels and attributes
+# Labels
 
 
 class _Labels:
@@ -696,7 +353,7 @@ class _Labels:
 
     def __init__(
         self,
-        model: _Model | None,
+        model: Model | None,
         coords: Mapping[str, Sequence] | None,
         dims: Mapping[str, Sequence[str | None]] | None,
         variables: Collection[str],
@@ -776,82 +433,3 @@ class _Labels:
 
 def _clean(name: str) -> str:
     return name.replace("/", ".")
-
-
-def _library(kernel: Any) -> dict[str, str]:
-    if not isinstance(kernel, SGKernel):
-        return {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
-    from .. import __version__  # not yet defined while the package is being imported
-
-    return {"inference_library": "numpyro_geom", "inference_library_version": __version__}
-
-
-def _attributes(mcmc: MCMC) -> dict[str, Any]:
-    """What is needed to repeat a run, in types that netCDF can store."""
-    from .. import __version__
-
-    kernel, state = mcmc.sampler, mcmc.last_state
-    attrs: dict[str, Any] = {
-        "kernel": type(kernel).__name__,
-        "num_chains": mcmc.num_chains,
-        "num_warmup": mcmc.num_warmup,
-        "num_samples": mcmc.num_samples,
-        "thinning": mcmc.thinning,
-        "numpyro_geom_version": __version__,
-        "numpyro_version": numpyro.__version__,
-        "jax_version": jax.__version__,
-        "arviz_version": metadata.version("arviz"),
-    }
-    if not isinstance(kernel, SGKernel):
-        return attrs
-    for name, value in kernel.settings.items():
-        attrs[name] = int(value) if isinstance(value, bool) else value
-    if kernel.plan is not None:
-        attrs["num_data"] = kernel.plan.num_data
-        attrs["plate_sizes"] = json.dumps(dict(kernel.plan.sizes))
-        attrs["batch_sizes"] = json.dumps(dict(kernel.plan.batch_sizes))
-    attrs["seed"] = json.dumps(np.asarray(state.seed).tolist())
-    figures = {
-        "final_step_size": state.step_size,
-        "final_num_steps": state.num_steps,
-        "steps_taken": state.steps_taken,
-    }
-    if is_measured(mcmc):
-        figures["lam_H"] = state.adaptation.curvature
-        figures["lam_C"] = state.adaptation.noise
-        figures["lam_min"] = state.adaptation.slowest
-    # a number, or one a chain
-    attrs.update({name: np.asarray(x).tolist() for name, x in figures.items()})
-    return attrs
-
-
-def _describe(stats: xr.Dataset, kernel: Any) -> None:
-    """Say in ``sample_stats`` what the figures are, energies above all."""
-    if not isinstance(kernel, SGKernel):
-        return
-    if kernel.plan is None:
-        estimated = takes_rng_key(kernel._potential_fn)  # type: ignore[arg-type]
-    else:
-        estimated = bool(kernel.plan.batch_sizes)
-    source = "minibatch estimate" if estimated else "on all data"
-    texts = {
-        "energy": f"U in nats where the last step of the draw started, {source}",
-        "lp": f"minus U in nats where the last step of the draw started, {source}",
-        "diverging": "a step of the draw was not finite or unstable, and was undone",
-        "grad_norm": f"Euclidean norm of grad U where the last step of the draw started, {source}",
-        "configurational_temperature": "z . grad U / D there; its mean estimates the temperature",
-        "kinetic_temperature": "r'M^-1 r / D of the momentum, a mean over the draw's steps",
-        "step_size": "h of the last step of the draw",
-        "n_steps": "stochastic-gradient steps of the draw",
-        "acceptance_rate": "mean acceptance probability of the draw's steps",
-    }
-    if isinstance(kernel, GGMC):
-        texts["energy"] = "U in nats of the draw, on all data"
-        texts["lp"] = "minus U in nats of the draw, on all data"
-        texts["diverging"] = "the trajectory's energy error was not finite or above 1000 tau"
-        texts["acceptance_rate"] = "acceptance probability of the draw's trajectory"
-        for where in ("grad_norm", "configurational_temperature"):
-            texts[where] += "; at the trajectory's start"
-    for name in stats.data_vars:
-        if name in texts:
-            stats[name].attrs["description"] = texts[name]

@@ -239,32 +239,36 @@ def _prior_bend(settings: Settings, target: Target, loc: Flat) -> Flat:
     return vectors[:, 0] * jnp.minimum(values[0] / jnp.max(jnp.abs(values)), 0)
 
 
-def velocity_fn(
+def gaussian_fn(
     settings: Settings, target: Target, loc: Flat, at: AtMode
-) -> Callable[[jax.Array], Start]:
-    """``rng_key -> Start``."""
-    if not at.factor.size:
-        metric = fisher_of(settings, target, choose_solver(settings, target), loc)
-        solve = metric.solver(loc)
+) -> Callable[[jax.Array], tuple[Flat, jax.Array]]:
+    """``rng_key ->`` a draw s ~ N(0, P^-1), and s'Ps."""
+    if at.factor.size:
 
-    def gaussian(key: jax.Array) -> tuple[Flat, jax.Array]:
-        """The velocity v ~ N(0, P^-1), and v'Pv."""
-        if at.factor.size:
+        def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
             noise = random.normal(key, loc.shape, loc.dtype)
             return velocity_from(at.factor, noise), jnp.vdot(noise, noise)
-        velocity = solve(metric.perturb(loc, key))
-        return velocity, jnp.vdot(velocity, metric.product(loc, velocity))
 
-    def start(key: jax.Array) -> Start:
-        velocity, square = gaussian(key)
-        if settings.metric != "monge-log":
-            return Start(velocity, jnp.ones((), bool), square, jnp.zeros((), loc.dtype))
-        precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
-        mapped, found = log_map(precision, velocity, settings.alpha2)
-        volume = -log_volume(lambda v: shoot(precision, v, settings.alpha2), mapped)
-        return Start(mapped, found, square, volume)
+        return from_factor
 
-    return start
+    metric = fisher_of(settings, target, choose_solver(settings, target), loc)
+    solve = metric.solver(loc)
+
+    def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
+        draw = solve(metric.perturb(loc, key))
+        return draw, jnp.vdot(draw, metric.product(loc, draw))
+
+    return perturb_and_solve
+
+
+def start_of(settings: Settings, at: AtMode, draw: Flat, square: jax.Array) -> Start:
+    """The geodesic's start that belongs to a Gaussian draw; see `gaussian_fn`."""
+    if settings.metric != "monge-log":
+        return Start(draw, jnp.ones((), bool), square, jnp.zeros((), draw.dtype))
+    precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
+    velocity, found = log_map(precision, draw, settings.alpha2)
+    volume = -log_volume(lambda v: shoot(precision, v, settings.alpha2), velocity)
+    return Start(velocity, found, square, volume)
 
 
 def end_fn(

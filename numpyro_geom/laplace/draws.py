@@ -107,9 +107,19 @@ class Data(NamedTuple):
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:
-    """Shape k of the generalised Pareto tail of importance weights, by ArviZ."""
+    """Shape k of the generalised Pareto tail of importance weights, by ArviZ; infinite if none."""
     import arviz as az
 
-    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    _, k = az.psislw(finite.reshape(-1))
-    return float(k)
+    weights = np.where(np.isfinite(log_weights), log_weights, -np.inf).reshape(-1).astype(float)
+    if not np.isfinite(weights).any():
+        return np.inf
+    if hasattr(az, "psislw"):
+        k = float(az.psislw(weights)[1])
+    else:  # ArviZ 1.x, which takes log likelihoods: the other sign
+        from arviz_stats.base import array_stats
+
+        try:
+            k = float(array_stats.psislw(-weights)[1])
+        except ValueError:  # too few weights for a tail
+            k = np.inf
+    return np.inf if np.isnan(k) else k

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.util import constrain_fn
-from tqdm import trange
+from tqdm import tqdm
 
 from .._checks import check_choice, check_flag, check_int, check_number
 from ..diagnostics.summary import SamplingWarning
@@ -32,10 +32,11 @@ from .approximation import (
     choose_solver,
     draw_one,
     end_fn,
+    gaussian_fn,
     half_log_det,
     objective,
     prior_part,
-    velocity_fn,
+    start_of,
 )
 from .draws import Data, FitReport, LaplaceDraws, pareto_shape
 from .geodesic import Geodesic
@@ -205,7 +206,10 @@ class RiemannianLaplace(AutoContinuous):
         self._programs: dict = {}
 
     def __getstate__(self) -> dict:
-        return super().__getstate__() | {"_programs": {}}
+        # NumPyro orders the leaves of a distribution anew in every process, and the structure of the
+        # model counts them: without it programs are slower and give the same
+        settings = self._settings._replace(structure=Structure())
+        return super().__getstate__() | {"_programs": {}, "_settings": settings}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -711,34 +715,50 @@ class RiemannianLaplace(AutoContinuous):
         prepared = self._prepare(params, data)
         self._check(prepared, params[f"{self.prefix}_loc"].dtype)
 
-        def draw(arrays: list, params: dict, prepared: AtMode, keys: jax.Array) -> tuple:
+        def gaussian(arrays: list, params: dict, prepared: AtMode, keys: jax.Array) -> tuple:
+            target, _ = self._targets(params, *data.build(arrays))
+            draw = gaussian_fn(self._settings, target, params[f"{self.prefix}_loc"], prepared)
+            return jax.vmap(draw)(keys)
+
+        def follow(
+            arrays: list, params: dict, prepared: AtMode, draws: Flat, squares: jax.Array
+        ) -> tuple[Geodesic, jax.Array]:
             target, own = self._targets(params, *data.build(arrays))
-            loc = params[f"{self.prefix}_loc"]
-            start = velocity_fn(self._settings, target, loc, prepared)
-            end = end_fn(self._settings, target, own, loc)
-            return jax.vmap(lambda key: draw_one(target, start(key), end, log_weight=log_weight))(
-                keys
-            )
+            end = end_fn(self._settings, target, own, params[f"{self.prefix}_loc"])
+
+            def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
+                start = start_of(self._settings, prepared, draw, square)
+                return draw_one(target, start, end, log_weight=log_weight)
+
+            return jax.vmap(one)(draws, squares)
 
         if chunk is None:
             chunk = self._chunk_size(data, params, log_weight)
-        chunk = max(1, min(chunk, keys.shape[0]))
-        program = self._jit("draw", data, (log_weight,), draw)
-        if isinstance(keys, jax.core.Tracer) or isinstance(prepared.factor, jax.core.Tracer):
-            if keys.shape[0] <= chunk:
-                return program(data.arrays, params, prepared, keys)
-            one = lambda key: jax.tree.map(  # noqa: E731
-                lambda x: x[0], draw(data.arrays, params, prepared, key[None])
-            )
-            return lax.map(one, keys, batch_size=chunk)
         count = keys.shape[0]
-        num_chunks = -(-count // chunk)
+        chunk = max(1, min(chunk, count))
+        if isinstance(keys, jax.core.Tracer) or isinstance(prepared.factor, jax.core.Tracer):
+
+            def both(key: jax.Array) -> tuple[Geodesic, jax.Array]:
+                first = gaussian(data.arrays, params, prepared, key[None])
+                ends = follow(data.arrays, params, prepared, *first)
+                return jax.tree.map(lambda x: x[0], ends)
+
+            return lax.map(both, keys, batch_size=chunk)
+        draw_program = self._jit("gaussian", data, (), gaussian)
+        follow_program = self._jit("follow", data, (log_weight,), follow)
+        pieces = [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]  # equal shapes
+        starts = [draw_program(data.arrays, params, prepared, keys[piece]) for piece in pieces]
+        draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+        # a chunk takes as long as its longest geodesic: short and long ones go apart
+        order = np.argsort(np.asarray(squares), kind="stable")
         parts = []
-        for i in trange(num_chunks, delay=5, disable=not progress_bar, desc="geodesics"):
-            index = np.minimum(np.arange(i * chunk, (i + 1) * chunk), count - 1)
-            part = program(data.arrays, params, prepared, keys[index])
+        bar = tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics")
+        for piece in bar:
+            now = order[piece]
+            part = follow_program(data.arrays, params, prepared, draws[now], squares[now])
             parts.append(jax.block_until_ready(part))
-        return jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *parts)
+        back = np.argsort(order, kind="stable")
+        return jax.tree.map(lambda *x: jnp.concatenate(x)[:count][back], *parts)
 
     def _chunk_size(self, data: Data, params: dict, log_weight: bool) -> int:
         target, _ = self._targets(params, *data.build(data.arrays))
