@@ -55,8 +55,8 @@ class SGState(NamedTuple):
         grad_norm: Euclidean norm of the gradient estimate there.
         configurational_temperature: mean of z . grad U / D over the draw's steps, whose mean is
             the temperature.
-        kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise; 0 for kernels
-            without a momentum r.
+        kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise (in GGMC that of
+            the momentum at the end of the trajectory); 0 for kernels without a momentum r.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
         diverging: whether a step of the last draw was not finite, or unstable, and was undone.

@@ -206,8 +206,8 @@ class RiemannianLaplace(AutoContinuous):
         self._programs: dict = {}
 
     def __getstate__(self) -> dict:
-        # NumPyro orders the leaves of a distribution anew in every process, and the structure of the
-        # model counts them: without it programs are slower and give the same
+        # NumPyro orders the leaves of a distribution anew in every process, and the structure
+        # counts them: without it programs are slower and give the same
         settings = self._settings._replace(structure=Structure())
         return super().__getstate__() | {"_programs": {}, "_settings": settings}
 
