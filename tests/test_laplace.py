@@ -628,6 +628,8 @@ def test_params_and_data_that_are_missing_are_asked_for() -> None:
     guide = RiemannianLaplace(logistic)
     with pytest.raises(RuntimeError, match="does not know the training data"):
         guide.sample_posterior(KEY, {"auto_loc": jnp.zeros(3)})
+    free = RiemannianLaplace(lambda: numpyro.sample("x", dist.Normal(0, 1)), "euclidean")
+    assert free.sample_posterior(KEY, {"auto_loc": jnp.zeros(1)})["x"].shape == ()
     guide.fit(KEY, X, y, num_starts=1)
     with pytest.raises(ValueError, match="expected params with 'auto_loc'"):
         guide.sample_posterior(KEY, {})

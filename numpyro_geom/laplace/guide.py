@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -570,6 +571,8 @@ class RiemannianLaplace(AutoContinuous):
         }
 
     def _captured(self) -> Data:
+        if self._data is None and self.prototype_trace is None and _needs_nothing(self.model):
+            return Data.of((), {})
         if self._data is None:
             raise RuntimeError(
                 "the guide does not know the training data: expected a call of `fit`, of SVI "
@@ -787,3 +790,12 @@ class RiemannianLaplace(AutoContinuous):
                 SamplingWarning,
                 stacklevel=3,
             )
+
+
+def _needs_nothing(model: Callable) -> bool:
+    """Whether a model can be called without arguments."""
+    try:
+        inspect.signature(model).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
