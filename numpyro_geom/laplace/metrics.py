@@ -252,7 +252,8 @@ def cg_solve(
         tolerance: of the residual relative to ``b``; not below 1e-9, in float32 1e-5.
     """
     tolerance = max(tolerance, 1e-9 if b.dtype == jnp.float64 else 1e-5)
-    x, _ = cg(product, b, tol=tolerance, maxiter=CG_STEPS, M=precondition)
+    # not from 0: XLA on CPU (jaxlib 0.10.2) has returned garbage for the product with a constant 0
+    x, _ = cg(product, b, precondition(b), tol=tolerance, maxiter=CG_STEPS, M=precondition)
     left = jnp.linalg.norm(b - product(x))
     converged = left <= 30 * tolerance * jnp.linalg.norm(b)
     return jnp.where(converged, x, jnp.nan)
