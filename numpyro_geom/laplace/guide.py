@@ -116,8 +116,9 @@ class RiemannianLaplace(AutoContinuous):
             the cheapest.
         alpha2: scale of the gradient in Monge's metric.
         damping: multiple of I that is added to P.
-        batch_size: rows that a pass over the data may take at a time: an int, or a dict plate ->
-            int, as in the kernels; it bounds memory and changes no result.
+        batch_size: plates whose rows a pass over the data may take in parts, named as in the kernels:
+            an int for the only plate with observed rows, or a dict plate -> int. Parts have up to
+            8,192 rows whatever the number is; it bounds memory and changes no result.
         rtol: relative tolerance of the geodesic's solver (Dormand-Prince, diffrax).
         atol: absolute tolerance of it.
         max_steps: steps after which a geodesic is given up, and flagged.
