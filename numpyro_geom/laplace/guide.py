@@ -268,7 +268,7 @@ class RiemannianLaplace(AutoContinuous):
         kwargs.pop("sample_shape", None)
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         if numpyro.get_mask() is False:  # Predictive asks for draws
-            data, params = self._captured(), {f"{self.prefix}_loc": loc}
+            data, params = self._captured(), self._fixed_params() | {f"{self.prefix}_loc": loc}
             key = numpyro.prng_key()[None]
             with handlers.block():
                 geodesics, _ = self._draw(
