@@ -267,8 +267,12 @@ def start_of(settings: Settings, at: AtMode, draw: Flat, square: jax.Array) -> S
         return Start(draw, jnp.ones((), bool), square, jnp.zeros((), draw.dtype))
     precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
     velocity, found = log_map(precision, draw, settings.alpha2)
-    volume = -log_volume(lambda v: shoot(precision, v, settings.alpha2), velocity)
-    return Start(velocity, found, square, volume)
+
+    def end(v: Flat) -> Geodesic:
+        position = shoot(precision, v, settings.alpha2)
+        return Geodesic(position, found, jnp.zeros((), jnp.int32))
+
+    return Start(velocity, found, square, -with_log_volume(end, velocity)[1])
 
 
 def end_fn(
@@ -313,19 +317,34 @@ def draw_one(
     The weight is -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus infinity for a
     geodesic that failed.
     """
-    geodesic = end(start.velocity)
+    if not log_weight:
+        geodesic = end(start.velocity)
+        volume = jnp.zeros((), start.velocity.dtype)
+    else:
+        check_dense(target.size, "log_weight=True", "log_weight=False")
+        # the geodesic after the volume of the start: no two calls of LAPACK at a time
+        velocity = jnp.where(jnp.isfinite(start.volume), start.velocity, jnp.nan)
+        geodesic, volume = with_log_volume(end, velocity)
     geodesic = geodesic._replace(success=geodesic.success & start.found)
     if not log_weight:
-        return geodesic, jnp.zeros((), start.velocity.dtype)
-    check_dense(target.size, "log_weight=True", "log_weight=False")
-    volume = log_volume(lambda v: end(v).position, start.velocity)
+        return geodesic, volume
     weight = -target.energy(geodesic.position) + start.square / 2 + start.volume + volume
     usable = geodesic.success & jnp.isfinite(weight)
     return geodesic, jnp.where(usable, weight, -jnp.inf)
 
 
-def log_volume(fn: Callable[[Flat], Flat], x: Flat) -> jax.Array:
-    """Log |det d fn / dx|, by derivatives along all directions."""
+def with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
+    """A geodesic and log |det d position / dx|, by derivatives along all directions."""
+
+    def along(u: Flat) -> tuple[Geodesic, Flat]:
+        def position(v: Flat) -> tuple[Flat, Geodesic]:
+            geodesic = end(v)
+            return geodesic.position, geodesic
+
+        _, push, geodesic = jax.jvp(position, (x,), (u,), has_aux=True)
+        return geodesic, push
+
+    # the geodesic is the same along all directions, and is followed once
     eye = jnp.eye(x.size, dtype=x.dtype)
-    jacobian = jax.vmap(lambda u: jax.jvp(fn, (x,), (u,))[1])(eye)
-    return jnp.linalg.slogdet(jacobian)[1]
+    geodesic, jacobian = jax.vmap(along, out_axes=(None, 0))(eye)
+    return geodesic, jnp.linalg.slogdet(jacobian)[1]

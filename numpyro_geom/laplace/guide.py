@@ -116,9 +116,9 @@ class RiemannianLaplace(AutoContinuous):
             the cheapest.
         alpha2: scale of the gradient in Monge's metric.
         damping: multiple of I that is added to P.
-        batch_size: plates whose rows a pass over the data may take in parts, named as in the kernels:
-            an int for the only plate with observed rows, or a dict plate -> int. Parts have up to
-            8,192 rows whatever the number is; it bounds memory and changes no result.
+        batch_size: plates whose rows a pass over the data may take in parts, named as in the
+            kernels: an int for the only plate with observed rows, or a dict plate -> int. Parts
+            have up to 8,192 rows whatever the number is; it bounds memory and changes no result.
         rtol: relative tolerance of the geodesic's solver (Dormand-Prince, diffrax).
         atol: absolute tolerance of it.
         max_steps: steps after which a geodesic is given up, and flagged.
@@ -227,6 +227,7 @@ class RiemannianLaplace(AutoContinuous):
     # What NumPyro asks of a guide
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = on_device(args, kwargs)  # traced row indices cannot index a NumPy array
         with handlers.block():
             self._plan: Plan = make_plan(self.model, args, kwargs, self._batch_size)
         super()._setup_prototype(*args, **kwargs)
@@ -234,6 +235,7 @@ class RiemannianLaplace(AutoContinuous):
 
     def _new_start(self, args: tuple, kwargs: dict) -> Flat:
         """Another position of ``init_loc_fn``."""
+        args, kwargs = on_device(args, kwargs)
         super()._setup_prototype(*args, **kwargs)
         return self._init_latent
 
@@ -247,7 +249,6 @@ class RiemannianLaplace(AutoContinuous):
         self._data = Data.of(args, kwargs)
         if not self._settings.uses_fisher(self.latent_dim):
             return
-        args, kwargs = on_device(args, kwargs)
         with handlers.block(), jax.ensure_compile_time_eval():
             position = self._unpack_latent(self._init_latent)
             model = self._bound_model({})

@@ -6,15 +6,17 @@ A metric G = K'K + Q has the Fisher information of the observed sites in K and t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
-from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
-from jax.scipy.sparse.linalg import cg
+from jax.scipy.linalg import solve_triangular
 
 from .. import fisher
+from .._linalg import conjugate_gradients, solve_positive
+from ..spectrum import extreme_eigenvalues
 from .target import Target, perturbation
 
 Flat = jax.Array
@@ -25,6 +27,7 @@ DENSE_LIMIT = 2000
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
 DIAGONAL_PROBES = 32
+LANCZOS_STEPS = 30
 
 
 class Prior(NamedTuple):
@@ -186,7 +189,7 @@ def fisher_metric(
         prior: its prior part.
         solver: ``"cholesky"``, ``"woodbury"`` or ``"cg"``.
         mode: where the preconditioner of ``"cg"`` is made.
-        tolerance: of ``"cg"``, see `cg_solve`.
+        tolerance: of ``"cg"``, see `conjugate_gradients`.
     """
     form = target.form
 
@@ -207,77 +210,70 @@ def fisher_metric(
         return own + prior.perturb(theta, key_prior)
 
     def cholesky(theta: Flat) -> Callable[[Flat], Flat]:
-        factor = cho_factor(dense(theta), lower=True)
-        return lambda b: cho_solve(factor, b)
+        matrix = dense(theta)
+        return lambda b: solve_positive(matrix, b)
 
     def woodbury(theta: Flat) -> Callable[[Flat], Flat]:
         assert prior.diagonal is not None
         inverse = 1 / prior.diagonal(theta)
         matrix = fisher.root_matrix(form, theta, {})
         inner = jnp.matmul(matrix * inverse, matrix.T, precision=HIGHEST)
-        factor = cho_factor(inner + jnp.eye(inner.shape[0], dtype=inner.dtype), lower=True)
+        inner = inner + jnp.eye(inner.shape[0], dtype=inner.dtype)
 
-        def solve(b: Flat) -> Flat:
+        def once(b: Flat) -> Flat:
             scaled = inverse * b
-            weights = cho_solve(factor, jnp.matmul(matrix, scaled, precision=HIGHEST))
+            weights = solve_positive(inner, jnp.matmul(matrix, scaled, precision=HIGHEST))
             return scaled - inverse * jnp.matmul(weights, matrix, precision=HIGHEST)
 
-        return solve
-
-    def conjugate_gradients(theta: Flat) -> Callable[[Flat], Flat]:
         def solve(b: Flat) -> Flat:
-            return cg_solve(lambda v: product(theta, v), b, precondition, tolerance)
+            # the difference cancels where G is stiff: once more for what rounding has left
+            x = once(b)
+            image = jnp.matmul(jnp.matmul(matrix, x, precision=HIGHEST), matrix, precision=HIGHEST)
+            return x + once(b - image - x / inverse)
 
         return solve
+
+    def cg(theta: Flat) -> Callable[[Flat], Flat]:
+        along = partial(product, theta)
+        return lambda b: conjugate_gradients(along, b, precondition, tolerance, CG_STEPS)
 
     if solver == "cg":
         assert mode is not None
-        precondition = _preconditioner(target, prior, dense, mode)
-    solvers = {"cholesky": cholesky, "woodbury": woodbury, "cg": conjugate_gradients}
+        precondition = _preconditioner(target, prior, product, mode)
+    solvers = {"cholesky": cholesky, "woodbury": woodbury, "cg": cg}
     return Metric(product, solvers[solver], force, dense, perturb)
 
 
-def cg_solve(
-    product: Callable[[Flat], Flat],
-    b: Flat,
-    precondition: Callable[[Flat], Flat],
-    tolerance: float = 0.0,
-) -> Flat:
-    """Conjugate gradients; NaN where they do not converge.
-
-    Args:
-        product: ``v -> G v``.
-        b: right-hand side.
-        precondition: an approximate inverse of G.
-        tolerance: of the residual relative to ``b``; not below 1e-9, in float32 1e-5.
-    """
-    tolerance = max(tolerance, 1e-9 if b.dtype == jnp.float64 else 1e-5)
-    # not from 0: XLA on CPU (jaxlib 0.10.2) has returned garbage for the product with a constant 0
-    x, _ = cg(product, b, precondition(b), tol=tolerance, maxiter=CG_STEPS, M=precondition)
-    left = jnp.linalg.norm(b - product(x))
-    converged = left <= 30 * tolerance * jnp.linalg.norm(b)
-    return jnp.where(converged, x, jnp.nan)
-
-
 def _preconditioner(
-    target: Target, prior: Prior, dense: Callable[[Flat], jax.Array], mode: Flat
+    target: Target, prior: Prior, product: Callable[[Flat, Flat], Flat], mode: Flat
 ) -> Callable[[Flat], Flat]:
-    """An approximate inverse of G from the mode: its factor where D is small, else its diagonal."""
-    if target.size <= DENSE_LIMIT:
-        factor = cho_factor(dense(mode), lower=True)
-        return lambda b: cho_solve(factor, b)
+    """A diagonal approximate inverse of G from the mode: by the prior, or by all of G's diagonal.
+
+    The one with the smaller condition number there. Not a factor of G: that of a network turns so
+    fast along a geodesic that the mode's is worse than none.
+    """
 
     def squares(key: jax.Array) -> Flat:
         return perturbation(target, target.form, mode, key, target.sum_rows) ** 2
 
-    keys = random.split(random.key(0), DIAGONAL_PROBES)
-    own = jnp.mean(lax.map(squares, keys), 0)
-    rest = (
-        prior.diagonal(mode)
-        if prior.diagonal is not None
-        else prior.product(mode, jnp.ones_like(mode))
-    )
-    inverse = 1 / (own + jnp.maximum(rest, 0) + 1e-30)
+    own = jnp.mean(lax.map(squares, random.split(random.key(0), DIAGONAL_PROBES)), 0)
+    if prior.diagonal is None:
+        rest = jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0)
+        inverse = 1 / (own + rest + 1e-30)
+        return lambda b: inverse * b
+
+    rest = jnp.maximum(prior.diagonal(mode), 1e-30)
+
+    def condition(diagonal: Flat) -> jax.Array:
+        root = jnp.sqrt(diagonal)
+        ends = extreme_eigenvalues(
+            lambda v: product(mode, v / root) / root, mode.size, random.key(1), LANCZOS_STEPS
+        )
+        return ends.largest_magnitude / ends.smallest_positive
+
+    # not better if it cannot be told
+    better = condition(own + rest) < condition(rest)
+    inverse = 1 / jnp.where(better, own + rest, rest)
     return lambda b: inverse * b
 
 
@@ -300,8 +296,8 @@ def dense_metric(metric: Callable[[Flat], jax.Array]) -> Metric:
     parts = _dense_prior(metric)
 
     def solver(theta: Flat) -> Callable[[Flat], Flat]:
-        factor = cho_factor(metric(theta), lower=True)
-        return lambda b: cho_solve(factor, b)
+        matrix = metric(theta)
+        return lambda b: solve_positive(matrix, b)
 
     return Metric(parts.product, solver, parts.force, metric, parts.perturb)
 
