@@ -39,7 +39,7 @@ from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
 from .schedules import as_schedule
 from .search import find_mode
-from .state import SGState, StepReport, Walker
+from .state import SGState, StepReport, Walker, is_by_site, virials
 from .step_size import Adaptation
 
 PyTree = Any
@@ -310,6 +310,7 @@ class SGKernel(MCMCKernel):
             "potential_energy",
             "grad_norm",
             "configurational_temperature",
+            "site_temperatures",
             "step_size",
             "num_steps",
         )
@@ -573,6 +574,7 @@ class SGKernel(MCMCKernel):
             potential_energy=jnp.asarray(energy, dtype),
             grad_norm=zero,
             configurational_temperature=zero,
+            site_temperatures=dict.fromkeys(_sites(start), zero),
             kinetic_temperature=zero,
             step_size=step_size,
             num_steps=jnp.asarray(
@@ -584,6 +586,7 @@ class SGKernel(MCMCKernel):
             metric_state=self._metric.init(start),
             dynamics=self._init_dynamics(start, key_dynamics),
             expanded=expanded,
+            centre=start,
             trusted=start,
             push=jnp.asarray(jnp.inf, dtype),
             stream=stream,
@@ -635,6 +638,16 @@ class SGKernel(MCMCKernel):
         """The position of the model's sites, given that which steps move."""
         return position if self._expansion is None else self._expansion.merge(position)
 
+    def _with_temperatures(self, state: SGState, virial: jax.Array, position: PyTree) -> SGState:
+        """The state with temperatures from the mean of `virials` over a draw."""
+        sizes = [x.size for x in jax.tree.leaves(position)]
+        return state._replace(
+            configurational_temperature=jnp.sum(virial) / sum(sizes),
+            site_temperatures={
+                name: virial[k] / position[name].size for k, name in enumerate(_sites(position))
+            },
+        )
+
     def _walker(self, state: SGState) -> Walker:
         position = state.z if self._expansion is None else state.expanded
         return Walker(position, state.metric_state, state.dynamics)
@@ -665,6 +678,9 @@ class SGKernel(MCMCKernel):
         moving = (state.i > 0) | (not self._adapts)
         # what stops changing does so before curvature is measured for the last time
         learning = (state.i < state.adaptation.num_warmup * 7 // 8) | (state.i == 0)
+        # in warm-up the centre moves along, and temperatures mean nothing yet
+        here = state.i <= state.adaptation.num_warmup
+        state = state._replace(centre=tree_where(here, self._walker(state).position, state.centre))
         state = self._draw(state, potential, key_steps, moving, learning)
         control, adaptation = state.control, state.adaptation
         if self._control_variate:
@@ -696,7 +712,9 @@ class SGKernel(MCMCKernel):
         """Take the steps of one draw; a step that cannot be is undone."""
         key_steps, key_check = random.split(rng_key)
         dtype = state.potential_energy.dtype
-        size = sum(x.size for x in jax.tree.leaves(self._walker(state).position))
+        start = self._walker(state).position
+        size = sum(x.size for x in jax.tree.leaves(start))
+        num_virials = len(start) if is_by_site(start) else 1
 
         def body(_: jax.Array, carry: tuple) -> tuple:
             key, walker, trusted, stream, control, t, old, old_ratio, undone, sums = carry
@@ -722,7 +740,7 @@ class SGKernel(MCMCKernel):
                 tree_vdot(report.grad, report.grad).astype(dtype),
                 h,
             )
-            virial = tree_vdot(walker.position, report.grad).astype(dtype) / size
+            virial = virials(walker.position, state.centre, report.grad).astype(dtype)
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & _all_finite(new.position)
             ratio = old_ratio
             if self._temperature > 0 and not self._adjusted:
@@ -734,12 +752,8 @@ class SGKernel(MCMCKernel):
             trusted = tree_where(finite, walker.position, trusted)
             walker, facts = tree_where(finite, (new, facts), (back, old))
             old_ratio = jnp.where(finite, ratio, old_ratio)
-            means = [virial]
-            if self._adjusted:
-                means.append(report.accept_prob)
-            if self._has_momentum:
-                means.append(report.kinetic_temperature)
-            sums = sums + jnp.where(finite, jnp.stack(means).astype(dtype), 0.0)
+            others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
+            sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             undone = undone + ~finite
             return key, walker, trusted, stream, control, t + 1, facts, old_ratio, undone, sums
 
@@ -756,7 +770,7 @@ class SGKernel(MCMCKernel):
             # the first step that moves may be long: a chain can start far out
             jnp.where((state.i == 1) & self._adapts, jnp.inf, state.push).astype(dtype),
             jnp.zeros((), jnp.int32),
-            jnp.zeros(1 + self._adjusted + self._has_momentum, dtype),
+            jnp.zeros(2 + num_virials, dtype),
         )
         _, walker, trusted, stream, control, taken, facts, push, undone, sums = lax.fori_loop(
             0, num_steps, body, carry
@@ -774,16 +788,16 @@ class SGKernel(MCMCKernel):
         undone = undone + ~finite
         energy, squared_norm, step_size = facts
         means = sums / jnp.asarray(num_steps, dtype)
+        state = self._with_temperatures(state, means[2:], start)
         return state._replace(
             z=self._merge(position),
             potential_energy=energy,
             grad_norm=jnp.sqrt(squared_norm),
-            configurational_temperature=means[0],
-            kinetic_temperature=means[-1] if self._has_momentum else state.kinetic_temperature,
+            kinetic_temperature=means[1] if self._has_momentum else state.kinetic_temperature,
             step_size=state.step_size if self._schedule is None else step_size,
             diverging=undone > 0,
             num_diverging=undone,
-            accept_prob=means[1] if self._adjusted else state.accept_prob,
+            accept_prob=means[0] if self._adjusted else state.accept_prob,
             metric_state=walker.metric_state,
             dynamics=dynamics,
             expanded=() if self._expansion is None else position,
@@ -910,6 +924,11 @@ def _check_expansion(expansion: Any, model: Callable | None) -> Expansion | None
         "expansion must be a numpyro_geom.Expansion such as Expansion(left=1, right=1), or None, "
         f"got {type(expansion).__name__}"
     )
+
+
+def _sites(position: PyTree) -> tuple[str, ...]:
+    """Names of the sites whose temperatures are told apart."""
+    return tuple(sorted(position)) if is_by_site(position) else ()
 
 
 def _identity(x: PyTree) -> PyTree:

@@ -5,10 +5,28 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from ._util import tree_vdot
 from .step_size import Adaptation
 
 PyTree = Any
+
+
+def virials(position: PyTree, centre: PyTree, grad: PyTree) -> jax.Array:
+    """(theta - c) . grad U of each latent site, in the order of their names, shape (sites,).
+
+    Of anything but a dict of arrays, all together, shape (1,).
+    """
+    away = jax.tree.map(jnp.subtract, position, centre)
+    if not is_by_site(position):
+        return tree_vdot(away, grad)[None]
+    return jnp.stack([tree_vdot(away[name], grad[name]) for name in sorted(position)])
+
+
+def is_by_site(position: PyTree) -> bool:
+    """Whether a position is a dict of arrays by site, as that of a model is."""
+    return isinstance(position, dict) and jax.tree_util.all_leaves(position.values())
 
 
 class Walker(NamedTuple):
@@ -53,8 +71,10 @@ class SGState(NamedTuple):
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
         potential_energy: minibatch estimate of U at the start of the last step, in nats.
         grad_norm: Euclidean norm of the gradient estimate there.
-        configurational_temperature: mean of z . grad U / D over the draw's steps, whose mean is
-            the temperature.
+        configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
+            ``centre``; its mean is the temperature.
+        site_temperatures: the same of each site alone, a dict site -> scalar; empty with an
+            expansion, and where the position is not a dict of arrays.
         kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise (in GGMC that of
             the momentum at the end of the trajectory); 0 for kernels without a momentum r.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
@@ -65,6 +85,9 @@ class SGState(NamedTuple):
         metric_state: statistics of the metric.
         dynamics: what the kernel carries besides.
         expanded: the expanded position behind ``z``; empty without an expansion.
+        centre: the position from which temperatures are measured, that at the end of warm-up; any
+            fixed one is right, and one near the target keeps the Monte Carlo error small. In
+            warm-up it is the draw's start, and temperatures mean nothing yet.
         trusted: the last position whose energy and gradient were finite and not those of an
             unstable step: undone steps go back to it.
         push: of the last step, relative to its noise; infinite before any.
@@ -81,6 +104,7 @@ class SGState(NamedTuple):
     potential_energy: jax.Array
     grad_norm: jax.Array
     configurational_temperature: jax.Array
+    site_temperatures: dict[str, jax.Array]
     kinetic_temperature: jax.Array
     step_size: jax.Array
     num_steps: jax.Array
@@ -90,6 +114,7 @@ class SGState(NamedTuple):
     metric_state: PyTree
     dynamics: PyTree
     expanded: PyTree
+    centre: PyTree
     trusted: PyTree
     push: jax.Array
     stream: Any

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from .._checks import check_int
+from .._checks import check_flag, check_int
 from ..laplace.draws import LaplaceDraws
 from .replay import (
     Arrays,
@@ -34,6 +34,7 @@ from .replay import (
 )
 from .results import of_draws, of_mcmc, paths, warn_if_far
 from .summary import check_run, warn_if_unreliable
+from .temperature import gradients_at_draws
 
 MAX_CONSTANT_SIZE = 10**6
 """Entries up to which an argument of the model is stored without being asked for."""
@@ -45,6 +46,7 @@ def to_inference_data(
     mcmc: MCMC | LaplaceDraws,
     *,
     log_likelihood: bool | str | Sequence[str] = False,
+    gradients: bool = False,
     posterior_predictive: bool | Mapping[str, Any] | None = None,
     prior: bool | Mapping[str, Any] | None = None,
     constant_data: bool | Mapping[str, Any] | None = None,
@@ -74,6 +76,8 @@ def to_inference_data(
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
       in `numpyro.infer.log_likelihood` a masked row has 0, and the factors of ``scale``
       handlers and of plates are left out.
+    - ``unconstrained_posterior``: on request, of each latent site ``w`` the unconstrained values
+      ``z.w`` and the gradients ``grad_U.w`` there, on the full data.
     - ``posterior_predictive``, ``prior``, ``prior_predictive``: on request.
 
     A site in a plate has the plate's name as a dimension, with coordinates 0, 1, ...; other axes
@@ -92,6 +96,8 @@ def to_inference_data(
             ``sample_shape=(chains, draws)``, or ``(draws,)`` for one chain.
         log_likelihood: True for all observed sites, or names of some (the only way for a
             ``numpyro.factor`` site to get in). Size: chains x draws x rows.
+        gradients: True for gradients of U on all rows at the draws, from which
+            `numpyro_geom.diagnostics.diagnose` tells errors of means and standard deviations.
         posterior_predictive: True to draw observed sites anew for each posterior draw (needs
             ``rng_key``), or draws by name, shaped (chains, draws, ...) or (chains * draws, ...).
         prior: True to draw ``num_samples`` times from the prior (needs ``rng_key``), or draws by
@@ -162,6 +168,11 @@ def to_inference_data(
     if results.model is not None:
         model = read_model(results.model, results.args, results.kwargs)
     pointwise = _pointwise_sites(model, log_likelihood)
+    if check_flag("gradients", gradients) and (model is None or not results.targets_model):
+        raise ValueError(
+            "gradients=True needs a kernel with a model whose posterior is the target: not "
+            "potential_fn, and not an expansion with target='factors'"
+        )
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)
     if isinstance(mcmc, LaplaceDraws):
@@ -181,6 +192,8 @@ def to_inference_data(
     if model is not None and pointwise:
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in found.items()}
+    if model is not None and gradients:
+        groups["unconstrained_posterior"] = gradients_at_draws(model, posterior)
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")
         found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)

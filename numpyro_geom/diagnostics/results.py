@@ -22,7 +22,13 @@ from ..kernels.ggmc import GGMC
 from ..laplace.draws import LaplaceDraws
 from ..potential import takes_rng_key
 from .replay import Arrays, host, is_numeric
-from .summary import SamplingWarning, _outside, is_measured
+from .summary import (
+    SITE_TEMPERATURE,
+    SamplingWarning,
+    _outside,
+    facts_as_attributes,
+    is_measured,
+)
 
 PyTree = Any
 
@@ -51,6 +57,7 @@ class Results(NamedTuple):
         descriptions: what the figures are, by name.
         attributes: of ``posterior``: what is needed to repeat the run, as netCDF can store it.
         library: attributes of every group.
+        targets_model: whether the draws are meant to be of the model's posterior.
     """
 
     model: Callable | None
@@ -61,6 +68,7 @@ class Results(NamedTuple):
     descriptions: dict[str, str]
     attributes: dict[str, Any]
     library: dict[str, str]
+    targets_model: bool
 
 
 def of_mcmc(mcmc: MCMC) -> Results:
@@ -85,6 +93,8 @@ def of_mcmc(mcmc: MCMC) -> Results:
         descriptions=_descriptions(kernel),
         attributes=_attributes(mcmc),
         library=library,
+        # an expansion with target="factors" replaces priors
+        targets_model=model is not None and not getattr(kernel, "_replaced", ()),
     )
 
 
@@ -125,6 +135,7 @@ def of_draws(draws: LaplaceDraws) -> Results:
         },
         attributes=attributes,
         library=_this_library(),
+        targets_model=True,
     )
 
 
@@ -199,6 +210,8 @@ def _sample_stats(mcmc: MCMC) -> Arrays:
     kernel = mcmc.sampler
     stats: Arrays = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
+        if field == "site_temperatures" and len(value) > 1:  # of a single site it is that of all
+            stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
         if not is_numeric(value):
             continue
         if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel._adjusted:
@@ -245,6 +258,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
         figures["lam_min"] = state.adaptation.slowest
     # a number, or one a chain
     attrs.update({name: np.asarray(x).tolist() for name, x in figures.items()})
+    attrs.update(facts_as_attributes(mcmc))
     return attrs
 
 
@@ -262,7 +276,8 @@ def _descriptions(kernel: Any) -> dict[str, str]:
         "lp": f"minus U in nats where the last step of the draw started, {source}",
         "diverging": "a step of the draw was not finite or unstable, and was undone",
         "grad_norm": f"Euclidean norm of grad U where the last step of the draw started, {source}",
-        "configurational_temperature": "z . grad U / D there; its mean estimates the temperature",
+        "configurational_temperature": "mean over the draw's steps of (z - c) . grad U / D, with c "
+        "where the chain was at the end of warm-up; its mean is the temperature",
         "kinetic_temperature": "r'M^-1 r / D of the momentum, a mean over the draw's steps",
         "step_size": "h of the last step of the draw",
         "n_steps": "stochastic-gradient steps of the draw",
@@ -274,8 +289,10 @@ def _descriptions(kernel: Any) -> dict[str, str]:
         texts["diverging"] = "the trajectory's energy error was not finite or above 1000 tau"
         texts["acceptance_rate"] = "acceptance probability of the draw's trajectory"
         texts["kinetic_temperature"] = "r'M^-1 r / D of the draw's momentum, after the trajectory"
-        for where in ("grad_norm", "configurational_temperature"):
-            texts[where] += "; at the trajectory's start"
+        texts["grad_norm"] += "; at the trajectory's start"
+        texts["configurational_temperature"] = texts["configurational_temperature"].replace(
+            "mean over the draw's steps of ", "at the trajectory's start "
+        )
     return texts
 
 

@@ -13,12 +13,16 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from ..kernel import SGKernel
+from ..kernels.ggmc import GGMC
 from ..step_size import MAX_NUM_STEPS
 
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
 WIDE_CURVATURE = 10.0
 """Ratio of curvatures measured along a chain above which one step size does not fit."""
+
+SITE_TEMPERATURE = "configurational_temperature."
+"""What the name of a site's temperature among ``sample_stats`` begins with."""
 
 
 class SamplingWarning(UserWarning):
@@ -40,6 +44,7 @@ class _Facts(NamedTuple):
     curvature_low: np.ndarray
     rate: np.ndarray  # of relaxation in the slowest direction, per unit of step size
     noise: np.ndarray
+    clamped: float | None  # share of entries whose noise could not be taken away; None without
     dynamics: Any
 
     def budget(self, kernel: SGKernel) -> tuple[np.ndarray, np.ndarray, str]:
@@ -93,6 +98,34 @@ def is_measured(mcmc: MCMC) -> bool:
     return isinstance(kernel, SGKernel) and kernel._adapts and int(np.min(mcmc.last_state.i)) > 1
 
 
+def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
+    """What `numpyro_geom.diagnostics.diagnose` needs of a run besides draws and their figures.
+
+    A number, or one a chain, each: types that netCDF can store. The kernel must be one of this
+    package's.
+    """
+    kernel, facts = mcmc.sampler, _facts(mcmc)
+    epoch = 1 if kernel.plan is None else kernel.plan.steps_per_epoch
+    found: dict[str, Any] = {"gradients": facts.steps, "passes": facts.steps / epoch}
+    if isinstance(kernel, GGMC):  # one gradient more than steps, and an energy of all rows
+        trajectories = facts.steps / facts.num_steps
+        found = {
+            "gradients": facts.steps + trajectories,
+            "passes": (facts.steps + trajectories) / epoch + trajectories,
+        }
+    if kernel._adjusted:
+        found["target_accept"] = kernel._target_accept
+    if facts.clamped is not None:
+        found["clamped"] = facts.clamped
+    if facts.measured:
+        found["relaxation_steps"], found["relaxations"] = facts.relaxation, facts.relaxations
+        found["curvature_ratio"] = facts.curvature / np.maximum(facts.curvature_low, 1e-30)
+        if kernel._bias_is_known and not kernel._adjusted and kernel.temperature > 0:
+            found["bias_discretisation"], found["bias_noise"], _ = facts.budget(kernel)
+    # of a single chain a number
+    return {name: np.squeeze(np.asarray(x, float)).tolist() for name, x in found.items()}
+
+
 def step_size_summary(mcmc: MCMC) -> str:
     """What step size a run had, what bias that causes, and what limits it, in a few lines.
 
@@ -124,7 +157,7 @@ def step_size_summary(mcmc: MCMC) -> str:
             f"step size h: {_span(facts.step_size)}, steps a draw: {_span(facts.num_steps)}",
             *_bias_lines(mcmc, kernel, facts),
             *_relaxation_lines(kernel, facts),
-            *_clamped_lines(mcmc),
+            *_clamped_lines(facts),
             f"undone steps: in {facts.undone} of {facts.draws} draws",
             *_temperature_lines(mcmc, kernel),
             *_kinetic_lines(mcmc, kernel),
@@ -234,7 +267,8 @@ def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
 
 def _facts(mcmc: MCMC) -> _Facts:
     fields = jax.device_get(mcmc.get_extra_fields(group_by_chain=True))
-    adaptation = jax.device_get(mcmc.last_state.adaptation)
+    adaptation, dynamics = jax.device_get((mcmc.last_state.adaptation, mcmc.last_state.dynamics))
+    clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
     h = np.asarray(fields["step_size"], float)
     steps = np.asarray(fields["num_steps"], float)
     return _Facts(
@@ -248,11 +282,12 @@ def _facts(mcmc: MCMC) -> _Facts:
         shrink=np.atleast_1d(adaptation.shrink).astype(float),
         curvature=np.atleast_1d(adaptation.curvature).astype(float),
         curvature_low=np.atleast_1d(adaptation.curvature_low).astype(float),
-        rate=np.atleast_1d(
-            mcmc.sampler._relaxation_rate(adaptation.slowest, mcmc.last_state.dynamics)
-        ).astype(float),
+        rate=np.atleast_1d(mcmc.sampler._relaxation_rate(adaptation.slowest, dynamics)).astype(
+            float
+        ),
         noise=np.atleast_1d(adaptation.noise).astype(float),
-        dynamics=mcmc.last_state.dynamics,
+        clamped=None if clamped is None else float(np.mean(clamped)),
+        dynamics=dynamics,
     )
 
 
@@ -318,13 +353,11 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
     return lines
 
 
-def _clamped_lines(mcmc: MCMC) -> list[str]:
-    dynamics = mcmc.last_state.dynamics
-    clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
-    if clamped is None:
+def _clamped_lines(facts: _Facts) -> list[str]:
+    if facts.clamped is None:
         return []
     return [
-        f"noise correction: {100 * float(np.mean(clamped)):.2g}% of the entries had more minibatch "
+        f"noise correction: {100 * facts.clamped:.2g}% of the entries had more minibatch "
         "noise than could be taken from the injected one"
     ]
 

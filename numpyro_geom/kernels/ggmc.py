@@ -17,6 +17,7 @@ from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential, function_potential, takes_rng_key
+from ..state import is_by_site, virials
 from ..step_size import MAX_NUM_STEPS, Adaptation, is_checkpoint
 from .momentum import (
     Momentum,
@@ -330,7 +331,8 @@ class GGMC(SGKernel):
             batch, stream = potential.draw(key_batch, stream)
             grad = jax.grad(noisy.energy)(position, batch)
             learned = self._learn_metric(learned, grad, potential.num_data, learning)
-            facts = jnp.stack([tree_vdot(grad, grad), tree_vdot(position, grad)]).astype(dtype)
+            virial = virials(position, state.centre, grad)
+            facts = jnp.concatenate([tree_vdot(grad, grad)[None], virial]).astype(dtype)
             first = jnp.where(k == 0, facts, first)
             force = metric.apply_inverse_sqrt(metric_state, grad)
             ends, begins = k > 0, k < last
@@ -361,7 +363,7 @@ class GGMC(SGKernel):
             state.stream,
             metric_state,
             zero,
-            jnp.zeros(2, dtype),
+            jnp.zeros(1 + (len(start) if is_by_site(start) else 1), dtype),
         )
         _, position, momentum, stream, learned, work, first = lax.fori_loop(
             0, last + 1, gradient, carry
@@ -390,13 +392,12 @@ class GGMC(SGKernel):
             known=jnp.ones_like(extra.known),
             averaging=tree_where(adapting, averaging, extra.averaging),
         )
-        size = sum(x.size for x in jax.tree.leaves(start))
         diverging = ~(error < HOPELESS)
+        state = self._with_temperatures(state, first[1:], start)
         return state._replace(
             z=self._merge(kept),
             potential_energy=energy,
             grad_norm=jnp.sqrt(first[0]),
-            configurational_temperature=first[1] / size,
             kinetic_temperature=kinetic_temperature(momentum).astype(dtype),
             step_size=h,
             diverging=diverging,

@@ -1,0 +1,271 @@
+"""Bias of the step size without a reference: runs at several step sizes, and a line to h = 0."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from numpyro.util import is_prng_key
+from scipy.stats import chi2
+
+from .._checks import check_int, check_number
+from ..kernel import SGKernel, SGState
+from ..schedules import Constant, Schedule
+from .bias_curve import MOMENTS, BiasCurve, ScalarBias
+from .results import paths
+from .scalars import moments, to_scalars
+
+SETTLING = 5
+"""A fifth as many draws as are kept are dropped first at each new step size."""
+
+
+def bias_vs_step(
+    kernel: SGKernel,
+    rng_key: jax.Array,
+    *args: Any,
+    factors: Sequence[float] = (1.0, 0.5, 0.25),
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+    var_names: Sequence[str] | None = None,
+    init_params: Any = None,
+    **kwargs: Any,
+) -> BiasCurve:
+    """Run a kernel at several step sizes and extrapolate its means and sds to h = 0.
+
+    Without a Metropolis test the bias of a mean or an sd is b h to first order, from
+    discretisation and minibatch noise alike. So a line is fitted to each moment, with the inverse
+    squares of its Monte Carlo errors for weights; it meets h = 0 at the unbiased value (Richardson
+    extrapolation), and b h over the sd there is the bias, with an error bar, and without any
+    reference. A chi squared test tells where a line does not fit.
+
+    The kernel warms up once, by its own rules, and so learns metric, friction and step size; its
+    own step size, a number or the median over chains of the automatic one, times each of
+    ``factors`` is then run from where the last run ended. Draws are the same time apart at every
+    step size: the number of steps grows as h falls, so that all have about as many effective
+    draws. All runs share one compiled program. Expect the cost of ``sum(1 / f)`` ordinary runs.
+
+    What h -> 0 leaves invariant need not be the posterior: Adam-SGLD, and SGRLD with
+    ``gamma="none"`` or ``"published"``, are biased there too, which this cannot see. A metric that
+    keeps adapting (``gamma="corrected"``) has a bias in h of its own, and rarely a straight one.
+
+    Args:
+        kernel: with ``step_size="auto"`` or a number; it is not changed.
+        rng_key: a key.
+        *args: of the model.
+        factors: multiples of the kernel's own step size, at least three.
+        num_warmup: draws of warm-up.
+        num_samples: draws of each chain at each step size; a fifth as many are dropped before.
+        num_chains: vectorised chains; with many, errors are better known.
+        var_names: sites to report, deterministic ones included; None for the latent ones.
+        init_params: start of each chain, as for `numpyro.infer.MCMC.run`.
+        **kwargs: of the model.
+
+    Returns:
+        The curve; ``print`` shows it, `numpyro_geom.diagnostics.plots.plot_bias` draws it.
+
+    Raises:
+        TypeError: for another kernel than this package's, and for other arguments of a wrong type.
+        ValueError: for kernels whose bias is not that of a step size, a step size that changes,
+            temperature 0, and values out of range.
+
+    Examples:
+        >>> import jax
+        >>> from numpyro_geom import SGRLD
+        >>> from numpyro_geom.diagnostics.bias import bias_vs_step
+        >>> kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.4, num_steps=5)
+        >>> curve = bias_vs_step(kernel, jax.random.key(0), num_warmup=20, num_samples=500,
+        ...                      num_chains=16, init_params=jax.numpy.zeros(16))
+        >>> bool(curve.scalars[1].bias > 0.05)  # of the sd; 1 / sqrt(1 - h / 2) in theory
+        True
+
+    Source: Talay and Tubaro (1990) for the expansion in h; Vollmer, Zygalakis and Teh (JMLR 17,
+    2016) for minibatch gradients.
+    """
+    sizes = _check(kernel, factors)
+    if not hasattr(rng_key, "dtype") or not is_prng_key(rng_key):
+        raise TypeError(
+            "the second argument must be a key such as jax.random.key(0), before the arguments of "
+            f"the model, got {type(rng_key).__name__}"
+        )
+    num_warmup = check_int("num_warmup", num_warmup, least=0)
+    num_samples = check_int("num_samples", num_samples, least=8)
+    num_chains = check_int("num_chains", num_chains)
+    if kernel._schedule is None and num_warmup == 0:
+        raise ValueError("step_size='auto' is found in warm-up, and num_warmup is 0: expected both")
+    kernel = copy.copy(kernel)
+    kernel._forget_model()
+    keys = random.split(rng_key, num_chains)
+    state = kernel.init(keys, num_warmup, init_params, args, kwargs)
+    state = jax.jit(
+        lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
+    )(state)
+    own = kernel._schedule.step_size if isinstance(kernel._schedule, Constant) else None
+    step_size = float(np.median(state.step_size)) if own is None else own
+    num_steps = int(np.median(state.num_steps)) if kernel._num_steps is None else kernel._num_steps
+
+    run = jax.jit(functools.partial(_run, kernel, num_samples, args, kwargs))
+    constrain = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, kwargs))))
+    step_sizes = tuple(step_size * factor for factor in sizes)
+    steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
+    found, undone = [], []
+    for h, number in zip(step_sizes, steps, strict=True):
+        state, z, flags = run(state, jnp.asarray(h), jnp.asarray(number))
+        names = tuple(z) if var_names is None and isinstance(z, dict) else var_names
+        scalars = to_scalars(_choose(constrain(z), names), f"the run at h = {h:.3g}")
+        found.append(moments(scalars.values))
+        undone.append(int(flags.sum()))
+    moving = np.min([m.sd for m in found], axis=0) > 0
+    still = [name for name, moves in zip(scalars.names, moving, strict=True) if not moves]
+    if still:
+        raise ValueError(
+            f"expected scalars that vary, got {still}, the same in all draws of a run: leave them "
+            "out by var_names, or look for undone steps"
+        )
+    lines = _lines(scalars.names, step_size, np.array(step_sizes), found)
+    return BiasCurve(lines, step_size, step_sizes, steps, tuple(undone))
+
+
+class _Given(Schedule):
+    """A step size that a compiled program takes as input."""
+
+    def __init__(self, step_size: jax.Array) -> None:
+        self.step_size = step_size
+
+    def __call__(self, t: Any) -> jax.Array:
+        return self.step_size
+
+
+def _run(
+    kernel: SGKernel,
+    num_samples: int,
+    args: tuple,
+    kwargs: dict,
+    state: SGState,
+    step_size: jax.Array,
+    num_steps: jax.Array,
+) -> tuple[SGState, Any, jax.Array]:
+    """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
+    kernel = copy.copy(kernel)
+    kernel._schedule = _Given(step_size)
+    kernel._num_steps = num_steps  # type: ignore[assignment]
+    kernel._sample_fn = kernel._sample_batch
+
+    def draw(state: SGState, _: None) -> tuple[SGState, Any]:
+        state = kernel.sample(state, args, kwargs)
+        return state, (state.z, state.diverging)
+
+    dropped = -(-num_samples // SETTLING)
+    state = lax.fori_loop(0, dropped, lambda _, s: kernel.sample(s, args, kwargs), state)
+    state, (z, undone) = lax.scan(draw, state, None, num_samples)
+    return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), z), undone
+
+
+def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
+    """The factors in falling order, once the kernel has been found fit."""
+    if not isinstance(kernel, SGKernel):
+        raise TypeError(
+            f"expected a kernel of numpyro_geom, such as SGRLD(model), got {type(kernel).__name__}"
+        )
+    name = type(kernel).__name__
+    if kernel._adjusted:
+        raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
+    if not kernel._bias_is_known:
+        raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
+    if kernel._schedule is not None and not isinstance(kernel._schedule, Constant):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel._schedule!r}")
+    if kernel.temperature == 0:
+        raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
+    if not isinstance(factors, Iterable):
+        raise TypeError(f"factors must be a sequence of numbers, got {factors!r}")
+    sizes = sorted({check_number("factors", f, above=0.0) for f in factors}, reverse=True)
+    if len(sizes) < 3:
+        raise ValueError(
+            f"factors must be at least three different numbers, got {list(factors)}: with fewer "
+            "nothing tells whether a line fits"
+        )
+    return tuple(sizes)
+
+
+def _choose(values: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """Numeric sites as arrays on the host."""
+    arrays = {name: np.asarray(x) for name, x in paths(values, "z")}
+    if names is None:
+        return arrays
+    if isinstance(names, str):
+        raise TypeError(f"var_names must be a list of names, got the string {names!r}")
+    missing = sorted(set(names) - set(arrays))
+    if missing:
+        raise ValueError(f"the model has no sites {missing}: it has {sorted(arrays)}")
+    return {name: arrays[name] for name in names}
+
+
+def _lines(
+    names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[Any]
+) -> tuple[ScalarBias, ...]:
+    """Weighted least squares of mean and sd of all scalars."""
+    fits: dict[str, _Line] = {}
+    for moment in MOMENTS:
+        values = np.stack([getattr(m, moment) for m in found])
+        errors = np.stack([getattr(m, f"{moment}_error") for m in found])
+        fits[moment] = _fit(step_sizes, values, errors)
+    result = []
+    for k, name in enumerate(names):
+        sd = float(fits["sd"].limit[k])
+        for moment, line in fits.items():
+            slope, error = float(line.slope[k]), float(line.slope_error[k])
+            result.append(
+                ScalarBias(
+                    name,
+                    moment,
+                    tuple(line.values[:, k].tolist()),
+                    tuple(line.errors[:, k].tolist()),
+                    float(line.limit[k]),
+                    float(line.limit_error[k]),
+                    slope,
+                    error,
+                    slope * own / sd,
+                    error * own / sd,
+                    float(line.fit[k]),
+                )
+            )
+    return tuple(result)
+
+
+class _Line(NamedTuple):
+    """Fitted lines of all scalars; fields as in `ScalarBias`."""
+
+    values: np.ndarray
+    errors: np.ndarray
+    limit: np.ndarray
+    limit_error: np.ndarray
+    slope: np.ndarray
+    slope_error: np.ndarray
+    fit: np.ndarray
+
+
+def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray) -> _Line:
+    """Values = limit + slope h, weights 1 / errors^2; values of shape (step sizes, scalars)."""
+    weights = 1 / errors**2
+    total = weights.sum(0)
+    centre = (weights * h[:, None]).sum(0) / total
+    offset = h[:, None] - centre
+    spread = (weights * offset**2).sum(0)
+    slope = (weights * offset * values).sum(0) / spread
+    middle = (weights * values).sum(0) / total
+    residual = values - middle - slope * offset
+    return _Line(
+        values=values,
+        errors=errors,
+        limit=middle - slope * centre,
+        limit_error=np.sqrt(1 / total + centre**2 / spread),
+        slope=slope,
+        slope_error=np.sqrt(1 / spread),
+        fit=chi2.sf((weights * residual**2).sum(0), len(h) - 2),
+    )

@@ -1,0 +1,168 @@
+"""What runs at several step sizes found, as a table with a verdict."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from scipy.stats import norm
+
+from .scalars import align, figure, to_html
+
+FALSE_ALARM = 0.01
+"""Probability that some bias is reported where there is none."""
+SHOWN = 30
+"""Lines of the table in the text; the data frame has them all."""
+MOMENTS = ("mean", "sd")
+
+
+class ScalarBias(NamedTuple):
+    """How the mean or the sd of one scalar depends on the step size; errors are standard errors.
+
+    Attributes:
+        name: of the scalar.
+        moment: ``"mean"`` or ``"sd"``.
+        values: the moment at each step size.
+        errors: Monte Carlo errors of these.
+        limit: the fitted line at h = 0.
+        limit_error: its error.
+        slope: of the line, per unit of h.
+        slope_error: its error.
+        bias: slope times the kernel's own step size over the sd at h = 0: for a mean in sds, for
+            an sd relative.
+        bias_error: its error.
+        fit: probability of deviations from the line as large, by chance (chi squared).
+    """
+
+    name: str
+    moment: str
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+    limit: float
+    limit_error: float
+    slope: float
+    slope_error: float
+    bias: float
+    bias_error: float
+    fit: float
+
+
+@dataclass(frozen=True, repr=False)
+class BiasCurve:
+    """What `bias_vs_step` found; prints as a table and a verdict.
+
+    Attributes:
+        scalars: mean and sd of each scalar.
+        step_size: h, the kernel's own.
+        step_sizes: those that were run.
+        num_steps: steps a draw at each of them.
+        undone: draws with undone steps at each of them.
+    """
+
+    scalars: tuple[ScalarBias, ...]
+    step_size: float
+    step_sizes: tuple[float, ...]
+    num_steps: tuple[int, ...]
+    undone: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([align(*self._table()), "", *self._lines()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return to_html(*self._table(), self._lines(), html.escape)
+
+    def to_dataframe(self) -> Any:
+        """All means and sds as a pandas DataFrame; ``at_<h>`` and ``error_<h>`` for each run."""
+        import pandas as pd
+
+        rows = []
+        for s in self.scalars:
+            row = s._asdict()
+            values, errors = row.pop("values"), row.pop("errors")
+            for h, value, error in zip(self.step_sizes, values, errors, strict=True):
+                row[f"at_{h:.3g}"], row[f"error_{h:.3g}"] = value, error
+            rows.append(row)
+        return pd.DataFrame(rows).set_index(["name", "moment"])
+
+    @property
+    def biased(self) -> tuple[ScalarBias, ...]:
+        """Those with more bias than chance allows, at 1% for all together; the largest first."""
+        limit = norm.isf(FALSE_ALARM / 2 / len(self.scalars))
+        seen = [s for s in self.scalars if abs(s.bias) > limit * s.bias_error]
+        return tuple(sorted(seen, key=lambda s: -abs(s.bias)))
+
+    @property
+    def bent(self) -> tuple[ScalarBias, ...]:
+        """Those that a line in h does not fit, at 1% for all together; the worst first."""
+        found = [s for s in self.scalars if s.fit < FALSE_ALARM / len(self.scalars)]
+        return tuple(sorted(found, key=lambda s: s.fit))
+
+    @property
+    def verdict(self) -> str:
+        """The largest bias at the kernel's own step size, or how much could have been seen."""
+        where = f"at h = {self.step_size:.3g}, the kernel's own"
+        if not self.biased:
+            errors = [max(s.bias_error for s in self.scalars if s.moment == m) for m in MOMENTS]
+            text = (
+                f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
+                f"within noise, which is up to {errors[0]:.1g} sd for means and "
+                f"{100 * errors[1]:.2g}% for sds"
+            )
+        else:
+            worst = self.biased[0]
+            text = (
+                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, the "
+                f"most {worst.moment} of {worst.name}, {_bias_text(worst)}"
+            )
+        if self.bent:
+            named = ", ".join(f"{s.moment} of {s.name}" for s in self.bent[:3])
+            text += (
+                f". A line in h does not fit {len(self.bent)} of them ({named}): the limits at "
+                "h = 0 are off, use smaller factors"
+            )
+        return text
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        header = ["scalar", "", *(f"h={h:.3g}" for h in self.step_sizes)]
+        header += ["h -> 0", "+-", f"bias at {self.step_size:.3g}", "+-", "line fits, p"]
+        shown = self.scalars
+        if len(shown) > SHOWN:
+            key = lambda s: -abs(s.bias) / s.bias_error  # noqa: E731
+            shown = tuple(sorted(shown, key=key)[:SHOWN])
+        rows = []
+        for s in shown:
+            unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
+            rows.append(
+                [
+                    s.name,
+                    s.moment,
+                    *(figure(v, 4) for v in s.values),
+                    figure(s.limit, 4),
+                    figure(s.limit_error, 2),
+                    f"{unit[0] * s.bias:+.3f}{unit[1]}",
+                    f"{unit[0] * s.bias_error:.2g}",
+                    figure(s.fit, 2),
+                ]
+            )
+        return header, rows
+
+    def _lines(self) -> list[str]:
+        lines = []
+        if len(self.scalars) > SHOWN:
+            lines.append(f"the {SHOWN} of {len(self.scalars)} whose bias stands out the most")
+        lines.append(f"steps a draw: {', '.join(map(str, self.num_steps))}")
+        if any(self.undone):
+            lines.append(
+                f"draws with undone steps: {', '.join(map(str, self.undone))}. They avoid part of "
+                "the target, which no line in h describes: use smaller factors"
+            )
+        return [*lines, self.verdict]
+
+
+def _bias_text(s: ScalarBias) -> str:
+    if s.moment == "sd":
+        return f"{100 * s.bias:+.2g} +- {100 * s.bias_error:.1g}%"
+    return f"{s.bias:+.2g} +- {s.bias_error:.1g} sd"

@@ -1,0 +1,321 @@
+"""Pictures of draws and of what the other diagnostics found; each returns its axes.
+
+All take ``ax=`` and draw with Matplotlib alone, so that they are the same under both lines of
+ArviZ, whose own plots differ in names, arguments and what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from .bias_curve import BiasCurve, ScalarBias
+from .compare import common, differences
+from .comparison import ScalarDifference
+from .landscape import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .scalars import effective_size, moments
+
+__all__ = [
+    "geodesic_paths",
+    "plot_bias",
+    "plot_calibration",
+    "plot_comparison",
+    "plot_connectivity",
+    "plot_density_2d",
+    "plot_energy",
+    "plot_temperatures",
+]
+
+MOST_PANELS = 16
+MOST_LINES = 6
+RANK_BINS = 20
+BAND = 0.99
+"""Probability with which one rank bar is in its band by chance."""
+DRAWS, REFERENCE = "tab:blue", "0.75"
+
+
+def plot_comparison(
+    draws: Any, reference: Any, var_names: Sequence[str] | None = None, *, ax: Any = None
+) -> Any:
+    """Posterior over reference, one panel a scalar, with rank bars below.
+
+    Rank bars are the shares of the draws between neighbouring 5% quantiles of the reference: level
+    where both are alike, a hump in the middle where the draws are too narrow, a slope where they
+    are shifted. The grey band holds a bar with probability 99% by chance, given the effective
+    sample sizes of both sides.
+
+    Args:
+        draws: as for `numpyro_geom.diagnostics.compare`.
+        reference: likewise.
+        var_names: variables to draw; None for all that both have, up to 16 scalars.
+        ax: axes for one scalar, or an array of as many as there are scalars.
+
+    Returns:
+        An array of the panels' axes, without those of the bars.
+
+    Raises:
+        TypeError, ValueError: as `compare`; and for more than 16 scalars or other axes than that.
+        ImportError: without Matplotlib.
+    """
+    plt = pyplot()
+    x, y, _, _ = common(draws, reference, var_names)
+    number = len(x.names)
+    if number > MOST_PANELS:
+        raise ValueError(
+            f"expected at most {MOST_PANELS} scalars to draw, got {number}: choose var_names"
+        )
+    if ax is None:
+        rows = -(-number // 4)
+        columns = -(-number // rows)
+        size = (3.4 * columns, 3.2 * rows)
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        figure.subplots_adjust(0.5 / size[0], 0.45 / size[1], 1 - 0.15 / size[0], 1, 0.2, 0.28)
+        figure.subplots_adjust(top=1 - 0.5 / size[1])
+        panels = grid.ravel()
+        for extra in panels[number:]:
+            extra.remove()
+    else:
+        panels = np.atleast_1d(np.asarray(ax, object)).ravel()
+        if panels.size != number:
+            raise ValueError(f"ax must be {number} axes, one a scalar, got {panels.size}")
+    found = differences(x, y, moments(x.values), moments(y.values))
+    for k, row in enumerate(found):
+        _panel(panels[k], x.values[..., k], y.values[..., k], row, legend=k == 0)
+    return panels[:number]
+
+
+def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, legend: bool) -> None:
+    from mpl_toolkits.axes_grid1 import make_axes_locatable
+
+    low, high = np.quantile(np.concatenate([x.ravel(), y.ravel()]), [0.001, 0.999])
+    edges = np.linspace(low, high, 41)
+    for values, style in (
+        (y, {"color": REFERENCE, "fill": True, "label": "reference"}),
+        (x, {"color": DRAWS, "linewidth": 1.4, "label": "draws"}),
+    ):
+        heights = np.histogram(values, edges)[0] / values.size / np.diff(edges)
+        ax.stairs(heights, edges, **style)
+    ax.set_yticks([])
+    ax.tick_params(labelsize="small")
+    ax.set_title(
+        f"{row.name}\nmean off {row.mean_error:+.2f} $\\pm$ {row.mean_noise:.2f} sd, "
+        f"sd $\\times$ {row.sd_ratio:.2f} $\\pm$ {row.sd_noise:.2f}",
+        fontsize="small",
+    )
+    if legend:
+        ax.legend(fontsize="x-small", frameon=False, loc="upper right")
+    bars = make_axes_locatable(ax).append_axes("bottom", size="28%", pad=0.32)
+    cuts = np.quantile(y, np.linspace(0, 1, RANK_BINS + 1)[1:-1])
+    bins = np.searchsorted(cuts, x)
+    shares = RANK_BINS * np.bincount(bins.ravel(), minlength=RANK_BINS) / x.size
+    # by chance: the share of a bin, of both sides
+    p = 1 / RANK_BINS
+    sizes = [
+        effective_size((np.searchsorted(cuts, z) == RANK_BINS // 2).astype(float)[..., None])[0]
+        for z in (x, y)
+    ]
+    sd = np.sqrt(p * (1 - p) * sum(1 / n for n in sizes)) / p
+    half = norm.isf((1 - BAND) / 2) * sd
+    bars.axhspan(max(0, 1 - half), 1 + half, color="0.9")
+    bars.axhline(1, color="0.5", linewidth=0.8)
+    bars.bar(np.arange(RANK_BINS) + 0.5, shares, width=0.85, color=DRAWS, alpha=0.8)
+    bars.set(xlim=(0, RANK_BINS), yticks=[], xticks=[], ylim=(0, max(2.2, 1.3 * shares.max())))
+    # inside, since layouts do not see these axes and would cut off labels below them
+    style = {"fontsize": "x-small", "va": "top", "color": "0.3", "transform": bars.transAxes}
+    bars.text(0.01, 0.95, "rank in reference", **style)
+
+
+def plot_energy(idata: Any, *, ax: Any = None) -> Any:
+    """Trace of the energy U, a line a chain; draws with undone steps are marked.
+
+    A trend says that warm-up was too short. The energy of a minibatch kernel is an estimate, and
+    noisier than U itself.
+
+    Args:
+        idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
+        ax: axes to draw on.
+
+    Raises:
+        TypeError: for anything without ``sample_stats``.
+        ValueError: where they have neither ``energy`` nor ``lp``.
+        ImportError: without Matplotlib.
+    """
+    stats = _stats(idata)
+    if "energy" not in stats and "lp" not in stats:
+        raise ValueError(f"sample_stats must have 'energy' or 'lp', got {sorted(stats)}")
+    energy = stats["energy"] if "energy" in stats else -stats["lp"]
+    ax = axes_or_new(ax, (7, 3))
+    _traces(ax, energy)
+    undone = np.argwhere(stats.get("diverging", np.zeros(energy.shape, bool)))
+    if len(undone):
+        at, across = undone[:, 1], ax.get_xaxis_transform()
+        ax.plot(at, 0.03 + 0 * at, "|", color="tab:red", transform=across, label="undone steps")
+        ax.legend(fontsize="small", loc="upper right")
+    ax.set(xlabel="draw", ylabel="energy U (nats)")
+    return ax
+
+
+def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
+    """Configurational and kinetic temperature, smoothed over a twentieth of a run, against tau.
+
+    Both estimate the temperature of the target. One that stays above or below it says that the
+    chain has not reached the target or that the step size is too large.
+
+    Args:
+        idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
+        ax: axes to draw on.
+
+    Raises:
+        TypeError: for anything without ``sample_stats``.
+        ValueError: where they have no temperature.
+        ImportError: without Matplotlib.
+    """
+    stats = _stats(idata)
+    names = [n for n in ("configurational_temperature", "kinetic_temperature") if n in stats]
+    if not names:
+        raise ValueError(
+            f"sample_stats must have 'configurational_temperature', got {sorted(stats)}: they are "
+            "there after a run of this package's kernels"
+        )
+    ax = axes_or_new(ax, (7, 3))
+    for name, color in zip(names, ("tab:blue", "tab:orange"), strict=False):
+        values = stats[name]
+        width = max(1, values.shape[1] // 20)
+        kernel = np.ones(width) / width
+        for k, chain in enumerate(values):
+            smooth = np.convolve(chain, kernel, mode="valid")
+            at = np.arange(smooth.size) + (width - 1) / 2
+            label = f"{name.removesuffix('_temperature')}, mean {values.mean():.3g}"
+            ax.plot(at, smooth, color=color, linewidth=0.9, alpha=0.7, label=None if k else label)
+    tau = getattr(idata["posterior"], "attrs", {}).get("temperature", 1.0)
+    ax.axhline(tau, color="black", linestyle="--", linewidth=1, label=f"target, {tau:g}")
+    ax.set(xlabel="draw", ylabel="temperature")
+    ax.legend(fontsize="small", frameon=False, ncols=3, loc="upper left")
+    ax.margins(y=0.25)
+    return ax
+
+
+def _stats(idata: Any) -> dict[str, np.ndarray]:
+    if not hasattr(idata, "sample_stats"):
+        raise TypeError(
+            "expected an InferenceData or DataTree with sample_stats, got "
+            f"{type(idata).__name__}: use `to_inference_data(mcmc)`"
+        )
+    return {str(name): np.asarray(x) for name, x in idata["sample_stats"].data_vars.items()}
+
+
+def _traces(ax: Any, values: np.ndarray) -> None:
+    plt = pyplot()
+    colors = plt.get_cmap("viridis")(np.linspace(0.1, 0.85, len(values)))
+    for chain, color in zip(values, colors, strict=True):
+        ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
+
+
+def plot_bias(curve: BiasCurve, names: Sequence[str] | None = None, *, ax: Any = None) -> Any:
+    """Bias of means and sds against the step size, with the fitted lines.
+
+    The vertical axis is relative to the fitted value at h = 0, for means in standard deviations;
+    bars are one Monte Carlo error to either side, that at h = 0 of the extrapolated value.
+
+    Args:
+        curve: from `numpyro_geom.diagnostics.bias_vs_step`.
+        names: scalars to draw; None for the six means and sds that stand out the most.
+        ax: axes to draw on.
+
+    Raises:
+        TypeError: for another object than a BiasCurve.
+        ValueError: for unknown names.
+        ImportError: without Matplotlib.
+    """
+    if not isinstance(curve, BiasCurve):
+        raise TypeError(f"expected a BiasCurve, got {type(curve).__name__}")
+    known = list(dict.fromkeys(s.name for s in curve.scalars))
+    missing = [name for name in names or () if name not in known]
+    if missing:
+        raise ValueError(f"the curve has no scalars {missing}: it has {known}")
+    if names is None:
+        ranked = sorted(curve.scalars, key=lambda s: -abs(s.bias) / s.bias_error)
+        shown = ranked[:MOST_LINES]
+    else:
+        shown = [s for s in curve.scalars if s.name in names]
+    ax = axes_or_new(ax, (6, 4))
+    sds = {s.name: s.limit for s in curve.scalars if s.moment == "sd"}
+    h = np.array(curve.step_sizes)
+    for k, s in enumerate(shown):
+        _bias_line(ax, s, sds[s.name], h, f"C{k}", k - len(shown) / 2)
+    ax.axhline(0, color="0.5", linewidth=0.8)
+    own = {"color": "0.5", "linewidth": 0.8, "linestyle": ":", "label": "kernel's own h"}
+    ax.axvline(curve.step_size, **own)
+    ax.set(xlabel="step size h", ylabel="bias, in sd at h = 0")
+    ax.legend(fontsize="small", frameon=False)
+    return ax
+
+
+def _bias_line(ax: Any, s: ScalarBias, sd: float, h: np.ndarray, color: str, shift: float) -> None:
+    """One scalar's moment, a little to the side of the others."""
+    is_sd = s.moment == "sd"
+    offset = 0.004 * h.max() * shift
+    style = {"color": color, "marker": "o" if is_sd else "s", "capsize": 2, "markersize": 4}
+    face = color if is_sd else "white"
+    at = np.append(h, 0.0) + offset
+    values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
+    errors = np.append(np.array(s.errors), s.limit_error) / sd
+    label = f"{s.moment} of {s.name}"
+    ax.errorbar(at, values, errors, linestyle="none", markerfacecolor=face, label=label, **style)
+    ends = np.array([0.0, 1.03 * h.max()])
+    ax.plot(ends, s.slope * ends / sd, color=color, linestyle="-" if is_sd else "--", linewidth=1)
+
+
+def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None) -> Any:
+    """Share of correct predictions against their confidence, with the number in each bin below.
+
+    Confidence is the largest class probability, in bins of equal width. On the diagonal a
+    prediction is right as often as it says; below it, it is overconfident. Bars are standard
+    errors of the share. The title has the expected calibration error, the mean distance from the
+    diagonal, weighted by the number of predictions.
+
+    Args:
+        probs: class probabilities, shape (rows, classes), or of class 1, shape (rows,).
+        labels: class indices, shape (rows,).
+        bins: number of bins of confidence.
+        ax: axes to draw on.
+
+    Raises:
+        ValueError: for shapes that do not fit and probabilities out of range.
+        ImportError: without Matplotlib.
+
+    Source: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
+    """
+    p, truth = np.asarray(probs, float), np.asarray(labels)
+    if p.ndim == 1:
+        p = np.stack([1 - p, p], axis=1)
+    if p.ndim != 2 or truth.shape != p.shape[:1] or not len(truth):
+        raise ValueError(
+            "expected probs of shape (rows, classes) or (rows,) and labels of shape (rows,), got "
+            f"{np.shape(probs)} and {truth.shape}: average over draws first"
+        )
+    if not np.all((p >= 0) & (p <= 1)):
+        raise ValueError("probs must be between 0 and 1: give probabilities, not logits")
+    confidence = p.max(axis=1)
+    right = (p.argmax(axis=1) == truth).astype(float)
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    used = counts > 0
+    n = counts[used]
+    mean = np.bincount(index, confidence, bins)[used] / n
+    share = np.bincount(index, right, bins)[used] / n
+    error = np.sqrt(np.maximum(share * (1 - share), 0.25 / (n + 1)) / n)
+    ece = float(np.sum(n * np.abs(share - mean)) / n.sum())
+
+    ax = axes_or_new(ax, (4.5, 4.5))
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
+    ax.errorbar(mean, share, error, fmt="o-", color=DRAWS, markersize=4, capsize=2, linewidth=1)
+    middle = (np.arange(bins) + 0.5) / bins
+    ax.bar(middle, 0.18 * counts / counts.max(), width=0.9 / bins, color=REFERENCE, zorder=0)
+    low = np.floor(10 * confidence.min()) / 10
+    ax.set(xlim=(low, 1.01), ylim=(0, 1.02), xlabel="confidence", ylabel="share correct")
+    ax.set_title(f"expected calibration error {ece:.3f}, {n.sum():,} predictions", fontsize="small")
+    return ax

@@ -1,0 +1,128 @@
+"""What the measures of a classifying ensemble take: probabilities, labels and scores, checked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._checks import check_flag
+
+GROUPS = ("posterior_predictive", "posterior")
+"""Where an ArviZ object is searched for the variable, in this order."""
+
+
+class Prediction(NamedTuple):
+    """What an ensemble predicts, in float64.
+
+    Attributes:
+        p: probabilities of each draw, shape (draws, rows, classes), summing to 1.
+        log_p: their logarithms, which of logits do not underflow.
+    """
+
+    p: np.ndarray
+    log_p: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Probabilities of the ensemble, shape (rows, classes)."""
+        return self.p.mean(axis=0)
+
+
+def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
+    """Check the source of a measure and read it."""
+    check_flag("logits", logits)
+    x = _values(source, var_name)
+    what = "logits" if logits else "probabilities"
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{what} must be real numbers, got dtype {x.dtype}")
+    if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
+        raise ValueError(
+            f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
+            f"rows) for those of class 1 of two, got {x.shape}: one prediction is p[None]"
+        )
+    x = x.astype(np.float64)
+    bad = ~np.isfinite(x)
+    if bad.any():
+        raise ValueError(
+            f"{what} must be finite, and {bad.sum()} of {x.size} are not (the first at "
+            f"{tuple(int(k) for k in np.argwhere(bad)[0])})"
+        )
+    if logits:
+        if x.ndim == 2:
+            x = np.stack([np.zeros_like(x), x], axis=-1)
+        x = x - log_sum_exp(x)[..., None]
+        return Prediction(np.exp(x), x)
+    if x.ndim == 2:
+        x = np.stack([1 - x, x], axis=-1)
+    total = x.sum(axis=-1)
+    # float32 softmax over a thousand classes is off by some 1e-5
+    if x.min() < 0 or np.abs(total - 1).max() > 1e-3:
+        raise ValueError(
+            f"probabilities must not be negative and must sum to 1 over classes, got a smallest of "
+            f"{x.min():.3g} and sums from {total.min():.6g} to {total.max():.6g}: for logits pass "
+            "logits=True"
+        )
+    x = x / total[..., None]
+    with np.errstate(divide="ignore"):
+        return Prediction(x, np.log(x))
+
+
+def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
+    """Numbers of classes, one for each row that is predicted."""
+    y = np.asarray(jax.device_get(labels))
+    rows, classes = predicted.p.shape[1:]
+    if y.dtype.kind not in "iub":
+        raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
+    if y.shape != (rows,):
+        raise ValueError(f"labels must have shape ({rows},), one a row, got {y.shape}")
+    y = y.astype(np.int64)
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(
+            f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
+        )
+    return y
+
+
+def sorted_scores(name: str, value: Any) -> np.ndarray:
+    """A sorted vector."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
+        raise ValueError(
+            f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
+            f"with {np.isnan(x).sum()} NaN"
+        )
+    return np.sort(x.astype(np.float64))
+
+
+def log_sum_exp(x: np.ndarray) -> np.ndarray:
+    """Over the last axis; -inf where all entries are."""
+    most = x.max(axis=-1, keepdims=True)
+    most = np.where(np.isfinite(most), most, 0.0)
+    with np.errstate(divide="ignore"):
+        return most[..., 0] + np.log(np.exp(x - most).sum(axis=-1))
+
+
+def _values(source: Any, var_name: str | None) -> np.ndarray:
+    """The array itself, or a variable with chains one after the other."""
+    groups = [group for group in GROUPS if hasattr(source, group)]
+    if not groups:
+        if var_name is not None:
+            raise ValueError(
+                f"var_name={var_name!r} is for ArviZ objects with one of {list(GROUPS)}, and the "
+                f"source is {type(source).__name__}: pass such an object, or an array alone"
+            )
+        return np.asarray(jax.device_get(source))
+    for group in groups:
+        variables = getattr(source, group)
+        if var_name is not None and var_name in variables:
+            x = variables[var_name].transpose("chain", "draw", ...).values
+            return x.reshape((-1, *x.shape[2:]))
+    known = {group: sorted(getattr(source, group).data_vars) for group in groups}
+    raise ValueError(
+        f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
+        f"{known}. A `numpyro.deterministic` site in the model stores them"
+    )

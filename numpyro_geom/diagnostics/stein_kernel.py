@@ -1,0 +1,213 @@
+"""The Stein kernel of the inverse multiquadric, and sums of it over all pairs of draws.
+
+Everything happens in whitened coordinates z = L^-1 x with t = L' s, where S = L L' is the
+preconditioner and s the score of x. There, with r = z - z', q = 1 + |r|^2 and k = q^(-1/2)::
+
+    k0(z, z') = D q^(-3/2) - 3 |r|^2 q^(-5/2) + r . (t - t') q^(-3/2) + t . t' q^(-1/2)
+
+which has expectation 0 under the target in either argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import check_choice
+
+MEDIAN_DRAWS = 1000
+"""Draws, spread over all of them, whose distances the median is taken of."""
+PRECONDITIONERS = ("scale", "covariance", "median", "identity")
+
+
+class Whitened(NamedTuple):
+    """Draws and scores in the coordinates of the kernel, both of shape (n, D).
+
+    Attributes:
+        z: draws, centred and whitened.
+        t: scores there.
+    """
+
+    z: jax.Array
+    t: jax.Array
+
+
+def whiten(draws: Any, scores: Any, precondition: Any) -> Whitened:
+    """Check draws and scores, flatten chains, and go to the coordinates of the kernel.
+
+    Args:
+        draws: shape (n, D) or (chains, draws, D).
+        scores: of the same shape.
+        precondition: S, see `numpyro_geom.diagnostics.stein.ksd`.
+
+    Raises:
+        TypeError, ValueError: see `numpyro_geom.diagnostics.stein.ksd`.
+    """
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+    x, s = _matrix("draws", draws), _matrix("scores", scores)
+    if np.shape(draws) != np.shape(scores):
+        raise ValueError(
+            f"draws and scores must have one shape, got {np.shape(draws)} and {np.shape(scores)}"
+        )
+    root = _root(x, precondition)
+    # far from the origin float32 would lose the distances between draws
+    x = x - x.mean(axis=0)
+    if root.ndim == 1:
+        z, t = x / root, s * root
+    else:
+        z, t = np.linalg.solve(root, x.T).T, s @ root
+    return Whitened(jnp.asarray(z.astype(dtype)), jnp.asarray(t.astype(dtype)))
+
+
+def kernel(a: Whitened, b: Whitened) -> jax.Array:
+    """The Stein kernel of all pairs, shape (draws of a, draws of b)."""
+
+    def dot(u: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.matmul(u, v.T, precision=lax.Precision.HIGHEST)
+
+    square = jnp.sum(a.z**2, 1)[:, None] + jnp.sum(b.z**2, 1) - 2 * dot(a.z, b.z)
+    square = jnp.maximum(square, 0.0)
+    # r . (t - t') without the differences of all pairs
+    cross = jnp.sum(a.z * a.t, 1)[:, None] + jnp.sum(b.z * b.t, 1)
+    cross = cross - dot(a.z, b.t) - dot(a.t, b.z)
+    k = lax.rsqrt(1.0 + square)
+    k_2 = k * k
+    dim = a.z.shape[1]
+    return k * (dot(a.t, b.t) + k_2 * (dim + cross - 3.0 * square * k_2))
+
+
+def diagonal(a: Whitened) -> jax.Array:
+    """The Stein kernel of each draw with itself, D + |t|^2."""
+    return a.z.shape[1] + jnp.sum(a.t**2, axis=1)
+
+
+def off_diagonal(a: Whitened, weights: jax.Array, chunk_size: int) -> np.ndarray:
+    """``sum over i != j of w_i w_j k0(i, j)`` for each column w of ``weights``.
+
+    Args:
+        a: n draws.
+        weights: shape (n, sums).
+        chunk_size: the kernel is held for this many draws squared.
+
+    Returns:
+        Array of shape (sums,), the last sum in 64 bits.
+    """
+    rows = a.z.shape[0]
+    chunk = min(chunk_size, rows)
+    pad = -rows % chunk
+    padded = [jnp.pad(x, ((0, pad), (0, 0))) for x in (*a, weights)]
+    parts = [x.reshape((-1, chunk, x.shape[1])) for x in padded]
+    return np.asarray(_forms(*parts)).astype(np.float64).sum(axis=0)
+
+
+@jax.jit
+def _forms(z: jax.Array, t: jax.Array, weights: jax.Array) -> jax.Array:
+    """Quadratic forms by chunk of rows; the diagonal counts as 0, and padded draws weigh 0."""
+    numbers = jnp.arange(z.shape[0])
+    same = jnp.eye(z.shape[1], dtype=bool)
+
+    def of_rows(first: tuple) -> jax.Array:
+        i, z_i, t_i, w_i = first
+
+        def add(total: jax.Array, second: tuple) -> tuple[jax.Array, None]:
+            j, z_j, t_j, w_j = second
+            block = kernel(Whitened(z_i, t_i), Whitened(z_j, t_j))
+            block = jnp.where((i == j) & same, 0.0, block)
+            return total + jnp.matmul(block, w_j, precision=lax.Precision.HIGHEST), None
+
+        total, _ = lax.scan(add, jnp.zeros_like(w_i), (numbers, z, t, weights))
+        return jnp.sum(w_i * total, axis=0)
+
+    return lax.map(of_rows, (numbers, z, t, weights))
+
+
+# Preconditioners
+
+
+def _matrix(name: str, value: Any) -> np.ndarray:
+    """Chains one after the other, in 64 bits, all finite."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be an array of real numbers, got dtype {x.dtype}")
+    if x.ndim not in (2, 3) or 0 in x.shape:
+        raise ValueError(
+            f"{name} must have shape (n, D) or (chains, draws, D), none of them 0, got {x.shape}: "
+            "one number a draw is x[:, None]"
+        )
+    flat = x.reshape((-1, x.shape[-1])).astype(np.float64)
+    bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"{name} must be finite, and {bad.size} of {len(flat)} draws are not (the first is "
+            f"number {bad[0]}): leave these draws out and say so, or find out why they are there"
+        )
+    return flat
+
+
+def _root(x: np.ndarray, precondition: Any) -> np.ndarray:
+    """L with L L' = S: of shape (D,) where it is diagonal, else (D, D)."""
+    dim = x.shape[1]
+    if isinstance(precondition, str):
+        return _named_root(x, check_choice("precondition", precondition, PRECONDITIONERS))
+    given = np.asarray(jax.device_get(precondition))
+    if given.dtype.kind not in "fiu" or given.shape not in ((), (dim,), (dim, dim)):
+        raise ValueError(
+            f"precondition must be one of {list(PRECONDITIONERS)}, or an array: variances of shape "
+            f"({dim},) or a covariance matrix of shape ({dim}, {dim}); got {given.dtype} of shape "
+            f"{given.shape}"
+        )
+    given = given.astype(np.float64)
+    if given.ndim < 2:
+        if not (np.isfinite(given) & (given > 0)).all():
+            raise ValueError("precondition must hold finite positive variances: check its entries")
+        return np.sqrt(np.broadcast_to(given, (dim,)))
+    return _cholesky(given, "a matrix with finite entries")
+
+
+def _named_root(x: np.ndarray, kind: str) -> np.ndarray:
+    num_draws, dim = x.shape
+    if kind == "identity":
+        return np.ones(dim)
+    if kind == "covariance":
+        return _cholesky(
+            np.atleast_2d(np.cov(x, rowvar=False)) if num_draws > 1 else np.zeros((dim, dim)),
+            f"more than D = {dim} distinct draws, and there are {num_draws}; or use 'scale'",
+        )
+    if kind == "scale":
+        root = x.std(axis=0)
+    else:
+        rows = np.unique(np.linspace(0, num_draws - 1, MEDIAN_DRAWS).astype(int))
+        some = x[rows] - x.mean(axis=0)
+        squares = np.sum(some**2, axis=1)
+        distances = squares[:, None] + squares - 2 * some @ some.T
+        upper = distances[np.triu_indices(len(some), 1)]
+        root = np.full(dim, np.sqrt(max(np.median(upper), 0.0)) if upper.size else 0.0)
+    # equal draws have a spread of rounding errors
+    still = np.flatnonzero(root <= 1e-12 * np.abs(x).max(axis=0))
+    if still.size:
+        raise ValueError(
+            f"precondition={kind!r} needs draws that differ, and {still.size} of {dim} coordinates "
+            f"have no spread (the first is number {still[0]}): pass more draws, or an array of "
+            "variances, or precondition='identity'"
+        )
+    return root
+
+
+def _cholesky(matrix: np.ndarray, needs: str) -> np.ndarray:
+    if np.isfinite(matrix).all() and _is_symmetric(matrix):
+        try:
+            root = np.linalg.cholesky((matrix + matrix.T) / 2)
+        except np.linalg.LinAlgError:
+            root = np.full_like(matrix, np.nan)
+        # variance that is left given the coordinates before: rounding makes it positive
+        if (np.diag(root) ** 2 > 1e-12 * np.diag(matrix)).all():
+            return root
+    raise ValueError(f"precondition must be symmetric and positive definite: pass {needs}")
+
+
+def _is_symmetric(matrix: np.ndarray) -> bool:
+    return bool(np.abs(matrix - matrix.T).max() <= 1e-4 * np.abs(matrix).max())

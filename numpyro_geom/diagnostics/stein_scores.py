@@ -1,0 +1,243 @@
+"""Scores of a NumPyro model at draws, on the unconstrained space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.infer import MCMC, init_to_uniform
+from numpyro.infer.util import unconstrain_fn
+from numpyro.primitives import Messenger
+from numpyro.util import is_prng_key
+
+from .._checks import check_int
+from ..kernel import SGKernel
+from ..laplace.draws import Data
+from ..minibatch import SubsamplePlates, make_plan
+from ..potential import model_potential
+from .replay import Arrays, read_model
+
+ROWS_AT_ONCE = 2**18
+"""Rows times draws whose gradients are computed at once."""
+
+
+class ScoredDraws(NamedTuple):
+    """Draws on the unconstrained space and their scores.
+
+    Sites stand in the order of their sorted names, the entries of one in row-major order (as
+    `jax.flatten_util.ravel_pytree` has them); chains stand one after the other.
+
+    Attributes:
+        draws: unconstrained positions, shape (n, D).
+        scores: grad log posterior there, shape (n, D), in nats per unconstrained unit.
+    """
+
+    draws: np.ndarray
+    scores: np.ndarray
+
+
+def scores(
+    model: Callable,
+    source: Any,
+    *args: Any,
+    batch_size: int | Mapping[str, int] | None = None,
+    rng_key: jax.Array | None = None,
+    draws_at_once: int | None = None,
+    **kwargs: Any,
+) -> ScoredDraws:
+    """Scores of a model's posterior at draws: s = -grad U on the unconstrained space.
+
+    U has the log-Jacobians of the constraining transforms. The target is that of temperature 1;
+    divide the scores by tau for exp(-U / tau).
+
+    Args:
+        model: a NumPyro model, its `param` sites substituted; or as it was run, if ``source`` is an
+            `MCMC` of this package.
+        source: draws in the model's own space: an `numpyro.infer.MCMC` that has run; an ArviZ
+            object with a ``posterior``; or a dict of arrays, shaped (n, ...) or
+            (chains, draws, ...) for a site of shape (...). Sites that are not latent are ignored.
+        args: the model's arguments, with the data. Of an `MCMC` those of its run, where neither
+            these nor ``kwargs`` are given.
+        batch_size: None for all rows; or rows of a minibatch, drawn with replacement for each
+            draw anew: unbiased estimates, for a stochastic Stein discrepancy. An int for the only
+            plate with observed rows, or a dict plate -> int.
+        rng_key: for minibatches.
+        draws_at_once: draws whose gradients are computed together; None for as many as have
+            262,144 rows between them.
+        kwargs: the model's keyword arguments.
+
+    Returns:
+        `ScoredDraws`, what `ksd`, `ksd_test` and `thin` take.
+
+    Raises:
+        TypeError: for another kind of ``source``.
+        ValueError: for a model without latent sites, with discrete ones, or with `param` sites;
+            draws that are missing, of a wrong shape or of unequal number; ``batch_size`` without
+            ``rng_key``; and draws or scores that are not finite.
+
+    Examples:
+        >>> import jax, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_geom.diagnostics.stein import ksd, scores
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 1))
+        ...     with numpyro.plate("data", y.shape[0]) as i:
+        ...         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
+        >>> y = jax.numpy.zeros(3)  # posterior N(0, 1 / 4)
+        >>> mu = jax.random.normal(jax.random.key(0), (500,)) / 2
+        >>> found = scores(model, {"mu": mu}, y)
+        >>> bool(abs(found.scores + 4 * found.draws).max() < 1e-5)
+        True
+        >>> ksd(found.draws, found.scores) < 0.01
+        True
+    """
+    if isinstance(source, MCMC):
+        if not args and not kwargs:
+            args, kwargs = source._args, source._kwargs
+        if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
+            model = source.sampler._runnable_model()
+    if draws_at_once is not None:
+        draws_at_once = check_int("draws_at_once", draws_at_once)
+    if batch_size is not None and not is_prng_key(rng_key):
+        raise ValueError(
+            "batch_size draws minibatches and needs a single rng_key, such as jax.random.key(0): "
+            f"got {rng_key!r}"
+        )
+    key: Any = rng_key
+    data = Data.of(args, kwargs)
+    args, kwargs = data.build(data.arrays)
+    plan = make_plan(model, args, kwargs, batch_size)
+    if plan.has_params:
+        _check_params(model, args, kwargs)
+    shapes = {
+        name: site.shape
+        for name, site in read_model(model, args, kwargs).sites.items()
+        if site.kind == "latent"
+    }
+    samples = _latent_values(source, shapes)
+    num_draws = next(iter(samples.values())).shape[0]
+
+    rows = plan.num_data
+    if batch_size is not None:
+        rows = max(plan.batch_sizes.values(), default=rows)
+    if draws_at_once is None:
+        draws_at_once = max(1, ROWS_AT_ONCE // rows)
+
+    def of_draw(arrays: list, item: tuple) -> tuple[jax.Array, jax.Array]:
+        number, sample = item
+        args, kwargs = data.build(arrays)
+        position = unconstrain_fn(SubsamplePlates(model), args, kwargs, sample)
+        flat, unravel = ravel_pytree({name: position[name] for name in sorted(shapes)})
+        potential = model_potential(model, plan, args, kwargs)
+        batch: Any = {}  # all rows
+        if batch_size is not None:
+            batch, _ = potential.draw(random.fold_in(key, number), ())
+        return flat, -jax.grad(lambda x: potential.energy(unravel(x), batch))(flat)
+
+    @jax.jit
+    def of_all(arrays: list, samples: dict) -> tuple[jax.Array, jax.Array]:
+        items = (jnp.arange(num_draws), samples)
+        return lax.map(partial(of_draw, arrays), items, batch_size=min(draws_at_once, num_draws))
+
+    draws, found = (np.asarray(x) for x in of_all(data.arrays, samples))
+    _check_finite(draws, found, samples)
+    return ScoredDraws(draws, found)
+
+
+def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.Array]:
+    """Draws of the latent sites, shaped (n, ...)."""
+    given = _values(source, list(shapes))
+    missing = sorted(set(shapes) - set(given))
+    if missing:
+        raise ValueError(
+            f"the draws lack the latent sites {missing}: expected {sorted(shapes)}, in the model's "
+            "own (constrained) space"
+        )
+    found, counts = {}, {}
+    for name, shape in shapes.items():
+        x = np.asarray(given[name])
+        leading = x.shape[: max(0, x.ndim - len(shape))]
+        if x.shape[len(leading) :] != shape or len(leading) not in (1, 2) or 0 in leading:
+            raise ValueError(
+                f"draws of site {name!r} must have shape (n, ...) or (chains, draws, ...) with "
+                f"{shape} in place of the dots, and at least one draw, got {x.shape}"
+            )
+        dtype = jnp.result_type(float)
+        found[name] = jnp.asarray(x.reshape((-1, *shape)).astype(dtype))
+        counts[name] = found[name].shape[0]
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"all sites must have the same number of draws, got {counts}")
+    return found
+
+
+def _values(source: Any, names: list[str]) -> Mapping[str, Any]:
+    if isinstance(source, MCMC):
+        samples = source.get_samples(group_by_chain=True)
+        if isinstance(samples, Mapping):
+            return samples
+    elif isinstance(source, Mapping) and not hasattr(source, "posterior"):
+        return source
+    elif hasattr(source, "posterior"):
+        posterior = source.posterior
+        stored = {name: name.replace("/", ".") for name in names}  # as `to_inference_data` does
+        return {
+            name: posterior[key].transpose("chain", "draw", ...).values
+            for name, key in stored.items()
+            if key in posterior
+        }
+    raise TypeError(
+        "source must be an MCMC of a model, an ArviZ object with a posterior, or a dict of draws "
+        f"by site, got {type(source).__name__}"
+    )
+
+
+class _FreeParams(Messenger):
+    """Names of the `param` sites that no handler gave a value."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.names: list[str] = []
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] in ("param", "mutable") and msg["value"] is None:
+            self.names.append(msg["name"])
+
+
+def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
+    free = _FreeParams()
+
+    def run() -> None:
+        seeded = handlers.seed(SubsamplePlates(model), random.key(0))
+        with free:
+            handlers.substitute(seeded, substitute_fn=init_to_uniform())(*args, **kwargs)
+
+    jax.eval_shape(run)
+    if free.names:
+        raise ValueError(
+            f"the model has param sites {free.names}, whose values the draws do not tell: pass "
+            "`numpyro.handlers.substitute(model, data=params)` instead"
+        )
+
+
+def _check_finite(draws: np.ndarray, found: np.ndarray, samples: Arrays | dict) -> None:
+    for what, x in (("draws", draws), ("scores", found)):
+        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+        if not bad.size:
+            continue
+        sizes = {name: samples[name][0].size for name in sorted(samples)}
+        ends = np.cumsum(list(sizes.values()))
+        columns = np.flatnonzero(~np.isfinite(x[bad]).all(axis=0))
+        sites = sorted({list(sizes)[k] for k in np.searchsorted(ends, columns, side="right")})
+        raise ValueError(
+            f"{bad.size} of {len(x)} {what} are not finite on the unconstrained space, the first "
+            f"of them number {bad[0]}, in the sites {sites}: a draw lies on the edge of its "
+            "support or outside of it, or the model overflows there. Leave such draws out and say "
+            "so, or run in 64 bits"
+        )

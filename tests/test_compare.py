@@ -1,0 +1,297 @@
+"""Comparison with reference draws: its errors, its false alarms and its power."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_geom import to_inference_data
+from numpyro_geom.diagnostics import comparison, joint
+from numpyro_geom.diagnostics.compare import _wasserstein, compare, differences
+from numpyro_geom.diagnostics.scalars import Scalars, moments, read_draws
+
+pytestmark = pytest.mark.arviz
+
+
+def autoregressive(
+    rng: np.random.Generator, correlation: float, chains: int, draws: int, scalars: int
+) -> np.ndarray:
+    """Stationary chains of standard normals; effective sizes are known."""
+    noise = rng.normal(size=(draws, chains, scalars))
+    x = noise.copy()
+    for t in range(1, draws):
+        x[t] = correlation * x[t - 1] + np.sqrt(1 - correlation**2) * noise[t]
+    return x.swapaxes(0, 1)
+
+
+def table(x: np.ndarray, y: np.ndarray) -> tuple:
+    """The part that compares scalars, without the joint distances."""
+    names = tuple(map(str, range(x.shape[2])))
+    return differences(Scalars(names, x), Scalars(names, y), moments(x), moments(y))
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "skewed"), [(0.0, 0.0, False), (0.9, 0.9, False), (0.8, 0.0, True)]
+)
+def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None:
+    rng = np.random.default_rng(0)
+    repeats = 100
+    x = autoregressive(rng, own, 4, 500, 4 * repeats)
+    y = autoregressive(rng, other, 4, 500, 4 * repeats)
+    if skewed:
+        x, y = np.exp(x / 2), np.exp(y / 2)
+    # 4 scalars a comparison: the correction is for 16 tests in place of 4 x 400
+    p_values = np.array([s.p_value for s in table(x, y)])
+    assert np.all(p_values == 1.0) or p_values.min() > 0
+    raw = np.array(
+        [
+            min(s.p_value for s in table(x[..., k : k + 4], y[..., k : k + 4]))
+            for k in range(0, 4 * repeats, 4)
+        ]
+    )
+    # level 0.005 by design, of 100: more than 4 has probability 2e-4 at that level
+    assert np.sum(raw < comparison.FALSE_ALARM / 2) <= 4
+    # and the level is not wasted: p < 0.5 in a tenth at the least where it should be in a half
+    assert np.sum(raw < 0.5) >= 10
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_false_alarms_of_joint_distances(
+    correlation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "PERMUTATIONS", 99)
+    rng = np.random.default_rng(1)
+    p_values = []
+    for _ in range(60):
+        x, y = (autoregressive(rng, correlation, 8, 500, 3) for _ in range(2))
+        size = 4000 * (1 - correlation) / (1 + correlation)
+        few = [joint.thin(z, size, most=100) for z in (x, y)]
+        found = joint.distances(few[0], few[1], rng, wasserstein=False)
+        p_values.append([d.p_value for d in found])
+    # uniform p values: 18 of 60 below 0.3, sd 3.5; 4 sd on either side of it are allowed
+    counts = np.sum(np.array(p_values) <= 0.3, axis=0)
+    assert np.all(np.abs(counts - 18) <= 14)
+
+
+def test_errors_of_autocorrelated_draws() -> None:
+    rng = np.random.default_rng(2)
+    r, chains, draws = 0.8, 4, 4000
+    x, y = autoregressive(rng, r, chains, draws, 6), rng.normal(size=(chains, draws, 6))
+    number = chains * draws
+    rows = table(x, y)
+    # the autocorrelation of z_t is r^t, that of its square r^2t; var(z^2) / 4 = 1 / 2
+    mean = np.sqrt((1 + r) / (1 - r) / number + 1 / number)
+    sd = np.sqrt((1 + r**2) / (1 - r**2) / (2 * number) + 1 / (2 * number))
+    # an effective size of thousands is known to some 10%, its root to 5%; six of them to 2%
+    assert np.mean([s.mean_noise for s in rows]) == pytest.approx(mean, rel=0.1)
+    assert np.mean([s.sd_noise for s in rows]) == pytest.approx(sd, rel=0.1)
+
+
+def test_power_on_an_sd_off_by_a_tenth() -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, 4, 1000, 5))
+    x[..., 3] *= 1.1
+    # errors of an sd: sqrt(2 / 2n) = 1.6% at n = 4000; 10% are 6 of them, 4 are seen
+    found = compare({"w": x}, {"w": y})
+    assert not found.within_noise
+    assert found.verdict.startswith("differs: ")
+    assert "w[3]" in found.verdict
+    row = found.scalars[3]
+    assert abs(row.sd_ratio - 1.1) < 5 * row.sd_noise
+    assert all(abs(s.sd_ratio - 1) < 5 * s.sd_noise for k, s in enumerate(found.scalars) if k != 3)
+
+
+def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(2, 4, 1000, 3))
+    x[..., 0] += 0.15
+    x[..., 1] = np.sqrt(12) * (rng.uniform(size=(4, 1000)) - 0.5)  # the same mean and sd
+    rows = table(x, y)
+    assert abs(rows[0].mean_error - 0.15) < 5 * rows[0].mean_noise
+    assert abs(rows[0].w1 - 0.15) < 5 * rows[0].w1_noise
+    level = comparison.FALSE_ALARM / 2
+    assert [s.p_value < level for s in rows] == [True, True, False]
+    assert abs(rows[1].mean_error) < 5 * rows[1].mean_noise
+    # a uniform law of sd 1 reaches from -1.73 to 1.73, within 1.645 is 95%
+    assert abs(rows[1].coverage - 0.95) < 5 * rows[1].coverage_noise
+
+
+def test_floor_of_w1_is_its_mean_by_chance() -> None:
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(1, 300, 400)), rng.normal(size=(1, 600, 400))
+    w1, unit = _wasserstein(x, y, np.ones(400))
+    floor = unit * np.sqrt(1 / 300 + 1 / 600)
+    error = w1.std() / np.sqrt(400)
+    assert abs(w1.mean() - floor.mean()) < 4 * error
+    # and the excess is within the bound: one-sided 2.33 errors of the mean in at most 1%
+    excess = (w1 - floor) / np.sqrt(1 / 300 + 1 / 600)
+    assert np.mean(excess > 2.33) <= 0.03
+
+
+def test_joint_distances_see_what_no_scalar_shows() -> None:
+    rng = np.random.default_rng(6)
+    y = rng.normal(size=(4, 500, 2))
+    x = rng.normal(size=(4, 500, 2))
+    x[..., 1] = 0.6 * x[..., 0] + 0.8 * x[..., 1]
+    found = compare({"w": x}, {"w": y}, wasserstein=True)
+    assert all(s.p_value > 0.005 for s in found.scalars)
+    assert not found.within_noise
+    assert [d.name for d in found.joint] == ["sliced Wasserstein-2", "MMD", "Wasserstein-1"]
+    for d in found.joint:
+        assert d.value > d.floor + 3 * d.floor_error
+        assert d.p_value < 0.005
+
+
+def test_joint_distances_against_their_definitions() -> None:
+    rng = np.random.default_rng(7)
+    x, y = rng.normal(size=(2, 30, 2))
+    y += 1
+    pooled = np.concatenate([x, y])
+    labels = np.zeros((1, 60), bool)
+    labels[0, :30] = True
+    gaps = np.sqrt(((pooled[:, None] - pooled) ** 2).sum(-1))
+    kernel = np.exp(-(gaps**2) / (2 * np.median(gaps[np.triu_indices(60, 1)] ** 2)))
+    blocks = kernel[:30, :30].mean(), kernel[30:, 30:].mean(), kernel[:30, 30:].mean()
+    assert joint._mmd(pooled, labels)[0] ** 2 == pytest.approx(
+        blocks[0] + blocks[1] - 2 * blocks[2]
+    )
+    total = 0.0
+    directions = np.random.default_rng(8)
+    for _ in range(joint.PROJECTIONS):
+        d = directions.normal(size=2)
+        d /= np.linalg.norm(d)
+        total += np.mean((np.sort(x @ d) - np.sort(y @ d)) ** 2)
+    sliced = joint._sliced(pooled, labels, np.random.default_rng(8))[0]
+    assert sliced**2 == pytest.approx(total / joint.PROJECTIONS)
+    # a shift costs its length, whatever the plan
+    shifted = joint._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
+    assert shifted[0] == pytest.approx(5.0)
+
+
+def model(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 3))
+    s = numpyro.sample("s", dist.HalfNormal(2).expand([2]).to_event(1))
+    numpyro.deterministic("one", 1.0)
+    with numpyro.plate("data", 20) as i:
+        numpyro.sample("y", dist.Normal(mu, s[0] + s[1]), obs=y[i])
+
+
+@pytest.mark.slow
+def test_runs_exports_and_dicts_give_the_same() -> None:
+    y = 1 + jax.random.normal(jax.random.key(0), (20,))
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=300, **options)
+    mcmc.run(jax.random.key(1), y)
+    other = mcmc.get_samples(group_by_chain=True)
+    mcmc.run(jax.random.key(2), y)
+    idata = to_inference_data(mcmc)
+    read_draws(idata["posterior"], "draws")  # a group of it will do
+    draws = mcmc.get_samples(group_by_chain=True)
+    results = [compare(x, other) for x in (mcmc, idata, draws)]
+    names = {"mu", "s[0]", "s[1]"}
+    for found in results:
+        assert found.constant == ("one",)
+        assert {s.name for s in found.scalars} == names
+        assert found.within_noise
+    frames = [found.to_dataframe().sort_index() for found in results]
+    for frame in frames[1:]:
+        np.testing.assert_allclose(frame, frames[0], rtol=1e-6)
+    text = str(results[0])
+    assert "constant, left out: one" in text
+    assert "within noise: 3 scalars and 2 joint distances" in text
+    assert repr(results[0]) == text
+    assert "<td>s[1]</td>" in results[0]._repr_html_()
+
+
+def two(seed: int = 0, draws: int = 200) -> tuple[dict, dict]:
+    x, y = np.random.default_rng(seed).normal(size=(2, 2, draws, 3))
+    return {"w": x}, {"w": y}
+
+
+def test_what_only_one_side_has_is_left_out_and_named() -> None:
+    x, y = two()
+    found = compare({**x, "extra": x["w"]}, {**y, "other": y["w"]})
+    assert found.left_out == ("extra", "other")
+    assert "in one of the two only, left out: extra, other" in str(found)
+    assert compare({**x, "extra": x["w"]}, y, var_names=["w"]).left_out == ()
+
+
+def test_chains_that_stand_still_differ() -> None:
+    x, y = two()
+    x["w"][..., 1] = 0.0
+    found = compare(x, y)
+    assert found.scalars[1].p_value == 0.0
+    assert found.scalars[1].ess == 1.0
+    assert not found.within_noise
+
+
+def test_chains_in_different_places_say_little() -> None:
+    x, y = two()
+    x["w"] = x["w"] / 100 + np.array([-1.0, 1.0])[:, None, None]
+    found = compare(x, y)
+    assert max(s.ess for s in found.scalars) < 10
+    assert found.joint == ()
+    assert "joint distances: not computed" in str(found)
+    if found.within_noise:
+        assert "That says little" in found.verdict
+
+
+def test_many_scalars_show_the_worst() -> None:
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=(2, 2, 200, 40))
+    x[..., 37] += 1
+    found = compare({"w": x}, {"w": y})
+    lines = str(found).splitlines()
+    assert lines[1].startswith("w[37]")
+    assert len(lines) == 1 + comparison.SHOWN + 5
+    assert found.to_dataframe().shape == (40, 12)
+
+
+def test_errors() -> None:
+    x, y = two()
+    with pytest.raises(TypeError, match="draws must be a run MCMC"):
+        compare(x["w"], y)
+    with pytest.raises(ValueError, match="the MCMC has not run"):
+        compare(x, MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+    with pytest.raises(ValueError, match=r"reference must have arrays .* of shape \(200,\)"):
+        compare(x, {"w": y["w"][0, :, 0]})
+    with pytest.raises(ValueError, match="no variable in common"):
+        compare(x, {"v": y["w"]})
+    with pytest.raises(ValueError, match=r"draws has no variables \['v'\]"):
+        compare(x, y, var_names=["v"])
+    with pytest.raises(TypeError, match="list of names"):
+        compare(x, y, var_names="w")
+    with pytest.raises(ValueError, match="must have one shape"):
+        compare(x, {"w": y["w"][..., :2]})
+    with pytest.raises(ValueError, match="as many chains and draws"):
+        compare({**x, "v": x["w"][:1]}, {**y, "v": y["w"]})
+    with pytest.raises(ValueError, match="at least 8 draws a chain"):
+        compare({"w": x["w"][:, :1]}, y)
+    with pytest.raises(ValueError, match="constant in the reference"):
+        compare(x, {"w": np.zeros_like(y["w"])})
+    with pytest.raises(ValueError, match="draws that are constant"):
+        compare({"w": np.ones((2, 50))}, {"w": np.ones((2, 50))})
+    bad = x["w"].copy()
+    bad[0, 3, 1] = np.nan
+    with pytest.raises(ValueError, match=r"draws of 'w' that are not finite \(1 values\)"):
+        compare({"w": bad}, y)
+
+
+def test_exact_distance_needs_pot(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "ot":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'numpyro_geom\[examples\]'"):
+        compare(*two(), wasserstein=True)

@@ -1,0 +1,467 @@
+"""diagnose: figures against hand-made draws, flags of good and bad runs, both kinds of source."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from jax import random
+from numpyro import handlers
+from numpyro.infer import HMC, MCMC
+
+from numpyro_geom import SGHMC, SGRLD, to_inference_data
+from numpyro_geom.diagnostics import inference_data, replay, temperature
+from numpyro_geom.diagnostics.report import Line, Report, diagnose
+
+pytestmark = pytest.mark.arviz
+
+SD = np.array([1.0, 0.1, 3.0])
+CHAINS, DRAWS = 4, 500
+
+
+def correlated(size: int = 3, correlation: float = 0.9) -> np.ndarray:
+    """A covariance whose stiff directions contribute little to the coordinates' variances."""
+    matrix = np.full((size, size), correlation) + (1 - correlation) * np.eye(size)
+    return matrix * np.outer(SD, SD)
+
+
+def gaussian_arrays(covariance: np.ndarray, target: np.ndarray, mean: float = 0.0) -> dict:
+    """Independent draws of one Gaussian with the gradients of another, centred at 5."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(CHAINS, DRAWS, len(SD)))
+    z = 5.0 + mean * SD + noise @ np.linalg.cholesky(covariance).T
+    return {"z.w": z, "grad_U.w": (z - 5.0) @ np.linalg.inv(target)}
+
+
+def idata_of(posterior: dict, stats: dict | None = None, **attrs: Any) -> Any:
+    """A container with groups of these arrays."""
+    groups = {"posterior": posterior, "sample_stats": {} if stats is None else stats}
+    datasets = {}
+    for group, arrays in groups.items():
+        if arrays:
+            data = {
+                name: (["chain", "draw", *(f"{name}_{k}" for k in range(x.ndim - 2))], x)
+                for name, x in arrays.items()
+            }
+            datasets[group] = xr.Dataset(data)
+    if "posterior" in datasets:
+        datasets["posterior"].attrs.update(attrs)
+    return inference_data._container(datasets)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=shape)
+
+
+def line(found: Report, name: str) -> Line:
+    (only,) = [line for line in found.lines if line.name == name]
+    return only
+
+
+# Errors of moments
+
+
+# 2,000 independent draws: a variance has the relative error sqrt(2 / 2000) = 0.032, an sd 0.016
+SD_ERROR = 0.016
+
+
+@pytest.mark.parametrize("temp", [1.0, 0.25])
+def test_moment_errors_of_exact_draws_are_within_their_monte_carlo_error(temp: float) -> None:
+    arrays = gaussian_arrays(temp * correlated(), correlated())
+    found = temperature.moment_errors(arrays, temp)
+    assert found.names == ["w[0]", "w[1]", "w[2]"]
+    # for a Gaussian the figures are the actual errors of these draws
+    assert np.all(np.abs(found.sd) < 4 * found.sd_error)
+    assert np.all(np.abs(found.mean) < 4 * found.mean_error)
+    np.testing.assert_allclose(found.sd_error, SD_ERROR, rtol=0.25)
+    np.testing.assert_allclose(found.mean_error, 2000**-0.5, rtol=0.25)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.1, 1.5])
+def test_moment_errors_are_those_of_the_draws(factor: float) -> None:
+    found = temperature.moment_errors(gaussian_arrays(factor**2 * correlated(), correlated()), 1.0)
+    np.testing.assert_allclose(found.sd, factor - 1, atol=4 * factor * SD_ERROR)
+
+
+def test_an_error_of_one_stiff_direction_is_weighed_by_its_share() -> None:
+    values, vectors = np.linalg.eigh(correlated())
+    values[0] *= 2  # of all variances it is a small part
+    wrong = vectors @ np.diag(values) @ vectors.T
+    found = temperature.moment_errors(gaussian_arrays(wrong, correlated()), 1.0)
+    truth = np.sqrt(np.diag(wrong) / np.diag(correlated())) - 1
+    # exact to first order in the share; a coordinate's own temperature would be off by up to 1
+    np.testing.assert_allclose(found.sd, truth, atol=5 * SD_ERROR + 0.5 * truth.max())
+
+
+def test_moment_errors_of_a_shifted_mean() -> None:
+    found = temperature.moment_errors(gaussian_arrays(np.diag(SD**2), np.diag(SD**2), 0.5), 1.0)
+    np.testing.assert_allclose(found.mean, 0.5, atol=5 * 2000**-0.5)
+
+
+def test_noise_of_many_coordinates_does_not_look_like_an_error() -> None:
+    # 80 coordinates, 2,000 draws: with S from the draws themselves the figure would be off by
+    # about 80 / 2000 / 2 = 0.02; from other draws it has mean 0
+    z = normal(CHAINS, DRAWS, 80)
+    found = temperature.moment_errors({"z.w": z, "grad_U.w": z}, 1.0)
+    assert abs(found.sd.mean()) < 4 * SD_ERROR / 80**0.5 + 0.003
+
+
+def test_draws_without_a_finite_gradient_are_left_out() -> None:
+    arrays = gaussian_arrays(np.diag(SD**2), np.diag(SD**2))
+    arrays["grad_U.w"][1, 7] = np.nan
+    found = temperature.moment_errors(arrays, 1.0)
+    assert found.left_out == 1
+    assert np.all(np.isfinite(found.sd))
+
+
+def rows(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, scale), obs=y[i])
+
+
+@functools.cache
+def data() -> tuple[jax.Array, jax.Array]:
+    X = random.normal(random.key(0), (40, 2))
+    return X, X @ jnp.array([1.0, -0.5]) + 0.7 * random.normal(random.key(1), (40,))
+
+
+@functools.cache
+def run(kind: type, step_size: Any = "auto") -> MCMC:
+    """Two chains on 40 rows, batch 10."""
+    kernel = kind(rows, step_size=step_size, batch_size=10)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=50,
+        num_samples=200,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(2), *data())
+    return mcmc
+
+
+@functools.cache
+def reports(kind: type) -> tuple[Report, Report, Any]:
+    """Of the run, of what it is exported to, and the export itself."""
+    idata = to_inference_data(run(kind), gradients=True)
+    return diagnose(run(kind)), diagnose(idata), idata
+
+
+@pytest.mark.slow
+def test_gradients_at_draws_are_those_of_the_density() -> None:
+    idata = reports(SGRLD)[2]
+    group, (X, y) = idata["unconstrained_posterior"], data()
+    w, log_scale = group["z.w"].values[1, 7], group["z.scale"].values[1, 7]
+    scale = np.exp(log_scale)
+    np.testing.assert_allclose(scale, idata.posterior["scale"].values[1, 7], rtol=1e-5)
+    residual = np.asarray(y) - np.asarray(X) @ w
+    # -log p with the Jacobian of scale = exp(log_scale)
+    of_w = w / 4 - np.asarray(X).T @ residual / scale**2
+    of_scale = scale**2 - 1 + len(y) - np.sum(residual**2) / scale**2
+    np.testing.assert_allclose(group["grad_U.w"].values[1, 7], of_w, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(group["grad_U.scale"].values[1, 7], of_scale, rtol=1e-3, atol=1e-2)
+
+
+# The report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SGRLD, SGHMC])
+def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
+    direct, exported, _ = reports(kind)
+    assert direct.lines == exported.lines
+    names = [line.name for line in direct.lines]
+    expected = {
+        "R-hat",
+        "effective sample size, bulk",
+        "effective sample size, tail",
+        "effective draws a gradient",
+        "error of the means, in sd",
+        "relative error of the sd",
+        "configurational temperature",
+        "bias of variances, discretisation",
+        "bias of variances, minibatch noise",
+        "bias of variances, both",
+        "relaxation times a chain spans",
+        "largest over smallest curvature",
+        "draws with undone steps",
+        "passes over the data",
+    }
+    assert set(names) == expected | ({"kinetic temperature"} if kind is SGHMC else set())
+    # one line for all sites, and one for each of two
+    assert names.count("configurational temperature") == 3
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_the_run() -> None:
+    import arviz as az
+
+    mcmc, (found, _, idata) = run(SGRLD), reports(SGRLD)
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    steps = float(fields["num_steps"].sum())
+    posterior = xr.Dataset(dict(idata.posterior.data_vars))
+    ess = min(float(x.min()) for x in az.ess(posterior, method="bulk").values())
+    assert line(found, "effective sample size, bulk").value == pytest.approx(ess)
+    assert line(found, "effective draws a gradient").value == pytest.approx(ess / steps)
+    # 40 rows in batches of 10, two chains
+    assert line(found, "passes over the data").value == pytest.approx(steps / 2 / 4)
+    state = mcmc.last_state
+    parts = mcmc.sampler._bias(
+        state.adaptation.curvature, state.adaptation.noise, state.step_size, state.dynamics
+    )
+    assert line(found, "bias of variances, both").value == pytest.approx(
+        float(jnp.max(parts[0] + parts[1])), rel=1e-3
+    )
+    pooled, scale, w = (x for x in found.lines if x.name == "configurational temperature")
+    assert (scale.where, w.where) == ("scale", "w")
+    assert pooled.value == pytest.approx((scale.value + 2 * w.value) / 3, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_site_temperatures_are_measured_from_a_fixed_centre() -> None:
+    # a mean of 100 sd: from the origin the sd of z . grad U would be 100, and of a draw's mean
+    # over ten steps of a chain that forgets in two still about 40
+    def far(z: dict) -> jax.Array:
+        return jnp.sum((z["a"] - 100.0) ** 2) / 2 + jnp.sum((z["b"] + 100.0) ** 2) / 2
+
+    kernel = SGRLD(potential_fn=far, step_size=0.02, num_steps=100)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=200, progress_bar=False)
+    mcmc.run(random.key(0), init_params={"a": jnp.full(3, 100.0), "b": jnp.full(1, -100.0)})
+    fields = mcmc.get_extra_fields()
+    for name in ("a", "b"):
+        values = np.asarray(fields["site_temperatures"][name], float)
+        # h lam / 2 = 1%; a draw spans two relaxation times
+        assert values.std() < 3
+        assert abs(values.mean() - 1.01) < 5 * values.std() / np.sqrt(100)
+    pooled = (3 * fields["site_temperatures"]["a"] + fields["site_temperatures"]["b"]) / 4
+    np.testing.assert_allclose(fields["configurational_temperature"], pooled, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_other_kernels_of_numpyro() -> None:
+    mcmc = MCMC(HMC(rows), num_warmup=200, num_samples=400, num_chains=2, progress_bar=False,
+                chain_method="vectorized")  # fmt: skip
+    mcmc.run(random.key(3), *data(), extra_fields=("num_steps",))
+    found = diagnose(mcmc, seconds=2.0)
+    names = [line.name for line in found.lines]
+    assert "divergences" in names
+    assert not [n for n in names if "temperature" in n or "bias" in n]
+    assert line(found, "relative error of the sd").ok
+    ess = line(found, "effective sample size, bulk").value
+    assert line(found, "effective draws a second").value == pytest.approx(ess / 2)
+    steps = float(mcmc.get_extra_fields()["num_steps"].sum())
+    assert line(found, "effective draws a gradient").value == pytest.approx(ess / steps)
+
+
+@pytest.mark.slow
+def test_a_step_size_that_is_too_large_is_flagged() -> None:
+    step = 15 * float(np.mean(run(SGRLD).last_state.step_size))
+    flagged = [line.name for line in diagnose(run(SGRLD, step)).flagged]
+    assert "relative error of the sd" in flagged
+    assert "configurational temperature" in flagged
+    assert "bias of variances, both" in flagged
+
+
+def test_chains_that_disagree_or_are_too_short_are_flagged() -> None:
+    good = idata_of({"x": normal(4, 500, 2)})
+    assert diagnose(good).ok
+    apart = normal(4, 500, 2) + np.arange(4)[:, None, None] * np.array([0.0, 1.0])
+    found = diagnose(idata_of({"x": apart}))
+    assert line(found, "R-hat").where == "x[1]"
+    assert line(found, "R-hat").ok is False
+    # of sixteen chains R-hat is larger for the same number of effective draws
+    assert [x.threshold for x in diagnose(idata_of({"x": normal(16, 500)})).lines] == [
+        "at most 1.04",
+        "at least 400",
+        "at least 400",
+    ]
+    short = diagnose(idata_of({"x": normal(4, 60)}))
+    assert {line.name for line in short.flagged} >= {
+        "effective sample size, bulk",
+        "effective sample size, tail",
+    }
+
+
+# 2,000 independent values with standard deviation 0.5: the error of their mean is 0.011
+@pytest.mark.parametrize(("mean", "ok"), [(1.0, True), (1.09, True), (1.2, False), (0.8, False)])
+def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -> None:
+    values = 2 * (mean + 0.5 * normal(4, 500))
+    stats = {
+        "configurational_temperature": values,
+        "configurational_temperature.w": values,
+        "kinetic_temperature": values,
+    }
+    found = diagnose(idata_of({"x": normal(4, 500)}, stats, temperature=2.0, bias_tolerance=0.1))
+    lines = [x for x in found.lines if "temperature" in x.name]
+    assert [x.ok for x in lines] == [ok] * 3
+    assert lines[1].where == "w"
+    assert lines[0].value == pytest.approx(values.mean())
+    assert lines[0].error == pytest.approx(2 * 0.5 / 2000**0.5, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "name", "ok"),
+    [
+        ({"bias_discretisation": [0.0, 0.1], "bias_noise": 0.02}, "bias of variances, both", False),
+        ({"bias_discretisation": 0.01, "bias_noise": 0.09}, "bias of variances, both", True),
+        (
+            {"relaxations": [20.0, 30.0], "relaxation_steps": 5},
+            "relaxation times a chain spans",
+            False,
+        ),
+        ({"clamped": 0.2}, "clamped noise", False),
+        ({"pareto_k": 0.5}, "Pareto shape of weights", True),
+    ],
+)
+def test_lines_from_attributes(attrs: dict, name: str, ok: bool) -> None:
+    found = diagnose(idata_of({"x": normal(4, 500)}, **attrs))
+    assert line(found, name).ok is ok
+    assert found.ok is ok
+
+
+def test_lines_from_sample_stats() -> None:
+    stats = {
+        "diverging": np.arange(40).reshape(4, 10) == 7,
+        "acceptance_rate": np.full((4, 10), 0.2),
+        "success": np.ones((4, 10), bool),
+    }
+    found = diagnose(idata_of({"x": normal(4, 500)[:, :10]}, stats, target_accept=0.8))
+    assert (line(found, "divergences").value, line(found, "divergences").ok) == (1, False)
+    assert line(found, "acceptance rate").ok is False
+    assert line(found, "failed geodesics").ok
+
+
+def test_text_table_and_html() -> None:
+    found = Report(
+        (
+            Line("R-hat", 1.2345, None, "at most 1.01", False, "w[0]", "run longer & more"),
+            Line("passes over the data", 12300.0),
+            Line("error", 0.125, 0.01, "within 1", True, "w", "unseen"),
+        )
+    )
+    assert str(found).splitlines() == [
+        "    figure                value          expected",
+        "!!  R-hat                 1.23           at most 1.01  w[0]: run longer & more",
+        "    passes over the data  12,300",
+        "ok  error                 0.125 +- 0.01  within 1      w",
+        "1 of 3 flagged",
+    ]
+    assert not found.ok
+    html = found._repr_html_()
+    assert "run longer &amp; more" in html
+    assert html.count("<tr") == 4
+    table = found.to_dataframe()
+    assert list(table.columns) == ["value", "error", "threshold", "ok", "where", "advice"]
+    assert table.loc["R-hat", "value"] == 1.2345
+    assert str(Report(())).endswith("nothing is flagged")
+
+
+def test_only_some_variables() -> None:
+    bad = normal(4, 500) + np.arange(4)[:, None]
+    idata = idata_of({"x": normal(4, 500), "y": bad})
+    assert not diagnose(idata).ok
+    assert diagnose(idata, var_names="x").ok
+    with pytest.raises(ValueError, match=r"has \['z'\], .* expected some of \['x', 'y'\]"):
+        diagnose(idata, var_names=["x", "z"])
+
+
+# Sources that say little
+
+
+def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
+    assert [line.name for line in diagnose(idata_of({"x": normal(4, 500)})).lines] == [
+        "R-hat",
+        "effective sample size, bulk",
+        "effective sample size, tail",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (normal(2, 1), "draws a chain"),
+        (np.ones((2, 50)), "entries that change from draw to draw"),
+        (np.where(np.arange(50) == 3, np.nan, normal(2, 50)), "entries that are not finite"),
+    ],
+)
+def test_draws_of_which_nothing_can_be_said(values: np.ndarray, name: str) -> None:
+    found = diagnose(idata_of({"x": values}))
+    assert found.lines[0].name == name
+    assert not found.ok
+
+
+def test_one_chain_has_no_rhat(capsys: pytest.CaptureFixture) -> None:
+    names = [line.name for line in diagnose(idata_of({"x": normal(1, 500)})).lines]
+    assert names == ["effective sample size, bulk", "effective sample size, tail"]
+    assert capsys.readouterr().err == ""
+
+
+def test_chains_that_stand_still_at_different_places_are_flagged() -> None:
+    found = diagnose(idata_of({"x": np.repeat(np.arange(4.0)[:, None], 50, 1)}))
+    assert line(found, "R-hat").ok is False
+
+
+@pytest.mark.parametrize("bad", [3, None, {"x": np.ones(4)}, np.ones((2, 3))])
+def test_other_sources_are_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected a numpyro.infer.MCMC that has run, or the Inf"):
+        diagnose(bad)
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"has not run: call `mcmc.run\(rng_key, ...\)` first"):
+        diagnose(MCMC(SGRLD(rows), num_warmup=1, num_samples=1))
+    empty = inference_data._container({"prior": xr.Dataset({"x": ("draw", np.ones(3))})})
+    with pytest.raises(ValueError, match="expected a group `posterior`, and there is none"):
+        diagnose(empty)
+    good = idata_of({"x": normal(4, 500)})
+    with pytest.raises(ValueError, match="seconds must be a finite number above 0, got -1"):
+        diagnose(good, seconds=-1)
+    with pytest.raises(TypeError, match="gradients must be True or False, got 1"):
+        diagnose(good, gradients=1)  # type: ignore[arg-type]
+
+
+def test_discrete_sites_have_no_gradient() -> None:
+    def model() -> None:
+        numpyro.sample("k", dist.Bernoulli(0.5))
+
+    read = replay.read_model(handlers.seed(model, random.key(0)), (), {})
+    with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
+        temperature.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+
+
+def test_gradients_need_a_model() -> None:
+    kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.1, num_steps=1)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=10, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.zeros(()))
+    assert "relative error of the sd" not in [line.name for line in diagnose(mcmc).lines]
+    with pytest.raises(ValueError, match="gradients=True needs a kernel with a model"):
+        to_inference_data(mcmc, gradients=True)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(__file__).parents[1] / "examples" / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location("diagnose_table", folder / "diagnose_table.py")
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    posterior = module.POSTERIORS["gaussian"]()
+    _, sd = posterior.reference()
+    found = module.judge(posterior, "gaussian", "GGMC", sd, 100)
+    assert [run["setting"] for run in found] == ["as is", "30 draws", "step x 4"]
+    assert "| GGMC |" in module.table({"gaussian GGMC": found})
+    sys.modules.pop("posteriors", None)
