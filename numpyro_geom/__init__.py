@@ -1,12 +1,14 @@
-"""Riemannian stochastic-gradient MCMC kernels for NumPyro models."""
+"""Geometric and stochastic-gradient Bayesian inference for NumPyro models."""
 
 from .diagnostics.inference_data import to_inference_data
+from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
 from .kernel import SGKernel, SGState
 from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGNHT, SGRLD, VSGD, AdamSGLD
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG
 
@@ -30,14 +32,17 @@ __all__ = [
     "Monge",
     "RMSprop",
     "RiemannianLaplace",
+    "Run",
     "SGKernel",
     "SGState",
     "Shampoo",
     "Wenzel",
     "constant",
     "cyclical",
+    "diagnose",
     "polynomial",
     "print_summary",
+    "run",
     "step_size_summary",
     "to_inference_data",
 ]

@@ -249,6 +249,11 @@ def moment_lines(run: Run, temperature: float) -> Iterator[Line]:
         "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
         "control_variate=True, or run longer"
     )
+    if run.attrs.get("gamma") in ("none", "published"):
+        smaller = (
+            f"gamma={run.attrs['gamma']!r} has another invariant distribution: leave gamma at its "
+            "default; or " + smaller
+        )
     left = f", {found.left_out} draws without a finite gradient left out" if found.left_out else ""
     for name, values, errors, tolerated, advice in (
         (

@@ -106,9 +106,11 @@ def diagnose(
           E[(S grad U)_j] = 0,    E[(theta_j - m_j) (S grad U)_j] = tau S_jj,
 
       and what is off from that is, on a Gaussian, the error itself
-      (see `numpyro_geom.diagnostics.temperature`). They see any bias, of any kernel, in the
-      region where the draws are; a mode that no chain visits they cannot see. Flagged where larger
-      than 0.25 and 0.05, and than Monte Carlo error explains with a chance of 1% in all
+      (see `numpyro_geom.diagnostics.temperature`). That of the standard deviations sees bias of
+      any kernel, in the region where the draws are, and overstates it where it is large. That of
+      the means sees chains that have not arrived; a constant step with a constant metric keeps
+      E[grad U] at 0 whatever its bias. A mode that no chain visits neither can see. Flagged where
+      larger than 0.25 and 0.05, and than Monte Carlo error explains with a chance of 1% in all
       coordinates together.
     - **temperatures**: the mean of (theta - c) . grad U / D over all steps, from the minibatch
       gradients that the kernel used, in total and for each site, and that of r'M^-1 r / D. Both

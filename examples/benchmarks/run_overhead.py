@@ -1,0 +1,172 @@
+"""What `run` costs: time beside that of the chains, and memory in a run of very many draws.
+
+Within one run both are timed, the chains' program, which is that of `mcmc.run`, and all that is
+done between two segments. Memory is the peak resident size of a fresh process.
+
+    python examples/benchmarks/run_overhead.py --table docs/tables/runs.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_geom import SGRLD
+from numpyro_geom.runs import disk, run
+from numpyro_geom.runs.segments import Segments
+
+MEGABYTE = 2**20
+
+
+def model(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", x.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
+
+
+def data(rows: int, columns: int):
+    key_x, key_y = jax.random.split(jax.random.key(1))
+    x = jax.random.normal(key_x, (rows, columns))
+    return x, jax.random.bernoulli(key_y, jax.nn.sigmoid(x @ jnp.linspace(-1, 1, columns)))
+
+
+def kernels() -> dict[str, MCMCKernel]:
+    settings = {"batch_size": 100, "step_size": 1e-5, "num_steps": 50}
+    return {"NUTS": NUTS(model), "SGRLD": SGRLD(model, **settings)}
+
+
+@contextlib.contextmanager
+def timed(owner: type, name: str) -> Iterator[list[float]]:
+    """Seconds of each call of a method."""
+    original, seconds = getattr(owner, name), []
+
+    def method(self, *args):
+        begun = time.monotonic()
+        result = original(self, *args)
+        seconds.append(time.monotonic() - begun)
+        return result
+
+    setattr(owner, name, method)
+    try:
+        yield seconds
+    finally:
+        setattr(owner, name, original)
+
+
+def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
+    """Times of a run whose segments take about so many seconds each."""
+    x, y = data(2000, 20)
+
+    def go(num_samples: int, length: int) -> tuple[list[float], list[float]]:
+        """Seconds of the chains in each segment, and of all there is to a segment."""
+        mcmc = MCMC(kernels()[name], num_warmup=length, num_samples=num_samples, progress_bar=False)
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            timed(Segments, "advance") as chains,
+            timed(disk._Task, "next") as all_of_it,
+        ):
+            run(mcmc, jax.random.key(0), x, y, directory=directory, draws_per_segment=length)
+        # the first segment is warm-up, and compiles
+        return chains[1:], all_of_it[1:]
+
+    chains, _ = go(400, 200)
+    length = max(20, round(200 * seconds / min(chains)))
+    chains, all_of_it = go(segments * length, length)
+    storing = [whole - part for whole, part in zip(all_of_it, chains, strict=True)]
+    return {
+        "segment": sum(chains) / segments,
+        "storing": sum(storing) / segments,
+        "worst": max(storing),
+        "share": sum(storing) / sum(chains),
+    }
+
+
+def resident_peak() -> float:
+    """MB, of this program alone: what `getrusage` tells begins with the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return float(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def peak(draws: int, size: int, length: int) -> None:
+    """A Langevin chain on a normal law of so many dimensions; prints peak sizes in MB."""
+    kernel = SGRLD(potential_fn=lambda z: 0.5 * jnp.sum(z**2), step_size=0.1, num_steps=1)
+    mcmc = MCMC(kernel, num_warmup=length, num_samples=draws, progress_bar=False)
+    jax.block_until_ready(jnp.zeros(size))
+    before = resident_peak()
+    with tempfile.TemporaryDirectory() as directory:
+        begun = time.monotonic()
+        result = run(
+            mcmc,
+            jax.random.key(0),
+            directory=directory,
+            draws_per_segment=length,
+            init_params=jnp.zeros(size),
+        )
+        seconds = time.monotonic() - begun
+        mean = result.idata.posterior["z"][:, -length:].values.mean()
+        stored = sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+    after = resident_peak()
+    print(before, after, stored / MEGABYTE, seconds, float(mean))
+
+
+def measure_peak(draws: int, size: int, length: int) -> list[float]:
+    """The same in a fresh process, whose peak is its own."""
+    command = [sys.executable, __file__, "--peak", str(draws), str(size), str(length)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [float(x) for x in told.stdout.split()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", type=Path, help="file to write the tables to")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds a segment")
+    parser.add_argument("--segments", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=10_000)
+    parser.add_argument("--peak", type=int, nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        peak(*options.peak)
+        return
+    lines = [
+        "| kernel | segments | seconds a segment | storing one, s | longest, s | share |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in kernels():
+        x = overhead(name, options.seconds, options.segments)
+        lines.append(
+            f"| {name} | {options.segments} | {x['segment']:.1f} | {x['storing']:.3f} | "
+            f"{x['worst']:.3f} | {100 * x['share']:.2f}% |"
+        )
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        "| draws | parameters | stored, MB | peak before the run, MB | peak, MB | difference, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for draws in (options.draws // 10, options.draws):
+        before, after, stored, _, _ = measure_peak(draws, options.size, 500)
+        lines.append(
+            f"| {draws} | {options.size} | {stored:.0f} | {before:.0f} | {after:.0f} | "
+            f"{after - before:.0f} |"
+        )
+        print(lines[-1], flush=True)
+    if options.table:
+        options.table.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

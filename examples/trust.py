@@ -1,0 +1,440 @@
+"""From a biased run to one that can be trusted, by what the diagnostics say.
+
+Bayesian logistic regression on six columns of scikit-learn's breast cancer data (569 rows). Three
+runs of SGRLD are wrong, each for another reason: a step that is too large, a metric without its
+divergence term, and a batch that is too small for the step. The fourth is right, and so is the
+second where nothing is left out of it, which is in the summary only. Each is judged by
+`diagnose`, which knows no reference, then by what costs more: a Stein test, a comparison with NUTS,
+and runs at several step sizes. Every figure and number of the page "Can I trust these draws?" is
+made here.
+
+    python examples/trust.py                # print
+    python examples/trust.py --write        # write docs/figures/trust_*.png, docs/tables/trust_*.md
+    python examples/trust.py --quick --out FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+from sklearn.datasets import load_breast_cancer
+
+from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
+from numpyro_geom.diagnostics import bias_vs_step, compare, plots, predictive, stein
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+DOCS = Path(__file__).parents[1] / "docs"
+COLUMNS = [0, 1, 4, 6, 8, 9]
+"""Mean radius, texture, smoothness, concavity, symmetry and fractal dimension."""
+SHOWN = {"w[0]": ("w", 0), "w[1]": ("w", 1), "w[3]": ("w", 3), "b": ("b",)}
+"""Scalars in the figures of marginals."""
+TOO_LARGE = 0.03
+FULL_DATA_STEP = 0.003
+"""About what ``step_size="auto"`` finds on all rows."""
+BATCH = 64
+
+
+def model(X, y):
+    """Logistic regression; the plate says which rows are exchangeable."""
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0, 3))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w + b), obs=y[i])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "step": {"step_size": TOO_LARGE},
+    "metric": {"metric": Monge(alpha2=1000.0), "gamma": "none"},
+    "repaired": {"metric": Monge(alpha2=1000.0)},
+    "batch": {"step_size": FULL_DATA_STEP, "batch_size": BATCH},
+    "good": {"batch_size": BATCH, "control_variate": True},
+}
+TITLES = {
+    "step": "1. step too large",
+    "metric": "2. no divergence term",
+    "repaired": '2, without `gamma="none"`',
+    "batch": "3. batch too small",
+    "good": "4. automatic step",
+}
+
+
+class Effort(NamedTuple):
+    """How much is drawn.
+
+    Attributes:
+        num_warmup: draws of warm-up a chain.
+        num_samples: draws kept a chain.
+        num_chains: chains side by side.
+        num_steps: of each kernel between two draws.
+        runs: names of the runs to make.
+        curve_warmup: draws of warm-up of `bias_vs_step`.
+        curve_samples: draws a chain that it keeps at each step size.
+    """
+
+    num_warmup: int
+    num_samples: int
+    num_chains: int
+    num_steps: Any
+    runs: tuple[str, ...]
+    curve_warmup: int
+    curve_samples: int
+
+
+ENDS = ("step", "good")
+"""Runs that are looked at in more ways."""
+FULL = Effort(500, 1000, 4, "auto", ("step", "metric", "repaired", "batch", "good"), 200, 300)
+QUICK = Effort(10, 40, 2, 5, ("step",), 10, 16)
+
+
+def data() -> tuple[jax.Array, jax.Array]:
+    """Standardised columns and labels."""
+    X, y = load_breast_cancer(return_X_y=True)
+    X = X[:, COLUMNS]
+    X = (X - X.mean(0)) / X.std(0)
+    return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
+
+
+def kernel(name: str, effort: Effort) -> SGRLD:
+    """Of a run."""
+    return SGRLD(model, num_steps=effort.num_steps, **SETTINGS[name])
+
+
+def run(kernel: Any, effort: Effort) -> MCMC:
+    """Chains side by side."""
+    mcmc = MCMC(
+        kernel,
+        num_warmup=effort.num_warmup,
+        num_samples=effort.num_samples,
+        num_chains=effort.num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), *data())
+    return mcmc
+
+
+# --- what is measured
+
+
+def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
+    """Test of draws thinned to their smallest effective sample size."""
+    found = stein.scores(model, mcmc, *data())
+    sizes = [line.value for line in report.lines if line.name.startswith("effective sample size")]
+    every = math.ceil(len(found.draws) / max(1.0, min(sizes)))
+    x, s = found.draws[::every], found.scores[::every]
+    return stein.ksd_test(x, s, jax.random.key(2))
+
+
+def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
+    """What each tool says of a run."""
+    lines = {line.name: line for line in reversed(report.lines)}
+    test = stein_test(mcmc, report)
+    found = compare(mcmc, reference)
+    worst = max(found.scalars, key=lambda s: abs(s.sd_ratio - 1))
+    shifted = max(found.scalars, key=lambda s: abs(s.mean_error))
+    mean, sd = lines["error of the means, in sd"], lines["relative error of the sd"]
+    temperature = lines["configurational temperature"]
+    cells = [
+        TITLES[name],
+        f"{lines['R-hat'].value:.3f}",
+        f"{lines['effective sample size, bulk'].value:,.0f}",
+        f"{mean.value:+.2f} ± {mean.error:.2f}",
+        f"{shifted.mean_error:+.2f} ± {shifted.mean_noise:.2f}",
+        f"{sd.value:+.0%} ± {sd.error:.0%}",
+        f"{worst.sd_ratio - 1:+.0%} ± {worst.sd_noise:.0%}",
+        f"{temperature.value:.2f}",
+        f"{len(report.flagged)} of {len(report.lines)}",
+        f"{test.p_value:.3f}",
+        "within noise" if found.within_noise else "differs",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+SUMMARY_HEAD = (
+    "run",
+    "R-hat",
+    "ESS, bulk",
+    "mean off, in sd: `diagnose`",
+    "NUTS",
+    "sd off: `diagnose`",
+    "NUTS",
+    "temperature",
+    "lines flagged",
+    "p-value of `ksd_test`",
+    "`compare` with NUTS",
+)
+
+
+def modes_seen() -> str:
+    """What scores say of draws from N(-5, 1) and N(5, 1) in wrong proportions."""
+    rng = np.random.default_rng(0)
+
+    def draw(share: float) -> np.ndarray:
+        return rng.normal(size=(500, 1)) + np.where(rng.random((500, 1)) < share, -5.0, 5.0)
+
+    def score(x: np.ndarray) -> np.ndarray:
+        return 5.0 * np.tanh(5.0 * x) - x  # of equal weights
+
+    rows = ["| share of draws in the left mode | KSD² | p-value |", "|---|---|---|"]
+    for share in (0.5, 0.9, 1.0):
+        x = draw(share)
+        test = stein.ksd_test(x, score(x), jax.random.key(0), precondition="identity")
+        rows.append(f"| {share:.0%} (should be 50%) | {test.statistic:.4f} | {test.p_value:.2f} |")
+    return "\n".join(rows)
+
+
+class Refused(NamedTuple):
+    """An input that is refused.
+
+    Attributes:
+        code: as a user writes it.
+        call: that.
+    """
+
+    code: str
+    call: Callable[[], Any]
+
+
+def refused(mcmc: MCMC) -> list[Refused]:
+    """Inputs that are errors."""
+    draws = mcmc.get_samples(group_by_chain=True)
+    broken = {**draws, "b": np.where(np.arange(draws["b"].shape[1]) == 3, np.nan, draws["b"])}
+    x = np.random.default_rng(0).normal(size=(50, 2))
+    p = np.full((3, 4, 2), 0.5)
+    key = jax.random.key(0)
+    fresh = MCMC(SGRLD(model), num_warmup=1, num_samples=1, progress_bar=False)
+    X, y = data()
+    adjusted, cold = SGRLD(model, adjusted=True), SGRLD(model, temperature=0.0)
+    return [
+        Refused("diagnose(mcmc)  # not run", lambda: diagnose(fresh)),
+        Refused("diagnose(mcmc.get_samples())", lambda: diagnose(mcmc.get_samples())),
+        Refused('diagnose(mcmc, var_names="v")', lambda: diagnose(mcmc, var_names="v")),
+        Refused("diagnose(mcmc, seconds=0)", lambda: diagnose(mcmc, seconds=0)),
+        Refused("compare(mcmc, mcmc.get_samples())", lambda: compare(mcmc, mcmc.get_samples())),
+        Refused('compare({"b": b}, {"w": w})', lambda: compare(_only("b"), _only("w"))),
+        Refused("compare(draws, mcmc)  # a NaN in them", lambda: compare(broken, mcmc)),
+        Refused('compare(mcmc, mcmc, var_names="b")', lambda: compare(mcmc, mcmc, var_names="b")),
+        Refused("compare(mcmc, [1.0, 2.0])", lambda: compare(mcmc, [1.0, 2.0])),
+        Refused("bias_vs_step(NUTS(model), key, X, y)", lambda: bias_vs_step(NUTS(model), key)),
+        Refused("bias_vs_step(SGRLD(model), X, y)", lambda: bias_vs_step(SGRLD(model), X, y)),
+        Refused(
+            "bias_vs_step(SGRLD(model), key, X, y, factors=(1, 0.5))",
+            lambda: bias_vs_step(SGRLD(model), key, X, y, factors=(1, 0.5)),
+        ),
+        Refused(
+            "bias_vs_step(SGRLD(model, adjusted=True), key, X, y)",
+            lambda: bias_vs_step(adjusted, key, X, y),
+        ),
+        Refused(
+            "bias_vs_step(SGRLD(model, temperature=0), key, X, y)",
+            lambda: bias_vs_step(cold, key, X, y),
+        ),
+        Refused("stein.ksd(x, scores[:10])", lambda: stein.ksd(x, -x[:10])),
+        Refused("stein.ksd(x[:, 0], scores[:, 0])", lambda: stein.ksd(x[:, 0], -x[:, 0])),
+        Refused("stein.ksd_test(x, scores, 0)", lambda: stein.ksd_test(x, -x, 0)),
+        Refused(
+            "stein.scores(model, mcmc, X, y, batch_size=64)",
+            lambda: stein.scores(model, mcmc, X, y, batch_size=64),
+        ),
+        Refused(
+            'stein.scores(model, {"w": w}, X, y)',
+            lambda: stein.scores(model, {"w": draws["w"]}, X, y),
+        ),
+        Refused(
+            "predictive.classification(logits, labels)",
+            lambda: predictive.classification(4 * p, np.zeros(4, int)),
+        ),
+        Refused(
+            "predictive.classification(p, labels)  # p has no axis of draws",
+            lambda: predictive.classification(p[0, 0], np.zeros(4, int)),
+        ),
+        Refused(
+            "predictive.classification(p, labels)  # labels 0 to 2",
+            lambda: predictive.classification(p, np.array([0, 1, 2, 0])),
+        ),
+        Refused("plots.plot_temperatures(mcmc)", lambda: plots.plot_temperatures(mcmc)),
+        Refused("plots.plot_bias(report)", lambda: plots.plot_bias(None)),
+    ]
+
+
+def _only(name: str) -> dict[str, np.ndarray]:
+    return {name: np.random.default_rng(0).normal(size=(2, 20))}
+
+
+def refused_table(mcmc: MCMC) -> str:
+    """Each of them called, and what it said.
+
+    Raises:
+        RuntimeError: if one is accepted.
+    """
+    rows = ["| call | error |", "|---|---|"]
+    for item in refused(mcmc):
+        try:
+            item.call()
+        except (TypeError, ValueError) as error:
+            text = " ".join(str(error).split()).replace("|", "\\|")
+            rows.append(f"| `{item.code}` | `{type(error).__name__}`: {text} |")
+        else:
+            raise RuntimeError(f"accepted, and should not be: {item.code}")
+    return "\n".join(rows)
+
+
+# --- pictures
+
+
+def marginals(mcmc: MCMC, reference: MCMC) -> Any:
+    """Four marginal posteriors over those of NUTS."""
+    sides = [
+        {
+            name: np.asarray(m.get_samples(group_by_chain=True)[site])[(..., *index)]
+            for name, (site, *index) in SHOWN.items()
+        }
+        for m in (mcmc, reference)
+    ]
+    return plots.plot_comparison(*sides)[0].figure
+
+
+def traces(idatas: Mapping[str, Any]) -> Any:
+    """Energies and temperatures of all runs, a column a run."""
+    size = (3.1 * len(idatas), 5.2)
+    figure, axes = plt.subplots(
+        2, len(idatas), figsize=size, layout="constrained", sharey="row", squeeze=False
+    )
+    for (name, idata), (above, below) in zip(idatas.items(), axes.T, strict=True):
+        plots.plot_energy(idata, ax=above)
+        plots.plot_temperatures(idata, ax=below)
+        above.set(title=TITLES[name], xlabel="")
+        below.get_legend().remove()
+        mean = float(idata["sample_stats"]["configurational_temperature"].mean())
+        below.set_title(f"mean {mean:.2f}, target 1", fontsize="small")
+    for ax in axes[:, 1:].flat:
+        ax.set_ylabel("")
+    return figure
+
+
+def bias_curves(curves: Mapping[str, Any]) -> Any:
+    """Bias against the step size, of a large step and of the automatic one."""
+    figure, axes = plt.subplots(1, len(curves), figsize=(11, 4), layout="constrained")
+    for (name, curve), ax in zip(curves.items(), np.atleast_1d(axes), strict=True):
+        plots.plot_bias(curve, [*SHOWN][:3], ax=ax)
+        ax.set_title(f"{TITLES[name]}, h = {curve.step_size:.2g}")
+        ax.get_legend().remove()
+    for ax in np.atleast_1d(axes)[1:]:
+        ax.set_ylabel("")
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+def plane(draws: Mapping[str, np.ndarray]) -> Any:
+    """Draws of w[4] and b, the two that are worst off, over the density that NUTS implies."""
+    reference = draws["NUTS"]
+    mean, precision = reference.mean(0), np.linalg.inv(np.cov(reference.T))
+    names = [name for name in ENDS if name in draws]
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(8, 4), layout="constrained", sharey=True, squeeze=False
+    )
+    at, inverse = jnp.asarray(mean), jnp.asarray(precision)
+    spread = 4.5 * reference.std(0)
+    limits = tuple((float(m - s), float(m + s)) for m, s in zip(mean, spread, strict=True))
+    for ax, name in zip(axes.flat, names, strict=True):
+        plots.plot_density_2d(
+            lambda x: -0.5 * (x - at) @ inverse @ (x - at), draws[name][::4], limits=limits, ax=ax
+        )
+        ax.set(title=TITLES[name], xlabel="w[4]", ylabel="b" if name == "step" else "")
+    return figure
+
+
+# --- the script
+
+
+def make(effort: Effort) -> Iterator[tuple[str, Any]]:
+    """Names of tables and figures, and what is in them."""
+    reference = run(NUTS(model), effort)
+    idatas, rows, planes = {}, [], {"NUTS": _plane_draws(reference)}
+    for name in effort.runs:
+        mcmc = run(kernel(name, effort), effort)
+        report = diagnose(mcmc)
+        rows.append(summary_row(name, mcmc, report, reference))
+        if name == "repaired":
+            continue
+        yield f"{name}.md", _block(report)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say is in the report
+            idatas[name] = to_inference_data(mcmc)
+        planes[name] = _plane_draws(mcmc)
+        if name in ENDS:
+            yield f"compare_{name}.md", _block(compare(mcmc, reference))
+            yield f"{name}.png", marginals(mcmc, reference)
+    head = [f"| {' | '.join(SUMMARY_HEAD)} |", "|---" * len(SUMMARY_HEAD) + "|"]
+    yield "summary.md", "\n".join([*head, *rows])
+    yield "traces.png", traces(idatas)
+    yield "plane.png", plane(planes)
+    yield "modes.md", modes_seen()
+    yield "refused.md", refused_table(mcmc)
+    curves = {}
+    for name in [name for name in ENDS if name in effort.runs]:
+        curves[name] = bias_vs_step(
+            kernel(name, effort),
+            jax.random.key(3),
+            *data(),
+            num_warmup=effort.curve_warmup,
+            num_samples=effort.curve_samples,
+            num_chains=effort.num_chains,
+        )
+        yield f"bias_{name}.md", _block(curves[name])
+    yield "bias.png", bias_curves(curves)
+
+
+def _block(text: Any) -> str:
+    return f"```text\n{text}\n```"
+
+
+def _plane_draws(mcmc: MCMC) -> np.ndarray:
+    draws = mcmc.get_samples()
+    return np.stack([np.asarray(draws["w"][:, 4]), np.asarray(draws["b"])], axis=-1)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As PNG, small enough for a page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print all tables; write tables and figures where that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few draws and one run: a smoke test")
+    parser.add_argument("--write", action="store_true", help="write into the documentation")
+    parser.add_argument("--out", type=Path, help="write into this folder")
+    options = parser.parse_args(arguments)
+    out = DOCS if options.write else options.out
+    for name, made in make(QUICK if options.quick else FULL):
+        if isinstance(made, str):
+            print(f"\n{name}\n{made}", flush=True)
+            if out is not None:
+                path = out / "tables" / f"trust_{name}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(made + "\n")
+        elif out is not None:
+            save(made, out / "figures" / f"trust_{name}")
+        else:
+            plt.close(made)
+
+
+if __name__ == "__main__":
+    main()

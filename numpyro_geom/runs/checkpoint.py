@@ -1,0 +1,156 @@
+"""Checkpoints: the state of a chain after each segment, as arrays with a checksum.
+
+A checkpoint is an ``.npz`` of plain arrays, read without pickle. Its structure is not stored: it
+is that of the state that the kernel's ``init`` makes, so that nothing read from disk decides
+what is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .files import sync_directory, write_atomically
+
+PyTree = Any
+KEEP_EVERY = 10
+"""Of the checkpoints before the last two, those with a number that this divides are kept."""
+
+
+class Checkpoint(NamedTuple):
+    """A position in a run.
+
+    Attributes:
+        number: segments done, those of warm-up included.
+        state: the kernel's state.
+        record: what else there is to know of the run, as JSON can hold it.
+    """
+
+    number: int
+    state: PyTree
+    record: dict[str, Any]
+
+
+class DamagedError(ValueError):
+    """A file whose content does not agree with its checksum."""
+
+
+class Checkpoints:
+    """The checkpoints of a run, in one folder.
+
+    Args:
+        folder: where they are; made if it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def numbers(self) -> list[int]:
+        """Those that are there, damaged ones included, the newest first."""
+        found = (re.fullmatch(r"(\d+)\.npz", path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write one in full or not at all, and let go of old ones.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        arrays = {f"leaf_{k}": _stored(x) for k, x in enumerate(jax.tree.leaves(checkpoint.state))}
+        arrays["record"] = np.frombuffer(json.dumps(checkpoint.record).encode(), np.uint8)
+        arrays["sha256"] = np.frombuffer(_digest(arrays), np.uint8)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_atomically(self._path(checkpoint.number), buffer.getbuffer())
+        sync_directory(self.folder)
+        newest = self.numbers()
+        for number in newest[2:]:
+            if number % KEEP_EVERY:
+                self._path(number).unlink(missing_ok=True)
+
+    def record(self, number: int) -> dict[str, Any]:
+        """What is known of the run, without the state.
+
+        Raises:
+            DamagedError: if the file is damaged.
+        """
+        return self._read(number)[1]
+
+    def load(self, number: int, like: PyTree) -> Checkpoint:
+        """Read one.
+
+        Args:
+            number: which.
+            like: a state of the same structure, shapes and types.
+
+        Raises:
+            DamagedError: if the file is damaged, or holds a state of another form.
+        """
+        arrays, record = self._read(number)
+        leaves, structure = jax.tree.flatten(like)
+        if len(arrays) != len(leaves):
+            raise DamagedError(
+                f"{self._path(number)} holds {len(arrays)} arrays, expected {len(leaves)}"
+            )
+        found = [_restored(arrays[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
+        return Checkpoint(number, jax.tree.unflatten(structure, found), record)
+
+    def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        path = self._path(number)
+        try:
+            # opened here, because NumPy leaves a file open that it cannot read
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            digest = arrays.pop("sha256").tobytes()
+            intact = digest == _digest(arrays)
+            record = json.loads(arrays.pop("record").tobytes()) if intact else {}
+        except Exception as error:  # whatever a reader makes of flipped bits
+            raise DamagedError(f"{path} cannot be read ({error})") from error
+        if not intact:
+            raise DamagedError(f"{path} does not agree with its checksum")
+        return arrays, record
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.npz"
+
+
+def _is_key(x: Any) -> bool:
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _stored(x: Any) -> np.ndarray:
+    array = np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+    # bfloat16 and its like are unknown to NumPy's format
+    return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
+
+
+def _restored(array: np.ndarray, like: Any) -> jax.Array:
+    wanted = jax.random.key_data(like) if _is_key(like) else like
+    dtype = np.dtype(wanted.dtype)
+    if dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        array = array.view(dtype)
+    if array.shape != wanted.shape or array.dtype != dtype:
+        raise DamagedError(
+            f"a checkpoint holds an array of shape {array.shape} and type {array.dtype} where the "
+            f"kernel's state has {wanted.shape} and {dtype}"
+        )
+    value = jax.numpy.asarray(array)
+    return (
+        jax.random.wrap_key_data(value, impl=jax.random.key_impl(like)) if _is_key(like) else value
+    )
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> bytes:
+    digest = hashlib.sha256()
+    for name, x in arrays.items():
+        digest.update(f"{name} {x.shape} {x.dtype.str}".encode())
+        digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    return digest.digest()

@@ -1,0 +1,166 @@
+"""Segments of draws as the groups of an ArviZ container, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from numpyro.infer import MCMC
+
+from ..diagnostics.inference_data import _constants, _Labels
+from ..diagnostics.replay import observed_values, read_model
+from ..diagnostics.results import _sample_stats, of_mcmc, paths
+from ..diagnostics.summary import facts_as_attributes
+from ..kernel import SGKernel
+
+PyTree = Any
+Datasets = dict[str, xr.Dataset]
+
+
+class Describer:
+    """Names, dimensions and attributes of a run's draws, those of `to_inference_data`.
+
+    Args:
+        mcmc: whose draws they are.
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+        created_at: when the run was begun, in ISO format.
+    """
+
+    def __init__(self, mcmc: MCMC, args: tuple, kwargs: dict[str, Any], created_at: str) -> None:
+        self._view = view_of(mcmc, args, kwargs)
+        self._created = {"created_at": created_at}
+        self._static: dict[str, dict[str, np.ndarray]] | None = None
+        self._model: Any = None
+
+    def datasets(self, states: Mapping[str, PyTree], last_state: PyTree) -> Datasets:
+        """Groups of an ArviZ container.
+
+        Args:
+            states: by field of the state, arrays of shape (chains, draws, ...).
+            last_state: the chains' state after them.
+        """
+        view = self._view
+        view._states, view._states_flat, view._last_state = dict(states), None, last_state
+        with _no_draws_yet():
+            results = of_mcmc(view)
+        if self._static is None:
+            observed = {}
+            if results.model is not None:
+                self._model = read_model(results.model, results.args, results.kwargs)
+                observed = observed_values(self._model)
+            constants = _constants(self._model, None, observed)
+            self._static = {"observed_data": observed, "constant_data": constants}
+        groups = {
+            "posterior": results.posterior,
+            "sample_stats": results.sample_stats,
+            **self._static,
+        }
+        labels = _Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
+        attributes = {**self._created, **results.library}
+        found = {
+            group: labels.dataset(group, arrays, attributes)
+            for group, arrays in groups.items()
+            if arrays
+        }
+        found["posterior"].attrs.update(self._attributes(results.attributes))
+        for name, text in results.descriptions.items():
+            if name in results.sample_stats:
+                found["sample_stats"][name].attrs["description"] = text
+        return found
+
+    def summarise(self, datasets: Datasets, states: Mapping[str, PyTree]) -> None:
+        """Set attributes that depend on all draws.
+
+        Args:
+            datasets: what `datasets` has returned for the last segment.
+            states: fields of all draws, the draw itself left out.
+        """
+        view = self._view
+        view._states = {**states, view._sample_field: {}}
+        if isinstance(view.sampler, SGKernel) and view._last_state is not None:
+            datasets["posterior"].attrs.update(facts_as_attributes(view))
+
+    def _attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that do not depend on the draws."""
+        if not isinstance(self._view.sampler, SGKernel):
+            return dict(attributes)
+        with _no_draws_yet():
+            facts = facts_as_attributes(self._view)
+        return {name: x for name, x in attributes.items() if name not in facts}
+
+
+@contextlib.contextmanager
+def _no_draws_yet() -> Iterator[None]:
+    """Before the first segment draws are zero, and means of them say nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def view_of(mcmc: MCMC, args: tuple, kwargs: dict[str, Any]) -> MCMC:
+    """A copy of an MCMC that has these arguments, and nothing of an earlier run."""
+    view = copy.copy(mcmc)
+    view._args, view._kwargs = args, kwargs
+    view._states = view._states_flat = None
+    return view
+
+
+class Names:
+    """Where each field of the state is in an ArviZ container.
+
+    Found by export of a draw whose every entry is another number, so that it holds whatever
+    names the export chooses. A field that the export leaves out is in no container.
+
+    Args:
+        mcmc: whose fields they are.
+        shapes: a segment's, by field, the draw first.
+    """
+
+    def __init__(self, mcmc: MCMC, shapes: Mapping[str, PyTree]) -> None:
+        self.shapes = shapes
+        field, *others = shapes
+        self.draw = [(name, leaf) for name, leaf in paths(shapes[field], "z")]
+        leaves, structure = jax.tree.flatten({name: shapes[name] for name in others})
+        # no whole numbers, which the export might compute
+        marks = [np.full((1, 1), k + 0.5) for k in range(len(leaves))]
+        view = view_of(mcmc, (), {})
+        view._states = {field: {}, **jax.tree.unflatten(structure, marks)}
+        self.stats: dict[str, list[tuple[str, int]]] = {name: [] for name in others}
+        found = {float(x.ravel()[0]): name for name, x in _sample_stats(view).items()}
+        for name in others:
+            for mark in jax.tree.leaves(view._states[name]):
+                value = float(mark[0, 0])
+                if value in found:
+                    self.stats[name].append((found[value], 1))
+                elif -value in found:
+                    self.stats[name].append((found[-value], -1))
+
+    def read(self, groups: Any, *, all_of_them: bool = True) -> dict[str, PyTree]:
+        """Fields of all draws, shaped (chains, draws, ...); or only those with a number a draw."""
+        found: dict[str, PyTree] = {}
+        field, *others = self.shapes
+        if all_of_them:
+            leaves = [_read(groups["posterior"], name, leaf) for name, leaf in self.draw]
+            found[field] = jax.tree.unflatten(jax.tree.structure(self.shapes[field]), leaves)
+        for name in others:
+            leaves, structure = jax.tree.flatten(self.shapes[name])
+            if not all_of_them and any(len(leaf.shape) > 2 for leaf in leaves):
+                continue
+            if len(leaves) == len(self.stats[name]):
+                values = []
+                for (variable, sign), leaf in zip(self.stats[name], leaves, strict=True):
+                    value = _read(groups["sample_stats"], variable, leaf)
+                    values.append(-value if sign < 0 else value)
+                found[name] = jax.tree.unflatten(structure, values)
+        return found
+
+
+def _read(group: Any, name: str, like: Any) -> np.ndarray:
+    return np.asarray(group[name.replace("/", ".")].values).astype(like.dtype)

@@ -1,0 +1,106 @@
+"""Files that are there in full or not at all, one writer a directory, and signals that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+LOCK = "lock"
+
+
+def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
+    """Write a file such that a reader, and a crash at any instant, sees the old one or the new.
+
+    Args:
+        path: where to.
+        parts: bytes, or contiguous arrays of bytes, one after the other.
+        durable: wait until the disk has it, which a loss of power needs and a killed process
+            does not.
+
+    Raises:
+        OSError: if it cannot be written; what was at ``path`` is then still there.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the disk has the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Hold a directory against a second writer; a process that dies lets go of it.
+
+    Raises:
+        RuntimeError: if another run holds it.
+    """
+    with open(directory / LOCK, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            raise RuntimeError(
+                f"{directory} is being written by process {holder or 'unknown'}: expected one "
+                "writer, wait for it or stop it, or use another directory"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+class Stop:
+    """Whether a signal asks to stop, and which.
+
+    Attributes:
+        signal: its name, or None.
+    """
+
+    signal: str | None = None
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Take note; a second SIGINT is a KeyboardInterrupt."""
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Take note of SIGINT and SIGTERM in place of ending; only in the main thread."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    old = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            # a handler that was not set from Python cannot be set from it
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,150 @@
+"""Long runs: in segments, with every finished segment on disk, resumed after a crash.
+
+A run is a row of segments, those of warm-up first. After each its draws are added to a Zarr store
+and the state of the chains is saved; the saved state says that the segment is done. A run that
+goes on from it does to the chains what it would have done without the break, bit for bit.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from .._checks import check_int
+from ..diagnostics.inference_data import _container
+from .describe import Describer, view_of
+from .disk import run_on_disk
+from .files import only_writer, stop_on_signal
+from .plan import Job, Plan, do_segment, no_draws, progress_of, show, warn_if_stopped
+from .result import Run, finish
+from .segments import Segments
+
+PyTree = Any
+
+
+def run(
+    mcmc: MCMC,
+    rng_key: jax.Array,
+    *args: Any,
+    directory: str | os.PathLike[str] | None = None,
+    draws_per_segment: int | None = None,
+    resume: bool | str = "auto",
+    extra_fields: tuple[str, ...] | list[str] = (),
+    init_params: PyTree = None,
+    **kwargs: Any,
+) -> Run:
+    """Run an MCMC in segments that are on disk when they are done.
+
+    Called again with the same arguments after a crash it goes on where the last finished segment
+    ended, and the draws are, bit for bit, those of a run without a break. Any kernel of NumPyro
+    will do. With a larger ``num_samples`` a finished run is continued.
+
+    In ``directory`` there are ``draws.zarr``, which ``xarray.open_datatree`` opens at any time,
+    also while the run is under way; ``state``, what is needed to go on; and ``lock``. Memory does
+    not grow with the number of draws. SIGINT and SIGTERM end the run after the segment at hand;
+    a second SIGINT ends it at once.
+
+    Differences from ``mcmc.run``: draws are ``num_samples // thinning``, and if that leaves a
+    remainder no steps are skipped for it. ``mcmc`` itself holds no draws afterwards: those are
+    in the result.
+
+    Args:
+        mcmc: kernel, lengths and chains; need not have run.
+        rng_key: a key, such as ``jax.random.key(0)``, or one for each chain.
+        args: the model's arguments.
+        directory: where to keep the run; None for memory only.
+        draws_per_segment: draws of each chain in a segment, the unit of what a crash can lose and
+            of what is held in memory; a segment should take a second at least, for what is
+            done between two takes some hundredths. None for up to 1,000 and 32 MiB.
+        resume: ``"auto"`` to go on with what is in the directory, if there is something; True to
+            insist that there is; False to insist that there is not.
+        extra_fields: as for ``mcmc.run``.
+        init_params: as for ``mcmc.run``.
+        kwargs: the model's keyword arguments.
+
+    Returns:
+        Draws so far, as an MCMC and as an ArviZ object.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: if the directory holds another run (the text names what differs), one with
+            more draws, or one none of whose states can be read.
+        FileExistsError: if the directory holds a run and ``resume`` is False.
+        FileNotFoundError: if it holds none and ``resume`` is True.
+        RuntimeError: if another process is writing to the directory.
+        OSError: if a segment cannot be stored; all before it are.
+        ImportError: if there is a directory and Zarr is missing.
+
+    Warns:
+        RuntimeWarning: where a file is damaged and its segment is done again; where versions have
+            changed, and with them perhaps the last bits; where a signal ended the run.
+
+    Examples:
+        >>> import jax, numpyro, tempfile
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_geom.runs import run
+        >>> def model():
+        ...     numpyro.sample("x", dist.Normal(0, 1))
+        >>> mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=200, progress_bar=False)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     result = run(mcmc, jax.random.key(0), directory=directory, draws_per_segment=50)
+        ...     result.idata.posterior["x"].shape
+        (1, 200)
+    """
+    _check(mcmc, resume, directory)
+    if draws_per_segment is not None:
+        draws_per_segment = check_int("draws_per_segment", draws_per_segment)
+    job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
+    if directory is None:
+        return _run_in_memory(job, draws_per_segment)
+    folder = Path(directory).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_writer(folder):
+        return run_on_disk(job, folder, draws_per_segment, resume)
+
+
+def _check(mcmc: Any, resume: Any, directory: Any) -> None:
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(
+            f"expected a numpyro.infer.MCMC, got {type(mcmc).__name__}: pass "
+            "MCMC(kernel, num_warmup=..., num_samples=...)"
+        )
+    if not isinstance(resume, bool) and resume != "auto":
+        raise ValueError(f"resume must be 'auto', True or False, got {resume!r}")
+    if directory is None and resume is True:
+        raise ValueError("resume=True needs a directory: expected the one of the run to go on with")
+    if directory is not None and not isinstance(directory, (str, os.PathLike)):
+        raise TypeError(f"directory must be a path, got {type(directory).__name__}")
+
+
+def _run_in_memory(job: Job, length: int | None) -> Run:
+    segments = Segments(*job, length)
+    mcmc = job.mcmc
+    plan = Plan.of(mcmc, segments.length)
+    state, kept, number, divergences = segments.start, [], 0, 0
+    with stop_on_signal() as stop, progress_of(mcmc, plan, 0) as progress:
+        while number < plan.segments and stop.signal is None:
+            done = do_segment(segments, plan, number, state)
+            state = done.state
+            divergences += done.divergences
+            kept.append(jax.tree.map(lambda x, n=done.draws: x[:, :n], done.states))
+            show(progress, plan, number, divergences, state)
+            number += 1
+    draws = plan.draws(number)
+    warn_if_stopped(stop.signal, draws, plan, "with a directory it could go on")
+    result = finish(view_of(mcmc, job.args, job.kwargs), state)
+    empty = jax.tree.map(lambda x: x[:, :0], no_draws(segments))
+    result._states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), empty, *kept)
+    created_at = datetime.datetime.now(datetime.UTC).isoformat()
+    describer = Describer(mcmc, job.args, job.kwargs, created_at)
+    datasets = describer.datasets(result._states, state)
+    if draws:
+        describer.summarise(datasets, result._states)
+    return Run(result, _container(datasets), draws, draws == plan.num_draws)

@@ -1,0 +1,59 @@
+"""The trust example: what a quick run writes, what the page includes, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the examples extra is not installed")
+
+pytestmark = pytest.mark.arviz
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("trust", ROOT / "examples" / "trust.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_quick_run_writes_tables_and_figures(example: ModuleType, tmp_path: Path) -> None:
+    """No input of the table of errors is accepted, or the run itself raises."""
+    example.main(["--quick", "--out", str(tmp_path)])
+    tables = {path.name for path in (tmp_path / "tables").iterdir()}
+    named = ("step", "compare_step", "summary", "modes", "refused", "bias_step")
+    assert tables == {f"trust_{name}.md" for name in named}
+    figures = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert figures == {f"trust_{name}.png" for name in ("step", "traces", "plane", "bias")}
+    report = (tmp_path / "tables" / "trust_step.md").read_text()
+    # h lam_H is about 2, so that the stiffest variance is twice the target's: 80 draws see that
+    assert re.search(r"^!!  configurational temperature", report, re.M)
+
+
+def test_page_includes_every_table_and_figure() -> None:
+    page = (ROOT / "docs" / "trust.md").read_text()
+    included = set(re.findall(r'^--8<-- "(tables/trust_\w+\.md)"$', page, re.M))
+    assert included == {f"tables/{p.name}" for p in (ROOT / "docs/tables").glob("trust_*.md")}
+    shown = set(re.findall(r"\((figures/trust_\w+\.png)\)", page))
+    files = list((ROOT / "docs/figures").glob("trust_*.png"))
+    assert shown == {f"figures/{p.name}" for p in files}
+    assert all(p.stat().st_size < 150_000 for p in files)
+
+
+def test_an_input_that_is_accepted_is_an_error(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example, "refused", lambda mcmc: [example.Refused("f()", lambda: None)])
+    with pytest.raises(RuntimeError, match=r"accepted, and should not be: f\(\)"):
+        example.refused_table(None)
