@@ -52,9 +52,10 @@ def conjugate_gradients(
 ) -> Array:
     """``G^-1 b`` by preconditioned conjugate gradients; NaN where they do not converge.
 
-    They end where the residual r has ``r'Mr <= tolerance^2 x'b``. With M >= G^-1 that bounds the
-    relative error of x in the norm of G. (The usual criterion, ``|r| <= tolerance |b|``, lets all
-    of x be wrong where G is stiff along b.) Differentiable, by solves of the same kind.
+    They end where the residual r has ``r'Mr <= tolerance^2 x'b``. With M >= G^-1, as that of a
+    prior is, this bounds the relative error of x in the norm of G. (The usual criterion,
+    ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff along b.) Differentiable, by
+    solves of the same kind.
 
     Args:
         product: ``v -> G v``, for positive definite G.

@@ -21,6 +21,7 @@ from numpyro.infer import HMC, MCMC
 
 from numpyro_geom import SGHMC, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import inference_data, replay, temperature
+from numpyro_geom.diagnostics.lines import Run, moment_lines
 from numpyro_geom.diagnostics.report import Line, Report, diagnose
 
 pytestmark = pytest.mark.arviz
@@ -124,6 +125,69 @@ def test_draws_without_a_finite_gradient_are_left_out() -> None:
     assert np.all(np.isfinite(found.sd))
 
 
+def moments_of(z: np.ndarray, grad: np.ndarray) -> list[Line]:
+    """The two lines on moments, or the one that there is instead."""
+    return list(moment_lines(Run({}, {}, {"z.w": z, "grad_U.w": grad}, {}), 1.0))
+
+
+def test_monte_carlo_error_alone_is_hardly_ever_flagged() -> None:
+    rng = np.random.default_rng(0)
+    flagged = 0
+    for _ in range(60):
+        shocks = rng.normal(size=(4, 260, 5))
+        z = np.empty_like(shocks)
+        z[:, 0] = shocks[:, 0]
+        for k in range(1, 260):
+            z[:, k] = 0.6 * z[:, k - 1] + 0.8 * shocks[:, k]
+        flagged += any(line.ok is False for line in moments_of(z, z))
+        one = rng.normal(size=(1, 1000, 40))  # too many coordinates for S
+        flagged += any(line.ok is False for line in moments_of(one, one))
+    # 240 lines, each at 1%: more than 9 has a chance of 1e-4
+    assert flagged <= 9
+
+
+def test_correlations_that_are_not_known_are_told() -> None:
+    z = np.random.default_rng(0).normal(size=(1, 1000, 60))
+    force, virial = moments_of(z, z)
+    assert (force.name, virial.name) == ("scaled force", "scaled virial, less 1")
+    assert force.ok is None
+    assert virial.ok is None
+    assert "no error of a moment" in virial.where
+    wide = z * np.where(np.arange(60) == 7, 1.5, 1.0)
+    assert moments_of(wide, wide)[1].ok is False
+
+
+def test_what_monte_carlo_error_hides_is_neither_right_nor_wrong() -> None:
+    z = np.random.default_rng(0).normal(size=(4, 15, 1))
+    mean, sd = moments_of(z, z)
+    assert sd.ok is None
+    assert "Monte Carlo error hides it" in sd.remark
+    assert mean.ok is (True if abs(mean.value) < 0.25 else None)
+
+
+def test_draws_without_any_gradient_are_flagged() -> None:
+    z = normal(4, 20, 2)
+    grad = z.copy()
+    grad[:, ::2, 0] = grad[:, 1::2, 1] = np.inf
+    (only,) = moments_of(z, grad)
+    assert (only.name, only.value, only.ok) == ("draws with a finite gradient", 0.0, False)
+    (only,) = moments_of(z, np.full_like(z, np.nan))
+    assert (only.name, only.ok) == ("coordinates with a gradient", False)
+
+
+def test_coordinates_that_rounding_hides_are_left_out() -> None:
+    def sparse() -> None:
+        numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
+
+    draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
+    arrays = temperature.gradients_at_draws(replay.read_model(sparse, (), {}), {"p": draws})
+    hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
+    assert hidden.any()  # the last sticks, of which nothing is left
+    assert not hidden[0]
+    found = temperature.moment_errors(arrays, 1.0)
+    assert found.hidden == [f"p[{k}]" for k in np.flatnonzero(hidden)]
+
+
 def rows(X: jax.Array, y: jax.Array) -> None:
     w = numpyro.sample("w", dist.Normal(0, 2).expand([2]).to_event(1))
     scale = numpyro.sample("scale", dist.HalfNormal(1))
@@ -192,6 +256,8 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
         "error of the means, in sd",
         "relative error of the sd",
         "configurational temperature",
+        "configurational temperature, scale",
+        "configurational temperature, w",
         "bias of variances, discretisation",
         "bias of variances, minibatch noise",
         "bias of variances, both",
@@ -201,8 +267,7 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
         "passes over the data",
     }
     assert set(names) == expected | ({"kinetic temperature"} if kind is SGHMC else set())
-    # one line for all sites, and one for each of two
-    assert names.count("configurational temperature") == 3
+    assert direct.to_dataframe().index.is_unique
 
 
 @pytest.mark.slow
@@ -225,8 +290,8 @@ def test_figures_are_those_of_the_run() -> None:
     assert line(found, "bias of variances, both").value == pytest.approx(
         float(jnp.max(parts[0] + parts[1])), rel=1e-3
     )
-    pooled, scale, w = (x for x in found.lines if x.name == "configurational temperature")
-    assert (scale.where, w.where) == ("scale", "w")
+    pooled, scale, w = (x for x in found.lines if x.name.startswith("configurational temperature"))
+    assert scale.name.endswith(", scale")
     assert pooled.value == pytest.approx((scale.value + 2 * w.value) / 3, rel=1e-4)
 
 
@@ -259,7 +324,7 @@ def test_other_kernels_of_numpyro() -> None:
     names = [line.name for line in found.lines]
     assert "divergences" in names
     assert not [n for n in names if "temperature" in n or "bias" in n]
-    assert line(found, "relative error of the sd").ok
+    assert line(found, "relative error of the sd").ok is not False
     ess = line(found, "effective sample size, bulk").value
     assert line(found, "effective draws a second").value == pytest.approx(ess / 2)
     steps = float(mcmc.get_extra_fields()["num_steps"].sum())
@@ -307,7 +372,7 @@ def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -
     found = diagnose(idata_of({"x": normal(4, 500)}, stats, temperature=2.0, bias_tolerance=0.1))
     lines = [x for x in found.lines if "temperature" in x.name]
     assert [x.ok for x in lines] == [ok] * 3
-    assert lines[1].where == "w"
+    assert lines[1].name == "configurational temperature, w"
     assert lines[0].value == pytest.approx(values.mean())
     assert lines[0].error == pytest.approx(2 * 0.5 / 2000**0.5, rel=0.25)
 
@@ -347,14 +412,14 @@ def test_lines_from_sample_stats() -> None:
 def test_text_table_and_html() -> None:
     found = Report(
         (
-            Line("R-hat", 1.2345, None, "at most 1.01", False, "w[0]", "run longer & more"),
+            Line("R-hat", 1.2346, None, "at most 1.01", False, "w[0]", "run longer & more"),
             Line("passes over the data", 12300.0),
             Line("error", 0.125, 0.01, "within 1", True, "w", "unseen"),
         )
     )
     assert str(found).splitlines() == [
         "    figure                value          expected",
-        "!!  R-hat                 1.23           at most 1.01  w[0]: run longer & more",
+        "!!  R-hat                 1.235          at most 1.01  w[0]: run longer & more",
         "    passes over the data  12,300",
         "ok  error                 0.125 +- 0.01  within 1      w",
         "1 of 3 flagged",
@@ -365,7 +430,7 @@ def test_text_table_and_html() -> None:
     assert html.count("<tr") == 4
     table = found.to_dataframe()
     assert list(table.columns) == ["value", "error", "threshold", "ok", "where", "advice"]
-    assert table.loc["R-hat", "value"] == 1.2345
+    assert table.loc["R-hat", "value"] == 1.2346
     assert str(Report(())).endswith("nothing is flagged")
 
 
@@ -418,6 +483,11 @@ def test_chains_that_stand_still_at_different_places_are_flagged() -> None:
 def test_other_sources_are_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"expected a numpyro.infer.MCMC that has run, or the Inf"):
         diagnose(bad)
+
+
+def test_no_variables_are_refused() -> None:
+    with pytest.raises(ValueError, match="var_names is empty"):
+        diagnose(idata_of({"x": normal(2, 20)}), var_names=[])
 
 
 def test_what_is_not_there_is_named() -> None:

@@ -164,7 +164,7 @@ def judge(posterior: P.Posterior, name: str, label: str, sd: np.ndarray, draws: 
                 "kernel": label,
                 "setting": kind,
                 "error": worst_error(posterior, idata, sd),
-                "flags": [line.name for line in report.flagged],
+                "flags": list(dict.fromkeys(kind_of(line.name) for line in report.flagged)),
                 "figures": [[line.name, line.value, line.error] for line in report.lines],
             }
         )
@@ -224,6 +224,12 @@ def table(done: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kind_of(name: str) -> str:
+    """A line's name, that of a site's temperature without the site."""
+    whole = "configurational temperature"
+    return whole if name.startswith(whole) else name
+
+
 REASONS = {
     "draws (R-hat, effective sample sizes, no movement)": {
         "R-hat",
@@ -233,7 +239,12 @@ REASONS = {
         "entries that change from draw to draw",
         "entries that are not finite",
     },
-    "moments from gradients": {"error of the means, in sd", "relative error of the sd"},
+    "moments from gradients": {
+        "error of the means, in sd",
+        "relative error of the sd",
+        "scaled force",
+        "scaled virial, less 1",
+    },
     "temperatures": {"configurational temperature", "kinetic temperature"},
     "bias of the step size": {"bias of variances, both"},
     "relaxation times": {"relaxation times a chain spans"},

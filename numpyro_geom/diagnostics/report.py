@@ -93,7 +93,8 @@ def diagnose(
     r"""Say whether the draws of a run can be trusted, and what to do where they cannot.
 
     Lines that do not apply are left out. A line is flagged (``ok`` is False) if its figure is not
-    as expected:
+    as expected; ``ok`` is None where nothing is expected, and where Monte Carlo error is too large
+    to say:
 
     - **draws**: values that are not finite; effective sample sizes, bulk and tail, of at least 400
       in all; R-hat (rank-normalised) at most 1.01, or, of more than four chains, what 400
@@ -111,7 +112,9 @@ def diagnose(
       the means sees chains that have not arrived; a constant step with a constant metric keeps
       E[grad U] at 0 whatever its bias. A mode that no chain visits neither can see. Flagged where
       larger than 0.25 and 0.05, and than Monte Carlo error explains with a chance of 1% in all
-      coordinates together.
+      coordinates together. In more dimensions than the draws can tell correlations of (a tenth of
+      the effective draws of half the run, at most 200), S is its diagonal, the lines are called
+      **scaled force** and **scaled virial**, and they are flagged or not told.
     - **temperatures**: the mean of (theta - c) . grad U / D over all steps, from the minibatch
       gradients that the kernel used, in total and for each site, and that of r'M^-1 r / D. Both
       are tau for the target. Flagged where off by more than ``bias_tolerance``, beyond Monte Carlo
@@ -126,7 +129,8 @@ def diagnose(
         source: an `MCMC` that has run, with any kernel; or what `to_inference_data` made of it
             (``gradients=True`` there gives the lines on moments), or any other InferenceData or
             DataTree with a ``posterior`` group.
-        var_names: names of the variables of ``posterior`` to look at; None for all.
+        var_names: names of the variables of ``posterior`` whose R-hat and effective sample sizes
+            to look at; None for all.
         gradients: evaluate the gradient on all rows at the draws of an MCMC, for the lines on
             moments. It costs a pass over the data for each draw.
         seconds: how long sampling took, for effective draws a second; None for the attribute
@@ -238,6 +242,8 @@ def _chosen(posterior: Arrays, var_names: str | Sequence[str] | None) -> Arrays:
     if var_names is None:
         return posterior
     names = [var_names] if isinstance(var_names, str) else list(var_names)
+    if not names:
+        raise ValueError("var_names is empty: expected names of variables, or None for all")
     unknown = [name for name in names if name not in posterior]
     if unknown:
         raise ValueError(
@@ -249,4 +255,5 @@ def _chosen(posterior: Arrays, var_names: str | Sequence[str] | None) -> Arrays:
 
 def _value(line: Line) -> str:
     error = "" if line.error is None else f" +- {line.error:.2g}"
-    return _figure(line.value) + error
+    # R-hat is judged by its third decimal
+    return (f"{line.value:.4g}" if line.name == "R-hat" else _figure(line.value)) + error

@@ -15,7 +15,9 @@ target with a star,
 In expectation draws of any target give 0 and 1. For a Gaussian one the first is the error of the
 mean, and the second that of the variance to first order, Monte Carlo error of these draws included.
 S makes them errors of coordinate j: with phi = e_j (theta_j - m_j), the configurational temperature
-of a coordinate, stiff directions that hardly contribute to its variance would dominate.
+of a coordinate, stiff directions that hardly contribute to its variance would dominate. That is
+what is left where draws are too few to know S, and its diagonal stands in: 0 and 1 are still right
+for draws of the target, and what differs from that is no error of a moment.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from numpyro import handlers
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
 from ..minibatch import SubsamplePlates
 from .replay import Arrays, Model, host, latent_draws
+from .scalars import effective_size
 
 POSITION, GRADIENT = "z.", "grad_U."
 """What the names of a site's arrays begin with."""
@@ -41,7 +43,12 @@ MAX_WORK = 2**28
 MAX_FULL_COVARIANCE = 200
 """Coordinates above which S is diagonal."""
 DRAWS_A_COORDINATE = 10
-"""Draws for each coordinate below which S is diagonal: its noise would be the result."""
+"""Effective draws for each coordinate below which S is diagonal: its noise would be the result."""
+MAX_ENTRIES = 500
+"""Coordinates that are looked at where S is diagonal, evenly spaced."""
+LARGEST_ROUNDING = 0.1
+"""Change of an unconstrained coordinate, in sd, from one floating-point number to the next in the
+constrained draw, above which the draw does not tell the coordinate."""
 
 
 class MomentErrors(NamedTuple):
@@ -51,17 +58,25 @@ class MomentErrors(NamedTuple):
         names: of the coordinates, such as ``w[3]``.
         mean: error of the mean, in standard deviations.
         mean_error: its Monte Carlo standard error.
+        mean_size: effective draws behind it.
         sd: relative error of the standard deviation.
         sd_error: its Monte Carlo standard error.
+        sd_size: effective draws behind it.
+        full: whether S is more than its diagonal; if not, see the module's docstring.
         left_out: draws whose position or gradient is not finite.
+        hidden: coordinates that are left out because no draw has a gradient there.
     """
 
     names: list[str]
     mean: np.ndarray
     mean_error: np.ndarray
+    mean_size: np.ndarray
     sd: np.ndarray
     sd_error: np.ndarray
+    sd_size: np.ndarray
+    full: bool
     left_out: int
+    hidden: list[str]
 
 
 def gradients_at_draws(model: Model, posterior: Mapping[str, np.ndarray]) -> Arrays:
@@ -73,7 +88,9 @@ def gradients_at_draws(model: Model, posterior: Mapping[str, np.ndarray]) -> Arr
 
     Returns:
         For each latent site ``w`` the arrays ``z.w`` and ``grad_U.w``, in nats, shaped (chains,
-        draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total.
+        draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total. The gradient
+        is NaN in coordinates that the constrained draws, as floating-point numbers, do not tell
+        (the small entries of a sparse simplex in float32).
 
     Raises:
         ValueError: if the draws of a latent site are missing or discrete.
@@ -90,25 +107,34 @@ def gradients_at_draws(model: Model, posterior: Mapping[str, np.ndarray]) -> Arr
     number = len(range(0, draws, every))
     flat = latent_draws(model, kept)
 
-    def at(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> tuple[dict, dict]:
+    def at(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> tuple[dict, dict, dict]:
         leaves = list(model.leaves)
         for k, x in zip(model.passed, arrays, strict=True):
             leaves[k] = x
         args, kwargs = jax.tree.unflatten(model.structure, leaves)
         fn = SubsamplePlates(handlers.seed(model.fn, random.key(0)))
         z = unconstrain_fn(fn, args, kwargs, draw)
-        return z, jax.grad(lambda z: potential_energy(fn, args, kwargs, z))(z)
+        following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draw)
+        moved = unconstrain_fn(fn, args, kwargs, following)
+        rounding = jax.tree.map(lambda a, b: jnp.abs(a - b), moved, z)
+        return z, jax.grad(lambda z: potential_energy(fn, args, kwargs, z))(z), rounding
 
     @jax.jit
-    def over_draws(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple[dict, dict]:
+    def over_draws(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple:
         at_once = max(1, min(64, MAX_WORK // (256 * rows)))
         return lax.map(lambda draw: at(arrays, draw), draws, batch_size=at_once)
 
-    z, grad = over_draws(model.arrays, {name: jnp.asarray(x) for name, x in flat.items()})
+    places = {name: jnp.asarray(x) for name, x in flat.items()}
+    z, grad, rounding = (jax.tree.map(host, x) for x in over_draws(model.arrays, places))
+    for name, x in z.items():
+        finite = np.isfinite(x) & np.isfinite(rounding[name])
+        changes = np.mean(np.where(finite, rounding[name], 0.0) ** 2, 0) ** 0.5
+        hidden = changes > LARGEST_ROUNDING * np.std(np.where(finite, x, 0.0), 0)
+        grad[name] = np.where(hidden, np.nan, grad[name])
     found: Arrays = {}
     for prefix, tree in ((POSITION, z), (GRADIENT, grad)):
         for name, x in tree.items():
-            found[prefix + name] = host(x).reshape((chains, number, *x.shape[1:]))
+            found[prefix + name] = x.reshape((chains, number, *x.shape[1:]))
     return found
 
 
@@ -127,44 +153,53 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
         temperature: tau of the target, above 0.
     """
     names, z, grad = _columns(arrays)
+    told = ~np.isnan(grad).all((0, 1))
+    hidden = [name for name, x in zip(names, told, strict=True) if not x]
+    names = [name for name, x in zip(names, told, strict=True) if x]
+    z, grad = z[..., told], grad[..., told]
     finite = np.isfinite(z).all(-1) & np.isfinite(grad).all(-1)
+    left_out = int((~finite).sum())
+    if finite.sum() < 4 or not names:
+        none = np.full(len(names), np.nan)
+        return MomentErrors(names, none, none, none, none, none, none, False, left_out, hidden)
+    middle = np.mean(z[finite], 0)
+    centred = np.where(finite[..., None], z - middle, 0.0)
+    size = z.shape[-1]
+    full = size <= MAX_FULL_COVARIANCE
+    full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
+    if not full and size > MAX_ENTRIES:
+        some = np.unique(np.linspace(0, size - 1, MAX_ENTRIES).astype(int))
+        names, centred, grad = [names[k] for k in some], centred[..., some], grad[..., some]
     half = z.shape[1] // 2
     parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
-    middle = np.mean(z[finite], 0)
-    mean, ratio = np.full((2, *z.shape), np.nan)
+    mean, ratio = np.full((2, *centred.shape), np.nan)
     for here, there in parts:
-        others = z[:, there][finite[:, there]] - middle
-        pulled, variance = _times_covariance(grad[:, here], others)
+        others = centred[:, there][finite[:, there]]
+        variance = np.mean(others**2, 0)
         scale = np.where(variance > 0, variance, np.nan)
-        mean[:, here] = pulled / (temperature * np.sqrt(scale))
-        ratio[:, here] = (z[:, here] - middle) * pulled / (temperature * scale)
-    (mean, mean_error), (ratio, error) = (_mean_and_error(x, finite) for x in (mean, ratio))
+        pull = grad[:, here]
+        pull = pull @ (others.T @ others / len(others)) if full else pull * variance
+        mean[:, here] = pull / (temperature * np.sqrt(scale))
+        ratio[:, here] = centred[:, here] * pull / (temperature * scale)
+    # of a Gaussian the spreads are 1 and 2^1/2; a low estimate has a low spread of its own
+    mean, mean_error, mean_size = _mean_and_error(mean, finite, 1.0)
+    ratio, error, sd_size = _mean_and_error(ratio, finite, 2**0.5)
     sd = np.sqrt(np.maximum(ratio, 0.0))
+    sd_error = error / (2 * np.maximum(sd, 0.5))
     return MomentErrors(
-        names, mean, mean_error, sd - 1, error / (2 * np.maximum(sd, 0.5)), int((~finite).sum())
+        names, mean, mean_error, mean_size, sd - 1, sd_error, sd_size, full, left_out, hidden
     )
 
 
-def _times_covariance(grad: np.ndarray, centred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """S times the gradients, and the diagonal of S."""
-    size = grad.shape[-1]
-    variance = np.mean(centred**2, 0)
-    if size > min(MAX_FULL_COVARIANCE, len(centred) // DRAWS_A_COORDINATE):
-        return grad * variance, variance
-    return grad @ (centred.T @ centred / len(centred)), variance
-
-
-def _mean_and_error(values: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over draws of (chains, draws, D) and their Monte Carlo errors."""
+def _mean_and_error(
+    values: np.ndarray, finite: np.ndarray, least_spread: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means over draws of (chains, draws, D), their Monte Carlo errors, and effective draws."""
     mean = values[finite].mean(0)
     filled = np.where(finite[..., None], values, mean)
-    spread = filled.std((0, 1))
-    moving = spread > 0
-    error = np.zeros(len(mean))
-    if moving.any():
-        effective = effective_sample_size(filled[..., moving])
-        error[moving] = spread[moving] / np.sqrt(effective)
-    return mean, error
+    spread = np.maximum(filled.std((0, 1)), least_spread)
+    effective = effective_size(np.nan_to_num(filled))
+    return mean, spread / np.sqrt(effective), effective
 
 
 def _columns(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray, np.ndarray]:

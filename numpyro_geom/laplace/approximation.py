@@ -323,8 +323,9 @@ def draw_one(
     else:
         check_dense(target.size, "log_weight=True", "log_weight=False")
         # the geodesic after the volume of the start: no two calls of LAPACK at a time
-        velocity = jnp.where(jnp.isfinite(start.volume), start.velocity, jnp.nan)
-        geodesic, volume = with_log_volume(end, velocity)
+        known = jnp.isfinite(start.volume)
+        geodesic, volume = with_log_volume(end, jnp.where(known, start.velocity, 0.0))
+        geodesic = geodesic._replace(success=geodesic.success & known)
     geodesic = geodesic._replace(success=geodesic.success & start.found)
     if not log_weight:
         return geodesic, volume
