@@ -227,7 +227,6 @@ def refused(mcmc: MCMC) -> list[Refused]:
         Refused("compare(mcmc, mcmc.get_samples())", lambda: compare(mcmc, mcmc.get_samples())),
         Refused('compare({"b": b}, {"w": w})', lambda: compare(_only("b"), _only("w"))),
         Refused("compare(draws, mcmc)  # a NaN in them", lambda: compare(broken, mcmc)),
-        Refused('compare(mcmc, mcmc, var_names="b")', lambda: compare(mcmc, mcmc, var_names="b")),
         Refused("compare(mcmc, [1.0, 2.0])", lambda: compare(mcmc, [1.0, 2.0])),
         Refused("bias_vs_step(NUTS(model), key, X, y)", lambda: bias_vs_step(NUTS(model), key)),
         Refused("bias_vs_step(SGRLD(model), X, y)", lambda: bias_vs_step(SGRLD(model), X, y)),

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import _linalg
+from ._linalg import inverse
+
 PyTree = Any
 
 
@@ -87,19 +90,19 @@ def divide(x: jax.Array, factor: Any) -> jax.Array:
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(factor, LowRank):
         rows = rows / factor.diagonal
-        part = jnp.linalg.solve(_capacitance(factor).T, _matmul(factor.first, rows.T)).T
+        part = _matmul(_matmul(rows, factor.first.T), inverse(_capacitance(factor)))
         rows = rows - _matmul(part, factor.second / factor.diagonal)
     else:
-        rows = jnp.linalg.solve(factor.T, rows.T).T
+        rows = _matmul(rows, inverse(factor))
     return rows.reshape(x.shape)
 
 
 def log_abs_det(factor: Any) -> jax.Array:
-    """Of a full factor by one LU decomposition, which XLA shares with the gradient P^-T."""
+    """Log of the absolute determinant of a factor."""
     if isinstance(factor, LowRank):
-        small = jnp.linalg.slogdet(_capacitance(factor))[1]
+        small = _linalg.log_abs_det(_capacitance(factor))
         return jnp.sum(jnp.log(jnp.abs(factor.diagonal))) + small
-    return jnp.linalg.slogdet(factor)[1]
+    return _linalg.log_abs_det(factor)
 
 
 def _capacitance(factor: LowRank) -> jax.Array:

@@ -1,4 +1,10 @@
-"""Solves with positive definite matrices: by a factor, and by products alone."""
+"""Solves and determinants that batches cannot stop, and solves by products alone.
+
+On the CPU (jaxlib 0.10) a call of LAPACK on a batch waits, in a thread of the pool, for work that
+it gives to the same pool: two calls that may run at the same time stop a machine of two cores for
+ever. Batches come from `jax.vmap`, over chains or draws. So either each call waits for the one
+before (`solve_positive`), or a batch is a loop of calls on one matrix, which wait for nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import cho_solve
 
 Array = jax.Array
@@ -16,11 +23,8 @@ Array = jax.Array
 def solve_positive(matrix: Array, b: Array) -> Array:
     """``matrix^-1 b`` by a Cholesky factor; NaN where ``matrix`` is not positive definite.
 
-    Each call of LAPACK in it, and in its derivative ``matrix^-1 (db - dmatrix x)``, waits for the
-    one before, and the first for ``b``. On the CPU (jaxlib 0.10) a call on a batch waits, in a
-    thread of the pool, for work that it gives to the same pool: two calls that may run at the same
-    time stop a machine of two cores for ever, and the derivatives of `jnp.linalg.cholesky` and
-    `solve_triangular` have such pairs.
+    It waits for ``b``. The derivative is ``matrix^-1 (db - dmatrix x)``; those of
+    `jnp.linalg.cholesky` and `solve_triangular` have calls of LAPACK side by side.
 
     Args:
         matrix: symmetric, shape (D, D).
@@ -41,6 +45,40 @@ def _factor_and_solve(matrix: Array, b: Array) -> tuple[Array, Array]:
     # not finite anyway if b is not: what makes the factor wait for b
     factor = jnp.linalg.cholesky(jnp.where(jnp.all(jnp.isfinite(b)), matrix, jnp.nan))
     return factor, cho_solve((factor, True), b)
+
+
+@jax.custom_jvp
+def log_abs_det(matrix: Array) -> Array:
+    """Log of the absolute determinant of a square matrix."""
+    return _one_by_one(_log_abs_det)(matrix)
+
+
+@log_abs_det.defjvp
+def _log_abs_det_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    (matrix,), (change,) = primals, tangents
+    return log_abs_det(matrix), _dot(inverse(matrix).T, change)
+
+
+@jax.custom_jvp
+def inverse(matrix: Array) -> Array:
+    """Inverse of a square matrix."""
+    return _one_by_one(jnp.linalg.inv)(matrix)
+
+
+@inverse.defjvp
+def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    whole = inverse(*primals)
+    first = jnp.matmul(whole, tangents[0], precision=lax.Precision.HIGHEST)
+    return whole, -jnp.matmul(first, whole, precision=lax.Precision.HIGHEST)
+
+
+def _log_abs_det(matrix: Array) -> Array:
+    return jnp.linalg.slogdet(matrix)[1]
+
+
+def _one_by_one(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """``fn``, of which a batch is a loop on the CPU."""
+    return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 
 
 def conjugate_gradients(

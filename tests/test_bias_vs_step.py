@@ -47,11 +47,11 @@ def gaussian() -> BiasCurve:
 
 
 def expected(variance: float, noise: float, own: float, factors: tuple[float, ...]) -> tuple:
-    """Limit and relative bias from the line through exact sds."""
+    """Sds, limit and bias relative to the sd at the smallest h, from the line through exact sds."""
     h = own * np.array(factors)
     sd = np.sqrt(variance * (1 + h * noise / 2) / (1 - h / (2 * variance)))
     slope, limit = np.polyfit(h, sd, 1)
-    return sd, limit, slope * own / limit
+    return sd, limit, slope * own / sd[-1]
 
 
 def check(line: ScalarBias, exact: tuple) -> None:
@@ -92,7 +92,7 @@ def test_result_in_text_table_and_html() -> None:
     assert "the most sd of z[1], +1" in text
     assert repr(curve) == text
     frame = curve.to_dataframe()
-    assert frame.shape == (4, 13)
+    assert frame.shape == (4, 14)
     assert frame.loc[("z[1]", "sd"), "at_0.05"] == curve.scalars[3].values[1]
     assert "<td>z[1]</td>" in curve._repr_html_()
 
@@ -129,13 +129,13 @@ def test_minibatch_noise_and_the_automatic_step() -> None:
     assert lines["twice", "sd"].bias == pytest.approx(lines["mu", "sd"].bias, rel=1e-3)
 
 
-def line(values: list[float], error: float) -> ScalarBias:
+def line(values: list[float], error: float, size: float = 1e6) -> ScalarBias:
     from numpyro_geom.diagnostics import bias
     from numpyro_geom.diagnostics.scalars import Moments
 
     h = np.array([0.4, 0.2, 0.1])
-    one = np.ones(1)
-    found = [Moments(0 * one, error * one, v * one, error * one, one, one) for v in values]
+    one, many = np.ones(1), np.full(1, size)
+    found = [Moments(0 * one, error * one, v * one, error * one, many, many) for v in values]
     return bias._lines(("x",), 0.4, h, found)[1]
 
 
@@ -143,7 +143,8 @@ def test_exact_line_and_its_errors() -> None:
     fitted = line([1.4, 1.2, 1.1], 0.01)
     assert fitted.limit == pytest.approx(1.0)
     assert fitted.slope == pytest.approx(1.0)
-    assert fitted.bias == pytest.approx(0.4)
+    assert fitted.bias == pytest.approx(0.4 / 1.1)
+    assert fitted.ess == 1e6
     assert fitted.fit == pytest.approx(1.0)
     # least squares: var(slope) = s^2 / sum (h - mean)^2, var(limit) = s^2 (1/3 + mean^2 / sum)
     spread = np.sum((np.array([0.4, 0.2, 0.1]) - 0.7 / 3) ** 2)
@@ -165,6 +166,100 @@ def test_no_bias_within_noise() -> None:
     curve = BiasCurve((mean, flat), 0.4, (0.4, 0.2, 0.1), (1, 2, 4), (0, 0, 0))
     assert curve.verdict.startswith("no bias seen at h = 0.4")
     assert "first order" not in curve.verdict
+    assert "says little" not in curve.verdict
+    few = [s._replace(ess=9.0) for s in (mean, flat)]
+    curve = BiasCurve(tuple(few), 0.4, (0.4, 0.2, 0.1), (1, 2, 4), (0, 0, 0))
+    assert "That says little: x has 9 effective draws" in curve.verdict
+
+
+def test_an_sd_below_zero_at_no_step_has_no_verdict() -> None:
+    steep = line([5.0, 2.0, 0.5], 0.01)
+    assert steep.limit < -10 * steep.limit_error
+    # slope 15.0 from the three points, over the sd at the smallest h
+    assert steep.bias == pytest.approx(15.0 * 0.4 / 0.5)
+    assert steep.bias_error > 0
+    mean = steep._replace(moment="mean", bias=0.0)
+    curve = BiasCurve((mean, steep), 0.4, (0.4, 0.2, 0.1), (1, 2, 4), (0, 0, 0))
+    assert curve.biased == ()
+    assert curve.negative == (steep,)
+    assert "an sd below 0 at h = 0 for 1 of them (sd of x)" in curve.verdict
+    assert "use smaller factors" in curve.verdict
+    assert "-10" not in str(curve)
+
+
+def test_false_alarms_with_few_effective_draws() -> None:
+    from numpyro_geom.diagnostics import bias
+    from numpyro_geom.diagnostics.scalars import moments
+
+    rng, r, number = np.random.default_rng(0), 0.97, 400
+    found = []
+    for _ in range(3):
+        x = rng.normal(size=(200, 4, number))
+        for t in range(1, 200):
+            x[t] = r * x[t - 1] + np.sqrt(1 - r**2) * x[t]
+        found.append(moments(x.swapaxes(0, 1)))
+    h = (0.4, 0.2, 0.1)
+    lines = bias._lines(tuple(map(str, range(number))), 0.4, np.array(h), found)
+    assert np.median([s.ess for s in lines]) < 15
+    pairs = [lines[k : k + 2] for k in range(0, 2 * number, 2)]
+    curves = [BiasCurve(pair, 0.4, h, (1, 2, 4), (0, 0, 0)) for pair in pairs]
+    # 1% of 400 are 4, sd 2: 10 are three of them above; normal quantiles give 14
+    assert sum(bool(c.biased) for c in curves) <= 10
+    assert sum(bool(c.bent) for c in curves) <= 10
+
+
+def test_entries_that_never_change_are_left_out() -> None:
+    from numpyro_geom.diagnostics import bias
+    from numpyro_geom.diagnostics.scalars import Scalars
+
+    x = np.random.default_rng(0).normal(size=(2, 10, 3))
+    x[..., 1] = 0.1  # whose mean of 20 is not exactly 0.1
+    names = ("L[0]", "L[1]", "L[2]")
+    still = bias._standing(Scalars(names, x))
+    np.testing.assert_array_equal(still, [np.nan, 0.1, np.nan])
+    np.testing.assert_array_equal(bias._constant(names, np.stack([still] * 3)), [0, 1, 0])
+    stuck = np.array([0.3, 0.1, np.nan])
+    with pytest.raises(ValueError, match=r"got \['L\[0\]'\], the same in all draws of a run"):
+        bias._constant(names, np.stack([still, still, stuck]))
+    with pytest.raises(ValueError, match="got none"):
+        bias._constant(names[1:2], np.stack([still[1:2]] * 3))
+
+
+SHAPES: list[tuple[int, ...]] = []
+
+
+def seen(x: np.ndarray) -> np.ndarray:
+    SHAPES.append(np.shape(x))
+    return x
+
+
+def with_constant(y: jax.Array) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    numpyro.deterministic("both", jnp.stack([jnp.float32(1), mu]))
+    shape = jax.ShapeDtypeStruct((), mu.dtype)
+    fixed = jax.lax.stop_gradient(mu)
+    costly = jax.pure_callback(seen, shape, fixed, vmap_method="expand_dims")
+    numpyro.deterministic("costly", costly)
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+@pytest.mark.slow
+def test_one_chain_one_name_and_a_constant_entry() -> None:
+    curve = bias_vs_step(
+        SGRLD(with_constant, step_size=0.1, num_steps=1),
+        random.key(0),
+        jnp.float32(0.5),
+        num_warmup=0,
+        num_samples=16,
+        num_chains=1,
+        var_names="both",
+        init_params={"mu": jnp.zeros(())},  # no axis of chains, as for `MCMC.run`
+    )
+    assert {s.name for s in curve.scalars} == {"both[1]"}
+    assert curve.constant == ("both[0]",)
+    assert "constant, left out: both[0]" in str(curve)
+    # sites that are not asked for are not computed at the draws
+    assert (1, 16) not in SHAPES
 
 
 QUIET = {"num_warmup": 4, "num_samples": 8, "num_chains": 2, "init_params": jnp.zeros((2, 2))}
@@ -219,3 +314,5 @@ def test_errors() -> None:
         bias_vs_step(kernel, random.key(0), factors=0.5)
     with pytest.raises(ValueError, match="found in warm-up"):
         bias_vs_step(SGRLD(potential_fn=energy), random.key(0), num_warmup=0)
+    with pytest.raises(ValueError, match=r"no sites \['mu'\]: it has \['z'\]"):
+        bias_vs_step(kernel, random.key(0), var_names="mu", **QUIET)

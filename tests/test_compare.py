@@ -220,7 +220,55 @@ def test_what_only_one_side_has_is_left_out_and_named() -> None:
     found = compare({**x, "extra": x["w"]}, {**y, "other": y["w"]})
     assert found.left_out == ("extra", "other")
     assert "in one of the two only, left out: extra, other" in str(found)
-    assert compare({**x, "extra": x["w"]}, y, var_names=["w"]).left_out == ()
+    for names in (["w"], "w"):
+        assert compare({**x, "extra": x["w"]}, y, var_names=names).left_out == ()
+
+
+class Ended(MCMC):
+    """A run that has ended with given draws."""
+
+    def __init__(self, draws: Any) -> None:
+        super().__init__(NUTS(model), num_warmup=0, num_samples=1, progress_bar=False)
+        self._states, self._last_state = {self._sample_field: draws}, None
+
+
+def test_names_with_a_slash_are_those_of_exports() -> None:
+    import arviz as az
+
+    x, y = two()
+    groups = {"posterior": {"net.w": y["w"]}}
+    exported = az.from_dict(groups) if az.__version__ >= "1" else az.from_dict(**groups)
+    draws = {"net/w": x["w"], "mu": x["w"][..., 0]}
+    for names in ("net/w", ["net.w"], None):
+        found = compare(Ended(draws), exported, var_names=names)
+        assert [s.name for s in found.scalars] == ["net.w[0]", "net.w[1]", "net.w[2]"]
+        assert found.left_out == (() if names else ("mu",))
+    with pytest.raises(ValueError, match="names that differ once each slash is a dot"):
+        compare({"a/b": x["w"], "a.b": x["w"]}, y)
+
+
+def test_positions_in_tuples_and_nested_dicts() -> None:
+    x, y = two()
+    positions = ({"a": x["w"][..., 0]}, x["w"])
+    found = compare(Ended(positions), {"z.0.a": y["w"][..., 0], "z.1": y["w"]})
+    assert [s.name for s in found.scalars] == ["z.0.a", "z.1[0]", "z.1[1]", "z.1[2]"]
+
+
+def test_draws_of_a_vector_are_not_chains() -> None:
+    flat = np.random.default_rng(0).normal(size=(1000, 10))
+    with pytest.raises(ValueError, match="'w' of shape .1000, 10. would be 1000 chains of 10"):
+        compare({"w": flat}, {"w": flat})
+    # many short chains of a run are what they are
+    assert compare(Ended({"w": flat}), Ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
+
+
+def test_coverage_of_draws_that_are_all_inside() -> None:
+    rng = np.random.default_rng(10)
+    x, y = rng.uniform(-1.5, 1.5, size=(4, 500, 1)), rng.normal(size=(4, 500, 1))
+    (row,) = table(x, y)
+    assert row.coverage == 1.0
+    # sqrt(0.9 x 0.1 / n), both sides with 2,000 independent draws, up to the error of an ESS
+    assert row.coverage_noise == pytest.approx(0.3 * np.sqrt(2 / 2000), rel=0.2)
 
 
 def test_chains_that_stand_still_differ() -> None:
@@ -250,7 +298,8 @@ def test_many_scalars_show_the_worst() -> None:
     found = compare({"w": x}, {"w": y})
     lines = str(found).splitlines()
     assert lines[1].startswith("w[37]")
-    assert len(lines) == 1 + comparison.SHOWN + 5
+    assert len(lines) == 1 + comparison.SHOWN + 6
+    assert "draws: 2 chains of 200; reference: 2 chains of 200" in lines
     assert found.to_dataframe().shape == (40, 12)
 
 
@@ -266,8 +315,6 @@ def test_errors() -> None:
         compare(x, {"v": y["w"]})
     with pytest.raises(ValueError, match=r"draws has no variables \['v'\]"):
         compare(x, y, var_names=["v"])
-    with pytest.raises(TypeError, match="list of names"):
-        compare(x, y, var_names="w")
     with pytest.raises(ValueError, match="must have one shape"):
         compare(x, {"w": y["w"][..., :2]})
     with pytest.raises(ValueError, match="as many chains and draws"):

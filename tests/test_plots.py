@@ -51,7 +51,8 @@ def test_comparison_has_a_panel_and_rank_bars_for_each_scalar() -> None:
 def test_comparison_on_axes_of_the_user() -> None:
     x, y = pair()
     _, own = plt.subplots()
-    (panel,) = plots.plot_comparison({"v": x["w"][..., 0]}, {"v": y["w"][..., 0]}, ax=own)
+    one = [{**z, "v": z["w"][..., 0]} for z in (x, y)]
+    (panel,) = plots.plot_comparison(*one, "v", ax=own)
     assert panel is own
     with pytest.raises(ValueError, match="ax must be 3 axes, one a scalar, got 1"):
         plots.plot_comparison(x, y, ax=own)
@@ -129,16 +130,28 @@ def test_bias_has_points_and_lines_through_zero() -> None:
     containers = {c.get_label(): c for c in ax.containers}
     assert set(containers) == {"mean of a", "sd of a"}
     points = containers["sd of a"].lines[0]
-    # sd 1 + h, so that the bias over the sd at 0 is h
-    np.testing.assert_allclose(points.get_ydata(), [0.4, 0.2, 0.1, 0.0], atol=1e-12)
+    # sd 1 + h, so that the bias over the sd at the smallest h is h / 1.1
+    np.testing.assert_allclose(points.get_ydata(), np.array([4, 2, 1, 0]) / 11, atol=1e-12)
     fitted = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_xdata()[0] == 0]
     ends = [line.get_ydata() for line in fitted if line.get_ydata()[1] > 0.1]
-    np.testing.assert_allclose(ends, [[0.0, 0.412]], atol=1e-12)
+    np.testing.assert_allclose(ends, [[0.0, 0.412 / 1.1]], atol=1e-12)
+    assert len(plots.plot_bias(curve(), "a").containers) == 2
     assert len(plots.plot_bias(curve()).containers) == 4
     with pytest.raises(ValueError, match=r"no scalars \['c'\]"):
         plots.plot_bias(curve(), ["c"])
     with pytest.raises(TypeError, match="expected a BiasCurve, got dict"):
         plots.plot_bias({})
+
+
+def test_an_sd_without_a_limit_is_drawn_upright() -> None:
+    h, error = np.array([0.4, 0.2, 0.1]), np.array([0.01])
+    found = [Moments(0 * error, error, np.array([s]), error, error, error) for s in (5, 2, 0.5)]
+    steep = BiasCurve(bias._lines(("a",), 0.4, h, found), 0.4, tuple(h), (1, 2, 4), (0, 0, 0))
+    assert steep.scalars[1].limit < 0
+    containers = {c.get_label(): c for c in plots.plot_bias(steep).containers}
+    assert set(containers) == {"mean of a", "sd of a, no verdict"}
+    heights = containers["sd of a, no verdict"].lines[0].get_ydata()
+    np.testing.assert_allclose(np.diff(heights[:3]), [-3 / 0.5, -1.5 / 0.5])
 
 
 def test_calibration_of_known_predictions() -> None:
@@ -156,6 +169,12 @@ def test_calibration_of_known_predictions() -> None:
         plots.plot_calibration(np.zeros((3, 4, 2)), labels)
     with pytest.raises(ValueError, match="not logits"):
         plots.plot_calibration(3 * probs, labels)
+    with pytest.raises(ValueError, match="sums from 0.8 to 0.8"):
+        plots.plot_calibration(np.full((20, 2), 0.4), labels)
+    with pytest.raises(ValueError, match="labels must lie between 0 and 1, got some from 1 to 2"):
+        plots.plot_calibration(probs, labels + 1)
+    with pytest.raises(ValueError, match="bins must be an integer of at least 1, got 0"):
+        plots.plot_calibration(probs, labels, bins=0)
 
 
 def test_connectivity_of_a_double_well() -> None:
@@ -228,6 +247,8 @@ def test_density_errors() -> None:
         plots.plot_density_2d(
             banana, limits=((-1, 1), (-1, 1)), metric=lambda z: jnp.diag(jnp.array([1.0, -1.0]))
         )
+    with pytest.raises(ValueError, match="log_density must be finite .* got 25921 NaN of 25921"):
+        plots.plot_density_2d(lambda z: jnp.nan * z[0], limits=((-1, 1), (-1, 1)))
 
 
 def test_matplotlib_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import arviz as az
@@ -10,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
+from numpyro_geom.diagnostics import predictive_regression
 from numpyro_geom.diagnostics.predictive import (
     classification,
     confidence,
@@ -210,7 +213,8 @@ def test_distances_in_arviz_objects() -> None:
     idata = exported(posterior={"a": a, "b": b})
     flat = np.concatenate([a, b[..., None]], axis=-1)
     np.testing.assert_allclose(draw_distances(idata), draw_distances(flat))
-    np.testing.assert_allclose(draw_distances(idata, var_names=["a"]), draw_distances(a))
+    for names in (["a"], "a"):
+        np.testing.assert_allclose(draw_distances(idata, var_names=names), draw_distances(a))
     with pytest.raises(ValueError, match="var_names must be variables of the posterior"):
         draw_distances(idata, var_names=["c"])
 
@@ -255,6 +259,21 @@ def test_distances_by_hand() -> None:
     np.testing.assert_allclose(draw_distances(7 * x, normalised=True), relative)
 
 
+def test_distances_of_a_run_are_within_its_chains() -> None:
+    x = np.random.default_rng(3).normal(size=(2, 30, 4))
+    mcmc = MCMC(NUTS(lambda: None), num_warmup=0, num_samples=30, progress_bar=False)
+    with pytest.raises(ValueError, match="has not run"):
+        draw_distances(mcmc)
+    draws = {"w": x[..., :3], "b": x[..., 3]}
+    mcmc._states, mcmc._last_state = {mcmc._sample_field: draws}, None
+    np.testing.assert_allclose(draw_distances(mcmc), draw_distances(x))
+    with pytest.raises(ValueError, match=r"begin with \(2, 30\), which looks like \(chains, draws"):
+        draw_distances(draws)
+    # not where it cannot be told, nor where one array is not so
+    assert draw_distances({"w": x[:, :20]}).shape == (1,)
+    assert draw_distances({"w": x, "b": x[:, 0]}).shape == (1,)
+
+
 # --- curvature
 
 
@@ -272,6 +291,27 @@ def test_curvature_of_quadratics_is_exact() -> None:
     gradient = np.einsum("dij,nj->dni", matrices, X) + slopes[:, None]
     expected = largest[:, None] / (np.linalg.norm(gradient, axis=-1) + 1e-6)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_memory_of_curvature_does_not_grow_with_rows() -> None:
+    rows, width = 2048, 64
+
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w).sum()
+
+    of_all = jax.jit(partial(predictive_regression._curvatures, fn, jax.random.key(0), 2))
+    program = of_all.lower(jnp.ones((1, 3, width)), jnp.ones((rows, 3))).compile()
+    # one hidden layer of all rows
+    assert program.memory_analysis().temp_size_in_bytes < 4 * rows * width
+
+
+def test_rows_in_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = lambda a, x: 0.5 * a * x @ x  # noqa: E731
+    draws, X = jnp.array([1.0, 3.0]), jnp.arange(1.0, 6)[:, None]
+    monkeypatch.setattr(predictive_regression, "ROWS_AT_ONCE", 2)
+    # Hessian a, gradient a x
+    expected = np.broadcast_to(1 / np.arange(1.0, 6), (2, 5))
+    np.testing.assert_allclose(input_curvature(fn, draws, X), expected, rtol=1e-5)
 
 
 def test_curvature_where_the_iteration_could_go_wrong() -> None:
@@ -331,6 +371,11 @@ NAN = np.where(np.arange(3) == 1, np.nan, 0.5) * np.ones((2, 3))
         (ValueError, "logits must be finite", lambda: classification(NAN, Y, logits=True)),
         (ValueError, "must sum to 1", lambda: classification(2 * P, Y)),
         (ValueError, "must not be negative", lambda: classification(P - [0.5, 0, 0, -0.5], Y)),
+        (
+            ValueError,
+            r"looks like \(rows, classes\): pass p\[None\]",
+            lambda: classification(P[0], Y),
+        ),
         (ValueError, "pass logits=True", lambda: classification([[1.5, 0.0, 0.0]], [0, 1, 1])),
         (TypeError, "labels must be integers", lambda: classification(P, Y + 0.0)),
         (ValueError, r"labels must have shape \(3,\)", lambda: classification(P, Y[:2])),

@@ -420,6 +420,12 @@ def test_scores_of_a_run_and_of_its_export() -> None:
         scores(with_param, idata, y)
 
 
+def test_a_run_that_has_not_run() -> None:
+    mcmc = MCMC(SGRLD(with_param), num_warmup=0, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match="the MCMC has not run"):
+        scores(with_param, mcmc)
+
+
 # --- bad input
 
 GOOD = np.random.default_rng(0).normal(size=(10, 2))

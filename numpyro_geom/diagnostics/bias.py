@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from numpyro.util import is_prng_key
-from scipy.stats import chi2
+from scipy import stats
 
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant, Schedule
 from .bias_curve import MOMENTS, BiasCurve, ScalarBias
 from .results import paths
-from .scalars import moments, to_scalars
+from .scalars import Moments, Scalars, moments, to_scalars
 
 SETTLING = 5
 """A fifth as many draws as are kept are dropped first at each new step size."""
@@ -33,7 +33,7 @@ def bias_vs_step(
     num_warmup: int = 500,
     num_samples: int = 1000,
     num_chains: int = 4,
-    var_names: Sequence[str] | None = None,
+    var_names: str | Sequence[str] | None = None,
     init_params: Any = None,
     **kwargs: Any,
 ) -> BiasCurve:
@@ -42,8 +42,9 @@ def bias_vs_step(
     Without a Metropolis test the bias of a mean or an sd is b h to first order, from
     discretisation and minibatch noise alike. So a line is fitted to each moment, with the inverse
     squares of its Monte Carlo errors for weights; it meets h = 0 at the unbiased value (Richardson
-    extrapolation), and b h over the sd there is the bias, with an error bar, and without any
-    reference. A chi squared test tells where a line does not fit.
+    extrapolation), and b h over the sd at the smallest h is the bias, with an error bar, and
+    without any reference. An F test tells where a line does not fit. Both allow for few effective
+    draws, whose errors are themselves uncertain.
 
     The kernel warms up once, by its own rules, and so learns metric, friction and step size; its
     own step size, a number or the median over chains of the automatic one, times each of
@@ -63,8 +64,11 @@ def bias_vs_step(
         num_warmup: draws of warm-up.
         num_samples: draws of each chain at each step size; a fifth as many are dropped before.
         num_chains: vectorised chains; with many, errors are better known.
-        var_names: sites to report, deterministic ones included; None for the latent ones.
-        init_params: start of each chain, as for `numpyro.infer.MCMC.run`.
+        var_names: site or sites to report, deterministic ones included; None for the latent ones.
+            Entries that never change, such as those above the diagonal of a Cholesky factor, are
+            left out.
+        init_params: start of each chain, as for `numpyro.infer.MCMC.run`: with a leading axis of
+            chains if there are several.
         **kwargs: of the model.
 
     Returns:
@@ -73,7 +77,8 @@ def bias_vs_step(
     Raises:
         TypeError: for another kernel than this package's, and for other arguments of a wrong type.
         ValueError: for kernels whose bias is not that of a step size, a step size that changes,
-            temperature 0, and values out of range.
+            temperature 0, values out of range, unknown sites, and scalars that stand still in a
+            run.
 
     Examples:
         >>> import jax
@@ -102,7 +107,11 @@ def bias_vs_step(
     kernel = copy.copy(kernel)
     kernel._forget_model()
     keys = random.split(rng_key, num_chains)
+    if num_chains == 1 and init_params is not None:
+        init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
     state = kernel.init(keys, num_warmup, init_params, args, kwargs)
+    constrain = jax.vmap(kernel.postprocess_fn(args, kwargs))
+    names = _choose(jax.eval_shape(constrain, state.z), state.z, var_names)
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
@@ -111,25 +120,29 @@ def bias_vs_step(
     num_steps = int(np.median(state.num_steps)) if kernel._num_steps is None else kernel._num_steps
 
     run = jax.jit(functools.partial(_run, kernel, num_samples, args, kwargs))
-    constrain = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, kwargs))))
+
+    @jax.jit
+    def chosen(z: Any) -> dict[str, jax.Array]:
+        # within the program: what is not asked for is neither computed nor kept
+        found = dict(paths(jax.vmap(constrain)(z), "z"))
+        return {name: found[name] for name in names}
+
     step_sizes = tuple(step_size * factor for factor in sizes)
     steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
-    found, undone = [], []
+    found, undone, standing = [], [], []
     for h, number in zip(step_sizes, steps, strict=True):
         state, z, flags = run(state, jnp.asarray(h), jnp.asarray(number))
-        names = tuple(z) if var_names is None and isinstance(z, dict) else var_names
-        scalars = to_scalars(_choose(constrain(z), names), f"the run at h = {h:.3g}")
+        arrays = {name: np.asarray(x) for name, x in chosen(z).items()}
+        scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
         found.append(moments(scalars.values))
+        standing.append(_standing(scalars))
         undone.append(int(flags.sum()))
-    moving = np.min([m.sd for m in found], axis=0) > 0
-    still = [name for name, moves in zip(scalars.names, moving, strict=True) if not moves]
-    if still:
-        raise ValueError(
-            f"expected scalars that vary, got {still}, the same in all draws of a run: leave them "
-            "out by var_names, or look for undone steps"
-        )
-    lines = _lines(scalars.names, step_size, np.array(step_sizes), found)
-    return BiasCurve(lines, step_size, step_sizes, steps, tuple(undone))
+    same = _constant(scalars.names, np.stack(standing))
+    constant = tuple(name for name, flag in zip(scalars.names, same, strict=True) if flag)
+    kept = tuple(name for name, flag in zip(scalars.names, same, strict=True) if not flag)
+    found = [Moments(*(x[~same] for x in m)) for m in found]
+    lines = _lines(kept, step_size, np.array(step_sizes), found)
+    return BiasCurve(lines, step_size, step_sizes, steps, tuple(undone), constant)
 
 
 class _Given(Schedule):
@@ -193,17 +206,37 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
     return tuple(sizes)
 
 
-def _choose(values: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
-    """Numeric sites as arrays on the host."""
-    arrays = {name: np.asarray(x) for name, x in paths(values, "z")}
+def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the sites to report; by default those of the position."""
+    known = [name for name, _ in paths(values, "z")]
     if names is None:
-        return arrays
-    if isinstance(names, str):
-        raise TypeError(f"var_names must be a list of names, got the string {names!r}")
-    missing = sorted(set(names) - set(arrays))
-    if missing:
-        raise ValueError(f"the model has no sites {missing}: it has {sorted(arrays)}")
-    return {name: arrays[name] for name in names}
+        return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
+    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    missing = sorted(set(chosen) - set(known))
+    if missing or not chosen:
+        raise ValueError(f"the model has no sites {missing}: it has {sorted(known)}")
+    return chosen
+
+
+def _standing(scalars: Scalars) -> np.ndarray:
+    """The value of a scalar that is one in all draws; NaN of one that moves."""
+    first = scalars.values[0, 0]
+    return np.where(np.all(scalars.values == first, axis=(0, 1)), first, np.nan)
+
+
+def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
+    """Which scalars are one same value in all runs; ``standing`` has shape (runs, scalars)."""
+    same = np.all(standing == standing[0], axis=0)
+    stuck = np.any(np.isfinite(standing), axis=0) & ~same
+    odd = [name for name, flag in zip(names, stuck, strict=True) if flag]
+    if odd:
+        raise ValueError(
+            f"expected scalars that vary, got {odd}, the same in all draws of a run but not of all "
+            "runs: look for undone steps, or leave them out by var_names"
+        )
+    if np.all(same):
+        raise ValueError(f"expected scalars that vary, got none: {list(names)} never change")
+    return same
 
 
 def _lines(
@@ -211,13 +244,14 @@ def _lines(
 ) -> tuple[ScalarBias, ...]:
     """Weighted least squares of mean and sd of all scalars."""
     fits: dict[str, _Line] = {}
+    size = np.min([m.least_size for m in found], axis=0)
     for moment in MOMENTS:
         values = np.stack([getattr(m, moment) for m in found])
         errors = np.stack([getattr(m, f"{moment}_error") for m in found])
-        fits[moment] = _fit(step_sizes, values, errors)
+        fits[moment] = _fit(step_sizes, values, errors, size)
     result = []
     for k, name in enumerate(names):
-        sd = float(fits["sd"].limit[k])
+        sd = float(fits["sd"].values[-1][k])  # the limit can be below 0
         for moment, line in fits.items():
             slope, error = float(line.slope[k]), float(line.slope_error[k])
             result.append(
@@ -233,6 +267,7 @@ def _lines(
                     slope * own / sd,
                     error * own / sd,
                     float(line.fit[k]),
+                    float(size[k]),
                 )
             )
     return tuple(result)
@@ -250,8 +285,11 @@ class _Line(NamedTuple):
     fit: np.ndarray
 
 
-def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray) -> _Line:
-    """Values = limit + slope h, weights 1 / errors^2; values of shape (step sizes, scalars)."""
+def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray) -> _Line:
+    """Values = limit + slope h, weights 1 / errors^2; values of shape (step sizes, scalars).
+
+    Errors are known from ``size`` effective draws, and squares of residuals have an F law.
+    """
     weights = 1 / errors**2
     total = weights.sum(0)
     centre = (weights * h[:, None]).sum(0) / total
@@ -267,5 +305,7 @@ def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray) -> _Line:
         limit_error=np.sqrt(1 / total + centre**2 / spread),
         slope=slope,
         slope_error=np.sqrt(1 / spread),
-        fit=chi2.sf((weights * residual**2).sum(0), len(h) - 2),
+        fit=stats.f.sf(
+            (weights * residual**2).sum(0) / (len(h) - 2), len(h) - 2, np.maximum(size - 1, 1.0)
+        ),
     )

@@ -6,8 +6,10 @@ import html
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scipy.stats import norm
+import numpy as np
+from scipy.stats import t
 
+from .comparison import FEW
 from .scalars import align, figure, to_html
 
 FALSE_ALARM = 0.01
@@ -29,10 +31,11 @@ class ScalarBias(NamedTuple):
         limit_error: its error.
         slope: of the line, per unit of h.
         slope_error: its error.
-        bias: slope times the kernel's own step size over the sd at h = 0: for a mean in sds, for
-            an sd relative.
+        bias: slope times the kernel's own step size over the sd at the smallest h, which unlike
+            the limit is always positive: for a mean in sds, for an sd relative.
         bias_error: its error.
-        fit: probability of deviations from the line as large, by chance (chi squared).
+        fit: probability of deviations from the line as large, by chance (F test).
+        ess: least effective sample size of mean and sd over the runs.
     """
 
     name: str
@@ -46,6 +49,7 @@ class ScalarBias(NamedTuple):
     bias: float
     bias_error: float
     fit: float
+    ess: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,6 +62,7 @@ class BiasCurve:
         step_sizes: those that were run.
         num_steps: steps a draw at each of them.
         undone: draws with undone steps at each of them.
+        constant: scalars that are one and the same number in all runs, left out.
     """
 
     scalars: tuple[ScalarBias, ...]
@@ -65,6 +70,7 @@ class BiasCurve:
     step_sizes: tuple[float, ...]
     num_steps: tuple[int, ...]
     undone: tuple[int, ...]
+    constant: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([align(*self._table()), "", *self._lines()])
@@ -89,10 +95,24 @@ class BiasCurve:
 
     @property
     def biased(self) -> tuple[ScalarBias, ...]:
-        """Those with more bias than chance allows, at 1% for all together; the largest first."""
-        limit = norm.isf(FALSE_ALARM / 2 / len(self.scalars))
-        seen = [s for s in self.scalars if abs(s.bias) > limit * s.bias_error]
+        """Those with more bias than chance allows, at 1% for all together; the largest first.
+
+        By Student's t, with one degree of freedom less than effective draws; without those in
+        ``negative``.
+        """
+        level = FALSE_ALARM / 2 / len(self.scalars)
+        limits = t.isf(level, np.maximum([s.ess - 1 for s in self.scalars], 1.0))
+        seen = [
+            s
+            for s, limit in zip(self.scalars, limits, strict=True)
+            if not _is_negative(s) and abs(s.bias) > limit * s.bias_error
+        ]
         return tuple(sorted(seen, key=lambda s: -abs(s.bias)))
+
+    @property
+    def negative(self) -> tuple[ScalarBias, ...]:
+        """Sds whose line is not above 0 at h = 0, of which nothing can be said."""
+        return tuple(s for s in self.scalars if _is_negative(s))
 
     @property
     def bent(self) -> tuple[ScalarBias, ...]:
@@ -105,12 +125,18 @@ class BiasCurve:
         """The largest bias at the kernel's own step size, or how much could have been seen."""
         where = f"at h = {self.step_size:.3g}, the kernel's own"
         if not self.biased:
-            errors = [max(s.bias_error for s in self.scalars if s.moment == m) for m in MOMENTS]
+            judged = [s for s in self.scalars if not _is_negative(s)]
+            errors = [
+                max((s.bias_error for s in judged if s.moment == m), default=0.0) for m in MOMENTS
+            ]
             text = (
                 f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
                 f"within noise, which is up to {errors[0]:.1g} sd for means and "
                 f"{100 * errors[1]:.2g}% for sds"
             )
+            least = min(self.scalars, key=lambda s: s.ess)
+            if least.ess < FEW:
+                text += f". That says little: {least.name} has {least.ess:.0f} effective draws"
         else:
             worst = self.biased[0]
             text = (
@@ -118,10 +144,14 @@ class BiasCurve:
                 f"most {worst.moment} of {worst.name}, {_bias_text(worst)}"
             )
         if self.bent:
-            named = ", ".join(f"{s.moment} of {s.name}" for s in self.bent[:3])
             text += (
-                f". A line in h does not fit {len(self.bent)} of them ({named}): the limits at "
-                "h = 0 are off, use smaller factors"
+                f". A line in h does not fit {len(self.bent)} of them ({_named(self.bent)}): the "
+                "limits at h = 0 are off, use smaller factors"
+            )
+        if self.negative:
+            text += (
+                f". A line in h gives an sd below 0 at h = 0 for {len(self.negative)} of them "
+                f"({_named(self.negative)}), of which there is no verdict: use smaller factors"
             )
         return text
 
@@ -159,7 +189,17 @@ class BiasCurve:
                 f"draws with undone steps: {', '.join(map(str, self.undone))}. They avoid part of "
                 "the target, which no line in h describes: use smaller factors"
             )
+        if self.constant:
+            lines.append(f"constant, left out: {', '.join(self.constant)}")
         return [*lines, self.verdict]
+
+
+def _is_negative(s: ScalarBias) -> bool:
+    return s.moment == "sd" and s.limit <= 0
+
+
+def _named(scalars: tuple[ScalarBias, ...]) -> str:
+    return ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
 
 
 def _bias_text(s: ScalarBias) -> str:

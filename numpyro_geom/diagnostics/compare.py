@@ -10,7 +10,15 @@ from scipy import stats
 
 from .comparison import Comparison, ScalarDifference
 from .joint import FEWEST_DRAWS, Distance, distances, thin
-from .scalars import Moments, Scalars, effective_size, moments, read_draws, to_scalars
+from .scalars import (
+    Moments,
+    Scalars,
+    effective_size,
+    moments,
+    read_draws,
+    stored_name,
+    to_scalars,
+)
 
 INTERVAL = 0.9
 """Of the reference, whose share of the draws is compared."""
@@ -20,7 +28,7 @@ def compare(
     draws: Any,
     reference: Any,
     *,
-    var_names: Sequence[str] | None = None,
+    var_names: str | Sequence[str] | None = None,
     wasserstein: bool = False,
     seed: int = 0,
 ) -> Comparison:
@@ -49,7 +57,7 @@ def compare(
     Args:
         draws: a run MCMC, an InferenceData or DataTree, or a dict of arrays (chains, draws, ...).
         reference: draws to hold against, likewise.
-        var_names: variables to compare; None for all numeric ones that both have.
+        var_names: variable or variables to compare; None for all numeric ones that both have.
         wasserstein: add the exact Wasserstein-1 distance (needs POT; some 20 assignment problems).
         seed: of directions and permutations.
 
@@ -59,7 +67,8 @@ def compare(
     Raises:
         TypeError: for draws in another form.
         ValueError: for runs without common variables, for shapes that differ, values that are not
-            finite, fewer than 8 draws a chain, and scalars that vary in the draws alone.
+            finite, fewer than 8 draws a chain, plain arrays with more than 10 times as many chains
+            as draws, and scalars that vary in the draws alone.
         ImportError: with ``wasserstein=True`` where POT is missing.
 
     Examples:
@@ -85,11 +94,12 @@ def compare(
     if number >= FEWEST_DRAWS:
         some = [z[rng.permutation(len(z))[:number]] for z in few]
         joint = distances(some[0], some[1], rng, wasserstein=wasserstein)
-    return Comparison(scalars, joint, left_out, constant)
+    sizes = x.values.shape[:2], y.values.shape[:2]
+    return Comparison(scalars, joint, left_out, constant, sizes)
 
 
 def common(
-    draws: Any, reference: Any, var_names: Sequence[str] | None
+    draws: Any, reference: Any, var_names: str | Sequence[str] | None
 ) -> tuple[Scalars, Scalars, tuple[str, ...], tuple[str, ...]]:
     """Scalars of both sides, names of variables left out, and of scalars that are constant.
 
@@ -97,13 +107,12 @@ def common(
         TypeError, ValueError: as `compare`.
     """
     mine, theirs = read_draws(draws, "draws"), read_draws(reference, "reference")
-    if isinstance(var_names, str):
-        raise TypeError(f"var_names must be a list of names, got the string {var_names!r}")
     if var_names is None:
         names = [name for name in mine if name in theirs]
         left_out = tuple(sorted(set(mine) ^ set(theirs)))
     else:
-        names, left_out = list(dict.fromkeys(var_names)), ()
+        chosen = [var_names] if isinstance(var_names, str) else var_names
+        names, left_out = list(dict.fromkeys(map(stored_name, chosen))), ()
         for what, arrays in (("draws", mine), ("reference", theirs)):
             missing = sorted(set(names) - set(arrays))
             if missing:
@@ -152,7 +161,9 @@ def differences(
     # on the log scale, where the error of an sd is the same whatever the sd
     safe = np.where(own.sd > 0, own.sd, np.finfo(float).tiny)
     relative = own.sd_error / safe, other.sd_error / scale
-    coverage, share, coverage_parts = _coverage(x.values, y.values)
+    coverage, share, coverage_parts = _coverage(
+        x.values, y.values, (own.mean_size, other.mean_size)
+    )
     w1, unit_floor = _wasserstein(x.values, y.values, scale)
     n, m = (np.minimum(size, _number(s)) for size, s in zip(sizes, (x, y), strict=True))
     floor = unit_floor * np.sqrt(1 / n + 1 / m)
@@ -206,15 +217,22 @@ def _two_sided(
 
 
 def _coverage(
-    x: np.ndarray, y: np.ndarray
+    x: np.ndarray, y: np.ndarray, sizes: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Shares of the draws and of the reference within its central interval, and their errors."""
+    """Shares of the draws and of the reference within its central interval, and their errors.
+
+    Where all draws are inside, or none, autocovariances tell nothing, and the effective sizes of
+    the means, ``sizes``, are used.
+    """
     tail = (1 - INTERVAL) / 2
     low, high = np.quantile(y, [tail, 1 - tail], axis=(0, 1))
     inside = [((z >= low) & (z <= high)).astype(float) for z in (x, y)]
     share = inside[1].mean(axis=(0, 1))  # not 0.9 where values are discrete
     variance = np.maximum(share * (1 - share), tail * tail)
-    errors = [np.sqrt(variance / effective_size(z)) for z in inside]
+    errors = []
+    for z, size in zip(inside, sizes, strict=True):
+        moves = np.ptp(z, axis=(0, 1)) > 0
+        errors.append(np.sqrt(variance / np.where(moves, effective_size(z), size)))
     return inside[0].mean(axis=(0, 1)), share, (errors[0], errors[1])
 
 

@@ -61,6 +61,7 @@ class Comparison:
         joint: distances between the joint laws; none where there are too few effective draws.
         left_out: variables that only one of the two has.
         constant: scalars that are one and the same number in both.
+        sizes: chains and draws of each, of the draws and of the reference.
         within_noise: whether nothing is larger than chance allows, at 1% for all together.
         verdict: that in words.
     """
@@ -69,6 +70,7 @@ class Comparison:
     joint: tuple[Distance, ...]
     left_out: tuple[str, ...]
     constant: tuple[str, ...]
+    sizes: tuple[tuple[int, int], tuple[int, int]]
     within_noise: bool = field(init=False)
     verdict: str = field(init=False)
 
@@ -149,7 +151,8 @@ class Comparison:
         return header, rows
 
     def _lines(self) -> list[str]:
-        lines = []
+        own, other = (f"{chains} chains of {draws}" for chains, draws in self.sizes)
+        lines = [f"draws: {own}; reference: {other}"]
         if len(self.scalars) > SHOWN:
             lines.append(f"the {SHOWN} of {len(self.scalars)} scalars that differ the most")
         for d in self.joint:

@@ -124,7 +124,8 @@ def plot_density_2d(
         ax: axes to draw on.
 
     Raises:
-        ValueError: for draws of another shape, and without limits, draws or paths.
+        ValueError: for draws of another shape, without limits, draws or paths, and for a density
+            that is nowhere finite, or infinite.
         ImportError: without Matplotlib.
     """
     points = None if draws is None else np.asarray(draws, float).reshape(-1, np.shape(draws)[-1])
@@ -143,7 +144,13 @@ def plot_density_2d(
     axis = [np.linspace(*limit, 161) for limit in limits]
     grid = np.stack(np.meshgrid(*axis), axis=-1)
     value = np.asarray(jax.jit(jax.vmap(jax.vmap(log_density)))(jnp.asarray(grid)), float)
-    mass = np.exp(value - np.nanmax(value))
+    most = np.max(value, initial=-np.inf, where=~np.isnan(value))
+    if not np.isfinite(most):
+        raise ValueError(
+            f"log_density must be finite somewhere within limits={limits} and nowhere infinite, "
+            f"got {np.isnan(value).sum()} NaN of {value.size} values and a largest of {most}"
+        )
+    mass = np.exp(value - most)
     mass = np.where(np.isfinite(mass), mass, 0.0)
     ranked = np.sort(mass.ravel())[::-1]
     share = np.cumsum(ranked) / ranked.sum()

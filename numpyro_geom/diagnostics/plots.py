@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
+from .._checks import check_int
 from .bias_curve import BiasCurve, ScalarBias
 from .compare import common, differences
 from .comparison import ScalarDifference
 from .landscape import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .predictive_input import TOLERANCE, class_labels, prediction
 from .scalars import effective_size, moments
 
 __all__ = [
@@ -38,7 +40,7 @@ DRAWS, REFERENCE = "tab:blue", "0.75"
 
 
 def plot_comparison(
-    draws: Any, reference: Any, var_names: Sequence[str] | None = None, *, ax: Any = None
+    draws: Any, reference: Any, var_names: str | Sequence[str] | None = None, *, ax: Any = None
 ) -> Any:
     """Posterior over reference, one panel a scalar, with rank bars below.
 
@@ -50,7 +52,7 @@ def plot_comparison(
     Args:
         draws: as for `numpyro_geom.diagnostics.compare`.
         reference: likewise.
-        var_names: variables to draw; None for all that both have, up to 16 scalars.
+        var_names: variable or variables to draw; None for all that both have, up to 16 scalars.
         ax: axes for one scalar, or an array of as many as there are scalars.
 
     Returns:
@@ -214,15 +216,16 @@ def _traces(ax: Any, values: np.ndarray) -> None:
         ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
 
 
-def plot_bias(curve: BiasCurve, names: Sequence[str] | None = None, *, ax: Any = None) -> Any:
+def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax: Any = None) -> Any:
     """Bias of means and sds against the step size, with the fitted lines.
 
-    The vertical axis is relative to the fitted value at h = 0, for means in standard deviations;
-    bars are one Monte Carlo error to either side, that at h = 0 of the extrapolated value.
+    The vertical axis is the distance from the fitted value at h = 0, over the sd at the smallest h;
+    bars are one Monte Carlo error to either side, that at h = 0 of the extrapolated value. An sd
+    whose line is below 0 there has "no verdict" in the legend.
 
     Args:
         curve: from `numpyro_geom.diagnostics.bias_vs_step`.
-        names: scalars to draw; None for the six means and sds that stand out the most.
+        names: scalar or scalars to draw; None for the six means and sds that stand out the most.
         ax: axes to draw on.
 
     Raises:
@@ -233,6 +236,7 @@ def plot_bias(curve: BiasCurve, names: Sequence[str] | None = None, *, ax: Any =
     if not isinstance(curve, BiasCurve):
         raise TypeError(f"expected a BiasCurve, got {type(curve).__name__}")
     known = list(dict.fromkeys(s.name for s in curve.scalars))
+    names = [names] if isinstance(names, str) else names
     missing = [name for name in names or () if name not in known]
     if missing:
         raise ValueError(f"the curve has no scalars {missing}: it has {known}")
@@ -242,14 +246,14 @@ def plot_bias(curve: BiasCurve, names: Sequence[str] | None = None, *, ax: Any =
     else:
         shown = [s for s in curve.scalars if s.name in names]
     ax = axes_or_new(ax, (6, 4))
-    sds = {s.name: s.limit for s in curve.scalars if s.moment == "sd"}
+    sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
     h = np.array(curve.step_sizes)
     for k, s in enumerate(shown):
         _bias_line(ax, s, sds[s.name], h, f"C{k}", k - len(shown) / 2)
     ax.axhline(0, color="0.5", linewidth=0.8)
     own = {"color": "0.5", "linewidth": 0.8, "linestyle": ":", "label": "kernel's own h"}
     ax.axvline(curve.step_size, **own)
-    ax.set(xlabel="step size h", ylabel="bias, in sd at h = 0")
+    ax.set(xlabel="step size h", ylabel="bias, in sd at the smallest h")
     ax.legend(fontsize="small", frameon=False)
     return ax
 
@@ -263,7 +267,7 @@ def _bias_line(ax: Any, s: ScalarBias, sd: float, h: np.ndarray, color: str, shi
     at = np.append(h, 0.0) + offset
     values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
     errors = np.append(np.array(s.errors), s.limit_error) / sd
-    label = f"{s.moment} of {s.name}"
+    label = f"{s.moment} of {s.name}" + (", no verdict" if is_sd and s.limit <= 0 else "")
     ax.errorbar(at, values, errors, linestyle="none", markerfacecolor=face, label=label, **style)
     ends = np.array([0.0, 1.03 * h.max()])
     ax.plot(ends, s.slope * ends / sd, color=color, linestyle="-" if is_sd else "--", linewidth=1)
@@ -284,7 +288,9 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
         ax: axes to draw on.
 
     Raises:
-        ValueError: for shapes that do not fit and probabilities out of range.
+        TypeError: for labels that are not integers.
+        ValueError: for shapes that do not fit, probabilities out of range or that do not sum to 1,
+            labels that are not those of classes, and fewer bins than one.
         ImportError: without Matplotlib.
 
     Source: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
@@ -297,9 +303,15 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
             "expected probs of shape (rows, classes) or (rows,) and labels of shape (rows,), got "
             f"{np.shape(probs)} and {truth.shape}: average over draws first"
         )
-    if not np.all((p >= 0) & (p <= 1)):
-        raise ValueError("probs must be between 0 and 1: give probabilities, not logits")
-    confidence = p.max(axis=1)
+    total = p.sum(axis=1)
+    if not np.all((p >= 0) & (p <= 1)) or np.abs(total - 1).max() > TOLERANCE:
+        raise ValueError(
+            "probs must be between 0 and 1 and sum to 1 over classes, got sums from "
+            f"{total.min():.6g} to {total.max():.6g}: give probabilities, not logits"
+        )
+    predicted = prediction(p[None], None, logits=False)
+    truth, bins = class_labels(labels, predicted), check_int("bins", bins)
+    confidence = predicted.mean.max(axis=1)
     right = (p.argmax(axis=1) == truth).astype(float)
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(index, minlength=bins)

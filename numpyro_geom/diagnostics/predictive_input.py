@@ -11,6 +11,8 @@ from .._checks import check_flag
 
 GROUPS = ("posterior_predictive", "posterior")
 """Where an ArviZ object is searched for the variable, in this order."""
+TOLERANCE = 1e-3
+"""Of a sum of probabilities; float32 softmax over a thousand classes is off by some 1e-5."""
 
 
 class Prediction(NamedTuple):
@@ -55,10 +57,14 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
         x = x - log_sum_exp(x)[..., None]
         return Prediction(np.exp(x), x)
     if x.ndim == 2:
+        if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < TOLERANCE:
+            raise ValueError(
+                f"probabilities of shape {x.shape} are read as (draws, rows), those of class 1 of "
+                "two, but each row sums to 1 and looks like (rows, classes): pass p[None]"
+            )
         x = np.stack([1 - x, x], axis=-1)
     total = x.sum(axis=-1)
-    # float32 softmax over a thousand classes is off by some 1e-5
-    if x.min() < 0 or np.abs(total - 1).max() > 1e-3:
+    if x.min() < 0 or np.abs(total - 1).max() > TOLERANCE:
         raise ValueError(
             f"probabilities must not be negative and must sum to 1 over classes, got a smallest of "
             f"{x.min():.3g} and sums from {total.min():.6g} to {total.max():.6g}: for logits pass "

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
 from .._checks import check_flag, check_int
+from .summary import check_run
 
 EPSILON = 1e-6
 """Added to the norm of the gradient, as Srinivas et al. have it."""
+MANY = 10
+"""Times as long is the second axis of arrays whose first is rather one of chains."""
+ROWS_AT_ONCE = 256
+"""Rows whose Hessian-vector products are in memory at once."""
 
 
 class Regression(NamedTuple):
@@ -88,18 +95,19 @@ def regression(means: Any, sds: Any, y: Any) -> Regression:
 
 
 def draw_distances(
-    draws: Any, *, normalised: bool = False, var_names: Sequence[str] | None = None
+    draws: Any, *, normalised: bool = False, var_names: str | Sequence[str] | None = None
 ) -> np.ndarray:
     """Euclidean distances between successive draws, |theta' - theta| or |theta' - theta| / |theta|.
 
     Args:
-        draws: an array, shape (draws, D) or (chains, draws, D); a dict of arrays by site (nested
-            ones too) of one chain, each shaped (draws, ...); or an ArviZ object with a
-            ``posterior``. All sites count together.
+        draws: a run MCMC; an ArviZ object with a ``posterior``; an array, shape (draws, D) or
+            (chains, draws, D); or a dict of arrays by site (nested ones too) of one chain, each
+            shaped (draws, ...), which ``get_samples(group_by_chain=True)`` does not give: pass
+            the MCMC. All sites count together.
         normalised: divide by the norm of the earlier draw, which takes out the scale that
             normalisation layers leave free.
-        var_names: of an ArviZ object, the variables to take; None for all, and deterministic
-            sites are among them.
+        var_names: of an ArviZ object, the variable or variables to take; None for all, and
+            deterministic sites are among them.
 
     Returns:
         Shape (draws - 1,), or (chains, draws - 1) with chains.
@@ -107,7 +115,8 @@ def draw_distances(
     Raises:
         TypeError: for values that are not real numbers.
         ValueError: for shapes that do not fit, fewer than two draws, values that are not finite,
-            unknown variables, or a draw of norm 0 that is to be divided by.
+            unknown variables, a dict whose leading axis seems to be one of chains, an MCMC that
+            has not run, or a draw of norm 0 that is to be divided by.
 
     Examples:
         >>> from numpyro_geom.diagnostics.predictive import draw_distances
@@ -196,13 +205,7 @@ def input_curvature(
             "sum the loss"
         )
     key = random.key(0) if rng_key is None else rng_key
-
-    @jax.jit
-    def of_all(draws: Any, X: jax.Array) -> jax.Array:
-        of_rows = jax.vmap(lambda p, x: _curvature(fn, p, x, key, num_iterations), (None, 0))
-        return lax.map(lambda p: of_rows(p, X), draws)
-
-    found = np.asarray(of_all(draws, X))
+    found = np.asarray(jax.jit(partial(_curvatures, fn, key, num_iterations))(draws, X))
     bad = np.argwhere(~np.isfinite(found))
     if len(bad):
         raise ValueError(
@@ -211,6 +214,18 @@ def input_curvature(
             "two derivatives there"
         )
     return found
+
+
+def _curvatures(
+    fn: Callable, rng_key: jax.Array, num_iterations: int, draws: Any, X: jax.Array
+) -> jax.Array:
+    """Of all draws at all rows, shape (draws, rows), in memory that does not grow with either."""
+
+    def of_draw(params: Any) -> jax.Array:
+        of_row = partial(_curvature, fn, params, rng_key=rng_key, num_iterations=num_iterations)
+        return lax.map(of_row, X, batch_size=min(ROWS_AT_ONCE, len(X)))
+
+    return lax.map(of_draw, draws)
 
 
 def _curvature(
@@ -232,11 +247,12 @@ def _curvature(
     return largest / (jnp.linalg.norm(gradient(x).ravel()) + EPSILON)
 
 
-def _parts(draws: Any, var_names: Sequence[str] | None) -> list[np.ndarray]:
+def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray]:
     """Finite float64 arrays, all of shape (draws, k) or all of (chains, draws, k)."""
     if hasattr(draws, "posterior"):
         posterior = draws.posterior
-        names = list(posterior.data_vars) if var_names is None else list(var_names)
+        chosen = [var_names] if isinstance(var_names, str) else var_names
+        names = list(posterior.data_vars) if chosen is None else list(chosen)
         unknown = [name for name in names if name not in posterior]
         if unknown or not names:
             raise ValueError(
@@ -247,8 +263,13 @@ def _parts(draws: Any, var_names: Sequence[str] | None) -> list[np.ndarray]:
         leading = 2
     elif var_names is not None:
         raise ValueError("var_names is for ArviZ objects: pick entries of a dict before the call")
+    elif isinstance(draws, MCMC):
+        check_run(draws)
+        samples = draws.get_samples(group_by_chain=True)
+        values, leading = [np.asarray(x) for x in jax.tree.leaves(samples)], 2
     elif isinstance(draws, Mapping):
         values, leading = [np.asarray(x) for x in jax.tree.leaves(dict(draws))], 1
+        _check_not_chains(values)
     else:
         values = [np.asarray(jax.device_get(draws))]
         leading = values[0].ndim - 1
@@ -260,6 +281,17 @@ def _parts(draws: Any, var_names: Sequence[str] | None) -> list[np.ndarray]:
             f"{[x.shape for x in values]}"
         )
     return [_real("draws", x).reshape((*shape, -1)) for x in values]
+
+
+def _check_not_chains(values: list[np.ndarray]) -> None:
+    """Raise where all arrays begin with (a few, very many), which is rather (chains, draws)."""
+    leads = {x.shape[:2] for x in values}
+    if len(leads) == 1 and len(lead := leads.pop()) == 2 and lead[1] > MANY * lead[0]:
+        raise ValueError(
+            f"arrays in a dict must have shape (draws, ...), and all begin with {lead}, which "
+            "looks like (chains, draws): pass the MCMC itself or one chain; if these are draws, "
+            "then as one array (draws, D)"
+        )
 
 
 def _real(name: str, value: Any) -> np.ndarray:

@@ -13,10 +13,13 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
+from .results import paths
 from .summary import check_run
 
 FEWEST_DRAWS = 8
 """Draws a chain below which halves of it have no autocovariance to speak of."""
+MOST_CHAINS = 10
+"""Times as many chains as draws: in a plain array that is rather draws of a vector."""
 COLUMNS = 128
 """Scalars whose autocovariances are in memory at once."""
 
@@ -63,18 +66,19 @@ def read_draws(source: Any, what: str) -> dict[str, np.ndarray]:
 
     Args:
         source: a run MCMC, an InferenceData or DataTree with a posterior, a Dataset of such, or a
-            dict of arrays.
+            dict of arrays. A slash in a name becomes a dot, as in exports.
         what: its name, for errors.
 
     Raises:
         TypeError: for anything else.
-        ValueError: for a run without draws, and for arrays without both leading axes.
+        ValueError: for a run without draws, for arrays without both leading axes, and for dicts
+            of arrays whose axis of chains seems to be one of draws.
     """
+    is_named = hasattr(source, "posterior") or hasattr(source, "data_vars")
     if isinstance(source, MCMC):
         check_run(source)
-        source = source.get_samples(group_by_chain=True)
-        if not isinstance(source, Mapping):
-            source = {"z": source}
+        source = dict(paths(source.get_samples(group_by_chain=True), "z"))
+        is_named = True
     elif hasattr(source, "posterior"):
         source = source["posterior"]
     if hasattr(source, "data_vars"):
@@ -88,14 +92,30 @@ def read_draws(source: Any, what: str) -> dict[str, np.ndarray]:
             f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a dict "
             f"of arrays (chains, draws, ...), got {type(source).__name__}"
         )
-    arrays = {str(name): np.asarray(x) for name, x in source.items()}
+    arrays = {stored_name(name): np.asarray(x) for name, x in source.items()}
+    if len(arrays) < len(source):
+        raise ValueError(
+            f"{what} must have names that differ once each slash is a dot, as exports have it, got "
+            f"{sorted(map(str, source))}"
+        )
     for name, x in arrays.items():
         if x.ndim < 2:
             raise ValueError(
                 f"{what} must have arrays of shape (chains, draws, ...), got {name!r} of shape "
                 f"{x.shape}: use `mcmc.get_samples(group_by_chain=True)`, or x[None] for one chain"
             )
+        if not is_named and x.shape[0] > MOST_CHAINS * x.shape[1]:
+            raise ValueError(
+                f"{what} must have arrays of shape (chains, draws, ...), and {name!r} of shape "
+                f"{x.shape} would be {x.shape[0]} chains of {x.shape[1]}: use "
+                "`mcmc.get_samples(group_by_chain=True)`, or x[None] for one chain"
+            )
     return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
+
+
+def stored_name(name: Any) -> str:
+    """What an export calls a site."""
+    return str(name).replace("/", ".")
 
 
 def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:

@@ -23,6 +23,7 @@ from ..laplace.draws import Data
 from ..minibatch import SubsamplePlates, make_plan
 from ..potential import model_potential
 from .replay import Arrays, read_model
+from .summary import check_run
 
 ROWS_AT_ONCE = 2**18
 """Rows times draws whose gradients are computed at once."""
@@ -78,9 +79,9 @@ def scores(
 
     Raises:
         TypeError: for another kind of ``source``.
-        ValueError: for a model without latent sites, with discrete ones, or with `param` sites;
-            draws that are missing, of a wrong shape or of unequal number; ``batch_size`` without
-            ``rng_key``; and draws or scores that are not finite.
+        ValueError: for an `MCMC` that has not run; a model without latent sites, with discrete
+            ones, or with `param` sites; draws that are missing, of a wrong shape or of unequal
+            number; ``batch_size`` without ``rng_key``; and draws or scores that are not finite.
 
     Examples:
         >>> import jax, numpyro
@@ -99,6 +100,7 @@ def scores(
         True
     """
     if isinstance(source, MCMC):
+        check_run(source)
         if not args and not kwargs:
             args, kwargs = source._args, source._kwargs
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
