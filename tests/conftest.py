@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,18 @@ numpyro.set_host_device_count(2)
 os.environ["MPLBACKEND"] = "Agg"
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000
+"""Linux lets a process have 65,530, and each compiled program takes some."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Forget compiled programs at the end of a file if there are many: LLVM ends the process."""
+    yield
+    if MAPPINGS.is_file() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
