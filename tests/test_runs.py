@@ -164,6 +164,12 @@ def model(x, y):
         numpyro.sample("y", dist.Normal(x[i] @ slope, 1), obs=y[i])
 
 
+def group_names(idata):
+    # a method of an InferenceData, a tuple of paths of a DataTree
+    names = idata.groups() if callable(idata.groups) else idata.groups
+    return {name.strip("/") for name in names} - {""}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sgrld", "nuts"])
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
@@ -180,7 +186,7 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
     result = run(make(50), random.key(0), x, y, directory=tmp_path)
     expected = to_inference_data(mcmc)
-    assert set(result.idata.groups()) == set(expected.groups())
+    assert group_names(result.idata) == group_names(expected)
     for group in ("posterior", "sample_stats", "observed_data", "constant_data"):
         found = result.idata[group]
         assert set(found.data_vars) == set(expected[group].data_vars)
