@@ -139,6 +139,11 @@ def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
     return stein.ksd_test(x, s, jax.random.key(2))
 
 
+def figure(line: Any, form: str) -> str:
+    """A figure and its Monte Carlo error; a dash where the draws are too few to have it."""
+    return "–" if line is None else f"{line.value:{form}} ± {line.error:{form[1:]}}"
+
+
 def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     """What each tool says of a run."""
     lines = {line.name: line for line in reversed(report.lines)}
@@ -146,15 +151,14 @@ def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     found = compare(mcmc, reference)
     worst = max(found.scalars, key=lambda s: abs(s.sd_ratio - 1))
     shifted = max(found.scalars, key=lambda s: abs(s.mean_error))
-    mean, sd = lines["error of the means, in sd"], lines["relative error of the sd"]
     temperature = lines["configurational temperature"]
     cells = [
         TITLES[name],
         f"{lines['R-hat'].value:.3f}",
         f"{lines['effective sample size, bulk'].value:,.0f}",
-        f"{mean.value:+.2f} ± {mean.error:.2f}",
+        figure(lines.get("error of the means, in sd"), "+.2f"),
         f"{shifted.mean_error:+.2f} ± {shifted.mean_noise:.2f}",
-        f"{sd.value:+.0%} ± {sd.error:.0%}",
+        figure(lines.get("relative error of the sd"), "+.0%"),
         f"{worst.sd_ratio - 1:+.0%} ± {worst.sd_noise:.0%}",
         f"{temperature.value:.2f}",
         f"{len(report.flagged)} of {len(report.lines)}",

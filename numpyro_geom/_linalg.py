@@ -1,9 +1,12 @@
-"""Solves and determinants that batches cannot stop, and solves by products alone.
+"""Linear algebra that batches cannot stop, and solves by products alone.
 
 On the CPU (jaxlib 0.10) a call of LAPACK on a batch waits, in a thread of the pool, for work that
 it gives to the same pool: two calls that may run at the same time stop a machine of two cores for
-ever. Batches come from `jax.vmap`, over chains or draws. So either each call waits for the one
-before (`solve_positive`), or a batch is a loop of calls on one matrix, which wait for nothing.
+ever. Batches come from `jax.vmap`, over chains or draws. So either one call waits for the other
+(`wait_for`), or a batch is a loop of calls on one matrix, which wait for nothing (`inverse`,
+`log_abs_det`). Of the library's own functions `jax.scipy.linalg.solve` with ``assume_a="pos"`` has
+a derivative whose calls wait for each other; those of `jnp.linalg.cholesky` and of
+`solve_triangular` do not.
 """
 
 from __future__ import annotations
@@ -14,37 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import sequential_vmap
-from jax.scipy.linalg import cho_solve
 
 Array = jax.Array
 
 
-@jax.custom_jvp
-def solve_positive(matrix: Array, b: Array) -> Array:
-    """``matrix^-1 b`` by a Cholesky factor; NaN where ``matrix`` is not positive definite.
-
-    It waits for ``b``. The derivative is ``matrix^-1 (db - dmatrix x)``; those of
-    `jnp.linalg.cholesky` and `solve_triangular` have calls of LAPACK side by side.
-
-    Args:
-        matrix: symmetric, shape (D, D).
-        b: shape (D,).
-    """
-    return _factor_and_solve(matrix, b)[1]
-
-
-@solve_positive.defjvp
-def _solve_positive_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    (matrix, b), (change, push) = primals, tangents
-    factor, x = _factor_and_solve(matrix, b)
-    rest = push - jnp.matmul(change, x, precision=lax.Precision.HIGHEST)
-    return x, cho_solve((factor, True), rest)
-
-
-def _factor_and_solve(matrix: Array, b: Array) -> tuple[Array, Array]:
-    # not finite anyway if b is not: what makes the factor wait for b
-    factor = jnp.linalg.cholesky(jnp.where(jnp.all(jnp.isfinite(b)), matrix, jnp.nan))
-    return factor, cho_solve((factor, True), b)
+def wait_for(x: Array, done: Array) -> Array:
+    """``x``, not known before ``done`` is; NaN where that is not finite."""
+    return jnp.where(jnp.all(jnp.isfinite(done)), x, jnp.nan)
 
 
 @jax.custom_jvp
@@ -91,9 +70,9 @@ def conjugate_gradients(
     """``G^-1 b`` by preconditioned conjugate gradients; NaN where they do not converge.
 
     They end where the residual r has ``r'Mr <= tolerance^2 x'b``. With M >= G^-1, as that of a
-    prior is, this bounds the relative error of x in the norm of G. (The usual criterion,
-    ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff along b.) Differentiable, by
-    solves of the same kind.
+    prior is, this bounds the relative error of x in the norm of G. (The criterion of
+    `jax.scipy.sparse.linalg.cg`, ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff
+    along b.) Differentiable, by solves of the same kind.
 
     Args:
         product: ``v -> G v``, for positive definite G.

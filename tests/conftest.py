@@ -31,6 +31,17 @@ def few_programs() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile what many tests have in common once: compiling is most of the time.
+
+    Each worker has a folder of its own, because JAX's cache is not safe for two writers.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """64-bit arithmetic within the test, and what was before after it."""

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax, random
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_factor, cho_solve, solve, solve_triangular
 
 from .. import fisher
-from .._linalg import conjugate_gradients, solve_positive
+from .._linalg import conjugate_gradients, wait_for
 from ..spectrum import extreme_eigenvalues
 from .target import Target, perturbation
 
@@ -67,7 +67,8 @@ class Metric(NamedTuple):
 
     def acceleration(self, position: Flat, velocity: Flat) -> Flat:
         """Theta'' = -G^-1 force of a geodesic."""
-        return -self.solver(position)(self.force(position, velocity))
+        force = self.force(position, velocity)
+        return -self.solver(wait_for(position, force))(force)
 
 
 def hessian_prior(target: Target, *, diagonal: bool) -> Prior:
@@ -210,8 +211,7 @@ def fisher_metric(
         return own + prior.perturb(theta, key_prior)
 
     def cholesky(theta: Flat) -> Callable[[Flat], Flat]:
-        matrix = dense(theta)
-        return lambda b: solve_positive(matrix, b)
+        return partial(solve, dense(theta), assume_a="pos")
 
     def woodbury(theta: Flat) -> Callable[[Flat], Flat]:
         assert prior.diagonal is not None
@@ -219,19 +219,23 @@ def fisher_metric(
         matrix = fisher.root_matrix(form, theta, {})
         inner = jnp.matmul(matrix * inverse, matrix.T, precision=HIGHEST)
         inner = inner + jnp.eye(inner.shape[0], dtype=inner.dtype)
+        factor = cho_factor(lax.stop_gradient(inner), lower=True)
 
-        def once(b: Flat) -> Flat:
+        def times(v: Flat) -> Flat:
+            rows = jnp.matmul(matrix, v, precision=HIGHEST)
+            return jnp.matmul(rows, matrix, precision=HIGHEST) + v / inverse
+
+        def divide(b: Flat) -> Flat:
             scaled = inverse * b
-            weights = solve_positive(inner, jnp.matmul(matrix, scaled, precision=HIGHEST))
+            weights = cho_solve(factor, jnp.matmul(matrix, scaled, precision=HIGHEST))
             return scaled - inverse * jnp.matmul(weights, matrix, precision=HIGHEST)
 
-        def solve(b: Flat) -> Flat:
+        def refined(times: Callable[[Flat], Flat], b: Flat) -> Flat:
             # the difference cancels where G is stiff: once more for what rounding has left
-            x = once(b)
-            image = jnp.matmul(jnp.matmul(matrix, x, precision=HIGHEST), matrix, precision=HIGHEST)
-            return x + once(b - image - x / inverse)
+            x = divide(b)
+            return x + divide(b - times(x))
 
-        return solve
+        return lambda b: lax.custom_linear_solve(times, b, refined, symmetric=True)
 
     def cg(theta: Flat) -> Callable[[Flat], Flat]:
         along = partial(product, theta)
@@ -296,8 +300,7 @@ def dense_metric(metric: Callable[[Flat], jax.Array]) -> Metric:
     parts = _dense_prior(metric)
 
     def solver(theta: Flat) -> Callable[[Flat], Flat]:
-        matrix = metric(theta)
-        return lambda b: solve_positive(matrix, b)
+        return partial(solve, metric(theta), assume_a="pos")
 
     return Metric(parts.product, solver, parts.force, metric, parts.perturb)
 
