@@ -165,6 +165,25 @@ def test_what_monte_carlo_error_hides_is_neither_right_nor_wrong() -> None:
     assert mean.ok is (True if abs(mean.value) < 0.25 else None)
 
 
+@pytest.mark.parametrize("gamma", ["none", "published"])
+def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(gamma: str) -> None:
+    z = 1.5 * normal(4, 500, 2)
+    arrays = {"z.w": z, "grad_U.w": z}
+    attrs = {"gamma": gamma, "final_step_size": 0.1}
+    mean, sd = moment_lines(Run({}, {}, arrays, attrs), 1.0)
+    assert sd.ok is False
+    assert f"gamma='{gamma}' has another invariant distribution" in sd.advice
+    _, plain = moment_lines(Run({}, {}, arrays, {**attrs, "gamma": "exact"}), 1.0)
+    assert "gamma" not in plain.advice
+
+
+def test_chains_that_stand_still_apart_disagree() -> None:
+    # ArviZ has no R-hat for them: 0 / 0
+    still = np.broadcast_to(np.arange(4.0)[:, None, None], (4, 100, 1))
+    found = diagnose(idata_of({"x": still}))
+    assert line(found, "R-hat").ok is False
+
+
 def test_draws_without_any_gradient_are_flagged() -> None:
     z = normal(4, 20, 2)
     grad = z.copy()
@@ -317,14 +336,15 @@ def test_site_temperatures_are_measured_from_a_fixed_centre() -> None:
 
 @pytest.mark.slow
 def test_other_kernels_of_numpyro() -> None:
-    mcmc = MCMC(HMC(rows), num_warmup=200, num_samples=400, num_chains=2, progress_bar=False,
+    mcmc = MCMC(HMC(rows), num_warmup=200, num_samples=2000, num_chains=2, progress_bar=False,
                 chain_method="vectorized")  # fmt: skip
     mcmc.run(random.key(3), *data(), extra_fields=("num_steps",))
     found = diagnose(mcmc, seconds=2.0)
     names = [line.name for line in found.lines]
     assert "divergences" in names
     assert not [n for n in names if "temperature" in n or "bias" in n]
-    assert line(found, "relative error of the sd").ok is not False
+    # 4,000 draws know an sd to 1.6% if they are independent: 5% is tolerated
+    assert line(found, "relative error of the sd").ok
     ess = line(found, "effective sample size, bulk").value
     assert line(found, "effective draws a second").value == pytest.approx(ess / 2)
     steps = float(mcmc.get_extra_fields()["num_steps"].sum())

@@ -377,7 +377,7 @@ def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_hom
 
 
 def test_a_guide_is_used_as_numpyro_uses_guides() -> None:
-    X, y = logistic_data()
+    X, y = map(np.asarray, logistic_data())  # NumPy's arrays do as well as JAX's
     guide = RiemannianLaplace(logistic)
     params = guide.fit(KEY, X, y, num_starts=2)
     draws = guide.sample_posterior(random.key(1), params, sample_shape=(2, 300))
