@@ -22,7 +22,6 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from jax import random
-from jax.experimental.compilation_cache import compilation_cache
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -105,15 +104,13 @@ def opened(directory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled(tmp_path_factory):
-    """Programs compiled once for all runs of this file, which are one program most of the time."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    compilation_cache.reset_cache()
+def _compiled():
+    """Keep small programs on disk too: the runs of this file are one program most of the time."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, 0)
     yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1)
-    compilation_cache.reset_cache()
+    jax.config.update(name, before)
 
 
 # Draws
@@ -458,6 +455,62 @@ def test_what_cannot_be_written_harms_nothing(tmp_path, monkeypatch, number, at)
             np.testing.assert_array_equal(found, reference()["x"][:, : found.shape[1]])
     assert not list(tmp_path.rglob(".*.new"))
     assert_reference(go(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_file_system_that_is_full_and_states_that_become_read_only(tmp_path):
+    enter = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = f"mount -t tmpfs -o size=256k none {tmp_path}"
+    try:
+        subprocess.run([*enter, "sh", "-c", mount], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system of its own for a test: {error}")
+    script = """
+import errno, os, sys
+import numpy as np
+from test_runs import assert_reference, go, opened, reference
+from numpyro_geom.runs.segments import Segments
+
+folder = sys.argv[1]
+advance, done = Segments.advance, []
+
+def shell(command):
+    assert os.system(command) == 0, command
+
+def shut(self, *counts):
+    done.append(None)
+    if len(done) == 60:
+        shell(f"cd {folder} && mount --bind state state && mount -o remount,bind,ro state")
+    return advance(self, *counts)
+
+repairs = {
+    errno.ENOSPC: f"mount -o remount,size=64m {folder}",
+    errno.EROFS: f"umount {folder}/state",
+}
+for number, repair in repairs.items():
+    try:
+        go(folder, 20_000)
+    except OSError as error:
+        assert error.errno == number, error
+    else:
+        raise AssertionError("the run ended")
+    with opened(folder) as groups:
+        draws = groups["posterior"].sizes["draw"]
+        assert draws >= 20
+        found = groups["posterior"]["x"].values
+    np.testing.assert_array_equal(found, reference(20_000)["x"][:, :draws])
+    shell(repair)
+    Segments.advance = shut
+Segments.advance = advance
+assert_reference(go(folder, 20_000), 20_000)
+print("the same")
+"""
+    found = subprocess.run(
+        [*enter, "sh", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", script, tmp_path],
+        capture_output=True, text=True, timeout=200, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "tests")])},
+    )  # fmt: skip
+    assert found.stdout.endswith("the same\n"), found.stderr
 
 
 def test_clocks_that_jump(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ goes on from it does to the chains what it would have done without the break, bi
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from pathlib import Path
@@ -37,6 +38,9 @@ def run(
     resume: bool | str = "auto",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
+    mesh: Mesh | None = None,
+    chain_axis: str | None = None,
+    data_axis: str | None = None,
     **kwargs: Any,
 ) -> Run:
     """Run an MCMC in segments that are on disk when they are done.
@@ -66,6 +70,12 @@ def run(
             insist that there is; False to insist that there is not.
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
+        mesh: devices that share the work, of this process or of all; see "Many devices" in the
+            guide. Draws are the same on any mesh, up to the rounding of sums. A run may go on
+            with another mesh, or with none.
+        chain_axis: axis of the mesh that shares out the chains.
+        data_axis: axis of the mesh that shares out the rows of the data: of each argument with as
+            many rows as a plate with observed sites.
         kwargs: the model's keyword arguments.
 
     Returns:
@@ -73,6 +83,8 @@ def run(
 
     Raises:
         TypeError: for arguments of the wrong type.
+        ValueError: if mesh, axes, chains and data do not fit each other, or several processes
+            were given different arguments.
         ValueError: if the directory holds another run (the text names what differs), one with
             more draws, or one none of whose states can be read.
         FileExistsError: if the directory holds a run and ``resume`` is False.
@@ -99,15 +111,23 @@ def run(
         (1, 200)
     """
     _check(mcmc, resume, directory)
+    layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
+    processes = Alone() if layout is None else layout.processes
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
+    check_alike(processes, job, directory, resume)
     if directory is None:
-        return _run_in_memory(job, draws_per_segment)
+        return _run_in_memory(job, draws_per_segment, layout, processes)
     folder = Path(directory).expanduser()
+    with contextlib.ExitStack() as held:
+        processes.first(lambda: _take(folder, held))
+        return run_on_disk(job, folder, draws_per_segment, resume, layout, processes)
+
+
+def _take(folder: Path, held: contextlib.ExitStack) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with only_writer(folder):
-        return run_on_disk(job, folder, draws_per_segment, resume)
+    held.enter_context(only_writer(folder))
 
 
 def _check(mcmc: Any, resume: Any, directory: Any) -> None:
@@ -124,13 +144,15 @@ def _check(mcmc: Any, resume: Any, directory: Any) -> None:
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")
 
 
-def _run_in_memory(job: Job, length: int | None) -> Run:
-    segments = Segments(*job, length)
+def _run_in_memory(
+    job: Job, length: int | None, layout: Layout | None, processes: Alone
+) -> Run:
+    segments = Segments(*job, length, layout)
     mcmc = job.mcmc
     plan = Plan.of(mcmc, segments.length)
     state, kept, number, divergences = segments.start, [], 0, 0
     with stop_on_signal() as stop, progress_of(mcmc, plan, 0) as progress:
-        while number < plan.segments and stop.signal is None:
+        while number < plan.segments and (stopped := processes.signal(stop.signal)) is None:
             done = do_segment(segments, plan, number, state)
             state = done.state
             divergences += done.divergences

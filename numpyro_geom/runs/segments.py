@@ -17,6 +17,8 @@ from jax import lax, random
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
+from .mesh import Layout
+
 PyTree = Any
 MAX_SEGMENT_BYTES = 2**25
 """Draws of a segment, all chains, when its length is not given."""
@@ -35,6 +37,7 @@ class Segments:
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
         length: draws a segment; None for up to 1,000 and 32 MiB.
+        layout: where arrays are, on a mesh of devices; None for one device.
 
     Attributes:
         start: the state before the first step, with a leading axis of chains if there are
@@ -52,14 +55,25 @@ class Segments:
         extra_fields: tuple[str, ...],
         init_params: PyTree,
         length: int | None,
+        layout: Layout | None = None,
     ) -> None:
         self.mcmc = mcmc
-        self.data = (args, kwargs)
+        self.layout = layout
+        self.data: tuple = (args, kwargs)
+        if layout is not None:
+            self.data = layout.arguments(getattr(mcmc.sampler, "model", None), self.data)
+            arrays, fill = _arrays(self.data)
         self.fields, self.removed = _fields(mcmc, extra_fields)
         self.together = mcmc.num_chains == 1 or mcmc.chain_method == "vectorized"
-        self.start = _strong(self._init(rng_key, init_params))
+        if layout is None:
+            self.start = _strong(self._init(rng_key, init_params, self.data))
+        else:
+            self.start = self._init_on_mesh(layout, rng_key, init_params, arrays, fill)
         one = self.start if self.together else _take(self.start, 0)
-        draw = jax.eval_shape(partial(self._collect, data=self.data), one)
+        if layout is None:
+            draw = jax.eval_shape(partial(self._collect, data=self.data), one)
+        else:  # a kernel keeps what it derives from arrays, and these should not outlive the run
+            draw = jax.eval_shape(lambda x, arrays: self._collect(x, fill(arrays)), one, arrays)
         chains = 1 if self.together else mcmc.num_chains
         size = chains * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(draw))
         if length is None:
@@ -72,8 +86,14 @@ class Segments:
         # JAX sorts the entries of a dict
         self.shapes = {name: self.shapes[name] for name in self.fields}
         # arguments are part of the program unless asked otherwise, as in MCMC
-        self._traced = self.data if mcmc._jit_model_args else None
+        self._traced: Any = self.data if mcmc._jit_model_args else None
         self._run = jax.jit(self._segment)
+        if layout is not None:
+            self._traced = arrays
+            self._run = jax.jit(
+                lambda state, draws, steps, arrays: self._segment(state, draws, steps, fill(arrays)),
+                out_shardings=(layout.shardings(self.start), layout.replicated),
+            )
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
         self._mapped: dict[tuple[int, int], Callable] = {}
 
@@ -86,7 +106,10 @@ class Segments:
         """
         method = self.mcmc.chain_method
         counts = jnp.asarray(draws, jnp.int32), jnp.asarray(steps, jnp.int32)
-        if self.together:
+        if self.layout is not None:
+            state, values = self._run(self.layout.place(state), *counts, self._traced)
+            state = self.layout.visible(state)
+        elif self.together:
             state, values = self._run(state, *counts, self._traced)
         elif method == "sequential":
             found = []
@@ -105,9 +128,9 @@ class Segments:
             state, values = self._mapped[draws, steps](state)
         return state, self._by_chain(jax.device_get(values))
 
-    def _init(self, rng_key: jax.Array, init_params: PyTree) -> PyTree:
+    def _init(self, rng_key: jax.Array, init_params: PyTree, data: tuple) -> PyTree:
         """The start of all chains, with the keys that ``mcmc.run`` would use."""
-        mcmc, (args, kwargs) = self.mcmc, self.data
+        mcmc, (args, kwargs) = self.mcmc, data
         init_params = jax.tree.map(
             lambda x: lax.convert_element_type(x, jnp.result_type(x)), init_params
         )
@@ -123,6 +146,34 @@ class Segments:
             for k in range(mcmc.num_chains)
         ]
         return _stack(*states)
+
+    def _init_on_mesh(
+        self,
+        layout: Layout,
+        rng_key: jax.Array,
+        init_params: PyTree,
+        arrays: list,
+        fill: Callable[[list], tuple],
+    ) -> PyTree:
+        """The same, compiled: several processes can only do together what is one program."""
+        init = jax.jit(
+            lambda rng_key, init_params, arrays: self._init(rng_key, init_params, fill(arrays)),
+            out_shardings=layout.replicated,
+        )
+        state = layout.visible(_strong(init(rng_key, init_params, arrays)))
+        kept = jax.tree.leaves(getattr(self.mcmc.sampler, "_fixed", None))
+        if any(isinstance(x, jax.core.Tracer) for x in kept):
+            raise ValueError(
+                "`param` or `mutable` sites of the model begin with values that depend on the "
+                "data, which a mesh cannot do: expected values that do not, or a run without mesh"
+            )
+        energy = getattr(state, "potential_energy", 0.0)
+        if not np.all(np.isfinite(energy)):
+            raise ValueError(
+                f"the energy is not finite where the chain starts (potential energy {energy}): "
+                "pass other `init_params` or another `init_strategy`"
+            )
+        return state
 
     def _collect(self, state: PyTree, data: tuple) -> dict[str, PyTree]:
         """What is kept of a state, by field; the draw in the model's own space."""
@@ -158,6 +209,8 @@ class Segments:
 
         shapes = self._on_axis(jax.eval_shape(partial(self._collect, data=data), state))
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        if self.layout is not None:
+            kept = self.layout.draws(kept, axis=1)
         return lax.fori_loop(0, draws, draw, (state, kept))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
@@ -171,6 +224,20 @@ class Segments:
         if self.mcmc.num_chains == 1:
             return jax.tree.map(lambda x: x[np.newaxis], values)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), values)
+
+
+def _arrays(data: tuple) -> tuple[list, Callable[[list], tuple]]:
+    """The arrays among the arguments, and a function that puts others in their places."""
+    leaves, structure = jax.tree.flatten(data)
+    places = [k for k, x in enumerate(leaves) if isinstance(x, jax.Array)]
+
+    def fill(arrays: list) -> tuple:
+        filled = list(leaves)
+        for k, x in zip(places, arrays, strict=True):
+            filled[k] = x
+        return jax.tree.unflatten(structure, filled)
+
+    return [leaves[k] for k in places], fill
 
 
 def _widened(shapes: PyTree, chains: int) -> PyTree:
