@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +15,7 @@ import xarray as xr
 from jax import random
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC
+from scripts import load_script
 
 from numpyro_geom import SGHMC, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import inference_data, replay, temperature
@@ -542,16 +540,10 @@ def test_gradients_need_a_model() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(__file__).parents[1] / "examples" / "benchmarks"
-    monkeypatch.syspath_prepend(str(folder))
-    spec = importlib.util.spec_from_file_location("diagnose_table", folder / "diagnose_table.py")
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
+def test_the_benchmark_runs() -> None:
+    module = load_script("benchmarks/diagnose_table")
     posterior = module.POSTERIORS["gaussian"]()
     _, sd = posterior.reference()
     found = module.judge(posterior, "gaussian", "GGMC", sd, 100)
     assert [run["setting"] for run in found] == ["as is", "30 draws", "step x 4"]
     assert "| GGMC |" in module.table({"gaussian GGMC": found})
-    sys.modules.pop("posteriors", None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,21 +11,14 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro import handlers
+from scripts import load_script
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
-
-SCRIPT = Path(__file__).parents[1] / "examples" / "digits_network.py"
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_network", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("digits_network")
 
 
 @pytest.fixture(autouse=True)

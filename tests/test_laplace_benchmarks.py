@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,32 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from scripts import load_script
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def scale() -> ModuleType:
-    return load(EXAMPLES / "benchmarks" / "laplace_scale.py")
+    return load_script("benchmarks/laplace_scale")
 
 
 @pytest.fixture(scope="module")
-def digits() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(EXAMPLES))  # as when the script is run
-    yield load(EXAMPLES / "laplace_digits.py")
-    sys.path.remove(str(EXAMPLES))
+def digits() -> ModuleType:
+    return load_script("laplace_digits")
 
 
 def columns(text: str) -> list[list[str]]:

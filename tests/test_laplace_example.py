@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +14,12 @@ import pytest
 from jax import random
 from numpyro.infer.util import log_density
 from scipy import stats
-
-SCRIPT = Path(__file__).parents[1] / "examples" / "riemannian_laplace.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("riemannian_laplace", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("riemannian_laplace")
 
 
 @pytest.fixture
@@ -247,11 +239,10 @@ def test_the_fisher_metric_is_nearer_on_ripleys_data(example: ModuleType, data_d
 
 @pytest.mark.slow
 def test_weights_bring_quick_draws_to_the_reference(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("sklearn", reason="the examples extra is not installed")
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    (row,) = importlib.import_module("laplace_weights").main(["--quick"])
+    (row,) = load_script("laplace_weights").main(["--quick"])
     assert "breast-cancer" in capsys.readouterr().out
     assert row.shape < 0.7
     # of five coordinates the largest; three times what exact draws would show on average

@@ -7,9 +7,7 @@ the file.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,24 +19,18 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer.util import potential_energy
+from scripts import load_script
 
 from numpyro_geom import GGMC, PXSGHMC, Expansion
 from numpyro_geom.expansion import WithoutPrior
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "mixture.py"
 ALLOWED = 5.5
 NARROW, WIDE = 0.03, 0.2
 
 
 @pytest.fixture(scope="module")
 def mixture() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mixture", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("mixture")
 
 
 # --- exact quantities

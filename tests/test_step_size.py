@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import warnings
 from math import gamma as gamma_function
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from scripts import load_script
 from targets import SIGMAS
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
@@ -24,17 +22,7 @@ from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
 from numpyro_geom.minibatch import make_plan
 from numpyro_geom.potential import function_potential, model_potential
 
-
-def _load_posteriors():
-    path = Path(__file__).parents[1] / "examples" / "benchmarks" / "posteriors.py"
-    spec = importlib.util.spec_from_file_location("posteriors", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["posteriors"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-P = _load_posteriors()
+P = load_script("benchmarks/posteriors")
 
 
 def measure(potential, position, root=lambda v: v):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
 
@@ -18,13 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trust", ROOT / "examples" / "trust.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("trust")
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,19 +13,12 @@ import pytest
 from jax import random
 from scipy.special import logsumexp
 from scipy.stats import norm
-
-SCRIPT = Path(__file__).parents[1] / "examples" / "uci_regression.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def uci() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("uci_regression", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("uci_regression")
 
 
 @pytest.fixture(autouse=True)
