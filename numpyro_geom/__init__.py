@@ -4,6 +4,7 @@ from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
+from .host_rows import HostRows
 from .kernel import SGKernel, SGState
 from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGNHT, SGRLD, VSGD, AdamSGLD
 from .laplace import RiemannianLaplace
@@ -26,6 +27,7 @@ __all__ = [
     "AdamSGLD",
     "Expansion",
     "Factors",
+    "HostRows",
     "Identity",
     "Metric",
     "MetricState",

@@ -33,7 +33,9 @@ from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
 from ._start import check_batch_size, check_energy, check_floating, check_init_params
 from ._util import lazy_cond, tree_scale, tree_vdot, tree_where
+from .batch_loop import loop_over_batches
 from .expansion import Expansion, WithoutPrior, with_expansion
+from .host_rows import host_rows_in
 from .metrics import get_metric
 from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
@@ -497,22 +499,23 @@ class SGKernel(MCMCKernel):
         self._fixed = {}
         model: Callable = self._runnable_model()
         self._plan = plan = make_plan(model, args, kwargs, self._batch_size, self._batching)
-        if plan.has_params:
-            # with one key for all chains: they sample one posterior
-            with jax.ensure_compile_time_eval():
-                seeded = handlers.seed(SubsamplePlates(model), random.key(0))
-                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-            self._fixed = {
-                name: site["value"]
-                for name, site in trace.items()
-                if site["type"] in ("param", "mutable")
-            }
         # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
         rows: dict[str, jax.Array] = {}
         if not plan.local_axes:
             rows, _ = minibatch.draw(
                 dataclasses.replace(plan, batching="replacement"), random.key(0), ()
             )
+        if plan.has_params:
+            # with one key for all chains: they sample one posterior
+            with jax.ensure_compile_time_eval():
+                plates = SubsamplePlates(model, rows if host_rows_in((args, kwargs)) else {})
+                seeded = handlers.seed(plates, random.key(0))
+                trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            self._fixed = {
+                name: site["value"]
+                for name, site in trace.items()
+                if site["type"] in ("param", "mutable")
+            }
         gibbs = GIBBS_SITES_KWARG in kwargs
         strategy = self._init_strategy
         if gibbs and init_params:
@@ -716,10 +719,8 @@ class SGKernel(MCMCKernel):
         size = sum(x.size for x in jax.tree.leaves(start))
         num_virials = len(start) if is_by_site(start) else 1
 
-        def body(_: jax.Array, carry: tuple) -> tuple:
-            key, walker, trusted, stream, control, t, old, old_ratio, undone, sums = carry
-            key, key_batch, key_step = random.split(key, 3)
-            batch, stream = potential.draw(key_batch, stream)
+        def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
+            walker, trusted, control, t, old, old_ratio, undone, sums = carry
             if self._anchor_interval is not None:
                 control = lazy_cond(
                     t % self._anchor_interval == 0,
@@ -755,15 +756,13 @@ class SGKernel(MCMCKernel):
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             undone = undone + ~finite
-            return key, walker, trusted, stream, control, t + 1, facts, old_ratio, undone, sums
+            return walker, trusted, control, t + 1, facts, old_ratio, undone, sums
 
         num_steps = state.num_steps if self._num_steps is None else self._num_steps
         walker = self._walker(state)
         carry = (
-            key_steps,
             walker,
             state.trusted,
-            state.stream,
             state.control,
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
@@ -772,9 +771,10 @@ class SGKernel(MCMCKernel):
             jnp.zeros((), jnp.int32),
             jnp.zeros(2 + num_virials, dtype),
         )
-        _, walker, trusted, stream, control, taken, facts, push, undone, sums = lax.fori_loop(
-            0, num_steps, body, carry
+        stream, carry = loop_over_batches(
+            potential, self._merge(walker.position), key_steps, state.stream, num_steps, body, carry
         )
+        walker, trusted, control, taken, facts, push, undone, sums = carry
         # the last position is a draw, and no step has evaluated it yet
         merged = self._merge(walker.position)
         finite = jnp.isfinite(potential.energy(merged, potential.draw(key_check, stream)[0]))

@@ -19,6 +19,15 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from . import minibatch
+from .host_rows import (
+    Hint,
+    HostRows,
+    batches_at_once,
+    fetch,
+    hint_part,
+    hints,
+    host_rows_in,
+)
 from .minibatch import Batch, Plan
 
 CURVATURE_ROWS = 2048
@@ -52,6 +61,7 @@ class Potential(NamedTuple):
         num_data: number of observations N.
         steps_per_epoch: steps in one pass over the data.
         deterministic: whether ``energy`` ignores the batch.
+        on_host: whether rows come from `numpyro_geom.HostRows`.
     """
 
     energy: Callable[[PyTree, Batch], jax.Array]
@@ -64,6 +74,7 @@ class Potential(NamedTuple):
     num_data: int
     steps_per_epoch: int
     deterministic: bool
+    on_host: bool = False
 
 
 def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Potential:
@@ -113,6 +124,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
         num_data=plan.num_data,
         steps_per_epoch=plan.steps_per_epoch,
         deterministic=not plan.batch_sizes,
+        on_host=bool(host_rows_in((args, kwargs))),
     )
 
 
@@ -205,7 +217,9 @@ def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...
     for plate, rows in batch.items():
         share = rows.shape[0] // num_parts
         for k, part in enumerate(parts):
-            part[plate] = rows[k * share : (k + 1) * share]
+            stretch = k * share, (k + 1) * share
+            part[plate] = rows[slice(*stretch)]
+            hint_part(rows, part[plate], *stretch)
     return parts
 
 
@@ -225,26 +239,56 @@ def _sum_over_chunks(plan: Plan, fn: Callable[[Batch], PyTree]) -> PyTree:
         chunk = min(size, CHUNK_ROWS)
         num_chunks, rest = divmod(size, chunk)
 
-        def part(first: Any, rows: int) -> PyTree:
-            index = first + jnp.arange(rows, dtype=jnp.int32)
-            value = over(k + 1, {**batch, plate: index})
-            return jax.tree.map(lambda x: x * (rows / size), value)
+        def part(index: jax.Array, **known: Any) -> PyTree:
+            with hints(Hint(index, **known)):
+                value = over(k + 1, {**batch, plate: index})
+            return jax.tree.map(lambda x: x * (index.size / size), value)
+
+        def indices(first: Any, rows: int = chunk) -> jax.Array:
+            return first + jnp.arange(rows, dtype=jnp.int32)
 
         if num_chunks == 1:
-            total = part(0, chunk)
+            total = part(indices(0))
         else:
-            shapes = jax.eval_shape(lambda: part(0, chunk))
-            total = lax.fori_loop(
-                0,
-                num_chunks,
-                lambda j, old: jax.tree.map(jnp.add, old, part(j * chunk, chunk)),
-                jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-            )
+            on_host: list[HostRows] = []
+            shapes = jax.eval_shape(lambda: part(indices(0), used=on_host))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            if on_host:
+                total = _add_from_host(part, zeros, on_host, chunk, num_chunks)
+            else:
+                total = lax.fori_loop(
+                    0,
+                    num_chunks,
+                    lambda j, old: jax.tree.map(jnp.add, old, part(indices(j * chunk))),
+                    zeros,
+                )
         if rest:
-            total = jax.tree.map(jnp.add, total, part(num_chunks * chunk, rest))
+            total = jax.tree.map(jnp.add, total, part(indices(num_chunks * chunk, rest)))
         return total
 
     return over(0, {})
+
+
+def _add_from_host(
+    part: Callable, total: PyTree, sources: list[HostRows], chunk: int, num_chunks: int
+) -> PyTree:
+    """``total`` plus the parts of all whole chunks, whose rows travel several chunks at a time."""
+    length = min(num_chunks, batches_at_once(dict.fromkeys(sources, chunk)))
+    wanted = tuple((x, 0) for x in sources)
+
+    def block(first: Any, total: PyTree, chunks: int = length) -> PyTree:
+        index = first + jnp.arange(chunks * chunk, dtype=jnp.int32).reshape(chunks, chunk)
+        rows = fetch(wanted, (index,), (index + chunks * chunk,))
+
+        def add(c: jax.Array, total: PyTree) -> PyTree:
+            known = {x: r[c] for x, r in zip(sources, rows, strict=True)}
+            return jax.tree.map(jnp.add, total, part(index[c], rows=known))
+
+        return lax.fori_loop(0, chunks, add, total)
+
+    num_blocks, rest = divmod(num_chunks, length)
+    total = lax.fori_loop(0, num_blocks, lambda j, old: block(j * length * chunk, old), total)
+    return block(num_blocks * length * chunk, total, rest) if rest else total
 
 
 def _row_energies(

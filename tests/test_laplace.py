@@ -377,9 +377,10 @@ def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_hom
 
 
 def test_a_guide_is_used_as_numpyro_uses_guides() -> None:
-    X, y = map(np.asarray, logistic_data())  # NumPy's arrays do as well as JAX's
+    X, y = logistic_data()
     guide = RiemannianLaplace(logistic)
-    params = guide.fit(KEY, X, y, num_starts=2)
+    # NumPy's arrays do as well as JAX's
+    params = guide.fit(KEY, np.asarray(X), np.asarray(y), num_starts=2)
     draws = guide.sample_posterior(random.key(1), params, sample_shape=(2, 300))
     assert draws["w"].shape == (2, 300, 3)
     assert draws["size"].shape == (2, 300)

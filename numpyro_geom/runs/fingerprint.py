@@ -18,10 +18,13 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
 from ..diagnostics.results import _versions
+from ..host_rows import HostRows
 
 PyTree = Any
 MAX_HASHED_BYTES = 2**32
 """Size of an array up to which all of it is hashed; of a larger one a thousand blocks are."""
+ROW_BLOCK_BYTES = 2**22
+"""Size of what is read and hashed at a time of rows on the host."""
 LIBRARIES = {"builtins", "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_geom", "optax"}
 """Packages whose code is compared by name only: their versions tell the rest."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -59,7 +62,7 @@ def fingerprint(
     }
     trees = {"args": list(args), "kwargs": dict(kwargs), "init_params": init_params}
     for root, tree in trees.items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_host_rows)[0]:
             found[f"data {root}{jax.tree_util.keystr(path)}"] = _data(leaf)
     return found
 
@@ -88,9 +91,13 @@ def digest(value: Any) -> str:
 
 
 def _data(leaf: Any) -> str:
-    if isinstance(leaf, (np.ndarray, jax.Array)):
+    if isinstance(leaf, (np.ndarray, jax.Array, HostRows)):
         return f"{leaf.dtype}{list(leaf.shape)} {digest(leaf)}"
     return repr(leaf) if isinstance(leaf, PLAIN) else digest(leaf)
+
+
+def _is_host_rows(value: Any) -> bool:
+    return isinstance(value, HostRows)
 
 
 def _kernel_settings(kernel: MCMCKernel) -> dict[str, str]:
@@ -136,6 +143,10 @@ def _feed(state: Any, value: Any, seen: set[int]) -> None:
     state.update(f"{type(value).__qualname__}(".encode())
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         _feed_array(state, value)
+    elif isinstance(value, HostRows):
+        state.update(f"{value.dtype} {value.shape} ".encode())
+        for block in value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES):
+            state.update(block.data)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             _feed(state, key, seen)

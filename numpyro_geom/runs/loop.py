@@ -15,15 +15,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
 from .._checks import check_int
 from ..diagnostics.inference_data import _container
+from ..host_rows import source_errors
 from .describe import Describer, view_of
 from .disk import run_on_disk
 from .files import only_writer, stop_on_signal
-from .plan import Job, Plan, do_segment, no_draws, progress_of, show, warn_if_stopped
+from .mesh import Layout
+from .plan import Job, Plan, check_alike, do_segment, no_draws, progress_of, show, warn_if_stopped
+from .processes import Alone
 from .result import Run, finish
+from .rows import checked_rows
 from .segments import Segments
 
 PyTree = Any
@@ -36,6 +41,7 @@ def run(
     directory: str | os.PathLike[str] | None = None,
     draws_per_segment: int | None = None,
     resume: bool | str = "auto",
+    on_bad_rows: str = "error",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
     mesh: Mesh | None = None,
@@ -68,6 +74,9 @@ def run(
             done between two takes some hundredths. None for up to 1,000 and 32 MiB.
         resume: ``"auto"`` to go on with what is in the directory, if there is something; True to
             insist that there is; False to insist that there is not.
+        on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"``;
+            ``"drop"`` to leave them out of every array with as many rows; ``"keep"`` for models
+            that mask them.
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
@@ -85,11 +94,14 @@ def run(
         TypeError: for arguments of the wrong type.
         ValueError: if mesh, axes, chains and data do not fit each other, or several processes
             were given different arguments.
+        ValueError: for NaN in the arguments (the text names the rows).
         ValueError: if the directory holds another run (the text names what differs), one with
             more draws, or one none of whose states can be read.
         FileExistsError: if the directory holds a run and ``resume`` is False.
         FileNotFoundError: if it holds none and ``resume`` is True.
-        RuntimeError: if another process is writing to the directory.
+        RuntimeError: if another process is writing to the directory, or the source of `HostRows`
+            raises.
+        TimeoutError: if the source of `HostRows` stalls.
         OSError: if a segment cannot be stored; all before it are.
         ImportError: if there is a directory and Zarr is missing.
 
@@ -115,14 +127,16 @@ def run(
     processes = Alone() if layout is None else layout.processes
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
+    args, kwargs = checked_rows(args, kwargs, on_bad_rows)
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
-    check_alike(processes, job, directory, resume)
-    if directory is None:
-        return _run_in_memory(job, draws_per_segment, layout, processes)
-    folder = Path(directory).expanduser()
-    with contextlib.ExitStack() as held:
-        processes.first(lambda: _take(folder, held))
-        return run_on_disk(job, folder, draws_per_segment, resume, layout, processes)
+    check_alike(processes, job, draws_per_segment, directory, resume)
+    with source_errors((args, kwargs)):
+        if directory is None:
+            return _run_in_memory(job, draws_per_segment, layout, processes)
+        folder = Path(directory).expanduser()
+        with contextlib.ExitStack() as held:
+            processes.first(lambda: _take(folder, held))
+            return run_on_disk(job, folder, draws_per_segment, resume, layout, processes)
 
 
 def _take(folder: Path, held: contextlib.ExitStack) -> None:
@@ -144,28 +158,29 @@ def _check(mcmc: Any, resume: Any, directory: Any) -> None:
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")
 
 
-def _run_in_memory(
-    job: Job, length: int | None, layout: Layout | None, processes: Alone
-) -> Run:
+def _run_in_memory(job: Job, length: int | None, layout: Layout | None, processes: Alone) -> Run:
     segments = Segments(*job, length, layout)
     mcmc = job.mcmc
     plan = Plan.of(mcmc, segments.length)
     state, kept, number, divergences = segments.start, [], 0, 0
     with stop_on_signal() as stop, progress_of(mcmc, plan, 0) as progress:
-        while number < plan.segments and (stopped := processes.signal(stop.signal)) is None:
+        stopped = processes.signal(stop.signal)
+        while number < plan.segments and stopped is None:
             done = do_segment(segments, plan, number, state)
             state = done.state
             divergences += done.divergences
             kept.append(jax.tree.map(lambda x, n=done.draws: x[:, :n], done.states))
             show(progress, plan, number, divergences, state)
             number += 1
+            stopped = processes.signal(stop.signal)
     draws = plan.draws(number)
-    warn_if_stopped(stop.signal, draws, plan, "with a directory it could go on")
-    result = finish(view_of(mcmc, job.args, job.kwargs), state)
+    warn_if_stopped(stopped, draws, plan, "with a directory it could go on")
+    args, kwargs = job.for_readers(layout)
+    result = finish(view_of(mcmc, args, kwargs), state)
     empty = jax.tree.map(lambda x: x[:, :0], no_draws(segments))
     result._states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), empty, *kept)
     created_at = datetime.datetime.now(datetime.UTC).isoformat()
-    describer = Describer(mcmc, job.args, job.kwargs, created_at)
+    describer = Describer(mcmc, args, kwargs, created_at)
     datasets = describer.datasets(result._states, state)
     if draws:
         describer.summarise(datasets, result._states)

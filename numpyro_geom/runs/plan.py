@@ -10,6 +10,10 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from ..diagnostics.summary import _outside
+from ..kernel import _on_device
+from .fingerprint import differences, fingerprint
+from .mesh import Layout
+from .processes import Alone, Together
 from .progress import Progress
 from .segments import Segments
 
@@ -34,6 +38,11 @@ class Job(NamedTuple):
     kwargs: dict[str, Any]
     extra_fields: tuple[str, ...]
     init_params: PyTree
+
+    def for_readers(self, layout: Layout | None) -> tuple[tuple, dict[str, Any]]:
+        """Arguments for a model that is run as it is: NumPy arrays need not do on a mesh alone."""
+        data = self.args, self.kwargs
+        return data if layout is None else _on_device(*data)
 
 
 class Plan(NamedTuple):
@@ -90,6 +99,34 @@ class Done(NamedTuple):
     states: dict[str, PyTree]
     draws: int
     divergences: int
+
+
+def check_alike(processes: Alone, job: Job, *others: Any) -> None:
+    """Check that all processes were given the same, of arrays the same shapes.
+
+    Raises:
+        ValueError: if not; the text names what differs.
+    """
+    if isinstance(processes, Together):
+        data = jax.tree.map(
+            lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x,
+            (job.args, job.kwargs, job.init_params),
+        )
+        args, kwargs, init_params = data
+        shapes = job._replace(args=args, kwargs=kwargs, init_params=init_params)
+        here = fingerprint(*shapes, 0)
+        here["num_samples"] = str(job.mcmc.num_samples)
+        here["draws_per_segment, directory, resume"] = str(others)
+        changed = differences(processes.first(lambda: here), here)
+
+        def check() -> None:
+            if changed:
+                raise ValueError(
+                    f"process {jax.process_index()} was given other arguments than process 0: "
+                    f"{'; '.join(changed)}. Expected the same in all"
+                )
+
+        processes.all(check)
 
 
 def do_segment(segments: Segments, plan: Plan, number: int, state: PyTree) -> Done:

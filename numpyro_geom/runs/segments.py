@@ -91,7 +91,9 @@ class Segments:
         if layout is not None:
             self._traced = arrays
             self._run = jax.jit(
-                lambda state, draws, steps, arrays: self._segment(state, draws, steps, fill(arrays)),
+                lambda state, draws, steps, arrays: self._segment(
+                    state, draws, steps, fill(arrays)
+                ),
                 out_shardings=(layout.shardings(self.start), layout.replicated),
             )
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))

@@ -1,0 +1,340 @@
+"""HostRows: a model argument in the place of an array whose rows stay on the host.
+
+A traced index becomes a call back to the host, which gathers the rows. A loop over minibatches
+knows which rows come next and passes them by `hints`, so that one call fetches those of many
+steps, while a thread gathers the next ones (`numpyro_geom.batch_loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from ._checks import check_number
+from ._reader import Reader
+
+PyTree = Any
+PIECE = 16384
+"""Entries of an index that travel to the host in one array: JAX copies arrays above 100 KiB in
+a thread of the pool in which computations wait for the call back, and that can deadlock."""
+
+BLOCK_ROWS = 65536
+"""Rows that travel from the host at once, over all batches and arrays that they are for."""
+BLOCK_BYTES = 2**25
+"""Bytes likewise."""
+BLOCK_BATCHES = 64
+"""Batches likewise."""
+
+
+class HostRows:
+    """An array whose rows stay on the host, in the place of a device array in a model.
+
+    The model indexes it by the rows of a plate, ``X[i]``, and only those travel to the device;
+    the next minibatches are gathered while it computes. Draws are those from
+    ``jnp.asarray(array_like)``. Anything that needs all of it at once, ``X @ w`` say, is an error.
+
+    Args:
+        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or anything else that has
+            ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
+        timeout: seconds that the source may take for a gather before it counts as stalled; None
+            for any.
+
+    Raises:
+        TypeError: for what is not such an array.
+        ValueError: for one without rows.
+
+    Examples:
+        >>> import jax, numpy as np
+        >>> from numpyro_geom import HostRows
+        >>> X = HostRows(np.arange(6.0).reshape(3, 2))
+        >>> X.shape, X.dtype
+        ((3, 2), dtype('float32'))
+        >>> jax.jit(lambda i: X[i])(np.array([2, 0])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
+    """
+
+    __iter__ = None
+
+    def __init__(self, array_like: Any, *, timeout: float | None = 300.0):
+        self._timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
+        _check_source(array_like)
+        shape = tuple(int(n) for n in array_like.shape)
+        name = f"HostRows of a {type(array_like).__name__} of shape {shape}"
+        self._source = array_like
+        self._reader = Reader(array_like, name, self._timeout)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole."""
+        return tuple(int(n) for n in self._source.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(np.prod(self.shape))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the entries on the device: 32 bits for 64 unless x64 is enabled."""
+        return np.dtype(jax.dtypes.canonicalize_dtype(self._source.dtype))
+
+    @property
+    def source(self) -> Any:
+        """What it was made of."""
+        return self._source
+
+    def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
+        """The rows on the host, in stretches: all, or if that is too much some from all over.
+
+        Args:
+            block_bytes: about the size of a stretch.
+            at_most: bytes above which there are gaps between stretches.
+        """
+        row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
+        length = min(len(self), max(1, block_bytes // row_bytes))
+        starts = np.arange(0, len(self), length)
+        if len(self) * row_bytes > at_most:
+            count = max(1, min(len(starts), at_most // (length * row_bytes)))
+            starts = np.linspace(0, len(self) - length, count).astype(int)
+
+        def rows(k: int) -> np.ndarray:
+            return np.arange(starts[k], min(starts[k] + length, len(self)))
+
+        for k in range(len(starts)):
+            then = rows(k + 1) if k + 1 < len(starts) else None
+            yield self._reader.take(rows(k), self.dtype, then)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"HostRows(<{type(self._source).__name__}>, shape={self.shape}, dtype={self.dtype})"
+
+    def __reduce__(self) -> tuple:
+        return _made, (self._source, self._timeout)
+
+    def __getitem__(self, item: Any) -> jax.Array:
+        """Rows, and of them what further indices (numbers and slices) pick."""
+        first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
+        index = self._index(first)
+        for part in rest:
+            if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
+                raise TypeError(
+                    "HostRows takes rows first, and then numbers or slices: for columns by an "
+                    "array write `X[i][:, columns]`"
+                )
+        rows = self._rows(index)
+        return rows[(slice(None),) * index.ndim + tuple(rest)] if rest else rows
+
+    def _index(self, first: Any) -> Any:
+        if isinstance(first, slice):
+            return jnp.arange(*first.indices(len(self)))
+        index = first if isinstance(first, jax.Array) else np.asarray(first)
+        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
+            raise TypeError(
+                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
+                "such as the rows of a plate, `X[i]`"
+            )
+        return index
+
+    def _rows(self, index: Any) -> jax.Array:
+        for hint in _hints.get():
+            if hint.index is index:
+                if self in hint.rows:
+                    return hint.rows[self]
+                if hint.used is not None and self not in hint.used:
+                    hint.used.append(self)
+        if isinstance(index, jax.core.Tracer):
+            return fetch(((self, 0),), (index,))[0]
+        flat = np.asarray(index).reshape(-1)
+        rows = self._reader.take(flat, self.dtype)
+        return jnp.asarray(rows.reshape(np.shape(index) + self.shape[1:]))
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be used as a whole: its rows stay on the host. Index it by the rows "
+            "of a plate, `with numpyro.plate('data', len(X)) as i:` and `X[i]`; to take all of it "
+            "to the device write `X[:]`"
+        )
+
+    __array__ = __jax_array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+
+
+# no leaves: it goes through jit, vmap and MCMC as part of the structure, the same if it is
+jax.tree_util.register_static(HostRows)
+
+
+class Hint(NamedTuple):
+    """What is known of an index with which a model will ask for rows.
+
+    Attributes:
+        index: the traced index.
+        rows: rows that are on the device already.
+        used: a list in which to note who was asked.
+    """
+
+    index: Any
+    rows: Mapping[HostRows, jax.Array] = {}
+    used: list[HostRows] | None = None
+
+
+_hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, never changed
+
+
+@contextmanager
+def hints(*given: Hint) -> Iterator[None]:
+    """Tell `HostRows` what is known of an index, for as long as a model is traced."""
+    token = _hints.set([*given, *_hints.get()])
+    try:
+        yield
+    finally:
+        _hints.reset(token)
+
+
+def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
+    """Pass what is known of an index on to a stretch of it."""
+    known = _hints.get()
+    for hint in [h for h in known if h.index is index and h.rows]:
+        known.append(Hint(part, {x: rows[start:stop] for x, rows in hint.rows.items()}))
+
+
+def host_rows_in(tree: PyTree) -> list[HostRows]:
+    """Those in a pytree, which has them in its structure and not among its leaves."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, HostRows))
+    return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
+
+
+@contextmanager
+def source_errors(tree: PyTree) -> Iterator[None]:
+    """Raise what a source of ``tree`` raised, not what the computation made of it."""
+    readers = [x._reader for x in host_rows_in(tree)]
+    for reader in readers:
+        reader.error = None
+    try:
+        yield
+    except Exception:
+        for reader in readers:
+            if reader.error is not None:
+                raise reader.error from reader.error.__cause__
+        raise
+
+
+def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
+    """For how many batches rows should travel together, if one has so many of each array."""
+    rows = sum(sizes.values())
+    size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
+    return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))
+
+
+def fetch(
+    wanted: tuple[tuple[HostRows, int], ...], here: tuple, then: tuple = ()
+) -> tuple[jax.Array, ...]:
+    """Rows by one call back to the host, also under `jax.vmap`.
+
+    Args:
+        wanted: pairs of whose rows and the place of their index in ``here``.
+        here: traced indices of any shape.
+        then: those that will be wanted next; empty if that is not known.
+
+    Returns:
+        For each pair, rows of shape ``index.shape + X.shape[1:]``.
+    """
+
+    @custom_vmap
+    def rows(here: tuple, then: tuple) -> tuple[jax.Array, ...]:
+        return _call_host(wanted, here, then)
+
+    @rows.def_vmap
+    def batched_rows(size: int, batched: tuple, here: tuple, then: tuple) -> tuple:
+        here, then = jax.tree.map(
+            lambda x, yes: x if yes else jnp.broadcast_to(x, (size, *x.shape)),
+            (here, then),
+            tuple(batched),
+        )
+        return fetch(wanted, here, then), (True,) * len(wanted)
+
+    return rows(here, then)
+
+
+def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
+    dtypes = tuple(x.dtype for x, _ in wanted)
+    out = tuple(
+        jax.ShapeDtypeStruct(here[k].shape + x.shape[1:], dtype)
+        for (x, k), dtype in zip(wanted, dtypes, strict=True)
+    )
+    pieces = [_pieces(index) for index in (*here, *then)]
+    counts = [len(p) for p in pieces]
+
+    def on_host(*flat: Any) -> tuple[np.ndarray, ...]:
+        parts, at = [], 0
+        for count in counts:
+            parts.append(np.concatenate([np.asarray(p) for p in flat[at : at + count]]))
+            at += count
+        now = parts[: len(here)]
+        # nothing but first rows: the loop is at its end
+        soon = [p if p.any() else None for p in parts[len(here) :]] or [None] * len(here)
+        # all begin before one is waited for
+        for (x, k), dtype in zip(wanted[1:], dtypes[1:], strict=True):
+            x._reader.prepare(now[k], dtype)
+        return tuple(
+            x._reader.take(now[k], dtype, soon[k]).reshape(result.shape)
+            for (x, k), dtype, result in zip(wanted, dtypes, out, strict=True)
+        )
+
+    flat = [p for group in pieces for p in group]
+    return jax.pure_callback(on_host, out, *flat, vmap_method="sequential")
+
+
+def _pieces(index: jax.Array) -> list[jax.Array]:
+    flat = index.reshape(-1).astype(jnp.int32)
+    return [flat[k : k + PIECE] for k in range(0, flat.size, PIECE)] or [flat]
+
+
+def _made(source: Any, timeout: float | None) -> HostRows:
+    return HostRows(source, timeout=timeout)
+
+
+def _check_source(source: Any) -> None:
+    kind = type(source).__name__
+    if isinstance(source, jax.Array):
+        raise TypeError(
+            "HostRows is for rows on the host, and a jax.Array is on a device: pass the array "
+            "itself to the model, or HostRows(np.asarray(array))"
+        )
+    if isinstance(source, HostRows):
+        raise TypeError("expected an array, got HostRows: pass it to the model as it is")
+    missing = [n for n in ("shape", "dtype", "__getitem__") if not hasattr(source, n)]
+    if missing:
+        advice = " (`.to_numpy()`?)" if hasattr(source, "to_numpy") else ""
+        raise TypeError(
+            f"HostRows expects an array with shape, dtype and row indexing, got {kind} without "
+            f"{', '.join(missing)}: pass a NumPy array or memmap{advice}, or one of Zarr or HDF5"
+        )
+    try:
+        dtype = np.dtype(source.dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in "biufc":
+        raise TypeError(
+            f"HostRows expects numbers of a NumPy type, got {kind} of dtype {source.dtype}: "
+            "convert it, for instance by `np.asarray(array, np.float32)`"
+        )
+    if len(source.shape) == 0:
+        raise TypeError(f"HostRows expects an array with rows, got a {kind} of shape ()")
+    if source.shape[0] == 0:
+        raise ValueError(f"HostRows expects at least one row, got shape {tuple(source.shape)}")

@@ -1,0 +1,104 @@
+"""Rows that hold NaN: named, dropped from all arrays alike, or left to the model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGRLD, HostRows, run
+from numpyro_geom.runs import rows
+from numpyro_geom.runs.rows import checked_rows
+
+BAD = [3, 17]
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 2)).astype(np.float32)
+    return X, (X @ [1.0, -1.0] + rng.normal(size=30)).astype(np.float32)
+
+
+def with_nan() -> tuple[np.ndarray, np.ndarray]:
+    X, y = data()
+    X[BAD[0], 1] = y[BAD[1]] = np.nan
+    return X, y
+
+
+def draws(X, y, **settings) -> np.ndarray:
+    kernel = SGRLD(regression, batch_size=8, step_size=1e-3, num_steps=3)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=5, progress_bar=False)
+    return np.asarray(run(mcmc, random.key(0), X, y, **settings).mcmc.get_samples()["w"])
+
+
+KINDS = {"numpy": lambda x: x, "jax": jnp.asarray, "host": HostRows}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_named(kind: str) -> None:
+    X, y = map(KINDS[kind], with_nan())
+    with pytest.raises(ValueError, match=r"args\[0\]: row 3 of 30; args\[1\]: row 17 of 30.*drop"):
+        draws(X, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropped_rows_leave_the_draws_of_the_rest(kind: str) -> None:
+    X, y = map(KINDS[kind], with_nan())
+    rest = [np.delete(x, BAD, 0) for x in data()]
+    np.testing.assert_array_equal(draws(X, y, on_bad_rows="drop"), draws(*rest))
+
+
+def test_only_arrays_with_as_many_rows_lose_them() -> None:
+    X, y = with_nan()
+    size, weights = 30, np.ones(2)
+    (X2, y2, n, w), kwargs = checked_rows(
+        (X, y, size, weights), {"k": {"z": np.arange(30)}}, "drop"
+    )
+    assert X2.shape == (28, 2)
+    assert y2.shape == (28,)
+    assert n == 30
+    assert w is weights
+    np.testing.assert_array_equal(kwargs["k"]["z"], np.delete(np.arange(30), BAD))
+
+
+def test_kept_and_whole_data_are_passed_on() -> None:
+    bad, good = with_nan(), data()
+    assert checked_rows(bad, {}, "keep")[0] is bad
+    assert checked_rows(good, {}, "error")[0] is good
+    infinite = (np.array([np.inf, -np.inf]), random.key(0), "text", 3)
+    assert checked_rows(infinite, {}, "error")[0] is infinite
+
+
+def test_large_arrays_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 64)  # 8 rows of two numbers
+    X = np.zeros((30, 2), np.float32)
+    X[[0, 7, 8, 29], 0] = np.nan
+    X[5] = np.inf, -np.inf  # whose sum is NaN
+    for kind in KINDS.values():
+        with pytest.raises(ValueError, match="rows 0, 7, 8, 29 of 30"):
+            checked_rows((kind(X),), {}, "error")
+
+
+def test_many_rows_are_counted_and_all_of_them_are_too_many() -> None:
+    X = np.full((30, 2), np.nan)
+    with pytest.raises(ValueError, match="rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 20 more of 30"):
+        checked_rows((X,), {}, "error")
+    with pytest.raises(ValueError, match="no row would be left: all 30 hold NaN"):
+        checked_rows((X,), {}, "drop")
+
+
+def test_a_wrong_setting_is_refused() -> None:
+    with pytest.raises(ValueError, match="on_bad_rows must be"):
+        draws(*data(), on_bad_rows="ignore")
+    assert jax.tree.leaves(checked_rows((), {}, "error")) == []

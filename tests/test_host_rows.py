@@ -1,0 +1,550 @@
+"""HostRows: the draws are those from a device array, whatever the source; errors and stalls."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import time
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC, NUTS
+from scripts import load_script
+
+from numpyro_geom import (
+    GGMC,
+    ISGD,
+    PXSGHMC,
+    SGHMC,
+    SGNHT,
+    SGRLD,
+    SWAG,
+    VSGD,
+    AdamSGLD,
+    Expansion,
+    HostRows,
+    RiemannianLaplace,
+    diagnose,
+    host_rows,
+    potential,
+    run,
+    to_inference_data,
+)
+from numpyro_geom.runs.fingerprint import digest, fingerprint
+
+N, D = 300, 2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, D))
+Y = (RNG.random(N) < 1 / (1 + np.exp(-X @ np.array([1.0, -1.0])))).astype(np.int32)
+
+
+def model(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def network(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1], 2]).to_event(2))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X[i] @ w).sum(-1)), obs=y[i])
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
+    monkeypatch.setattr(potential, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 128)
+
+
+FIXED = {"batch_size": 8, "step_size": 1e-3, "num_steps": 10}
+STARTED = {"batch_size": 8, "num_steps": 10}
+KERNELS = {
+    "SGRLD": lambda: SGRLD(model, **FIXED),
+    "SGRLD in epochs": lambda: SGRLD(model, batching="epoch", **FIXED),
+    "SGRLD with a moving anchor": lambda: SGRLD(
+        model, control_variate=True, anchor_interval=4, **FIXED
+    ),
+    "SGRLD auxiliary": lambda: SGRLD(model, metric="monge", gamma="auxiliary", **FIXED),
+    "SGRLD noise correction": lambda: SGRLD(model, noise_correction=True, **FIXED),
+    "SGRLD expansion": lambda: SGRLD(network, expansion=Expansion(left=1, right=1), **FIXED),
+    "SGRLD all rows": lambda: SGRLD(model, step_size=1e-3, num_steps=2),
+    "SGHMC": lambda: SGHMC(model, friction=1.0, **FIXED),
+    "PXSGHMC": lambda: PXSGHMC(network, friction=1.0, **FIXED),
+    "SGNHT": lambda: SGNHT(model, friction=1.0, **FIXED),
+    "GGMC": lambda: GGMC(model, friction=1.0, **FIXED),
+    "AdamSGLD": lambda: AdamSGLD(model, **FIXED),
+    "ISGD": lambda: ISGD(model, **STARTED),
+    "VSGD": lambda: VSGD(model, **STARTED),
+}
+
+
+def some_draws(kernel, *data):
+    """The state after a few draws, warm-up included."""
+    state = kernel.init(random.key(1), 2, {"w": 0.1 * jnp.ones(shape_of(kernel))}, data, {})
+    step = jax.jit(lambda state: kernel.sample(state, data, {}))
+    for _ in range(4):
+        state = step(state)
+    return state
+
+
+def shape_of(kernel):
+    return (D, 2) if kernel.model is network else (D,)
+
+
+def assert_same(left, right):
+    for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, two = random.key_data(one), random.key_data(two)
+        np.testing.assert_array_equal(one, two)
+
+
+IN_SHORT = ("SGRLD", "SGRLD with a moving anchor", "GGMC")
+SLOW = [
+    pytest.param(name, marks=() if name in IN_SHORT else (pytest.mark.slow,)) for name in KERNELS
+]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_every_kernel_takes_the_same_steps(name):
+    make = KERNELS[name]
+    assert_same(some_draws(make(), HostRows(X), HostRows(Y)), some_draws(make(), jnp.asarray(X), Y))
+
+
+@pytest.mark.slow
+def test_automatic_settings_are_the_same():
+    """The search for a mode, curvature and the anchor of warm-up, with all defaults."""
+
+    def draws(*data):
+        kernel = SGRLD(model, batch_size=8, control_variate=True)
+        return run_mcmc(kernel, *data, num_warmup=30).last_state
+
+    assert_same(draws(HostRows(X), HostRows(Y)), draws(X, Y))
+
+
+def run_mcmc(kernel, *data, num_warmup=2, num_samples=4, **settings):
+    mcmc = MCMC(
+        kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False, **settings
+    )
+    mcmc.run(random.key(2), *data)
+    return mcmc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("chains", "settings"),
+    [
+        (3, {"chain_method": "vectorized"}),
+        pytest.param(
+            2, {"chain_method": "parallel", "jit_model_args": True}, marks=pytest.mark.slow
+        ),
+        pytest.param(2, {"chain_method": "sequential"}, marks=pytest.mark.slow),
+    ],
+    ids=["vectorized", "parallel", "sequential"],
+)
+def test_chains(chains, settings):
+    found = [
+        run_mcmc(SGRLD(model, **FIXED), *data, num_chains=chains, **settings)
+        for data in ((HostRows(X), HostRows(Y)), (X, Y))
+    ]
+    assert_same(found[0].get_samples(), found[1].get_samples())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain_method", ["vectorized", "parallel"])
+def test_large_indices_do_not_deadlock(chain_method, monkeypatch):
+    """JAX copies arguments above 100 KiB in a thread of the pool that waits for the call."""
+    monkeypatch.undo()
+    rows = np.arange(400_000, dtype=np.float32).reshape(200_000, 2) / 400_000
+    data = HostRows(rows), HostRows(np.zeros(200_000, np.int32))
+    kernel = SGRLD(model, batch_size=100_000, step_size=1e-6, num_steps=3)
+    chains = 4 if chain_method == "vectorized" else 2
+    done = []
+
+    def go():
+        done.append(run_mcmc(kernel, *data, num_chains=chains, chain_method=chain_method))
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert done
+
+
+@pytest.mark.arviz
+def test_log_likelihood_of_all_rows():
+    mcmc = run_mcmc(SGRLD(model, **FIXED), HostRows(X), HostRows(Y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a run of four draws
+        found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"].values[0]
+    logits = mcmc.get_samples()["w"] @ X.T.astype(np.float32)
+    # sums of 2 products of order 1 in float32
+    np.testing.assert_allclose(found, dist.Bernoulli(logits=logits).log_prob(Y), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.arviz
+def test_diagnose_says_the_same():
+    texts = []
+    for data in ((HostRows(X), HostRows(Y)), (X, Y)):
+        mcmc = run_mcmc(SGRLD(model, **FIXED), *data, num_warmup=50, num_samples=100)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            texts.append(str(diagnose(mcmc, seconds=1.0)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_kernels_of_numpyro_take_the_same_steps():
+    on_device = jnp.asarray(X), jnp.asarray(Y)
+    found = [run_mcmc(NUTS(model), *data) for data in ((HostRows(X), HostRows(Y)), on_device)]
+    assert_same(found[0].get_samples(), found[1].get_samples())
+
+
+@pytest.mark.slow
+def test_guides_give_the_same_draws():
+    def laplace(*data):
+        guide = RiemannianLaplace(model, metric="euclidean", batch_size=64)
+        params = guide.fit(random.key(0), *data)
+        return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
+
+    def swag(*data):
+        guide = SWAG(model, batch_size=8, num_steps=100, mode_steps=100, learning_rate=1e-3)
+        params = guide.fit(random.key(0), *data)
+        return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
+
+    assert_same(swag(HostRows(X), HostRows(Y)), swag(X, Y))
+    found, expected = laplace(HostRows(X), HostRows(Y)), laplace(X, Y)
+    # the compiler may fuse a gather on the device into a sum: its last bits then differ
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
+
+
+def test_parameters_are_found_from_some_rows():
+    def with_param(X, y):
+        scale = numpyro.param("scale", lambda key: random.uniform(key) + 1.0)
+        w = numpyro.sample("w", dist.Normal(0, scale).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+    source, kernels = Broken(X), [SGRLD(with_param, **FIXED) for _ in range(2)]
+    for kernel, data in zip(kernels, ((HostRows(source), HostRows(Y)), (X, Y)), strict=True):
+        kernel.init(random.key(0), 0, None, data, {})
+    assert_same(kernels[0]._fixed, kernels[1]._fixed)
+    assert max(np.size(rows) for rows in source.reads) <= 8
+
+
+# Sources
+
+
+class RowByRow:
+    """The least that will do: one row at a time."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, row):
+        if not isinstance(row, int):
+            raise TypeError("one row at a time")
+        return self.array[row]
+
+
+class Broken(RowByRow):
+    """Raises or stalls at the reads named in ``at``, the first of which is 1."""
+
+    def __init__(self, array, at=(), seconds=None):
+        super().__init__(array)
+        self.at, self.seconds, self.reads, self.threads = at, seconds, [], set()
+
+    def __getitem__(self, rows):
+        self.reads.append(rows)
+        self.threads.add(threading.get_ident())
+        if len(self.reads) in self.at:
+            if self.seconds is None:
+                raise OSError("the drive is gone")
+            time.sleep(self.seconds)
+        return self.array[rows]
+
+
+def source_of(kind, folder, array):
+    if kind == "numpy":
+        return array
+    if kind == "memmap":
+        source = np.memmap(folder / "rows.dat", array.dtype, "w+", shape=array.shape)
+        source[:] = array
+        return source
+    if kind == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        return h5py.File(folder / "rows.h5", "w").create_dataset("X", data=array, chunks=(7, 2))
+    if kind == "zarr":
+        zarr = pytest.importorskip("zarr")
+        return zarr.create_array(folder / "rows.zarr", data=array, chunks=(7, 2))
+    return {"row by row": RowByRow, "other": Broken}[kind](array)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "memmap", "hdf5", "zarr", "row by row", "other"])
+def test_sources(kind, tmp_path):
+    rows = HostRows(source_of(kind, tmp_path, X))
+    device = jnp.asarray(X)
+    assert (rows.shape, rows.dtype, rows.ndim, rows.size) == ((N, D), np.float32, 2, 2 * N)
+    assert len(rows) == N
+    take = jax.jit(lambda x, i: x[i])
+    for index in (
+        np.array([5, 3, 3, 299, 0]),
+        np.arange(10, 40),
+        np.array([[7, 2], [-1, 1000]]),  # JAX counts from the end, and clips
+        np.int32(4),
+    ):
+        index = jnp.asarray(index)
+        np.testing.assert_array_equal(take(rows, index), device[index])
+        np.testing.assert_array_equal(rows[index], device[index])
+    for one, two in (
+        (rows[3], device[3]),
+        (rows[-2:], device[-2:]),
+        (rows[::50, 1], device[::50, 1]),
+        (rows[index, :1], device[index, :1]),
+        (rows[jnp.arange(3), None], device[jnp.arange(3), None]),
+    ):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_types_follow_x64():
+    rows = HostRows(X)
+    with jax.enable_x64(True):
+        assert rows.dtype == np.float64
+        np.testing.assert_array_equal(jax.jit(lambda i: rows[i])(jnp.arange(4)), X[:4])
+    assert jax.jit(lambda i: rows[i])(jnp.arange(4)).dtype == np.float32
+
+
+def test_vmap_of_two_axes_is_one_call():
+    source = Broken(X)
+    rows, before = HostRows(source), len(source.reads)
+    index = jnp.asarray(RNG.integers(0, N, (2, 3, 5)))
+    found = jax.jit(jax.vmap(jax.vmap(lambda i: rows[i, 0])))(index)
+    np.testing.assert_array_equal(found, jnp.asarray(X)[index, 0])
+    assert len(source.reads) == before + 1
+
+
+# How rows travel
+
+
+def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
+    """Ten steps in blocks of four: three reads of each source, and one at the draw's end."""
+    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 64)
+    source = Broken(X)
+    data = HostRows(source), HostRows(Y)
+    kernel = SGRLD(model, **FIXED)
+    state = kernel.init(random.key(0), 0, None, data, {})
+    step = jax.jit(lambda state: kernel.sample(state, data, {}))
+    prepared = []
+    prepare = host_rows.Reader.prepare
+    monkeypatch.setattr(
+        host_rows.Reader,
+        "prepare",
+        lambda self, index, dtype: prepared.append(len(index)) or prepare(self, index, dtype),
+    )
+    jax.block_until_ready(step(state).z)
+    source.reads.clear()
+    source.threads.clear()
+    prepared.clear()
+    jax.block_until_ready(step(state).z)
+    assert len(source.reads) == 3 + 1
+    assert threading.get_ident() not in source.threads
+    # y beside X in three blocks, and both ahead in all but the last
+    assert prepared.count(4 * 8) == 3 + 2 * 2
+
+
+def test_nothing_is_kept_alive():
+    source = Broken(X)
+    gone = weakref.ref(source)
+    rows = HostRows(source)
+    rows[3]
+    thread = rows._reader._thread
+    del source, rows
+    gc.collect()
+    thread.join(10)
+    assert gone() is None
+    assert not thread.is_alive()
+
+
+def test_copies_read_the_same_rows():
+    rows = HostRows(X, timeout=7.0)
+    for other in (pickle.loads(pickle.dumps(rows)), copy.deepcopy(rows)):
+        np.testing.assert_array_equal(other[:], rows[:])
+        assert other._timeout == 7.0
+
+
+# Faults
+
+
+def run_small(data, **settings):
+    mcmc = MCMC(SGRLD(model, **FIXED), num_warmup=2, num_samples=8, progress_bar=False)
+    return run(mcmc, random.key(0), *data, draws_per_segment=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "text"),
+    [
+        (None, RuntimeError, "^HostRows .* could not read .* OSError: the drive is gone"),
+        pytest.param(1.0, TimeoutError, "^HostRows .* within 0.3 seconds", marks=pytest.mark.slow),
+    ],
+    ids=["raises", "stalls"],
+)
+def test_a_run_goes_on_after_a_fault(seconds, error, text, tmp_path):
+    pytest.importorskip("zarr")
+    expected = run_small((X, Y)).idata.posterior["w"].values
+    whole = Broken(X)
+    run_small((HostRows(whole), HostRows(Y)))
+    source = Broken(X, at=(3 * len(whole.reads) // 4,), seconds=seconds)
+    data = HostRows(source, timeout=0.3), HostRows(Y)
+    with pytest.raises(error, match=text):
+        run_small(data, directory=tmp_path)
+    reads = len(source.reads)
+    found = run_small(data, directory=tmp_path)
+    np.testing.assert_array_equal(found.idata.posterior["w"].values, expected)
+    assert len(source.reads) - reads < len(whole.reads)  # not all of it anew
+
+
+def test_the_error_of_a_source_is_not_buried():
+    source = Broken(X)
+    rows = HostRows(source)
+    take = jax.jit(lambda i: rows[i])
+    take(jnp.arange(3))
+    source.at = (len(source.reads) + 1,)
+    with (
+        pytest.raises(RuntimeError, match="^HostRows of a Broken .* 3 rows from 0 to 2") as caught,
+        host_rows.source_errors({"X": rows}),
+    ):
+        jax.block_until_ready(take(jnp.arange(3)))
+    assert isinstance(caught.value.__cause__, OSError)
+    np.testing.assert_array_equal(take(jnp.arange(3)), X[:3].astype(np.float32))
+
+
+def test_other_errors_pass():
+    with pytest.raises(KeyError, match="other"), host_rows.source_errors(HostRows(X)):
+        raise KeyError("other")
+
+
+def test_a_source_that_gives_wrong_rows_is_an_error():
+    source = Broken(X)
+    rows = HostRows(source)
+    source.array = X[:, :1]
+    with pytest.raises(RuntimeError, match=r"gave rows of shape \(1, 1\), expected \(1, 2\)"):
+        rows[2]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "text"),
+    [
+        ([[1.0]], TypeError, "got list without shape, dtype"),
+        (jnp.ones(3), TypeError, "a jax.Array is on a device"),
+        (HostRows(X), TypeError, "got HostRows"),
+        (np.array(1.0), TypeError, r"shape \(\)"),
+        (np.ones((0, 3)), ValueError, "at least one row"),
+        (np.array(["a"]), TypeError, "numbers of a NumPy type"),
+        (np.array([None]), TypeError, "numbers of a NumPy type"),
+    ],
+)
+def test_bad_sources(source, error, text):
+    with pytest.raises(error, match=text):
+        HostRows(source)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"), [(0.0, ValueError), ("a", TypeError), (np.inf, ValueError)]
+)
+def test_bad_timeouts(timeout, error):
+    with pytest.raises(error, match="timeout must be"):
+        HostRows(X, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x @ jnp.ones(D),
+        lambda x: np.ones(N) @ x,
+        lambda x: 2 * x,
+        lambda x: -x,
+        lambda x: x < 1,
+        lambda x: jnp.sum(x),
+        lambda x: np.asarray(x),
+        lambda x: jnp.take(x, 0, axis=0),
+        bool,
+    ],
+)
+def test_use_as_a_whole(use):
+    with pytest.raises(TypeError, match="cannot be used as a whole"):
+        use(HostRows(X))
+
+
+@pytest.mark.parametrize("index", [None, ..., 0.5, np.ones(N, bool), "a", ()])
+def test_bad_indices(index):
+    with pytest.raises(TypeError, match="indexed by row numbers"):
+        HostRows(X)[index]
+
+
+def test_columns_by_an_array():
+    with pytest.raises(TypeError, match="rows first"):
+        HostRows(X)[jnp.arange(2), jnp.arange(2)]
+
+
+def test_a_model_that_uses_the_whole():
+    def whole(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=(X @ w)[i]), obs=y[i])
+
+    with pytest.raises(TypeError, match="cannot be used as a whole"):
+        run_mcmc(SGRLD(whole, **FIXED), HostRows(X), HostRows(Y))
+
+
+# Fingerprints
+
+
+def test_fingerprint_reads_the_rows(tmp_path):
+    def of(rows):
+        mcmc = MCMC(SGRLD(model, **FIXED), num_warmup=1, num_samples=1)
+        return fingerprint(mcmc, random.key(0), (rows,), {"y": rows}, (), None, 1)
+
+    memmap = HostRows(source_of("memmap", tmp_path, X))
+    assert of(memmap) == of(HostRows(X, timeout=1.0))
+    changed = X.copy()
+    changed[N - 1, 1] += 1e-3
+    old, new = of(memmap), of(HostRows(changed))
+    assert {k for k in old if old[k] != new[k]} == {"data args[0]", "data kwargs['y']"}
+    assert digest(lambda: memmap) != digest(lambda: HostRows(changed))
+
+
+@pytest.mark.parametrize("at_most", [10**9, 900])
+def test_blocks(at_most):
+    blocks = list(HostRows(X).blocks(300, at_most))
+    if at_most > 900:
+        np.testing.assert_array_equal(np.concatenate(blocks), X.astype(np.float32))
+    else:
+        assert [len(b) for b in blocks] == [37] * 3
+        np.testing.assert_array_equal(blocks[-1], X[-37:].astype(np.float32))
+
+
+# The benchmark
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path, monkeypatch):
+    script = load_script("benchmarks/host_rows")
+    table = tmp_path / "table.md"
+    monkeypatch.setattr("sys.argv", ["host_rows.py", "--quick", "--table", str(table)])
+    script.main()
+    lines = table.read_text().splitlines()
+    assert len(lines) == 4 + 1 + 3 + 1 + 5
+    assert all(line.startswith("|") for line in lines if line)
+    assert "want of memory" not in lines[2]

@@ -1,0 +1,303 @@
+"""Chains and rows on a mesh of devices: the same draws on any, and what travels between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.sharding import Mesh
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_geom import GGMC, SGRLD, HostRows, run
+from numpyro_geom.runs.mesh import Layout, MeshRows
+from numpyro_geom.runs.segments import Segments
+
+ROWS, COLUMNS, BATCH = 301, 3, 16
+"""The rows cannot be shared out evenly, by none of the meshes; the batch by all of them."""
+
+
+def data():
+    rng = np.random.default_rng(4)
+    return rng.standard_normal((ROWS, COLUMNS)), rng.integers(0, 2, ROWS)
+
+
+def model(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=None if y is None else y[i])
+
+
+SETTINGS = {"batch_size": BATCH, "step_size": 1e-2, "num_steps": 3}
+KERNELS = {
+    "SGRLD": lambda: SGRLD(model, **SETTINGS),
+    "control variate": lambda: SGRLD(
+        model, control_variate=True, anchor_interval=5, **SETTINGS, batching="epoch"
+    ),
+    "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.05}),
+    "NUTS": lambda: NUTS(model, max_tree_depth=3),
+}
+SHAPES = {
+    "SGRLD": [(2, 1), (1, 4), (2, 4)],
+    **{name: [(2, 4)] for name in KERNELS if name != "SGRLD"},
+}
+"""Devices for chains, and for rows."""
+
+
+def make(kernel, num_samples=6, num_chains=2, **settings):
+    settings = {"chain_method": "vectorized", "progress_bar": False, **settings}
+    return MCMC(kernel, num_warmup=6, num_samples=num_samples, num_chains=num_chains, **settings)
+
+
+def on(shape):
+    """A mesh of the first devices."""
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return {"mesh": Mesh(devices, ("chains", "rows")), "chain_axis": "chains", "data_axis": "rows"}
+
+
+def draws(kernel, shape=None):
+    """Of `run` without a mesh, or of its segments on one."""
+    if shape is None:
+        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=3)
+        return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
+    mcmc = make(kernel)
+    segments = segments_of(mcmc, shape, 6)
+    state, _ = segments.advance(segments.start, 1, mcmc.num_warmup)
+    return segments.advance(state, 6, 1)[1]["z"]["slope"]
+
+
+def segments_of(mcmc, shape, length):
+    layout = Layout.of(mcmc, **on(shape))
+    return Segments(mcmc, jax.random.key(0), data(), {}, (), None, length, layout)
+
+
+def compare(name):
+    """Largest differences from draws on one device, by shape of the mesh; and their size."""
+    one = draws(KERNELS[name](), (1, 1))
+    found = {str(s): float(abs(draws(KERNELS[name](), s) - one).max()) for s in SHAPES[name]}
+    return found | {"spread": float(one.std(1).max())}
+
+
+def compare_all(out):
+    jax.config.update("jax_enable_x64", True)
+    Path(out).write_text(json.dumps({name: compare(name) for name in KERNELS}))
+
+
+# Draws
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory):
+    """From a process with eight devices."""
+    out = tmp_path_factory.mktemp("mesh") / "out.json"
+    code = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; "
+    code += f"import test_mesh; test_mesh.compare_all({str(out)!r})"
+    # compiling is most of the time, and less of it will do
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    flags += "--xla_llvm_disable_expensive_passes=true"
+    variables = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=variables, check=True)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_draws_do_not_depend_on_the_number_of_devices(differences, name):
+    found = differences[name]
+    assert found.pop("spread") > 0.01
+    assert len(found) == len(SHAPES[name])
+    # In 64 bits sums in another order differ by some 1e-16, and steps as short as these contract.
+    # What a leapfrog step of NUTS makes of it is measured: below 1e-12.
+    for shape, difference in found.items():
+        assert difference < 1e-10, shape
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_mesh(tmp_path):
+    pytest.importorskip("zarr")
+    alone = draws(KERNELS["SGRLD"]())
+
+    def go(num_samples, **mesh):
+        mcmc = make(KERNELS["SGRLD"](), num_samples)
+        return run(
+            mcmc, jax.random.key(0), *data(), directory=tmp_path, draws_per_segment=4, **mesh
+        )
+
+    go(2, **on((1, 2)))
+    with pytest.warns(RuntimeWarning, match=r"mesh \(was chains 1, rows 2, is chains 2, rows 1\)"):
+        go(4, **on((2, 1)))
+    with pytest.warns(RuntimeWarning, match=r"mesh \(was chains 2, rows 1, is absent\)"):
+        result = go(6)
+    found = np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
+    # in 32 bits a sum of some tens of terms in another order differs by about 1e-6 of it
+    np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(result.idata.posterior["slope"].values, found)
+    x, y = data()
+    np.testing.assert_array_equal(result.idata.constant_data["x"].values, x.astype(np.float32))
+    np.testing.assert_array_equal(result.idata.observed_data["y"].values, y)
+
+
+def test_only_rows_of_the_minibatch_and_gradients_travel():
+    mcmc = make(SGRLD(model, **SETTINGS))
+    segments = segments_of(mcmc, (1, 2), 4)
+    state = segments.layout.place(segments.start)
+    text = segments._run.lower(state, *counts(), segments._traced).compile().as_text()
+    travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
+    shapes = {
+        (kind, shape) for all_, kind in travel for shape in re.findall(r"\w\d*\[[\d,]*\]", all_)
+    }
+    # chains, rows of the minibatch, columns; responses; gradients; energies
+    assert shapes == {
+        ("all-reduce", f"u32[2,{BATCH},{COLUMNS}]"),
+        ("all-reduce", f"s32[2,{BATCH}]"),
+        ("all-reduce", f"f32[2,{COLUMNS}]"),
+        ("all-reduce", "f32[2]"),
+    }
+    # and one program does all segments
+    for _ in range(2):
+        state, _ = segments.advance(state, 2, 1)
+    assert segments._run._cache_size() == 1
+    assert state.z["slope"].sharding.spec[0] == "chains"
+
+
+def counts():
+    return jnp.int32(1), jnp.int32(1)
+
+
+# Rows
+
+INDICES = {
+    "some": np.array([0, 7, 6, 3, 3, 1]),
+    "not even": np.array([2, 5, 2]),
+    "none": np.zeros(0, int),
+    "counted from the end": np.array([-1, -7, 6, 0]),
+    "a table": np.array([[1, 2, 3], [6, 0, 6]]),
+    "all in order": np.arange(7),
+    "all out of order": np.array([6, 0, 1, 2, 3, 4, 4]),
+    "all but two in order": np.array([0, 2, 1, 3, 4, 5, 6]),
+    "beyond": np.array([9, 6]),
+}
+VALUES = {
+    "floats": np.array([[np.nan, -0.0], [np.inf, 0.0], [1e-45, -np.inf], *[[0.1, 2.0]] * 4], "f4"),
+    "halves": np.linspace(-1, 1, 7).astype("f2"),
+    "whole numbers": np.array([-5, 2**31 - 1, -(2**31), 0, 1, 2, 3], "i4"),
+    "bytes": np.arange(250, 257).astype("u1").reshape(7, 1, 1),
+    "flags": np.array([True, False, True, True, False, False, True]),
+    "complex": np.arange(7) * (1 + 2j),
+}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_indexed_rows_are_those_of_a_plain_array(values):
+    plain = jnp.asarray(values)
+    rows = MeshRows.of(values, on((1, 2))["mesh"], "rows")
+    assert (rows.shape, rows.ndim, rows.size, rows.dtype, len(rows)) == (
+        plain.shape, plain.ndim, plain.size, plain.dtype, len(plain)
+    )  # fmt: skip
+    found, expected = jax.jit(lambda a, i: (jax.tree.map(lambda k: a[k], i), a))(
+        rows, {k: jnp.asarray(i) for k, i in INDICES.items()}
+    )
+    for name, i in INDICES.items():
+        here, there = np.asarray(found[name]), np.asarray(plain[i])
+        assert here.dtype == there.dtype
+        assert here.tobytes() == there.tobytes(), name
+    assert isinstance(expected, MeshRows)
+    assert np.asarray(jnp.asarray(rows)).tobytes() == np.asarray(plain).tobytes()
+
+
+def test_rows_under_vmap_and_as_an_array():
+    x = np.arange(14.0, dtype="f4").reshape(7, 2)
+    rows = MeshRows.of(x, on((1, 2))["mesh"], "rows")
+    i = np.array([[1, 2], [6, 0], [3, 3]])
+    np.testing.assert_array_equal(jax.vmap(lambda k: rows[k])(jnp.asarray(i)), x[i])
+    w = jnp.array([1.0, -1.0])
+    for found, expected in (
+        (rows @ w, x @ w),
+        (jnp.ones(7) @ rows, np.ones(7) @ x),
+        (2 * rows - rows, x),
+        (jnp.dot(rows, w), x @ w),
+        (rows.T, x.T),
+        (rows.sum(0), x.sum(0)),
+        (rows[jnp.array([4, 1]), 1], x[[4, 1], 1]),
+        (rows[jnp.array([4, 1]), None, 1:], x[[4, 1], None, 1:]),
+        (rows[2:5], x[2:5]),
+        (rows[:, 0], x[:, 0]),
+        (rows[3], x[3]),
+        (jnp.take(rows, jnp.array([4, 1]), axis=0), x[[4, 1]]),
+        (rows > 3, x > 3),
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_each_device_reads_its_own_rows():
+    asked = []
+
+    class Source:
+        shape, ndim, dtype = (7, 2), 2, np.dtype("f4")
+
+        def __getitem__(self, index):
+            asked.append((index.start, index.stop))
+            return np.zeros(self.shape, self.dtype)[index]
+
+    rows = MeshRows.of(Source(), on((1, 2))["mesh"], "rows")
+    assert asked == [(0, 4), (4, 8)]
+    assert [x.data.shape for x in rows.blocks.addressable_shards] == [(1, 4, 2)] * 2
+    with pytest.raises(AttributeError, match="_private"):
+        _ = rows._private
+
+
+# Bad input
+
+
+def no_plate(x, y):
+    numpyro.sample("slope", dist.Normal(0, jnp.sum(x) + jnp.sum(y)))
+
+
+TWO = {"chain_method": "vectorized", "num_chains": 2}
+BAD_INPUT = [
+    ({"chain_axis": "chains"}, {}, ValueError, "chain_axis name.* and there is none: pass mesh="),
+    ({"mesh": 8}, {}, TypeError, "mesh must be a jax.sharding.Mesh .* got int"),
+    ({**on((1, 2)), "data_axis": None, "chain_axis": None}, {}, ValueError, "needs chain_axis"),
+    ({**on((1, 2)), "data_axis": "row"}, {}, ValueError, "data_axis must be an axis .* got 'row'"),
+    ({**on((1, 2)), "data_axis": "chains"}, {}, ValueError, "are both 'chains': expected two"),
+    (on((1, 2)), {**TWO, "chain_method": "sequential"}, ValueError, "chain_method='vectorized'"),
+    (on((2, 1)), {**TWO, "num_chains": 3}, ValueError, "num_chains=3 cannot be .* expected a mult"),
+    (on((2, 1)), {"num_chains": 1}, ValueError, "num_chains=1 cannot be shared out evenly"),
+    (on((1, 2)), {"kernel": SGRLD(no_plate)}, ValueError, "no argument has as many rows"),
+    (
+        on((1, 2)),
+        {"kernel": SGRLD(potential_fn=lambda z: z**2)},
+        ValueError,
+        "this kernel has no model",
+    ),
+    (on((1, 2)), {"host": True}, ValueError, "HostRows stay on the host"),
+]
+
+
+@pytest.mark.parametrize(("mesh", "settings", "error", "match"), BAD_INPUT)
+def test_bad_input(mesh, settings, error, match):
+    settings = {"kernel": SGRLD(model, **SETTINGS), **settings}
+    x, y = data()
+    x = HostRows(x) if settings.pop("host", False) else x
+    with pytest.raises(error, match=match):
+        run(make(**settings), jax.random.key(0), x, y, **mesh)
+
+
+def test_a_start_that_is_not_finite():
+    def improper(x):
+        scale = numpyro.sample("scale", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]) as i:
+            numpyro.sample("x", dist.Normal(jnp.inf * scale, 1), obs=x[i])
+
+    mcmc = make(SGRLD(improper, batch_size=4, step_size=1e-3, num_steps=1))
+    with pytest.raises(ValueError, match="energy is not finite where the chain starts"):
+        run(mcmc, jax.random.key(0), np.ones(8), **on((1, 2)))

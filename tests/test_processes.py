@@ -1,0 +1,272 @@
+"""Two processes on the loopback address that do one run: draws, errors, a kill, and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.sharding import Mesh
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGRLD, run
+
+pytestmark = [
+    pytest.mark.arviz,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="jaxlib has no Gloo there, by which processors talk"
+    ),
+]
+pytest.importorskip("zarr")
+
+ROWS, CHAINS, LENGTH = 301, 4, 10
+PATIENCE = 120
+"""Seconds after which a process that has not ended counts as hung."""
+
+
+def data():
+    rng = np.random.default_rng(4)
+    return rng.standard_normal((ROWS, 3)), rng.integers(0, 2, ROWS)
+
+
+def model(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
+
+
+def go(directory, num_samples, mesh=None, key=0, resume="auto"):
+    kernel = SGRLD(model, batch_size=32, step_size=1e-2, num_steps=3)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=num_samples,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    axes = {} if mesh is None else {"mesh": mesh, "chain_axis": "chains", "data_axis": "rows"}
+    return run(
+        mcmc,
+        jax.random.key(key),
+        *data(),
+        directory=directory,
+        draws_per_segment=LENGTH,
+        resume=resume,
+        **axes,
+    )
+
+
+def draws(result):
+    return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
+
+
+# In the processes
+
+
+def join(process, port, cache):
+    """Be one of two processes with two devices each."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}", num_processes=2, process_id=process, heartbeat_timeout_seconds=5
+    )
+
+
+def mesh_of_both(rows_apart):
+    """Four devices; rows on two processes, or chains."""
+    devices = np.array(jax.devices()).reshape(2, 2)
+    return Mesh(devices.T if rows_apart else devices, ("chains", "rows"))
+
+
+def mesh_of_the_other():
+    """A mesh that has no device of this process."""
+    devices = [d for d in jax.devices() if d.process_index != jax.process_index()]
+    return Mesh(np.array(devices).reshape(2, 1), ("chains", "rows"))
+
+
+def in_memory(folder):
+    """Draws, and errors that one of the processes alone would meet."""
+    process = jax.process_index()
+    errors = []
+    attempts = [
+        {"directory": None, "key": process},
+        {"directory": folder if process else folder / "other"},
+        {"directory": folder / "none", "resume": True},
+        {"directory": folder / "file" / "run"},
+        {"directory": None, "mesh": mesh_of_the_other()},
+    ]
+    for attempt in attempts:
+        try:
+            go(**{"num_samples": 20, "mesh": mesh_of_both(True), **attempt})
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    result = go(None, 20, mesh_of_both(True))
+    return {"errors": errors, "draws": draws(result).tolist(), "finished": result.finished}
+
+
+def on_disk(folder, num_samples):
+    result = go(folder, num_samples, mesh_of_both(False))
+    found = result.idata.posterior["slope"].values
+    np.testing.assert_array_equal(found, draws(result))
+    return {"draws": found.tolist(), "finished": result.finished}
+
+
+# Around them
+
+WORKER = """
+import sys
+sys.path[:0] = [{tests!r}]
+import json, pathlib
+import test_processes
+test_processes.join({process}, {port}, {cache!r})
+folder = pathlib.Path({folder!r})
+found = test_processes.{call}
+pathlib.Path({out!r}).write_text(json.dumps(found))
+"""
+
+
+class Pair:
+    """Two processes, and what they say."""
+
+    def __init__(self, tmp_path, cache, folder, call):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.outs = [tmp_path / f"out-{k}.json" for k in range(2)]
+        self.logs = [tmp_path / f"log-{k}.txt" for k in range(2)]
+        flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+        self.processes = []
+        for k in range(2):
+            self.outs[k].unlink(missing_ok=True)
+            code = WORKER.format(
+                tests=str(Path(__file__).parent),
+                process=k,
+                port=port,
+                cache=str(cache),
+                folder=str(folder),
+                call=call,
+                out=str(self.outs[k]),
+            )
+            with open(self.logs[k], "w") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", code],
+                        env={**os.environ, **flags},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def told(self):
+        """What both return; fails with what they printed if one hangs or fails."""
+        until = time.monotonic() + PATIENCE
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"a process hung; {self.said()}")
+        if any(process.returncode for process in self.processes):
+            pytest.fail(f"a process failed; {self.said()}")
+        return [json.loads(out.read_text()) for out in self.outs]
+
+    def said(self):
+        return "\n".join(
+            f"process {k}: {log.read_text()[-3000:]}" for k, log in enumerate(self.logs)
+        )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Programs that several pairs compile; the first process alone writes to it."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Draws of one process without a mesh."""
+    with jax.enable_x64(True):
+        return draws(go(None, 200))
+
+
+def assert_close(found, alone):
+    # in 64 bits sums in another order differ by some 1e-16 a step, and steps contract
+    np.testing.assert_allclose(found, alone[:, : np.shape(found)[1]], rtol=0, atol=1e-12)
+
+
+def test_draws_and_errors(tmp_path, cache, alone):
+    (tmp_path / "file").write_text("")
+    with Pair(tmp_path, cache, tmp_path, "in_memory(folder)") as pair:
+        first, second = pair.told()
+    assert first["finished"]
+    assert second["finished"]
+    assert first["draws"] == second["draws"]
+    assert np.shape(first["draws"]) == (CHAINS, 20, 3)
+    assert_close(first["draws"], alone)
+    here, there = first["errors"], second["errors"]
+    assert len(here) == len(there) == 5
+    for k, name in enumerate(["rng_key", "directory"]):
+        assert there[k].startswith("ValueError: process 1 was given other arguments")
+        assert name in there[k]
+        assert here[k] == (
+            "RuntimeError: another process of the run failed: see what process 1 says"
+        )
+    for k, kind in ((2, "FileNotFoundError"), (3, "NotADirectoryError")):
+        assert here[k].startswith(kind)
+        assert there[k].startswith(kind)
+        assert there[k].endswith("(in process 0)")
+    for text in (here[4], there[4]):
+        assert "expected devices of all of them, or of one's own alone" in text
+
+
+def wait_for(pair, folder, segments):
+    """Until a run has saved so many segments."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if max((int(p.stem) for p in (folder / "state").glob("*.npz")), default=0) >= segments:
+            return
+        if any(process.poll() is not None for process in pair.processes):
+            pytest.fail(f"a process ended; {pair.said()}")
+        time.sleep(0.02)
+    pytest.fail(f"the run did not advance; {pair.said()}")
+
+
+def test_a_killed_process_and_a_signal(tmp_path, cache, alone):
+    folder = tmp_path / "run"
+    with Pair(tmp_path, cache, folder, "on_disk(folder, 20_000)") as pair:
+        wait_for(pair, folder, 5)
+        pair.processes[0].send_signal(signal.SIGKILL)  # the one that writes
+        try:  # it notices by a broken connection, or by heartbeats that are missing
+            other = pair.processes[1].wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the other process waits for ever; {pair.said()}")
+        assert other != 0
+    with Pair(tmp_path, cache, folder, "on_disk(folder, 20_000)") as pair:
+        before = max(int(p.stem) for p in (folder / "state").glob("*.npz"))
+        wait_for(pair, folder, before + 2)
+        pair.processes[1].send_signal(signal.SIGTERM)
+        first, second = pair.told()
+    assert first == second
+    assert not first["finished"]
+    assert_close(np.array(first["draws"])[:, :200], alone)
