@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from . import host_rows
-from .host_rows import Hint, HostRows
+from .host_rows import HostRows
 from .potential import Potential
+from .row_fetch import Hint, batches_at_once, fetch, hints
 
 PyTree = Any
 
@@ -72,7 +72,7 @@ def _used(potential: Potential, position: PyTree, key: Any, stream: Any) -> dict
         _, (_, batch, _) = _next(potential, (key, stream))
         found.update({plate: [] for plate in batch})
         known = [Hint(index, used=found[plate]) for plate, index in batch.items()]
-        with host_rows.hints(*known):
+        with hints(*known):
             return potential.energy(position, batch)
 
     jax.eval_shape(probe, position, key, stream)
@@ -92,7 +92,7 @@ def _in_blocks(
     wanted = tuple((x, k) for k, plate in enumerate(plates) for x in used[plate])
     batch = jax.eval_shape(lambda s: _next(potential, s)[1][1], start)
     sizes = {x: batch[plate].size for plate, found in used.items() for x in found}
-    length = host_rows.batches_at_once(sizes)
+    length = batches_at_once(sizes)
     if isinstance(num_steps, int):
         length = min(length, num_steps)
     single = isinstance(num_steps, int) and num_steps == length
@@ -113,7 +113,7 @@ def _in_blocks(
         if not single:
             state, coming = ahead(state)
             then = indices(coming[1], num_steps - done - length)
-        rows = host_rows.fetch(wanted, indices(batches, steps), then)
+        rows = fetch(wanted, indices(batches, steps), then)
 
         def step(k: jax.Array, old: tuple) -> tuple:
             key, batch, stream = jax.tree.map(lambda x: x[k], (keys, batches, streams))
@@ -121,7 +121,7 @@ def _in_blocks(
                 Hint(batch[p], {x: r[k] for (x, j), r in zip(wanted, rows, strict=True) if j == n})
                 for n, p in enumerate(plates)
             ]
-            with host_rows.hints(*known):
+            with hints(*known):
                 return stream, body(done + k, key, batch, old[1])
 
         stream, carry = lax.fori_loop(0, steps, step, (stream, carry))

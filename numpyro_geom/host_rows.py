@@ -1,36 +1,25 @@
 """HostRows: a model argument in the place of an array whose rows stay on the host.
 
-A traced index becomes a call back to the host, which gathers the rows. A loop over minibatches
-knows which rows come next and passes them by `hints`, so that one call fetches those of many
-steps, while a thread gathers the next ones (`numpyro_geom.batch_loop`).
+A traced index becomes a call back to the host, which gathers the rows (`numpyro_geom.row_fetch`). A
+loop over minibatches fetches those of many steps by one call, while a thread gathers the next ones
+(`numpyro_geom.batch_loop`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from ._checks import check_number
 from ._reader import Reader
+from .row_fetch import fetch, hints_of
 
 PyTree = Any
-PIECE = 16384
-"""Entries of an index that travel to the host in one array: JAX copies arrays above 100 KiB in
-a thread of the pool in which computations wait for the call back, and that can deadlock."""
-
-BLOCK_ROWS = 65536
-"""Rows that travel from the host at once, over all batches and arrays that they are for."""
-BLOCK_BYTES = 2**25
-"""Bytes likewise."""
-BLOCK_BATCHES = 64
-"""Batches likewise."""
 
 
 class HostRows:
@@ -150,12 +139,11 @@ class HostRows:
         return index
 
     def _rows(self, index: Any) -> jax.Array:
-        for hint in _hints.get():
-            if hint.index is index:
-                if self in hint.rows:
-                    return hint.rows[self]
-                if hint.used is not None and self not in hint.used:
-                    hint.used.append(self)
+        for hint in hints_of(index):
+            if self in hint.rows:
+                return hint.rows[self]
+            if hint.used is not None and self not in hint.used:
+                hint.used.append(self)
         if isinstance(index, jax.core.Tracer):
             return fetch(((self, 0),), (index,))[0]
         flat = np.asarray(index).reshape(-1)
@@ -179,40 +167,6 @@ class HostRows:
 jax.tree_util.register_static(HostRows)
 
 
-class Hint(NamedTuple):
-    """What is known of an index with which a model will ask for rows.
-
-    Attributes:
-        index: the traced index.
-        rows: rows that are on the device already.
-        used: a list in which to note who was asked.
-    """
-
-    index: Any
-    rows: Mapping[HostRows, jax.Array] = {}
-    used: list[HostRows] | None = None
-
-
-_hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, never changed
-
-
-@contextmanager
-def hints(*given: Hint) -> Iterator[None]:
-    """Tell `HostRows` what is known of an index, for as long as a model is traced."""
-    token = _hints.set([*given, *_hints.get()])
-    try:
-        yield
-    finally:
-        _hints.reset(token)
-
-
-def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
-    """Pass what is known of an index on to a stretch of it."""
-    known = _hints.get()
-    for hint in [h for h in known if h.index is index and h.rows]:
-        known.append(Hint(part, {x: rows[start:stop] for x, rows in hint.rows.items()}))
-
-
 def host_rows_in(tree: PyTree) -> list[HostRows]:
     """Those in a pytree, which has them in its structure and not among its leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, HostRows))
@@ -232,77 +186,6 @@ def source_errors(tree: PyTree) -> Iterator[None]:
             if reader.error is not None:
                 raise reader.error from reader.error.__cause__
         raise
-
-
-def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
-    """For how many batches rows should travel together, if one has so many of each array."""
-    rows = sum(sizes.values())
-    size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
-    return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))
-
-
-def fetch(
-    wanted: tuple[tuple[HostRows, int], ...], here: tuple, then: tuple = ()
-) -> tuple[jax.Array, ...]:
-    """Rows by one call back to the host, also under `jax.vmap`.
-
-    Args:
-        wanted: pairs of whose rows and the place of their index in ``here``.
-        here: traced indices of any shape.
-        then: those that will be wanted next; empty if that is not known.
-
-    Returns:
-        For each pair, rows of shape ``index.shape + X.shape[1:]``.
-    """
-
-    @custom_vmap
-    def rows(here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-        return _call_host(wanted, here, then)
-
-    @rows.def_vmap
-    def batched_rows(size: int, batched: tuple, here: tuple, then: tuple) -> tuple:
-        here, then = jax.tree.map(
-            lambda x, yes: x if yes else jnp.broadcast_to(x, (size, *x.shape)),
-            (here, then),
-            tuple(batched),
-        )
-        return fetch(wanted, here, then), (True,) * len(wanted)
-
-    return rows(here, then)
-
-
-def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-    dtypes = tuple(x.dtype for x, _ in wanted)
-    out = tuple(
-        jax.ShapeDtypeStruct(here[k].shape + x.shape[1:], dtype)
-        for (x, k), dtype in zip(wanted, dtypes, strict=True)
-    )
-    pieces = [_pieces(index) for index in (*here, *then)]
-    counts = [len(p) for p in pieces]
-
-    def on_host(*flat: Any) -> tuple[np.ndarray, ...]:
-        parts, at = [], 0
-        for count in counts:
-            parts.append(np.concatenate([np.asarray(p) for p in flat[at : at + count]]))
-            at += count
-        now = parts[: len(here)]
-        # nothing but first rows: the loop is at its end
-        soon = [p if p.any() else None for p in parts[len(here) :]] or [None] * len(here)
-        # all begin before one is waited for
-        for (x, k), dtype in zip(wanted[1:], dtypes[1:], strict=True):
-            x._reader.prepare(now[k], dtype)
-        return tuple(
-            x._reader.take(now[k], dtype, soon[k]).reshape(result.shape)
-            for (x, k), dtype, result in zip(wanted, dtypes, out, strict=True)
-        )
-
-    flat = [p for group in pieces for p in group]
-    return jax.pure_callback(on_host, out, *flat, vmap_method="sequential")
-
-
-def _pieces(index: jax.Array) -> list[jax.Array]:
-    flat = index.reshape(-1).astype(jnp.int32)
-    return [flat[k : k + PIECE] for k in range(0, flat.size, PIECE)] or [flat]
 
 
 def _made(source: Any, timeout: float | None) -> HostRows:

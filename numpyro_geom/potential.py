@@ -19,16 +19,9 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from . import minibatch
-from .host_rows import (
-    Hint,
-    HostRows,
-    batches_at_once,
-    fetch,
-    hint_part,
-    hints,
-    host_rows_in,
-)
+from .host_rows import HostRows, host_rows_in
 from .minibatch import Batch, Plan
+from .row_fetch import Hint, batches_at_once, fetch, hint_part, hints
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""

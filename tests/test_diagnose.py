@@ -19,8 +19,9 @@ from scripts import load_script
 
 from numpyro_geom import SGHMC, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import inference_data, replay, temperature
-from numpyro_geom.diagnostics.lines import Run, moment_lines
+from numpyro_geom.diagnostics.lines import Run
 from numpyro_geom.diagnostics.report import Line, Report, diagnose
+from numpyro_geom.diagnostics.target_lines import moment_lines
 
 pytestmark = pytest.mark.arviz
 

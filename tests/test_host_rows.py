@@ -36,6 +36,7 @@ from numpyro_geom import (
     diagnose,
     host_rows,
     potential,
+    row_fetch,
     run,
     to_inference_data,
 )
@@ -63,7 +64,7 @@ def network(X, y):
 def _small_chunks(monkeypatch):
     """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
     monkeypatch.setattr(potential, "CHUNK_ROWS", 32)
-    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(row_fetch, "BLOCK_ROWS", 128)
 
 
 FIXED = {"batch_size": 8, "step_size": 1e-3, "num_steps": 10}
@@ -337,7 +338,7 @@ def test_vmap_of_two_axes_is_one_call():
 
 def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
     """Ten steps in blocks of four: three reads of each source, and one at the draw's end."""
-    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(row_fetch, "BLOCK_ROWS", 64)
     source = Broken(X)
     data = HostRows(source), HostRows(Y)
     kernel = SGRLD(model, **FIXED)

@@ -11,19 +11,12 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .lines import (
-    Kernel,
-    Line,
-    Run,
-    draw_lines,
-    moment_lines,
-    step_size_lines,
-    temperature_lines,
-    trouble_lines,
-)
+from .lines import Kernel, Line, Run, step_size_lines, trouble_lines
+from .mixing_lines import draw_lines
 from .replay import Arrays, read_model
 from .results import of_mcmc
 from .summary import _figure, check_run
+from .target_lines import moment_lines, temperature_lines
 from .temperature import gradients_at_draws, is_real
 
 

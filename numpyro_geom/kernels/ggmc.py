@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
 from .._checks import check_int, check_number
 from .._start import check_always_noisy, check_energy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
+from ..batch_loop import loop_over_batches
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential, function_potential, takes_rng_key
@@ -324,11 +325,9 @@ class GGMC(SGKernel):
         def half_squared(p: PyTree) -> jax.Array:
             return (tree_vdot(p, p) / 2).astype(dtype)
 
-        def gradient(k: jax.Array, carry: tuple) -> tuple:
+        def gradient(k: jax.Array, key_noise: jax.Array, batch: Any, carry: tuple) -> tuple:
             """The k-th of L + 1 gradients: the end of one step and the beginning of the next."""
-            key, position, momentum, stream, learned, work, first = carry
-            key, key_batch, key_noise = random.split(key, 3)
-            batch, stream = potential.draw(key_batch, stream)
+            position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
             learned = self._learn_metric(learned, grad, potential.num_data, learning)
             virial = virials(position, state.centre, grad)
@@ -353,21 +352,20 @@ class GGMC(SGKernel):
             momentum = tree_axpy(jnp.where(begins, -stride / 2, 0.0), force, momentum)
             velocity = metric.apply_inverse_sqrt(metric_state, momentum)
             position = tree_axpy(jnp.where(begins, stride, 0.0), velocity, position)
-            return key, position, momentum, stream, learned, work, first
+            return position, momentum, learned, work, first
 
         zero = jnp.zeros((), dtype)
         carry = (
-            key_steps,
             start,
             dynamics.momentum,
-            state.stream,
             metric_state,
             zero,
             jnp.zeros(1 + (len(start) if is_by_site(start) else 1), dtype),
         )
-        _, position, momentum, stream, learned, work, first = lax.fori_loop(
-            0, last + 1, gradient, carry
+        stream, carry = loop_over_batches(
+            potential, self._merge(start), key_steps, state.stream, last + 1, gradient, carry
         )
+        position, momentum, learned, work, first = carry
         old_energy = lazy_cond(~extra.known, energy_on_all_rows, extra.energy, start)
         new_energy = energy_on_all_rows(zero, position)
         error = (new_energy - old_energy + work) / tau
