@@ -71,10 +71,11 @@ class Reader:
                 self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True)
                 self._thread.start()
                 weakref.finalize(self, self._jobs.put, None)
-            self._jobs.put((future, self._read, index, dtype))
+            self._jobs.put((future, self.read, index, dtype))
         return future
 
-    def _read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
+    def read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
+        """The rows of a flat index, here and now."""
         size = self.source.shape[0]
         if len(index) and (index.min() < 0 or index.max() >= size):  # as JAX indexes
             index = np.clip(np.where(index < 0, index + size, index), 0, size - 1)

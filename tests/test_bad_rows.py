@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +59,27 @@ def test_dropped_rows_leave_the_draws_of_the_rest(kind: str) -> None:
     X, y = map(KINDS[kind], with_nan())
     rest = [np.delete(x, BAD, 0) for x in data()]
     np.testing.assert_array_equal(draws(X, y, on_bad_rows="drop"), draws(*rest))
+
+
+class Stalling:
+    """Rows that take a second once ``stalls`` is set."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows, self.shape, self.dtype, self.stalls = rows, rows.shape, rows.dtype, False
+
+    def __getitem__(self, index) -> np.ndarray:
+        if self.stalls:
+            time.sleep(1.0)
+        return self.rows[index]
+
+
+def test_a_source_of_which_rows_were_dropped_keeps_its_timeout() -> None:
+    source = Stalling(with_nan()[0])
+    (kept,), _ = checked_rows((HostRows(source, timeout=0.2),), {}, "drop")
+    np.testing.assert_array_equal(kept[:], np.delete(data()[0], BAD[0], 0))
+    source.stalls = True
+    with pytest.raises(TimeoutError, match=r"within 0\.2 seconds"):
+        kept[:3]
 
 
 def test_only_arrays_with_as_many_rows_lose_them() -> None:

@@ -116,7 +116,7 @@ def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
 
 
 def _arviz_figures(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Effective sample sizes of each entry and, of several chains, R-hat; the worst for none."""
+    """Effective sample sizes of each entry, 0 for none, and R-hat of several chains."""
     import arviz  # slow to import, and only needed here
 
     # a dataset is what both lines of ArviZ take
@@ -126,7 +126,7 @@ def _arviz_figures(values: np.ndarray) -> dict[str, np.ndarray]:
         for kind in ("bulk", "tail"):
             found[kind] = np.nan_to_num(arviz.ess(data, method=kind)["x"].values, nan=0.0)
         if values.shape[0] > 1:
-            found["rhat"] = np.nan_to_num(arviz.rhat(data)["x"].values, nan=np.inf)
+            found["rhat"] = arviz.rhat(data)["x"].values
     return found
 
 

@@ -65,7 +65,9 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
         if not _has_rows(x) or x.shape[0] not in good:
             return x
         rows = good[x.shape[0]]
-        return HostRows(_Selected(x, rows)) if isinstance(x, HostRows) else x[rows]
+        if isinstance(x, HostRows):
+            return HostRows(_Selected(x, rows), timeout=x._timeout)
+        return x[rows]
 
     args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=_is_host_rows)
     return args, kwargs
@@ -79,7 +81,7 @@ class _Selected:
         self.shape, self.dtype = (len(rows), *source.shape[1:]), source.dtype
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return self.source._reader.take(self.rows[index], self.dtype)
+        return self.source._reader.read(self.rows[index], self.dtype)
 
 
 def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
