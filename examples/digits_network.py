@@ -64,11 +64,11 @@ import optax
 from jax import lax, random
 from numpyro.infer import init_to_sample
 from numpyro.infer.util import initialize_model
+from numpyro_geom.potential import model_potential
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
 from numpyro_geom.schedules import cyclical
 
 CLASSES = 10

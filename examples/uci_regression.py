@@ -41,10 +41,10 @@ import optax
 from jax import lax, random
 from numpyro.infer import MCMC, NUTS, init_to_sample
 from numpyro.infer.util import initialize_model
+from numpyro_geom.potential import model_potential
 
 from numpyro_geom import ISGD, PXSGHMC, SGHMC, SGRLD, SWAG, VSGD, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
 
 HIDDEN = 50
 BATCH_SIZE = 64

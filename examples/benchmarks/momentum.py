@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import lax, random
+from numpyro_geom.potential import model_potential
 from speed import logistic, logistic_rows, race, sampler
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "momentum.md"
 

@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..state import SGState, is_by_site, virials
 from ..target.potential import Potential, takes_rng_key
 from ..target.target import Target
-from ..warmup.step_size import MAX_NUM_STEPS, Adaptation, num_steps_from
+from ..warmup.step_size import MAX_NUM_STEPS, Adaptation
 from ..warmup.timetable import settling_steps, what_is_due
 from .momentum import (
     Momentum,
@@ -30,6 +30,7 @@ from .momentum import (
     given_friction,
     init_momentum,
     kinetic_temperature,
+    num_steps,
     relaxation_rate,
 )
 
@@ -99,7 +100,7 @@ class GGMC(SGKernel):
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
         batch_size: rows a gradient, an int, a dict plate -> int, or None for all rows.
         num_steps: L, or ``"auto"``: with minibatches as many as cost about as much as the energy
-            on all rows, otherwise half a relaxation time.
+            on all rows, otherwise a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"``; with ``"epoch"`` the reverse of a sequence of batches is not
             as likely as the sequence.
@@ -229,7 +230,7 @@ def _num_steps(
 ) -> jax.Array:
     """With minibatches, as many as cost about as much as the energy on all rows."""
     if potential.steps_per_epoch == 1:
-        return num_steps_from(adaptation, rate, step_size, warming)
+        return num_steps(adaptation, rate, step_size, warming)
     steps = -(-potential.steps_per_epoch // GRADIENT_COST)
     return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
 
