@@ -28,21 +28,24 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 from numpyro.util import is_prng_key
 
 from . import control_variate as cv
-from . import minibatch
 from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
 from ._start import check_batch_size, check_energy, check_floating, check_init_params
 from ._util import lazy_cond, tree_scale, tree_vdot, tree_where
 from .batch_loop import loop_over_batches
-from .expansion import Expansion, WithoutPrior, with_expansion
 from .host_rows import host_rows_in
 from .metrics import get_metric
-from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
 from .schedules import as_schedule
 from .search import find_mode
 from .state import SGState, StepReport, Walker, is_by_site, virials
 from .step_size import Adaptation
+from .target import minibatch
+from .target.expanded import WithoutPrior, with_expansion
+from .target.expansion import Expansion
+from .target.minibatch import BATCHING, SubsamplePlates
+from .target.minibatch import Subsampling as Plan
+from .target.plates import read_subsampling as make_plan
 
 PyTree = Any
 __all__ = ["PyTree", "SGKernel", "SGState", "StepReport", "Walker"]

@@ -25,10 +25,12 @@ from numpyro.infer import HMC
 from numpyro.infer.util import log_density, potential_energy
 from numpyro.util import fori_collect
 
-from numpyro_geom import expansion as module
-from numpyro_geom.expansion import Expansion, Factors, WithoutPrior, with_expansion
-from numpyro_geom.minibatch import make_plan
 from numpyro_geom.potential import function_potential, model_potential
+from numpyro_geom.target import expansion_sides
+from numpyro_geom.target.expanded import WithoutPrior, with_expansion
+from numpyro_geom.target.expansion import Expansion
+from numpyro_geom.target.expansion_sides import Factors
+from numpyro_geom.target.plates import read_subsampling
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""
@@ -256,7 +258,7 @@ def test_factors_have_the_law_q(x64: None, form: str) -> None:
 def test_a_wrong_count_of_determinants_is_seen(
     x64: None, monkeypatch: Any, form: str, wrong: int | None
 ) -> None:
-    sides_of = module._sides_of
+    sides_of = expansion_sides._sides_of_site
 
     def miscounted(*args: Any) -> list:
         sides = sides_of(*args)
@@ -264,7 +266,7 @@ def test_a_wrong_count_of_determinants_is_seen(
             s._replace(multiplicity=0 if wrong is None else s.multiplicity + wrong) for s in sides
         ]
 
-    monkeypatch.setattr(module, "_sides_of", miscounted)
+    monkeypatch.setattr(expansion_sides, "_sides_of_site", miscounted)
     assert np.ptp(integrals(FORMS[form], (1.0,))) > 0.1
 
 
@@ -389,7 +391,7 @@ LAYER = {"w": Factors(vectors="b")}
 
 def model_parts(model: Any, batch_size: int | None = None) -> tuple[Any, Any]:
     args = (jnp.asarray(X), jnp.asarray(Y))
-    plan = make_plan(matrix_model, args, {}, batch_size, "replacement")
+    plan = read_subsampling(matrix_model, args, {}, batch_size, "replacement")
     return plan, model_potential(model, plan, args, {})
 
 

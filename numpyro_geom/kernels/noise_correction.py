@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from .._util import tree_normal, tree_scale, tree_vdot
 from ..kernel import StepReport, Walker
-from ..minibatch import Plan
 from ..potential import Potential
+from ..target.minibatch import Subsampling as Plan
 
 PyTree = Any
 

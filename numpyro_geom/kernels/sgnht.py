@@ -33,10 +33,10 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice, check_number
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential
 from ..step_size import Adaptation
+from ..target.expansion import Expansion
 from .momentum import (
     MOST_FRICTION,
     Momentum,

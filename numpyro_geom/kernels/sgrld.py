@@ -13,7 +13,6 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice, check_flag, check_int, check_number
 from .._start import check_always_noisy
 from .._util import tree_normal, tree_scale, tree_vdot, tree_where
-from ..expansion import Expansion
 from ..gamma import (
     GAMMA_ESTIMATORS,
     GAMMA_MODES,
@@ -25,6 +24,7 @@ from ..gamma import (
 )
 from ..kernel import PyTree, SGKernel, StepReport, Walker
 from ..potential import Potential
+from ..target.expansion import Expansion
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
 from .langevin import langevin_move, linearize, metropolis
 from .noise_correction import (
@@ -169,7 +169,7 @@ class SGRLD(SGKernel):
         self._gamma_probes = check_int("gamma_probes", gamma_probes)
         self._adjusted = check_flag("adjusted", adjusted)
         self._max_norm = None if max_norm is None else check_number("max_norm", max_norm, above=0.0)
-        if gamma == "auxiliary" and not hasattr(self._metric, "from_gradient"):
+        if gamma == "auxiliary" and not self._metric.has_auxiliary:
             raise TypeError(
                 f"gamma='auxiliary' needs a metric with a method from_gradient, and {metric!r} has "
                 "none: add it, or use gamma='frozen'"

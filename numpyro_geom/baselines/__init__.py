@@ -1,0 +1,1 @@
+"""Methods for comparison, whose draws are not meant to be the posterior's."""

@@ -1,0 +1,1 @@
+"""What is sampled: a model's energy, its minibatches and changes of its variables."""
