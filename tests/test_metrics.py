@@ -70,12 +70,16 @@ def _jit_run(metric: Any) -> Any:
 
 
 @functools.cache
-def _jit_dense(metric: Any, name: str) -> Any:
-    def columns(state: Any, like: Any) -> jax.Array:
+def _jit_dense(metric: Any, *names: str) -> Any:
+    def columns(state: Any, like: Any) -> list[jax.Array]:
         flat, unravel = ravel_pytree(like)
-        product = functools.partial(getattr(metric, name), state)
         units = jnp.eye(flat.size, dtype=flat.dtype)
-        return jax.vmap(lambda e: ravel_pytree(product(unravel(e)))[0])(units)
+
+        def products(unit: jax.Array) -> list[jax.Array]:
+            x = unravel(unit)
+            return [ravel_pytree(getattr(metric, name)(state, x))[0] for name in names]
+
+        return jax.vmap(products)(units)
 
     return jax.jit(columns)
 
@@ -90,9 +94,12 @@ def run(metric: Any, num: int = 3, **kwargs: Any) -> Any:
     return _jit_run(metric)(tree(0, **kwargs), grads)[0]
 
 
-def dense(metric: Any, name: str, state: Any, like: Any) -> np.ndarray:
-    """The matrix of a product, by unit vectors."""
-    return np.array(_jit_dense(metric, name)(state, like)).T
+def dense(metric: Any, names: str, state: Any, like: Any) -> list[np.ndarray]:
+    """The matrix of each product, by unit vectors."""
+    return [np.array(a).T for a in _jit_dense(metric, *names.split())(state, like)]
+
+
+PRODUCTS = "apply_inverse apply_inverse_sqrt apply_sqrt"
 
 
 def assert_trees_close(left: Any, right: Any, **kwargs: Any) -> None:
@@ -105,9 +112,7 @@ def assert_trees_close(left: Any, right: Any, **kwargs: Any) -> None:
 @each_metric
 def test_products_are_powers_of_one_positive_definite_matrix(metric: Any, x64: None) -> None:
     state, like = run(metric), tree(0)
-    a = dense(metric, "apply_inverse", state, like)
-    root = dense(metric, "apply_inverse_sqrt", state, like)
-    sqrt_g = dense(metric, "apply_sqrt", state, like)
+    a, root, sqrt_g = dense(metric, PRODUCTS, state, like)
     # Roundoff 1e-16 times conditions of at most 1e4 (eps = .1 against gradients of order 1-10).
     close = {"rtol": 0, "atol": 1e-11 * np.abs(a).max()}
     np.testing.assert_allclose(a, a.T, **close)
@@ -130,7 +135,7 @@ def test_derivative_of_log_det_is_a_trace(metric: Any, x64: None) -> None:
 
     def both(statistic: Any) -> tuple[jax.Array, jax.Array]:
         moved = state._replace(statistic=statistic)
-        return metric.log_det(moved), _jit_dense(metric, "apply_inverse")(moved, like)
+        return metric.log_det(moved), _jit_dense(metric, "apply_inverse")(moved, like)[0]
 
     (_, a), (slope, da) = jax.jit(functools.partial(jax.jvp, both))((state.statistic,), (change,))
     expected = -np.trace(np.linalg.solve(a, da))
@@ -159,29 +164,34 @@ def test_shapes_and_dtypes_are_kept(metric: Any, dtype: str, x64: None) -> None:
 
 @each_metric
 def test_float32_agrees_with_float64(metric: Any, x64: None) -> None:
-    x = {"64": tree(9), "32": tree(9, dtype="float32")}
-    state = {"64": run(metric), "32": run(metric, dtype="float32")}
-    for name in ("apply_inverse", "apply_inverse_sqrt", "apply_sqrt"):
-        results = [ravel_pytree(_jit(metric, name)(state[k], x[k]))[0] for k in ("64", "32")]
+    x = tree(9)
+    wide = [np.asarray(m) @ ravel_pytree(x)[0] for m in dense(metric, PRODUCTS, run(metric), x)]
+
+    @jax.jit
+    def products(state: Any, x: Any) -> list[jax.Array]:
+        return [ravel_pytree(getattr(metric, name)(state, x))[0] for name in PRODUCTS.split()]
+
+    narrow = products(run(metric, dtype="float32"), tree(9, dtype="float32"))
+    for found, exact in zip(narrow, wide, strict=True):
         # Single roundoff 6e-8, times the condition of the statistic (at most 1e3) times a power of
         # at most a half, and the ridge of 1e-6: below 1e-4 of the largest entry.
-        bound = 1e-4 * np.abs(results[0]).max()
-        np.testing.assert_allclose(results[1], results[0], rtol=0, atol=bound)
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
 
 
 @each_metric
 def test_batch_of_states_equals_a_loop(metric: Any, x64: None) -> None:
-    batch = stack(tree(i) for i in range(3))
+    grads = [stack(tree(10 * i + j) for j in range(3)) for i in range(3)]
 
     @jax.jit
-    def two_steps(grad: Any) -> Any:
-        state = metric.update(metric.init(grad), grad)
-        state = metric.update(state, jax.tree.map(jnp.sin, grad))
-        return state, metric.apply_inverse(state, grad), metric.log_det(state)
+    @jax.vmap
+    def steps(grads: Any) -> Any:
+        state, _ = _jit_run(metric)(tree(0), grads)
+        return state, metric.apply_inverse(state, tree(9)), metric.log_det(state)
 
-    together = jax.tree.map(np.asarray, jax.vmap(two_steps)(batch))
+    together = jax.tree.map(np.asarray, steps(stack(grads)))
     for i in range(3):
-        alone = two_steps(tree(i))
+        state, _ = _jit_run(metric)(tree(0), grads[i])
+        alone = state, _jit(metric, "apply_inverse")(state, tree(9)), _jit(metric, "log_det")(state)
         # Eigenvectors of equal eigenvalues are any basis: they are left to the products they give.
         together_i = jax.tree.map(lambda x: x[i], together)  # noqa: B023
         if isinstance(metric, Shampoo):
@@ -234,11 +244,10 @@ def test_monge_equals_the_dense_formula(x64: None) -> None:
     for i in range(3):
         v = 0.7 * v + 0.3 * ravel_pytree(tree(1 + i))[0]
     g = np.eye(len(v)) + 0.8 * np.outer(v, v)
-    a = dense(metric, "apply_inverse", run(metric), tree(0))
+    a, root = dense(metric, "apply_inverse apply_inverse_sqrt", run(metric), tree(0))
     np.testing.assert_allclose(a @ g, np.eye(len(v)), rtol=0, atol=1e-13)
     # Yu et al., Eq. 5, with its division by v'v.
     f = (1 / np.sqrt(1 + 0.8 * v @ v) - 1) / (v @ v)
-    root = dense(metric, "apply_inverse_sqrt", run(metric), tree(0))
     np.testing.assert_allclose(root, np.eye(len(v)) + f * np.outer(v, v), rtol=0, atol=1e-13)
 
 
@@ -324,8 +333,9 @@ def test_shampoo_equals_a_kronecker_product(block_size: int, vector: str, x64: N
     shapes = {f"{i}": shape for i, (shape, _, _) in enumerate(cuts)}
     state, like = run(metric, shapes=shapes), tree(0, shapes)
     grads = [jax.tree.map(np.asarray, tree(1 + i, shapes)) for i in range(3)]
-    for name, exponent in (("apply_inverse", -0.5), ("apply_inverse_sqrt", -0.25)):
-        found, end = dense(metric, name, state, like), 0
+    both = dense(metric, "apply_inverse apply_inverse_sqrt", state, like)
+    for found, exponent in zip(both, (-0.5, -0.25), strict=True):
+        end = 0
         for site, (shape, merged, borders) in zip(shapes, cuts, strict=True):
             own = [g[site] for g in grads]
             expected = shampoo_reference(own, merged, borders, 0.6, 0.1, 1e-12, exponent)
@@ -450,7 +460,7 @@ def test_monge_and_rmsprop_are_smooth_where_the_statistic_is_zero(x64: None) -> 
             assert_trees_close(back, zero, rtol=0, atol=0)
     # Second order at v = 0: the factor of A^{1/2} is -a2/2.
     v = jax.tree.map(lambda d: 1e-5 * d, direction)
-    root = dense(Monge(alpha2=2.0), "apply_inverse_sqrt", MetricState(v), x)
+    (root,) = dense(Monge(alpha2=2.0), "apply_inverse_sqrt", MetricState(v), x)
     flat = ravel_pytree(v)[0]
     # The next term is 3 a2^2 |v|^2 / 8 times v v', and |v|^2 about 4e-9.
     np.testing.assert_allclose(root - np.eye(len(flat)), -np.outer(flat, flat), rtol=0, atol=1e-15)
@@ -488,7 +498,7 @@ def test_from_gradient_has_the_expected_statistic_under_noise(name: str, x64: No
     x, product = tree(9), _jit(metric, "apply_inverse")
     assert_trees_close(product(state, x), product(again, x), rtol=1e-11, atol=1e-11)
     if isinstance(metric, Shampoo):
-        a = dense(metric, "apply_inverse", state, v)
+        (a,) = dense(metric, "apply_inverse", state, v)
         blocks = state.statistic["b"]
         if metric.vector == "full":
             h = np.asarray(blocks[0][0])

@@ -160,7 +160,7 @@ def test_a_given_rate_is_used() -> None:
 def test_sites_are_constrained_and_deterministic_sites_included() -> None:
     guide = SWAG(replayed, **SHORT)
     params = guide.fit(random.key(0), X, Y)
-    for shape in ((), (3,), (2, 3), (40,)):
+    for shape in ((), (6,), (2, 3), (40,)):
         draws = guide.sample_posterior(random.key(1), params, sample_shape=shape)
         assert {k: v.shape for k, v in draws.items()} == {
             "w": (*shape, 3),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
@@ -127,6 +128,9 @@ class SWAG:
             raise ValueError(
                 f"learning_rate must be 'auto' or a positive number, got {learning_rate!r}"
             )
+        self._learning_rate: float | None = None
+        if not isinstance(learning_rate, str):
+            self._learning_rate = check_number("learning_rate", learning_rate, above=0.0)
         rank = check_int("rank", rank, least=2)
         num_steps = check_int("num_steps", num_steps)
         burn_in = int(BURN_IN * num_steps)
@@ -136,9 +140,6 @@ class SWAG:
         collect_every = check_int("collect_every", collect_every)
         self._descent = Descent(
             rank=rank,
-            learning_rate=None
-            if isinstance(learning_rate, str)
-            else check_number("learning_rate", learning_rate, above=0.0),
             burn_in=burn_in,
             collect_every=collect_every,
             num_snapshots=kept // collect_every,
@@ -178,15 +179,17 @@ class SWAG:
         arrays = [x for x in leaves if isinstance(x, jax.Array)]
 
         @jax.jit
-        def train(arrays: list, start: jax.Array, rng_key: jax.Array) -> tuple:
+        def train(arrays: list, *start: Any) -> tuple:
             # traced: as constants, large arrays would take long to compile
-            given = iter(arrays)
-            rebuilt = [next(given) if isinstance(x, jax.Array) else x for x in leaves]
+            rest = iter(arrays)
+            rebuilt = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
             args, kwargs = jax.tree.unflatten(treedef, rebuilt)
             potential = self._kernel._potential(args, kwargs)
-            return descend(self._descent, potential, fitted.unravel, start, rng_key)
+            return descend(self._descent, potential, fitted.unravel, *start)
 
-        mode, params, energies = train(arrays, start, key_train)
+        given = self._learning_rate
+        rate = None if given is None else jnp.asarray(given, start.dtype)
+        mode, params, energies = train(arrays, start, rate, key_train)
         _check_finite(mode, params, energies)
         self._fitted = fitted
         return params

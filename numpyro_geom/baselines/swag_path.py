@@ -45,7 +45,6 @@ class Descent(NamedTuple):
 
     Attributes:
         rank: deviations that are kept.
-        learning_rate: the constant rate, None for the automatic one.
         burn_in: steps at the constant rate before those that count.
         collect_every: steps between snapshots.
         num_snapshots: how many there are.
@@ -54,7 +53,6 @@ class Descent(NamedTuple):
     """
 
     rank: int
-    learning_rate: float | None
     burn_in: int
     collect_every: int
     num_snapshots: int
@@ -83,9 +81,13 @@ def descend(
     potential: Potential,
     unravel: Callable,
     start: jax.Array,
+    learning_rate: jax.Array | None,
     rng_key: jax.Array,
 ) -> tuple[jax.Array, SWAGParams, jax.Array]:
-    """The mode that Adam ends in, the parameters, and the energies at both ends of descent."""
+    """The mode that Adam ends in, the parameters, and the energies at both ends of descent.
+
+    The constant rate is the automatic one where none is given.
+    """
     key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
     num_data = potential.num_data
 
@@ -107,10 +109,9 @@ def descend(
     )
     carry = (start, adam.init(start), potential.init_stream(key_stream), key_mode)
     mode, _, stream, _ = walk(adam.update, carry, settings.mode_steps)
-    if settings.learning_rate is None:
+    rate = learning_rate
+    if rate is None:
         rate = num_data * stable_rate(energy, potential, mode, key_rate)
-    else:
-        rate = jnp.asarray(settings.learning_rate, mode.dtype)
 
     def sgd(grad: jax.Array, state: tuple) -> tuple[jax.Array, tuple]:
         return -rate * grad, state
