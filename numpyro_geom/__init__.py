@@ -7,14 +7,14 @@ from .baselines.vsgd import VSGD
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
-from .expansion import Expansion, Factors
 from .host_rows import HostRows
 from .kernel import SGKernel, SGState
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
 from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
-from .swag import SWAG
+from .target.expansion import Expansion
+from .target.expansion_sides import Factors
 
 __version__ = "0.1.0"
 

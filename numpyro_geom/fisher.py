@@ -23,10 +23,10 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.util import _unconstrain_reparam
 
-from . import minibatch
 from ._dependence import dependence
 from .information import fisher_root
-from .minibatch import Batch, Plan
+from .target import minibatch
+from .target.minibatch import Batch, Subsampling
 from .value_information import value_root
 
 PyTree = Any
@@ -89,7 +89,7 @@ def root_product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> 
         form: from `likelihood_form` or `prior_form`.
         position: where.
         vector: v, like the position.
-        batch: rows of the data, as a `numpyro_geom.potential.Potential` gives them.
+        batch: rows of the data, as a `numpyro_geom.target.potential.Potential` gives them.
     """
     eta, tangent, rest = jax.jvp(
         lambda x: form.features(x, batch), (position,), (vector,), has_aux=True
@@ -179,7 +179,7 @@ def num_rows(form: Form, position: PyTree, batch: Batch) -> int:
 
 def likelihood_form(
     model: Callable,
-    plan: Plan,
+    plan: Subsampling,
     args: tuple,
     kwargs: dict,
     *,
@@ -190,7 +190,7 @@ def likelihood_form(
 
     Args:
         model: a NumPyro model, ``param`` sites substituted.
-        plan: from `numpyro_geom.minibatch.make_plan`.
+        plan: from `numpyro_geom.target.plates.read_subsampling`.
         args: model arguments.
         kwargs: model keyword arguments.
         empirical: the outer products of the scores at the data in place of their expectations.
@@ -224,7 +224,7 @@ def likelihood_form(
 
 
 def learn_structure(
-    model: Callable, plan: Plan, args: tuple, kwargs: dict, position: PyTree
+    model: Callable, plan: Subsampling, args: tuple, kwargs: dict, position: PyTree
 ) -> Structure:
     """The `Structure` of a likelihood form, from a look at its program and at one set of values.
 
@@ -258,7 +258,7 @@ def learn_structure(
     return Structure(constant, diagonal, affine)
 
 
-def prior_form(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Form:
+def prior_form(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Form:
     """The expected information of a model's priors, block by block; positive definite.
 
     Each latent site gives the expected negative Hessian of its log density in its own unconstrained
@@ -288,7 +288,7 @@ def prior_form(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Form:
 
 
 def prior_energy_fn(
-    model: Callable, plan: Plan, args: tuple, kwargs: dict
+    model: Callable, plan: Subsampling, args: tuple, kwargs: dict
 ) -> Callable[[PyTree, Batch], jax.Array]:
     """The part of the energy that `likelihood_form` leaves out.
 
@@ -311,7 +311,7 @@ def prior_energy_fn(
 
 
 def trace_sites(
-    model: Callable, plan: Plan, args: tuple, kwargs: dict, position: PyTree, batch: Batch
+    model: Callable, plan: Subsampling, args: tuple, kwargs: dict, position: PyTree, batch: Batch
 ) -> Mapping[str, dict]:
     """The sites of a model run at an unconstrained position on some of its rows."""
     run = handlers.substitute(

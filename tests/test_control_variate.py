@@ -42,7 +42,7 @@ from test_potential import (
 
 from numpyro_geom import SGRLD, polynomial, potential
 from numpyro_geom.control_variate import anchor_at, full_value_and_grad, with_control_variate
-from numpyro_geom.potential import model_potential
+from numpyro_geom.target.potential import model_potential
 
 ROUNDING = 1e-11
 """Relative: sums of some thousand terms, differences of which are taken, at 1e-16 each."""

@@ -28,7 +28,7 @@ from numpyro_geom.laplace.metrics import (
     softabs_prior,
 )
 from numpyro_geom.laplace.target import Target, make_target
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.target.plates import read_subsampling
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 def setting(
     model: Callable, *args: Any, batch_size: Any = None, empirical: bool = False, learn: bool = True
 ) -> Setting:
-    plan = make_plan(model, args, {}, batch_size)
+    plan = read_subsampling(model, args, {}, batch_size)
     with handlers.seed(rng_seed=0):
         info = initialize_model(random.key(0), model, model_args=args)
     position = info.param_info.z
@@ -397,7 +397,7 @@ def test_dependence_looks_into_calls_and_is_careful_about_loops() -> None:
 
 def test_products_are_exact_for_a_dictionary_of_sites() -> None:
     X = inputs()
-    plan = make_plan(network, (X, X[:, 0]), {}, None)
+    plan = read_subsampling(network, (X, X[:, 0]), {}, None)
     form = fisher.likelihood_form(network, plan, (X, X[:, 0]), {})
     position = {"w": jnp.ones((COLUMNS, 2)), "v": jnp.ones(2), "s": jnp.zeros(())}
     out = fisher.product(form, position, position, {})

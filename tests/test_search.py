@@ -12,7 +12,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, Monge
-from numpyro_geom.potential import function_potential
+from numpyro_geom.target.potential import function_potential
 from numpyro_geom.search import find_mode
 
 

@@ -16,10 +16,10 @@ from .._start import check_always_noisy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
 from ..algorithm import Algorithm, Draw, Facts, Rule, metric_learner
 from ..batch_loop import loop_over_batches
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
 from ..settings import Settings
 from ..state import SGState, is_by_site, virials
+from ..target.expansion import Expansion
 from ..target.potential import Potential, takes_rng_key
 from ..target.target import Target
 from ..warmup.step_size import MAX_NUM_STEPS, Adaptation

@@ -12,11 +12,11 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner, repeat
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
 from ..schedules import Constant
 from ..settings import Settings
 from ..state import Chain, StepReport
+from ..target.expansion import Expansion
 from ..target.potential import Potential
 from ..warmup.timetable import settling_steps
 from .momentum import (

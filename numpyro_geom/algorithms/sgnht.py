@@ -33,10 +33,10 @@ from .._checks import check_choice
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Step, metric_learner, repeat
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
 from ..settings import Settings
 from ..state import Chain, StepReport
+from ..target.expansion import Expansion
 from ..target.potential import Potential
 from ..warmup.timetable import settling_steps
 from .momentum import (

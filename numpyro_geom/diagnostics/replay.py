@@ -17,7 +17,8 @@ from numpyro import handlers
 from numpyro.distributions import Unit
 from numpyro.infer import init_to_uniform
 
-from ..minibatch import SubsamplePlates, _abstract_trace
+from ..target.minibatch import SubsamplePlates
+from ..target.plates import abstract_trace
 
 Arrays = dict[str, np.ndarray]
 
@@ -85,7 +86,7 @@ class Model(NamedTuple):
 def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Model:
     """The model's sites and plates, without computing anything."""
     leaves, structure = jax.tree.flatten((args, kwargs))
-    trace, declared = _abstract_trace(fn, args, kwargs, {})
+    trace, declared = abstract_trace(fn, args, kwargs, {})
     sites = {
         name: _site(site)
         for name, site in trace.items()

@@ -20,7 +20,8 @@ from numpyro.util import is_prng_key
 from .._checks import check_int
 from ..kernel import SGKernel
 from ..laplace.draws import Data
-from ..minibatch import SubsamplePlates, make_plan
+from ..target.minibatch import SubsamplePlates
+from ..target.plates import read_subsampling
 from ..target.potential import model_potential
 from .replay import Arrays, read_model
 from .summary import check_run
@@ -115,7 +116,7 @@ def scores(
     key: Any = rng_key
     data = Data.of(args, kwargs)
     args, kwargs = data.build(data.arrays)
-    plan = make_plan(model, args, kwargs, batch_size)
+    plan = read_subsampling(model, args, kwargs, batch_size)
     if plan.has_params:
         _check_params(model, args, kwargs)
     shapes = {

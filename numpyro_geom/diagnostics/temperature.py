@@ -32,7 +32,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
-from ..minibatch import SubsamplePlates
+from ..target.minibatch import SubsamplePlates
 from .replay import Arrays, Model, host, latent_draws
 from .scalars import effective_size
 

@@ -24,7 +24,8 @@ from .._checks import check_choice, check_flag, check_int, check_number
 from ..bound import on_device
 from ..diagnostics.summary import SamplingWarning
 from ..fisher import Structure, learn_structure
-from ..minibatch import Plan, SubsamplePlates, make_plan
+from ..target.minibatch import SubsamplePlates, Subsampling
+from ..target.plates import read_subsampling
 from ..target.potential import CHUNK_ROWS
 from .approximation import (
     AtMode,
@@ -229,7 +230,7 @@ class RiemannianLaplace(AutoContinuous):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         args, kwargs = on_device(args, kwargs)  # traced row indices cannot index a NumPy array
         with handlers.block():
-            self._plan: Plan = make_plan(self.model, args, kwargs, self._batch_size)
+            self._plan: Subsampling = read_subsampling(self.model, args, kwargs, self._batch_size)
         super()._setup_prototype(*args, **kwargs)
         self._learn(args, kwargs)
 

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import _unconstrain_reparam
 
-from ..minibatch import SubsamplePlates
+from ..target.minibatch import SubsamplePlates
 
 PyTree = Any
 Flat = jax.Array

@@ -19,7 +19,7 @@ from ..fisher import (
     prior_form,
     root_transpose,
 )
-from ..minibatch import Batch, Plan
+from ..target.minibatch import Batch, Subsampling
 from ..target.potential import model_potential
 
 PyTree = Any
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 def make_target(
     model: Callable,
-    plan: Plan,
+    plan: Subsampling,
     args: tuple,
     kwargs: dict,
     unravel: Callable[[Flat], PyTree],
@@ -71,7 +71,7 @@ def make_target(
 
     Args:
         model: a NumPyro model, ``param`` sites substituted.
-        plan: from `numpyro_geom.minibatch.make_plan`.
+        plan: from `numpyro_geom.target.plates.read_subsampling`.
         args: model arguments, possibly traced.
         kwargs: model keyword arguments.
         unravel: flat position -> dict of unconstrained site values.

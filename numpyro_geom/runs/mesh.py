@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
 from ..host_rows import HostRows
-from ..minibatch import _abstract_trace
+from ..target.plates import abstract_trace
 from .mesh_rows import MeshRows
 from .processes import Alone, Together, local
 
@@ -207,7 +207,7 @@ def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:
         for k, x in zip(places, arrays, strict=True):
             filled[k] = x
         args, kwargs = jax.tree.unflatten(structure, filled)
-        trace, _ = _abstract_trace(model, args, kwargs, {})
+        trace, _ = abstract_trace(model, args, kwargs, {})
         for site in trace.values():
             if site["type"] == "sample" and site["is_observed"]:
                 sizes.update(frame.size for frame in site["cond_indep_stack"])

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _linalg
-from ._linalg import inverse
+from .. import _linalg
+from .._linalg import inverse
 
 PyTree = Any
 
