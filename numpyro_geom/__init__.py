@@ -4,11 +4,11 @@ from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
 from .expansion import Expansion, Factors
-from .host_rows import HostRows
 from .kernel import SGKernel, SGState
 from .kernels import GGMC, ISGD, PXSGHMC, SGHMC, SGNHT, SGRLD, VSGD, AdamSGLD
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .rows.host_rows import HostRows
 from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
 from .swag import SWAG

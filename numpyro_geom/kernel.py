@@ -33,12 +33,12 @@ from . import step_size as auto
 from ._checks import check_choice, check_flag, check_int, check_number
 from ._start import check_batch_size, check_energy, check_floating, check_init_params
 from ._util import lazy_cond, tree_scale, tree_vdot, tree_where
-from .batch_loop import loop_over_batches
 from .expansion import Expansion, WithoutPrior, with_expansion
-from .host_rows import host_rows_in
 from .metrics import get_metric
 from .minibatch import BATCHING, Plan, SubsamplePlates, make_plan
 from .potential import Potential, function_potential, model_potential
+from .rows.host_rows import host_rows_in
+from .rows.loop import loop_over_batches
 from .schedules import as_schedule
 from .search import find_mode
 from .state import SGState, StepReport, Walker, is_by_site, virials

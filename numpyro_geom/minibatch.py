@@ -23,7 +23,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
 from numpyro.primitives import Messenger
 
-from .permutation import epoch_indices
+from .rows.permutation import epoch_indices
 
 Batch = Any
 """What a step's energy is estimated from: plate -> row indices, a PRNG key, or an empty dict."""

@@ -19,9 +19,9 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from . import minibatch
-from .host_rows import HostRows, host_rows_in
 from .minibatch import Batch, Plan
-from .row_fetch import Hint, batches_at_once, fetch, hint_part, hints
+from .rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
+from .rows.host_rows import HostRows, host_rows_in
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""

@@ -14,8 +14,8 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows, run
-from numpyro_geom.runs import rows
-from numpyro_geom.runs.rows import checked_rows
+from numpyro_geom.rows import bad_rows
+from numpyro_geom.rows.bad_rows import checked_rows
 
 BAD = [3, 17]
 
@@ -104,7 +104,7 @@ def test_kept_and_whole_data_are_passed_on() -> None:
 
 
 def test_large_arrays_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "CHUNK_BYTES", 64)  # 8 rows of two numbers
+    monkeypatch.setattr(bad_rows, "CHUNK_BYTES", 64)  # 8 rows of two numbers
     X = np.zeros((30, 2), np.float32)
     X[[0, 7, 8, 29], 0] = np.nan
     X[5] = np.inf, -np.inf  # whose sum is NaN

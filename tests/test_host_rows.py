@@ -34,12 +34,11 @@ from numpyro_geom import (
     HostRows,
     RiemannianLaplace,
     diagnose,
-    host_rows,
     potential,
-    row_fetch,
     run,
     to_inference_data,
 )
+from numpyro_geom.rows import fetch, host_rows
 from numpyro_geom.runs.fingerprint import digest, fingerprint
 
 N, D = 300, 2
@@ -64,7 +63,7 @@ def network(X, y):
 def _small_chunks(monkeypatch):
     """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
     monkeypatch.setattr(potential, "CHUNK_ROWS", 32)
-    monkeypatch.setattr(row_fetch, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(fetch, "BLOCK_ROWS", 128)
 
 
 FIXED = {"batch_size": 8, "step_size": 1e-3, "num_steps": 10}
@@ -338,7 +337,7 @@ def test_vmap_of_two_axes_is_one_call():
 
 def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
     """Ten steps in blocks of four: three reads of each source, and one at the draw's end."""
-    monkeypatch.setattr(row_fetch, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(fetch, "BLOCK_ROWS", 64)
     source = Broken(X)
     data = HostRows(source), HostRows(Y)
     kernel = SGRLD(model, **FIXED)
@@ -367,7 +366,7 @@ def test_nothing_is_kept_alive():
     gone = weakref.ref(source)
     rows = HostRows(source)
     rows[3]
-    thread = rows._reader._thread
+    thread = rows.reader._thread
     del source, rows
     gc.collect()
     thread.join(10)
@@ -379,7 +378,7 @@ def test_copies_read_the_same_rows():
     rows = HostRows(X, timeout=7.0)
     for other in (pickle.loads(pickle.dumps(rows)), copy.deepcopy(rows)):
         np.testing.assert_array_equal(other[:], rows[:])
-        assert other._timeout == 7.0
+        assert other.timeout == 7.0
 
 
 # Faults

@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run
+from numpyro_geom.rows.mesh_rows import MeshRows
 from numpyro_geom.runs.mesh import Layout
-from numpyro_geom.runs.mesh_rows import MeshRows
 from numpyro_geom.runs.segments import Segments
 
 ROWS, COLUMNS, BATCH = 301, 3, 16

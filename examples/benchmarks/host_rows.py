@@ -30,7 +30,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
-from numpyro_geom._reader import Reader
+from numpyro_geom.rows.reader import Reader
 
 COLUMNS = 20
 MEGABYTE = 2**20

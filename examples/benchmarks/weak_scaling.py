@@ -29,8 +29,8 @@ from jax.sharding import Mesh  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
 
 from numpyro_geom import SGRLD  # noqa: E402
+from numpyro_geom.rows.mesh_rows import MeshRows  # noqa: E402
 from numpyro_geom.runs.mesh import Layout  # noqa: E402
-from numpyro_geom.runs.mesh_rows import MeshRows  # noqa: E402
 from numpyro_geom.runs.segments import Segments  # noqa: E402
 
 BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4}

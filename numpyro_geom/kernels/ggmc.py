@@ -14,10 +14,10 @@ from numpyro.infer.hmc_util import dual_averaging
 from .._checks import check_int, check_number
 from .._start import check_always_noisy, check_energy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
-from ..batch_loop import loop_over_batches
 from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
 from ..potential import Potential, function_potential, takes_rng_key
+from ..rows.loop import loop_over_batches
 from ..state import is_by_site, virials
 from ..step_size import MAX_NUM_STEPS, Adaptation, is_checkpoint
 from .momentum import (

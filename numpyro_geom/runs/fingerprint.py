@@ -18,7 +18,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
 from ..diagnostics.results import _versions
-from ..host_rows import HostRows
+from ..rows.host_rows import HostRows
 
 PyTree = Any
 MAX_HASHED_BYTES = 2**32

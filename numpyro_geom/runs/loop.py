@@ -20,7 +20,8 @@ from numpyro.infer import MCMC
 
 from .._checks import check_int
 from ..diagnostics.inference_data import _container
-from ..host_rows import source_errors
+from ..rows.bad_rows import checked_rows
+from ..rows.host_rows import source_errors
 from .describe import Describer, view_of
 from .disk import run_on_disk
 from .files import only_writer, stop_on_signal
@@ -28,7 +29,6 @@ from .mesh import Layout
 from .plan import Job, Plan, check_alike, do_segment, no_draws, progress_of, show, warn_if_stopped
 from .processes import Alone
 from .result import Run, finish
-from .rows import checked_rows
 from .segments import Segments
 
 PyTree = Any

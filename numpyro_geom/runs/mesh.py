@@ -20,9 +20,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
-from ..host_rows import HostRows
 from ..minibatch import _abstract_trace
-from .mesh_rows import MeshRows
+from ..rows.host_rows import HostRows
+from ..rows.mesh_rows import MeshRows
 from .processes import Alone, Together, local
 
 PyTree = Any

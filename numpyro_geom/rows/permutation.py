@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._checks import check_int
+from .._checks import check_int
 
 __all__ = ["epoch_indices", "permute", "round_keys"]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_choice
-from ..host_rows import HostRows
+from .host_rows import HostRows
 
 PyTree = Any
 ON_BAD_ROWS = ("error", "drop", "keep")
@@ -66,7 +66,7 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
             return x
         rows = good[x.shape[0]]
         if isinstance(x, HostRows):
-            return HostRows(_Selected(x, rows), timeout=x._timeout)
+            return HostRows(_Selected(x, rows), timeout=x.timeout)
         return x[rows]
 
     args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=_is_host_rows)
@@ -81,7 +81,7 @@ class _Selected:
         self.shape, self.dtype = (len(rows), *source.shape[1:]), source.dtype
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return self.source._reader.read(self.rows[index], self.dtype)
+        return self.source.reader.read(self.rows[index], self.dtype)
 
 
 def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
