@@ -39,7 +39,9 @@ from numpyro_geom import (
     to_inference_data,
 )
 from numpyro_geom.rows import fetch, host_rows
-from numpyro_geom.runs.fingerprint import digest, fingerprint
+from numpyro_geom.runs.digest import digest
+from numpyro_geom.runs.fingerprint import fingerprint
+from numpyro_geom.runs.job import Job
 
 N, D = 300, 2
 RNG = np.random.default_rng(0)
@@ -514,7 +516,7 @@ def test_a_model_that_uses_the_whole():
 def test_fingerprint_reads_the_rows(tmp_path):
     def of(rows):
         mcmc = MCMC(SGRLD(model, **FIXED), num_warmup=1, num_samples=1)
-        return fingerprint(mcmc, random.key(0), (rows,), {"y": rows}, (), None, 1)
+        return fingerprint(Job(mcmc, random.key(0), (rows,), {"y": rows}), 1)
 
     memmap = HostRows(source_of("memmap", tmp_path, X))
     assert of(memmap) == of(HostRows(X, timeout=1.0))

@@ -20,6 +20,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run
 from numpyro_geom.rows.mesh_rows import MeshRows
+from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Segments
 
@@ -78,7 +79,7 @@ def draws(kernel, shape=None):
 
 def segments_of(mcmc, shape, length):
     layout = Layout.of(mcmc, **on(shape))
-    return Segments(mcmc, jax.random.key(0), data(), {}, (), None, length, layout)
+    return Segments(Job(mcmc, jax.random.key(0), data()), length, layout)
 
 
 def compare(name):
@@ -151,7 +152,7 @@ def test_only_rows_of_the_minibatch_and_gradients_travel():
     mcmc = make(SGRLD(model, **SETTINGS))
     segments = segments_of(mcmc, (1, 2), 4)
     state = segments.layout.place(segments.start)
-    text = segments._run.lower(state, *counts(), segments._traced).compile().as_text()
+    text = segments.program.lower(state, *counts(), segments.arrays).compile().as_text()
     travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
     shapes = {
         (kind, shape) for all_, kind in travel for shape in re.findall(r"\w\d*\[[\d,]*\]", all_)
@@ -166,7 +167,7 @@ def test_only_rows_of_the_minibatch_and_gradients_travel():
     # and one program does all segments
     for _ in range(2):
         state, _ = segments.advance(state, 2, 1)
-    assert segments._run._cache_size() == 1
+    assert segments.program._cache_size() == 1
     assert state.z["slope"].sharding.spec[0] == "chains"
 
 

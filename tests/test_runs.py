@@ -28,7 +28,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import print_summary
 from numpyro_geom.runs import disk, files, run
-from numpyro_geom.runs.fingerprint import differences, digest, fingerprint
+from numpyro_geom.runs.digest import digest
+from numpyro_geom.runs.fingerprint import differences, fingerprint
+from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.segments import Segments
 
 pytestmark = pytest.mark.arviz
@@ -274,9 +276,10 @@ import sys
 sys.path[:0] = [{tests!r}]
 import numpyro
 numpyro.set_host_device_count(2)
-import test_runs
-result = test_runs.go({directory!r}, 4000, length=20)
+import test_runs as t
+result = t.go({directory!r}, 4000, length=20)
 print(result.finished, result.num_draws)
+print(*map(t.digest, (t.model, t.Walk(), {{"a", "b", "c"}})))
 """
 
 
@@ -296,7 +299,7 @@ def wait_for(directory, segments):
 
 
 @pytest.mark.slow
-def test_killed_processes_and_sigterm(tmp_path):
+def test_killed_processes_and_sigterm_and_digests_of_another_process(tmp_path):
     for segments in (1, 30):
         process = worker(tmp_path)
         try:
@@ -319,7 +322,8 @@ def test_killed_processes_and_sigterm(tmp_path):
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    finished, draws = out.split()
+    finished, draws, *digests = out.split()
+    assert digests == [digest(model), digest(Walk()), digest({"a", "b", "c"})]
     assert finished == "False"
     assert 0 < int(draws) < 4000
     assert_reference(go(tmp_path, 4000), 4000)
@@ -489,7 +493,7 @@ repairs = {
 }
 for number, repair in repairs.items():
     try:
-        go(folder, 20_000)
+        go(folder, 3000)
     except OSError as error:
         assert error.errno == number, error
     else:
@@ -498,11 +502,11 @@ for number, repair in repairs.items():
         draws = groups["posterior"].sizes["draw"]
         assert draws >= 20
         found = groups["posterior"]["x"].values
-    np.testing.assert_array_equal(found, reference(20_000)["x"][:, :draws])
+    np.testing.assert_array_equal(found, reference(3000)["x"][:, :draws])
     shell(repair)
     Segments.advance = shut
 Segments.advance = advance
-assert_reference(go(folder, 20_000), 20_000)
+assert_reference(go(folder, 3000), 3000)
 print("the same")
 """
     found = subprocess.run(
@@ -633,19 +637,12 @@ def test_digest_of_code_sees_what_it_uses(monkeypatch):
     )
 
 
-def test_digest_is_the_same_in_another_process():
-    code = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_runs as t; "
-    code += "print(t.digest(t.model), t.digest(t.Walk()), t.digest({'a', 'b', 'c'}))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [digest(model), digest(Walk()), digest({"a", "b", "c"})]
-
-
 def test_fingerprint_is_the_same_after_a_run():
     x, y = jnp.ones((9, 2)), jnp.ones(9)
     for kernel in (NUTS(model), SGRLD(model, batch_size=3, metric="wenzel")):
         mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
-        arguments = (random.key(0), (x, y), {}, (), None, 10)
-        before = fingerprint(mcmc, *arguments)
+        job = Job(mcmc, random.key(0), (x, y))
+        before = fingerprint(job, 10)
         kernel.init(random.key(0), 1, None, (x, y), {})
-        assert differences(before, fingerprint(mcmc, *arguments)) == []
+        assert differences(before, fingerprint(job, 10)) == []
         assert json.loads(json.dumps(before)) == before

@@ -166,9 +166,14 @@ class HostRows:
 jax.tree_util.register_static(HostRows)
 
 
+def is_host_rows(x: Any) -> bool:
+    """Whether it is one of them: for ``is_leaf``, since it has no leaves."""
+    return isinstance(x, HostRows)
+
+
 def host_rows_in(tree: PyTree) -> list[HostRows]:
     """Those in a pytree, which has them in its structure and not among its leaves."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, HostRows))
+    leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
     return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
 
 
