@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import linecache
 import subprocess
 import sys
 from typing import NamedTuple
@@ -414,14 +415,18 @@ def test_digests_do_not_depend_on_comments_and_annotations(tmp_path, monkeypatch
     assert len({plain, scaled, longer}) == 3
 
 
-def test_a_file_that_was_changed_after_it_was_read_is_not_believed(tmp_path, monkeypatch):
+def test_a_file_that_was_changed_after_it_was_read(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    path = tmp_path / "edited.py"
-    path.write_text("def f(x):\n    return x + 1\n")
-    import edited
-
-    path.write_text("def f(x):\n    return x + 2\n")
-    assert source.syntax_of(edited.f) is None
+    path, text = tmp_path / "edited.py", "def f(x):\n    return x + 1\ndef g(x):\n    return x\n"
+    path.write_text(text)
+    edited = __import__("edited")
+    before = digest(edited.g)
+    path.write_text("# more\n\n" + text.replace("1", "2"))
+    linecache.checkcache()
+    assert digest(edited.g) == before  # not looked up again
+    source._found.clear()
+    assert digest(edited.g) == before  # found elsewhere
+    assert source.syntax_of(edited.f) is None  # not believed
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert digest(edited.f).endswith(f"by byte code of Python {python}")
 

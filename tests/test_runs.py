@@ -25,7 +25,7 @@ from jax import random
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_geom import SGRLD, to_inference_data
+from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import print_summary
 from numpyro_geom.runs import disk, files, run
 from numpyro_geom.runs.digest import digest
@@ -563,6 +563,47 @@ def test_another_run_is_refused(finished, change, match):
     with pytest.raises(ValueError, match=match):
         go(finished, **change)
     assert_reference(go(finished))
+
+
+KERNELS = [
+    (SGNHT, {"thermostat_mass": 2.0}),
+    (SGRLD, {"metric": RMSprop(decay=0.5)}),
+    (SGRLD, {"step_size": lambda t: 0.01 / (1 + t)}),
+]
+
+
+@pytest.mark.parametrize(("cls", "change"), KERNELS)
+def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
+    def go_on(**changed):
+        settings = {"step_size": lambda t: 0.01 / (2 + t), "num_steps": 1}
+        if cls is SGNHT:
+            settings |= {"thermostat_mass": 1.0, "friction": 1.0}
+        kernel = cls(potential_fn=lambda z: 0.5 * z**2, **settings | changed)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=4, progress_bar=False)
+        return run(mcmc, random.key(0), init_params=jnp.ones(()), directory=tmp_path)
+
+    go_on()
+    with pytest.raises(ValueError, match=rf"differs in: kernel setting {next(iter(change))} \(was"):
+        go_on(**change)
+    assert go_on().finished
+
+
+def test_a_directory_of_an_earlier_version(finished, monkeypatch):
+    current = disk.check_same
+
+    def earlier(where, old, new):
+        names = {"fingerprint": None, "model": "by byte code", "kernel setting scale": "unknown"}
+        record = {k: x for k, x in (old["fingerprint"] | names).items() if x is not None}
+        current(where, {**old, "fingerprint": record}, new)
+
+    monkeypatch.setattr(disk, "check_same", earlier)
+    with pytest.warns(RuntimeWarning, match="begun with an earlier version of numpyro_geom"):
+        assert_reference(go(finished))
+    with (
+        pytest.warns(RuntimeWarning, match="earlier version"),
+        pytest.raises(ValueError, match=r"differs in: rng_key \(was"),
+    ):
+        go(finished, key=4)
 
 
 def test_other_versions_are_told(finished, monkeypatch):

@@ -156,10 +156,9 @@ class HostRows:
             "to the device write `X[:]`"
         )
 
-    __array__ = __jax_array__ = _refuse
+    __array__ = __jax_array__ = __bool__ = __pow__ = __neg__ = __abs__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __rtruediv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 # no leaves: it goes through jit, vmap and MCMC as part of the structure, the same if it is

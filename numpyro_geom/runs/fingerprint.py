@@ -108,7 +108,9 @@ def check_alike(processes: Alone, job: Job, **others: Any) -> None:
         (job.args, job.kwargs, job.init_params),
     )
     here = fingerprint(job._replace(args=args, kwargs=kwargs, init_params=init_params), 0)
-    here |= {name: str(x) for name, x in others.items()} | {"num_samples": str(job.mcmc.num_samples)}
+    here |= {name: str(x) for name, x in others.items()} | {
+        "num_samples": str(job.mcmc.num_samples)
+    }
     changed = differences(processes.first(lambda: here), here)
 
     def check() -> None:

@@ -11,6 +11,7 @@ import ast
 import functools
 import linecache
 import types
+import weakref
 from collections.abc import Iterator
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -20,23 +21,24 @@ FUTURE = functools.reduce(
 LEFT_OUT = {"annotation", "ctx", "kind", "returns", "type_comment", "type_params"}
 
 
-def syntax_of(function: types.FunctionType) -> tuple[str, set[str]] | None:
+def syntax_of(function: types.FunctionType) -> tuple[str, frozenset[str]] | None:
     """The text of a function, without its decorators and defaults, and the names in it.
 
     None if there is no source, or another one than the function was compiled from.
     """
     code = function.__code__
-    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    codes, nodes = _functions(source, code.co_flags & FUTURE)
-    if code not in codes:
-        return None
-    fitting = [node for node in nodes if _is_of(node, code)]
-    texts = list(dict.fromkeys(map(_of_function, sorted(fitting, key=_size))))
-    # of nested functions on one line the smallest is it; without columns nobody knows
-    if not texts or (len(texts) > 1 and not _positions(code)):
-        return None
-    names = {n.id for n in ast.walk(min(fitting, key=_size)) if isinstance(n, ast.Name)}
-    return texts[0], names
+    if code not in _found:
+        source = "".join(linecache.getlines(code.co_filename, function.__globals__))
+        compiled, nodes = _functions(source, code.co_flags & FUTURE)
+        # elsewhere the file may have been edited since
+        found = {_of_code(x, nodes) for x in compiled if _content(x) == _content(code)}
+        _found[code] = found.pop() if len(found) == 1 else None
+    return _found[code]
+
+
+_found: weakref.WeakKeyDictionary[types.CodeType, tuple[str, frozenset[str]] | None]
+_found = weakref.WeakKeyDictionary()
+"""Of each function, from when it was asked for first: files change while a process runs."""
 
 
 def nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -47,28 +49,43 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from nested(constant)
 
 
+def _content(code: types.CodeType) -> tuple:
+    """A code object but for where it is."""
+    constants = [_content(x) if isinstance(x, types.CodeType) else repr(x) for x in code.co_consts]
+    names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, code.co_flags, code.co_exceptiontable, names, tuple(constants)
+
+
 @functools.lru_cache(maxsize=64)
-def _functions(source: str, flags: int) -> tuple[set[types.CodeType], list[Functions]]:
+def _functions(source: str, flags: int) -> tuple[list[types.CodeType], list[Functions]]:
     """Of a file: compiled, and as nodes of its tree."""
     try:
         tree = ast.parse(source)
         code = compile(tree, "source", "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError):
-        return set(), []
-    return set(nested(code)), [x for x in ast.walk(tree) if isinstance(x, Functions)]
+        return [], []
+    return list(nested(code)), [x for x in ast.walk(tree) if isinstance(x, Functions)]
+
+
+def _of_code(code: types.CodeType, nodes: list[Functions]) -> tuple[str, frozenset[str]] | None:
+    """Text and names of the node that a code object was compiled from."""
+    fitting = sorted((node for node in nodes if _is_of(node, code)), key=_size)
+    # of nested functions on one line the smallest is it; without columns nobody knows
+    if not fitting or (len(fitting) > 1 and not _positions(code)):
+        return None
+    names = (x.id for x in ast.walk(fitting[0]) if isinstance(x, ast.Name))
+    return _of_function(fitting[0]), frozenset(names)
 
 
 def _is_of(node: Functions, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
-        name, first, body = "<lambda>", node.lineno, node.body
-        start = body.lineno, body.col_offset
-        end = body.end_lineno, body.end_col_offset
+        body = node.body
+        start, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
         if any(p[:2] < start or p[2:] > end for p in _positions(code)):  # type: ignore[operator]
             return False
-    else:
-        name = node.name
-        first = min(x.lineno for x in (node, *node.decorator_list))
-    return (name, first) == (code.co_name, code.co_firstlineno)
+        return ("<lambda>", node.lineno) == (code.co_name, code.co_firstlineno)
+    first = min(x.lineno for x in (node, *node.decorator_list))
+    return (node.name, first) == (code.co_name, code.co_firstlineno)
 
 
 def _positions(code: types.CodeType) -> list[tuple[int, int, int, int]]:
