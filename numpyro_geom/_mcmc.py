@@ -14,7 +14,8 @@ PyTree = Any
 
 def model_of(kernel: MCMCKernel) -> Callable | None:
     """The model that a kernel was given; None if it has none."""
-    return getattr(kernel, "_model", None)
+    given = getattr(getattr(kernel, "settings", None), "model", None)
+    return getattr(kernel, "_model", given)
 
 
 def arguments_of(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:

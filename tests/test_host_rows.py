@@ -31,7 +31,6 @@ from numpyro_geom import (
     HostRows,
     RiemannianLaplace,
     diagnose,
-    potential,
     run,
     to_inference_data,
 )
@@ -39,6 +38,7 @@ from numpyro_geom.rows import fetch, host_rows
 from numpyro_geom.runs.digest import digest
 from numpyro_geom.runs.fingerprint import fingerprint
 from numpyro_geom.runs.job import Job
+from numpyro_geom.target import potential
 
 N, D = 300, 2
 RNG = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def test_parameters_are_found_from_some_rows():
     source, kernels = Broken(X), [SGRLD(with_param, **FIXED) for _ in range(2)]
     for kernel, data in zip(kernels, ((HostRows(source), HostRows(Y)), (X, Y)), strict=True):
         kernel.init(random.key(0), 0, None, data, {})
-    assert_same(kernels[0]._fixed, kernels[1]._fixed)
+    assert_same(kernels[0].fixed, kernels[1].fixed)
     assert max(np.size(rows) for rows in source.reads) <= 8
 
 

@@ -17,7 +17,7 @@ from .fetch import Hint, batches_at_once, fetch, hints
 from .host_rows import HostRows
 
 if TYPE_CHECKING:
-    from ..potential import Potential
+    from ..target.potential import Potential
 
 PyTree = Any
 

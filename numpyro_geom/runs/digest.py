@@ -18,6 +18,8 @@ import jax
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
+from .._mcmc import model_of
+from ..kernel import SGKernel
 from ..rows.host_rows import HostRows
 from .keys import as_words, is_key
 from .source import nested, syntax_of
@@ -29,7 +31,7 @@ ROW_BLOCK_BYTES = 2**22
 LIBRARIES = {"builtins", "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_geom", "optax"}
 """Packages whose code is compared by name only, as Python's own: their versions tell the rest."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-KEPT_APART = ("_kernels", "_specs", "_weights", "_schedule")
+KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels that are not under the names of their arguments."""
 
 
@@ -47,9 +49,8 @@ def digest(value: Any) -> str:
 
 def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
     """Arguments of a kernel's constructor, all of them or as far as it keeps them."""
-    settings = getattr(kernel, "settings", None)
-    if hasattr(settings, "as_dict"):
-        return settings.as_dict()
+    if isinstance(kernel, SGKernel):  # as they were before it has seen a model
+        return kernel.replace().settings.as_dict()
     found = {name: x for name, x in _kept(kernel).items() if name != "model"}
     return found | {name: x for name, x in vars(kernel).items() if name in KEPT_APART}
 
@@ -127,7 +128,7 @@ class _Digest:
         elif isinstance(value, types.BuiltinFunctionType):
             self.write(value.__qualname__)
         elif isinstance(value, MCMCKernel):
-            self.feed((type(value), getattr(value, "_model", None), settings_of(value)))
+            self.feed((type(value), model_of(value), settings_of(value)))
         elif dataclasses.is_dataclass(value):
             names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
             self.feed((type(value), {name: getattr(value, name) for name in names}))
@@ -218,9 +219,8 @@ def _kept(value: Any) -> dict[str, Any]:
     for cls in type(value).__mro__:
         if isinstance(vars(cls).get("__init__"), types.FunctionType):
             for name in inspect.signature(vars(cls)["__init__"]).parameters:
-                for private in (f"_{name}", f"_given_{name}"):
-                    if private in vars(value):
-                        found[name] = vars(value)[private]
+                if f"_{name}" in vars(value):
+                    found[name] = vars(value)[f"_{name}"]
     return dict(sorted(found.items()))
 
 

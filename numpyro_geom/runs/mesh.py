@@ -153,7 +153,7 @@ class Layout:
             out_shardings=self.at(),
         )
         state = self.visible(compiled(rng_key, init_params, arrays))
-        fixed = jax.tree.leaves(getattr(kernel, "_fixed", None))
+        fixed = jax.tree.leaves(getattr(kernel, "fixed", None))
         if any(isinstance(x, jax.core.Tracer) for x in fixed):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "

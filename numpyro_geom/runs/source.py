@@ -81,7 +81,7 @@ def _is_of(node: Functions, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         body = node.body
         start, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-        if any(p[:2] < start or p[2:] > end for p in _positions(code)):  # type: ignore[operator]
+        if any(p[:2] < start or p[2:] > end for p in _positions(code)):
             return False
         return ("<lambda>", node.lineno) == (code.co_name, code.co_firstlineno)
     first = min(x.lineno for x in (node, *node.decorator_list))
