@@ -31,6 +31,11 @@ ROW_BLOCK_BYTES = 2**22
 LIBRARIES = {"builtins", "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_geom", "optax"}
 """Packages whose code is compared by name only, as Python's own: their versions tell the rest."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+WRITTEN = {
+    f"__{name}__"
+    for name in "delattr eq ge getnewargs gt hash init le lt new replace repr setattr".split()
+}
+"""What dataclasses and named tuples write themselves, otherwise under each version of Python."""
 KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels that are not under the names of their arguments."""
 
@@ -202,9 +207,9 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, functools.cached_property):
             value = value.func
         if isinstance(value, types.FunctionType):
-            # dataclasses and named tuples write methods, others under each version of Python
-            home = value.__globals__.get("__name__")
-            if not (made and (syntax_of(value) is None or _of_library(home))):
+            inner = inspect.unwrap(value)
+            written = name in WRITTEN and syntax_of(inner) is None
+            if not (made and (written or _of_library(inner.__globals__.get("__name__")))):
                 yield name, value
         elif isinstance(value, (*PLAIN, tuple, np.ndarray, jax.Array)) and name[:1] != "_":
             yield name, value
