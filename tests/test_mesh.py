@@ -49,7 +49,7 @@ KERNELS = {
     "NUTS": lambda: NUTS(model, max_tree_depth=3),
 }
 SHAPES = {
-    "SGRLD": [(2, 1), (1, 4), (2, 4)],
+    "SGRLD": [(1, 4), (2, 4)],
     **{name: [(2, 4)] for name in KERNELS if name != "SGRLD"},
 }
 """Devices for chains, and for rows."""
@@ -69,7 +69,7 @@ def on(shape):
 def draws(kernel, shape=None):
     """Of `run` without a mesh, or of its segments on one."""
     if shape is None:
-        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=3)
+        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=4)
         return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
     mcmc = make(kernel)
     segments = segments_of(mcmc, shape, 6)
