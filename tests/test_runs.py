@@ -177,11 +177,17 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
 
     def make(num_samples):
         settings = {"batch_size": 7, "batching": "epoch", "step_size": 1e-3, "num_steps": 3}
+        settings["metric"] = "wenzel"
         kernel = NUTS(model) if kind == "nuts" else SGRLD(model, **settings)
         return MCMC(kernel, num_warmup=30, num_samples=num_samples, progress_bar=False)
 
     mcmc = make(50)
+    job = Job(mcmc, random.key(0), (x, y))
+    before = fingerprint(job, 10)
     mcmc.run(random.key(0), x, y)
+    # nor does it depend on what a kernel learns of the model, such as the steps of an epoch
+    assert differences(before, fingerprint(job, 10)) == []
+    assert json.loads(json.dumps(before)) == before
     run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
     result = run(make(50), random.key(0), x, y, directory=tmp_path)
     expected = to_inference_data(mcmc)
@@ -300,19 +306,18 @@ def wait_for(directory, segments):
 
 @pytest.mark.slow
 def test_killed_processes_and_sigterm_and_digests_of_another_process(tmp_path):
-    for segments in (1, 30):
-        process = worker(tmp_path)
-        try:
-            wait_for(tmp_path, segments)
-        finally:
-            process.kill()
-            process.communicate()
-        with opened(tmp_path) as groups:
-            draws = groups["posterior"].sizes["draw"]
-            assert 20 * segments <= draws < 4000
-            np.testing.assert_array_equal(
-                groups["posterior"]["x"].values, reference(4000)["x"][:, :draws]
-            )
+    process = worker(tmp_path)
+    try:
+        wait_for(tmp_path, 10)
+    finally:
+        process.kill()
+        process.communicate()
+    with opened(tmp_path) as groups:
+        draws = groups["posterior"].sizes["draw"]
+        assert 200 <= draws < 4000
+        np.testing.assert_array_equal(
+            groups["posterior"]["x"].values, reference(4000)["x"][:, :draws]
+        )
     process = worker(tmp_path)
     try:
         wait_for(tmp_path, draws // 20 + 5)
@@ -676,14 +681,3 @@ def test_digest_of_code_sees_what_it_uses(monkeypatch):
     assert digest(numpyro.handlers.reparam(plain, {})) != digest(
         numpyro.handlers.reparam(helper, {})
     )
-
-
-def test_fingerprint_is_the_same_after_a_run():
-    x, y = jnp.ones((9, 2)), jnp.ones(9)
-    for kernel in (NUTS(model), SGRLD(model, batch_size=3, metric="wenzel")):
-        mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
-        job = Job(mcmc, random.key(0), (x, y))
-        before = fingerprint(job, 10)
-        kernel.init(random.key(0), 1, None, (x, y), {})
-        assert differences(before, fingerprint(job, 10)) == []
-        assert json.loads(json.dumps(before)) == before
