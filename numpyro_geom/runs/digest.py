@@ -46,9 +46,8 @@ def digest(value: Any) -> str:
     Where a function has no source its byte code is taken, and the text says of which Python.
     """
     state = _Digest()
-    state.feed(value)
+    text = state.of(value)[:16]
     python = ".".join(platform.python_version_tuple()[:2])
-    text = state.hash.hexdigest()[:16]
     return f"{text} by byte code of Python {python}" if state.by_byte_code else text
 
 
@@ -90,21 +89,23 @@ class _Digest:
     def write(self, text: str) -> None:
         self.hash.update(text.encode())
 
-    def feed(self, value: Any) -> None:
-        """Add a value, whatever it is."""
-        if isinstance(value, PLAIN):
-            self.write(f"{type(value).__name__} {value!r};")
-            return
+    def of(self, value: Any) -> str:
+        """The digest of a value, whatever it is."""
         if id(value) not in self._known:
             outer, self.hash = self.hash, hashlib.sha256()
-            self._known[id(value)] = value, "seen;"  # within itself
-            self.write(f"{type(value).__qualname__} ")
-            self._feed(value)
-            self._known[id(value)] = value, f"{self.hash.hexdigest()};"
+            self._known[id(value)] = value, "seen"  # within itself
+            self.feed(value) if isinstance(value, PLAIN) else self._feed(value)
+            self._known[id(value)] = value, self.hash.hexdigest()
             self.hash = outer
-        self.write(self._known[id(value)][1])
+        return self._known[id(value)][1]
+
+    def feed(self, value: Any) -> None:
+        """Add a value."""
+        plain = isinstance(value, PLAIN)
+        self.write(f"{type(value).__name__} {value!r};" if plain else f"{self.of(value)};")
 
     def _feed(self, value: Any) -> None:
+        self.write(f"{type(value).__qualname__}(")
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             self._feed_array(value)
         elif isinstance(value, HostRows):
@@ -141,6 +142,7 @@ class _Digest:
             self.feed((type(value), _kept(value)))
         else:
             self.write(without_addresses(repr(value)))
+        self.write(");")
 
     def _feed_array(self, value: Any) -> None:
         if is_key(value):
