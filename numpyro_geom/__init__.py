@@ -7,10 +7,10 @@ from .baselines.vsgd import VSGD
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
-from .host_rows import HostRows
 from .kernel import SGKernel, SGState
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .rows.host_rows import HostRows
 from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
 from .target.expansion import Expansion

@@ -18,7 +18,7 @@ from numpyro.infer.util import initialize_model, transform_fn, unconstrain_fn
 
 from ._programs import compiled
 from ._start import check_floating, check_init_params
-from .host_rows import host_rows_in
+from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
 from .target.expanded import WithoutPrior

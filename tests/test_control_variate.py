@@ -16,6 +16,7 @@ import pytest
 from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
+from numpyro_geom.control_variate import anchor_at, full_value_and_grad, with_control_variate
 from targets import (
     RowQuadratics,
     assert_moments,
@@ -41,7 +42,6 @@ from test_potential import (
 )
 
 from numpyro_geom import SGRLD, polynomial, potential
-from numpyro_geom.control_variate import anchor_at, full_value_and_grad, with_control_variate
 from numpyro_geom.target.potential import model_potential
 
 ROUNDING = 1e-11

@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 from numpyro.infer import MCMC, NUTS
+from numpyro_geom.control_variate import full_value_and_grad
 from targets import SIGMAS
 
 from numpyro_geom import (
@@ -35,7 +36,6 @@ from numpyro_geom import (
     SGState,
     to_inference_data,
 )
-from numpyro_geom.control_variate import full_value_and_grad
 
 ROWS, INPUTS, OUTPUTS = 12, 3, 2
 _rng = np.random.default_rng(0)

@@ -22,6 +22,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro_geom.kernels import ISGD
+from numpyro_geom.kernels.isgd import RATE_STEPS, STILL_STEPS, GroupRate, RateState
 from targets import (
     SIGMAS,
     RowQuadratics,
@@ -34,9 +36,6 @@ from targets import (
     regression_data,
 )
 from test_kernel import assert_trees_equal, run
-
-from numpyro_geom.kernels import ISGD
-from numpyro_geom.kernels.isgd import RATE_STEPS, STILL_STEPS, GroupRate, RateState
 
 X, Y = regression_data(24, 2)
 

@@ -46,8 +46,8 @@ from targets import (
 )
 
 from numpyro_geom import SGRLD
-from numpyro_geom.target.potential import model_potential
 from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.target.potential import model_potential
 
 linen = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from numpyro_geom.kernels.momentum import MOST_FRICTION, momentum_rule
+from numpyro_geom.kernels.sgnht import SGNHT, Thermostat, _shortfall
+from numpyro_geom.step_size import init_adaptation
 from targets import SIGMAS, assert_moments
 
 from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
-from numpyro_geom.kernels.momentum import MOST_FRICTION, momentum_rule
-from numpyro_geom.kernels.sgnht import SGNHT, Thermostat, _shortfall
 from numpyro_geom.metrics import MetricState
-from numpyro_geom.step_size import init_adaptation
 
 
 def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from numpyro_geom.kernels.noise_correction import init_noise, noise_diagonal
 from targets import SIGMAS, assert_moments, linear, linear_moments, regression_data
 
 from numpyro_geom import SGRLD, Monge, RMSprop, step_size_summary
-from numpyro_geom.kernels.noise_correction import init_noise, noise_diagonal
 from numpyro_geom.metrics import MetricState
 
 DIM, CHAINS = 4, 60_000

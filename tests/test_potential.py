@@ -25,6 +25,8 @@ from numpyro.infer.util import potential_energy
 from targets import SIGMAS, all_batches, local_latents, normal_mean, regression, regression_data
 
 from numpyro_geom import SGRLD, Shampoo
+from numpyro_geom.target.minibatch import Subsampling, draw, gather_local, init_stream
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import (
     CURVATURE_KEYS,
     CURVATURE_ROWS,
@@ -33,8 +35,6 @@ from numpyro_geom.target.potential import (
     model_potential,
     takes_rng_key,
 )
-from numpyro_geom.target.minibatch import Subsampling, draw, gather_local, init_stream
-from numpyro_geom.target.plates import read_subsampling
 
 ROUNDING = 1e-12
 """Relative: sums of at most some thousand terms of like size, at 1e-16 each."""

@@ -10,10 +10,10 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from numpyro_geom.search import find_mode
 
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom.target.potential import function_potential
-from numpyro_geom.search import find_mode
 
 
 def search(energy, start, num_chains=8, temperature=1.0):

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from numpyro_geom.spectrum import extreme_eigenvalues, lanczos
 
 DTYPES = [np.float32, np.float64]

@@ -19,8 +19,8 @@ from targets import SIGMAS
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom import step_size as auto
 from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
-from numpyro_geom.target.potential import function_potential, model_potential
 from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.target.potential import function_potential, model_potential
 
 P = load_script("benchmarks/posteriors")
 

@@ -18,10 +18,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from numpyro_geom.kernels.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
 from targets import linear, linear_moments, normal_mean, regression_data
-
-from numpyro_geom.kernels.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
 
 Y = jnp.arange(12.0)
 H = np.array([[2.0, 0.5], [0.5, 1.0]])

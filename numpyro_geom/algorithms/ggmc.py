@@ -15,8 +15,8 @@ from .._checks import check_int
 from .._start import check_always_noisy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
 from ..algorithm import Algorithm, Draw, Facts, Rule, metric_learner
-from ..batch_loop import loop_over_batches
 from ..kernel import PyTree, SGKernel
+from ..rows.loop import loop_over_batches
 from ..settings import Settings
 from ..state import SGState, is_by_site, virials
 from ..target.expansion import Expansion

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import random
 from numpyro.primitives import Messenger
 
-from ..permutation import epoch_indices
+from ..rows.permutation import epoch_indices
 
 Batch = Any
 """What a step's energy is estimated from: plate -> row indices, a PRNG key, or an empty dict."""

@@ -19,8 +19,8 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from .._util import key_word, scattered
-from ..host_rows import HostRows, host_rows_in
-from ..row_fetch import Hint, batches_at_once, fetch, hint_part, hints
+from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
+from ..rows.host_rows import HostRows, host_rows_in
 from . import minibatch
 from .minibatch import Batch, Subsampling
 

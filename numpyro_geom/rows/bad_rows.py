@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_choice
-from ..host_rows import HostRows
+from .host_rows import HostRows, is_host_rows
 
 PyTree = Any
 ON_BAD_ROWS = ("error", "drop", "keep")
@@ -66,10 +66,10 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
             return x
         rows = good[x.shape[0]]
         if isinstance(x, HostRows):
-            return HostRows(_Selected(x, rows), timeout=x._timeout)
+            return HostRows(_Selected(x, rows), timeout=x.timeout)
         return x[rows]
 
-    args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=_is_host_rows)
+    args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=is_host_rows)
     return args, kwargs
 
 
@@ -81,13 +81,13 @@ class _Selected:
         self.shape, self.dtype = (len(rows), *source.shape[1:]), source.dtype
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return self.source._reader.read(self.rows[index], self.dtype)
+        return self.source.reader.read(self.rows[index], self.dtype)
 
 
 def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     trees = {"args": list(args), "kwargs": dict(kwargs)}
     for root, tree in trees.items():
-        leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_host_rows)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]
         for path, leaf in leaves:
             if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
                 yield root + jax.tree_util.keystr(path), leaf
@@ -96,10 +96,6 @@ def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _has_rows(x: Any) -> bool:
     here = getattr(x, "is_fully_addressable", True)  # of another process nothing can be read
     return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
-
-
-def _is_host_rows(x: Any) -> bool:
-    return isinstance(x, HostRows)
 
 
 def _bad_rows(array: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._checks import check_int
+from .._checks import check_int
 
 __all__ = ["epoch_indices", "permute", "round_keys"]
 
@@ -36,8 +36,7 @@ def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
 
     The words w of the key are hashed in turn, one chain per round r:
     ``k_r = mix(... mix(mix(c_r ^ w_0) ^ w_1) ...)`` with ``c_r = (r + 1) * 2654435769``.
-    ``jax.random.bits`` would do as well for the default generator, but the result of its ``rbg``
-    one under ``vmap`` depends on the other keys of the batch, which breaks a permutation in two.
+    (``jax.random.bits`` of the ``rbg`` generator depends, under ``vmap``, on the rest of a batch.)
 
     Args:
         key: a typed key (``jax.random.key``) or a legacy one (uint32 array).
@@ -73,9 +72,6 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
     size 64 the image is the rank of the index's hash among all hashes, close to uniform over all
     permutations.
 
-    The permutation depends on ``round_keys`` and ``size`` alone: not on the batch, its order, the
-    x64 flag or the backend.
-
     Args:
         round_keys: uint32 array from `round_keys`, of shape (num_rounds,), or of shape
             ``index.shape + (num_rounds,)`` where each index has a permutation of its own.
@@ -95,8 +91,7 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
         [0, 1, 2, 3, 4]
 
     Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, section 4 (cycle
-    walking) and section 5 (generalised Feistel). Theirs takes the numbers of rows and columns
-    apart for a cipher; the hash here is fast and not secure.
+    walking) and section 5 (generalised Feistel); the hash here is fast and not secure.
     """
     size = _check_size(size)
     index = jnp.clip(jnp.asarray(index), 0, size - 1).astype(jnp.uint32)

@@ -126,9 +126,9 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
         soon = [p if p.any() else None for p in parts[len(here) :]] or [None] * len(here)
         # all begin before one is waited for
         for (x, k), dtype in zip(wanted[1:], dtypes[1:], strict=True):
-            x._reader.prepare(now[k], dtype)
+            x.reader.prepare(now[k], dtype)
         return tuple(
-            x._reader.take(now[k], dtype, soon[k]).reshape(result.shape)
+            x.reader.take(now[k], dtype, soon[k]).reshape(result.shape)
             for (x, k), dtype, result in zip(wanted, dtypes, out, strict=True)
         )
 

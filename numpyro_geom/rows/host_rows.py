@@ -1,23 +1,23 @@
 """HostRows: a model argument in the place of an array whose rows stay on the host.
 
-A traced index becomes a call back to the host, which gathers the rows (`numpyro_geom.row_fetch`). A
-loop over minibatches fetches those of many steps by one call, while a thread gathers the next ones
-(`numpyro_geom.batch_loop`).
+A traced index becomes a call back to the host, which gathers the rows (`rows.fetch`). A loop over
+minibatches fetches those of many steps by one call, while a thread gathers the next (`rows.loop`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import check_number
-from ._reader import Reader
-from .row_fetch import fetch, hints_of
+from .._checks import check_number
+from .fetch import fetch, hints_of
+from .reader import Reader
 
 PyTree = Any
 
@@ -34,6 +34,11 @@ class HostRows:
             ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
         timeout: seconds that the source may take for a gather before it counts as stalled; None
             for any.
+
+    Attributes:
+        source: the array it was made of.
+        timeout: as given.
+        reader: what gathers the rows.
 
     Raises:
         TypeError: for what is not such an array.
@@ -52,17 +57,16 @@ class HostRows:
     __iter__ = None
 
     def __init__(self, array_like: Any, *, timeout: float | None = 300.0):
-        self._timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
+        timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
         _check_source(array_like)
-        shape = tuple(int(n) for n in array_like.shape)
-        name = f"HostRows of a {type(array_like).__name__} of shape {shape}"
-        self._source = array_like
-        self._reader = Reader(array_like, name, self._timeout)
+        self.source, self.timeout = array_like, timeout
+        name = f"HostRows of a {type(array_like).__name__} of shape {self.shape}"
+        self.reader = Reader(array_like, name, timeout)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole."""
-        return tuple(int(n) for n in self._source.shape)
+        return tuple(int(n) for n in self.source.shape)
 
     @property
     def ndim(self) -> int:
@@ -77,12 +81,7 @@ class HostRows:
     @property
     def dtype(self) -> np.dtype:
         """Type of the entries on the device: 32 bits for 64 unless x64 is enabled."""
-        return np.dtype(jax.dtypes.canonicalize_dtype(self._source.dtype))
-
-    @property
-    def source(self) -> Any:
-        """What it was made of."""
-        return self._source
+        return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype))
 
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
         """The rows on the host, in stretches: all, or if that is too much some from all over.
@@ -103,16 +102,16 @@ class HostRows:
 
         for k in range(len(starts)):
             then = rows(k + 1) if k + 1 < len(starts) else None
-            yield self._reader.take(rows(k), self.dtype, then)
+            yield self.reader.take(rows(k), self.dtype, then)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"HostRows(<{type(self._source).__name__}>, shape={self.shape}, dtype={self.dtype})"
+        return f"HostRows(<{type(self.source).__name__}>, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple:
-        return _made, (self._source, self._timeout)
+        return partial(HostRows, timeout=self.timeout), (self.source,)
 
     def __getitem__(self, item: Any) -> jax.Array:
         """Rows, and of them what further indices (numbers and slices) pick."""
@@ -147,7 +146,7 @@ class HostRows:
         if isinstance(index, jax.core.Tracer):
             return fetch(((self, 0),), (index,))[0]
         flat = np.asarray(index).reshape(-1)
-        rows = self._reader.take(flat, self.dtype)
+        rows = self.reader.take(flat, self.dtype)
         return jnp.asarray(rows.reshape(np.shape(index) + self.shape[1:]))
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -157,26 +156,30 @@ class HostRows:
             "to the device write `X[:]`"
         )
 
-    __array__ = __jax_array__ = _refuse
+    __array__ = __jax_array__ = __bool__ = __pow__ = __neg__ = __abs__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __rtruediv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 # no leaves: it goes through jit, vmap and MCMC as part of the structure, the same if it is
 jax.tree_util.register_static(HostRows)
 
 
+def is_host_rows(x: Any) -> bool:
+    """Whether it is one of them: for ``is_leaf``, since it has no leaves."""
+    return isinstance(x, HostRows)
+
+
 def host_rows_in(tree: PyTree) -> list[HostRows]:
     """Those in a pytree, which has them in its structure and not among its leaves."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, HostRows))
+    leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
     return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
 
 
 @contextmanager
 def source_errors(tree: PyTree) -> Iterator[None]:
     """Raise what a source of ``tree`` raised, not what the computation made of it."""
-    readers = [x._reader for x in host_rows_in(tree)]
+    readers = [x.reader for x in host_rows_in(tree)]
     for reader in readers:
         reader.error = None
     try:
@@ -186,10 +189,6 @@ def source_errors(tree: PyTree) -> Iterator[None]:
             if reader.error is not None:
                 raise reader.error from reader.error.__cause__
         raise
-
-
-def _made(source: Any, timeout: float | None) -> HostRows:
-    return HostRows(source, timeout=timeout)
 
 
 def _check_source(source: Any) -> None:

@@ -90,7 +90,7 @@ class MeshRows:
         if not _is_row_numbers(first) or not simple:
             return self.__jax_array__()[index]
         first = jnp.asarray(first)
-        found = self._rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
+        found = self.rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
         return found[(*[slice(None)] * first.ndim, *others)] if others else found
 
     def __getattr__(self, name: str) -> Any:
@@ -107,7 +107,8 @@ class MeshRows:
         """The reverse."""
         return cls(*children, *about)
 
-    def _rows(self, i: jax.Array) -> jax.Array:
+    def rows(self, i: jax.Array) -> jax.Array:
+        """Those with the numbers in a flat array."""
         i = jnp.where(i < 0, i + self._num_rows, i).clip(0, self._num_rows - 1)
         if i.shape[0] != self._num_rows:
             return self._gathered(i)

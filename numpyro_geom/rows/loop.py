@@ -7,15 +7,17 @@ takes these steps the host gathers those of the next ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from .fetch import Hint, batches_at_once, fetch, hints
 from .host_rows import HostRows
-from .row_fetch import Hint, batches_at_once, fetch, hints
-from .target.potential import Potential
+
+if TYPE_CHECKING:
+    from ..target.potential import Potential
 
 PyTree = Any
 
