@@ -18,7 +18,7 @@ from targets import SIGMAS
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom import step_size as auto
-from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
+from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.minibatch import make_plan
 from numpyro_geom.potential import function_potential, model_potential
 

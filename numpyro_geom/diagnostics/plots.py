@@ -13,12 +13,13 @@ import numpy as np
 from scipy.stats import norm
 
 from .._checks import check_int
-from .bias_curve import BiasCurve, ScalarBias
-from .compare import common, differences
-from .comparison import ScalarDifference
-from .landscape import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .against_reference import common, differences
+from .arrays import Arrays, group_of
+from .energy_plots import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .monte_carlo import effective_size, estimate_moments
 from .predictive_input import TOLERANCE, class_labels, prediction
-from .scalars import effective_size, moments
+from .reference_table import ScalarDifference
+from .step_size_bias_table import BiasCurve, ScalarBias
 
 __all__ = [
     "geodesic_paths",
@@ -83,7 +84,7 @@ def plot_comparison(
         panels = np.atleast_1d(np.asarray(ax, object)).ravel()
         if panels.size != number:
             raise ValueError(f"ax must be {number} axes, one a scalar, got {panels.size}")
-    found = differences(x, y, moments(x.values), moments(y.values))
+    found = differences(x, y, estimate_moments(x.values), estimate_moments(y.values))
     for k, row in enumerate(found):
         _panel(panels[k], x.values[..., k], y.values[..., k], row, legend=k == 0)
     return panels[:number]
@@ -200,13 +201,13 @@ def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
     return ax
 
 
-def _stats(idata: Any) -> dict[str, np.ndarray]:
+def _stats(idata: Any) -> Arrays:
     if not hasattr(idata, "sample_stats"):
         raise TypeError(
             "expected an InferenceData or DataTree with sample_stats, got "
             f"{type(idata).__name__}: use `to_inference_data(mcmc)`"
         )
-    return {str(name): np.asarray(x) for name, x in idata["sample_stats"].data_vars.items()}
+    return group_of(idata, "sample_stats")
 
 
 def _traces(ax: Any, values: np.ndarray) -> None:
@@ -241,8 +242,7 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     if missing:
         raise ValueError(f"the curve has no scalars {missing}: it has {known}")
     if names is None:
-        ranked = sorted(curve.scalars, key=lambda s: -abs(s.bias) / s.bias_error)
-        shown = ranked[:MOST_LINES]
+        shown = list(curve.ranked(MOST_LINES))
     else:
         shown = [s for s in curve.scalars if s.name in names]
     ax = axes_or_new(ax, (6, 4))
@@ -267,7 +267,7 @@ def _bias_line(ax: Any, s: ScalarBias, sd: float, h: np.ndarray, color: str, shi
     at = np.append(h, 0.0) + offset
     values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
     errors = np.append(np.array(s.errors), s.limit_error) / sd
-    label = f"{s.moment} of {s.name}" + (", no verdict" if is_sd and s.limit <= 0 else "")
+    label = f"{s.moment} of {s.name}" + (", no verdict" if s.is_negative else "")
     ax.errorbar(at, values, errors, linestyle="none", markerfacecolor=face, label=label, **style)
     ends = np.array([0.0, 1.03 * h.max()])
     ax.plot(ends, s.slope * ends / sd, color=color, linestyle="-" if is_sd else "--", linewidth=1)

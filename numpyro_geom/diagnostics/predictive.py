@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import entr, logsumexp
 
 from .._checks import check_int
-from .predictive_input import class_labels, log_sum_exp, prediction, sorted_scores
-from .predictive_regression import Regression, draw_distances, input_curvature, regression
+from .network_curvature import input_curvature
+from .predictive_input import class_labels, prediction, sorted_scores
+from .regression_measures import Regression, regression
+from .successive_draws import draw_distances
 
 __all__ = [
     "Classification",
@@ -109,15 +112,15 @@ def classification(
     p, log_p = predicted
     mean = predicted.mean
     of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
-    most = of_label.max(axis=0)
-    impossible = np.flatnonzero(np.isneginf(most))
+    log_mean = logsumexp(of_label, axis=0) - np.log(len(p))
+    impossible = np.flatnonzero(np.isneginf(log_mean))
     if impossible.size:
         raise ValueError(
             f"all draws give probability 0 to the label of {impossible.size} rows (the first is "
             f"{impossible[0]}), so the NLL is infinite: pass logits=True with the logits, which do "
             "not underflow, or bound the probabilities away from 0"
         )
-    nll = -float(np.mean(most + np.log(np.exp(of_label - most).mean(axis=0))))
+    nll = -float(np.mean(log_mean))
     nll_draws = -of_label.mean(axis=1)
     rows, classes = mean.shape
     share = 0.5 if classes == 2 else 1.0
@@ -134,7 +137,7 @@ def classification(
         confidence=float(mean.max(axis=1).mean()),
         entropy=float(_entropy(mean).mean()),
         ambiguity=float(nll_draws.mean()) - nll,
-        ambiguity_geometric=-float(np.mean(log_sum_exp(log_p.mean(axis=0)))),
+        ambiguity_geometric=-float(np.mean(logsumexp(log_p.mean(axis=0), axis=-1))),
         variance=share * float(p.var(axis=0).sum(axis=1).mean()),
     )
 
@@ -282,5 +285,4 @@ def _calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
 
 
 def _entropy(mean: np.ndarray) -> np.ndarray:
-    safe = np.where(mean > 0, mean, 1.0)
-    return np.abs(np.sum(safe * np.log(safe), axis=-1))
+    return np.asarray(entr(mean).sum(axis=-1))

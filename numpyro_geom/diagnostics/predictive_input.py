@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import logsumexp
 
 from .._checks import check_flag
+from .arrays import group_of
 
 GROUPS = ("posterior_predictive", "posterior")
 """Where an ArviZ object is searched for the variable, in this order."""
@@ -54,7 +56,7 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     if logits:
         if x.ndim == 2:
             x = np.stack([np.zeros_like(x), x], axis=-1)
-        x = x - log_sum_exp(x)[..., None]
+        x = x - logsumexp(x, axis=-1, keepdims=True)
         return Prediction(np.exp(x), x)
     if x.ndim == 2:
         if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < TOLERANCE:
@@ -104,14 +106,6 @@ def sorted_scores(name: str, value: Any) -> np.ndarray:
     return np.sort(x.astype(np.float64))
 
 
-def log_sum_exp(x: np.ndarray) -> np.ndarray:
-    """Over the last axis; -inf where all entries are."""
-    most = x.max(axis=-1, keepdims=True)
-    most = np.where(np.isfinite(most), most, 0.0)
-    with np.errstate(divide="ignore"):
-        return most[..., 0] + np.log(np.exp(x - most).sum(axis=-1))
-
-
 def _values(source: Any, var_name: str | None) -> np.ndarray:
     """The array itself, or a variable with chains one after the other."""
     groups = [group for group in GROUPS if hasattr(source, group)]
@@ -122,13 +116,26 @@ def _values(source: Any, var_name: str | None) -> np.ndarray:
                 f"source is {type(source).__name__}: pass such an object, or an array alone"
             )
         return np.asarray(jax.device_get(source))
-    for group in groups:
-        variables = getattr(source, group)
-        if var_name is not None and var_name in variables:
-            x = variables[var_name].transpose("chain", "draw", ...).values
+    variables = {group: group_of(source, group) for group in groups}
+    for arrays in variables.values():
+        if var_name in arrays:
+            x = arrays[var_name]
             return x.reshape((-1, *x.shape[2:]))
-    known = {group: sorted(getattr(source, group).data_vars) for group in groups}
+    known = {group: sorted(arrays) for group, arrays in variables.items()}
     raise ValueError(
         f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
         f"{known}. A `numpyro.deterministic` site in the model stores them"
     )
+
+
+def real_array(name: str, value: Any) -> np.ndarray:
+    """A finite array in 64 bits."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    x = x.astype(np.float64)
+    if not np.isfinite(x).all():
+        raise ValueError(
+            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
+        )
+    return x

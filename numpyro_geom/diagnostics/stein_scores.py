@@ -22,8 +22,9 @@ from ..kernel import SGKernel
 from ..laplace.draws import Data
 from ..minibatch import SubsamplePlates, make_plan
 from ..potential import model_potential
-from .replay import Arrays, read_model
-from .summary import check_run
+from .arrays import Arrays, group_of, stored_name
+from .finished_mcmc import check_run, model_arguments
+from .full_data import read_model
 
 ROWS_AT_ONCE = 2**18
 """Rows times draws whose gradients are computed at once."""
@@ -102,7 +103,7 @@ def scores(
     if isinstance(source, MCMC):
         check_run(source)
         if not args and not kwargs:
-            args, kwargs = source._args, source._kwargs
+            args, kwargs = model_arguments(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
             model = source.sampler._runnable_model()
     if draws_at_once is not None:
@@ -187,13 +188,9 @@ def _values(source: Any, names: list[str]) -> Mapping[str, Any]:
     elif isinstance(source, Mapping) and not hasattr(source, "posterior"):
         return source
     elif hasattr(source, "posterior"):
-        posterior = source.posterior
-        stored = {name: name.replace("/", ".") for name in names}  # as `to_inference_data` does
-        return {
-            name: posterior[key].transpose("chain", "draw", ...).values
-            for name, key in stored.items()
-            if key in posterior
-        }
+        posterior = group_of(source, "posterior")
+        stored = {name: stored_name(name) for name in names}
+        return {name: posterior[key] for name, key in stored.items() if key in posterior}
     raise TypeError(
         "source must be an MCMC of a model, an ArviZ object with a posterior, or a dict of draws "
         f"by site, got {type(source).__name__}"

@@ -21,7 +21,7 @@ from numpyro.infer.util import constrain_fn
 from tqdm import tqdm
 
 from .._checks import check_choice, check_flag, check_int, check_number
-from ..diagnostics.summary import SamplingWarning
+from ..diagnostics.sampling_warning import SamplingWarning
 from ..fisher import Structure, learn_structure
 from ..kernel import _on_device as on_device
 from ..minibatch import Plan, SubsamplePlates, make_plan

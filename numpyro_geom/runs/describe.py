@@ -13,10 +13,12 @@ import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
-from ..diagnostics.inference_data import _constants, _Labels
-from ..diagnostics.replay import observed_values, read_model
-from ..diagnostics.results import _sample_stats, of_mcmc, paths
-from ..diagnostics.summary import facts_as_attributes
+from ..diagnostics.arrays import paths
+from ..diagnostics.constants import constants
+from ..diagnostics.container import Labels
+from ..diagnostics.full_data import observed_values, read_model
+from ..diagnostics.run_facts import facts_as_attributes
+from ..diagnostics.run_record import record_of_mcmc, sample_stats
 from ..kernel import SGKernel
 
 PyTree = Any
@@ -49,20 +51,20 @@ class Describer:
         view = self._view
         view._states, view._states_flat, view._last_state = dict(states), None, last_state
         with _no_draws_yet():
-            results = of_mcmc(view)
+            results = record_of_mcmc(view)
         if self._static is None:
             observed = {}
             if results.model is not None:
                 self._model = read_model(results.model, results.args, results.kwargs)
                 observed = observed_values(self._model)
-            constants = _constants(self._model, None, observed)
-            self._static = {"observed_data": observed, "constant_data": constants}
+            given = constants(self._model, None, observed)
+            self._static = {"observed_data": observed, "constant_data": given}
         groups = {
             "posterior": results.posterior,
             "sample_stats": results.sample_stats,
             **self._static,
         }
-        labels = _Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
+        labels = Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
         attributes = {**self._created, **results.library}
         found = {
             group: labels.dataset(group, arrays, attributes)
@@ -133,7 +135,7 @@ class Names:
         view = view_of(mcmc, (), {})
         view._states = {field: {}, **jax.tree.unflatten(structure, marks)}
         self.stats: dict[str, list[tuple[str, int]]] = {name: [] for name in others}
-        found = {float(x.ravel()[0]): name for name, x in _sample_stats(view).items()}
+        found = {float(x.ravel()[0]): name for name, x in sample_stats(view).items()}
         for name in others:
             for mark in jax.tree.leaves(view._states[name]):
                 value = float(mark[0, 0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from ..diagnostics.inference_data import _container
+from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints, DamagedError
 from .describe import Datasets, Describer, Names, view_of
 from .files import stop_on_signal
@@ -68,7 +68,7 @@ def run_on_disk(
     result = finish(StoredMCMC.of(view_of(mcmc, args, kwargs), store, names), here.state)
     groups = store.open()
     datasets = {name: groups[name].to_dataset() for name in groups.children}
-    return Run(result, _container(datasets), draws, draws == plan.num_draws)
+    return Run(result, container(datasets), draws, draws == plan.num_draws)
 
 
 def _about(job: Job, plan: Plan, record: Any, layout: Layout | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
-from ..diagnostics.results import _versions
+from ..diagnostics.run_record import package_versions
 from ..host_rows import HostRows
 
 PyTree = Any
@@ -70,7 +70,7 @@ def fingerprint(
 def versions() -> dict[str, str]:
     """What may change the last bits of draws without being a mistake."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {**_versions(), "python": python, "device": jax.devices()[0].device_kind}
+    return {**package_versions(), "python": python, "device": jax.devices()[0].device_kind}
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
 from .._checks import check_int
-from ..diagnostics.inference_data import _container
+from ..diagnostics.container import container
 from ..host_rows import source_errors
 from .describe import Describer, view_of
 from .disk import run_on_disk
@@ -184,4 +184,4 @@ def _run_in_memory(job: Job, length: int | None, layout: Layout | None, processe
     datasets = describer.datasets(result._states, state)
     if draws:
         describer.summarise(datasets, result._states)
-    return Run(result, _container(datasets), draws, draws == plan.num_draws)
+    return Run(result, container(datasets), draws, draws == plan.num_draws)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from ..diagnostics.summary import _outside
+from ..diagnostics.sampling_warning import warn_outside
 from ..kernel import _on_device
 from .fingerprint import differences, fingerprint
 from .mesh import Layout
@@ -158,7 +157,7 @@ def show(progress: Progress, plan: Plan, number: int, divergences: int, state: P
 
 def warn(message: str) -> None:
     """Warn where the caller of the package is."""
-    warnings.warn(message, RuntimeWarning, stacklevel=_outside())
+    warn_outside(message, RuntimeWarning)
 
 
 def warn_if_stopped(signal: str | None, draws: int, plan: Plan, then: str) -> None:

@@ -1,4 +1,4 @@
-"""Lines of a report on draws against their target: moments from gradients, and temperatures."""
+"""Checks of the draws against their target, by gradients at them: errors of moments."""
 
 from __future__ import annotations
 
@@ -6,44 +6,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
-from .lines import LEAST_DRAWS, TOLERATED_SD, Kernel, Line, Run
-from .replay import Arrays
-from .scalars import effective_size
-from .summary import SITE_TEMPERATURE
-from .temperature import POSITION, moment_errors
-
-FALSE_ALARMS = 0.01
-"""Chance that Monte Carlo error alone flags one of a line's figures."""
-TOLERATED_MEAN = 0.25
-"""Error of a mean, in standard deviations: it widens the spread around the true mean by 3%."""
-
-
-def _largest(count: int, effective: Any) -> Any:
-    """Standard errors that the largest of so many figures exceeds by chance, two-sided."""
-    return student.isf(FALSE_ALARMS / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
+from .checks import (
+    HIDDEN,
+    LEAST_DRAWS,
+    TOLERATED_MEAN,
+    TOLERATED_SD,
+    Check,
+    by_chance,
+    verdict,
+)
+from .gradients import POSITION
+from .moment_errors import moment_errors
+from .run_record import RunRecord
 
 
-def _verdict(wrong: bool, error: float, size: float, tolerated: float) -> bool | None:
-    """Whether a figure is as it should be; None where Monte Carlo error hides it."""
-    if wrong:
-        return False
-    return True if max(error, size) <= tolerated else None
-
-
-HIDDEN = "Monte Carlo error hides it; run longer to tell"
-
-
-def moment_lines(run: Run, temperature: float) -> Iterator[Line]:
+def moment_checks(run: RunRecord) -> Iterator[Check]:
     """Errors of means and standard deviations, from gradients at the draws."""
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
-    if first is None or temperature <= 0 or first.shape[1] < LEAST_DRAWS:
+    if first is None or run.temperature <= 0 or first.shape[1] < LEAST_DRAWS:
         return
-    found = moment_errors(run.unconstrained, temperature)
+    found = moment_errors(run.unconstrained, run.temperature)
     number = first.shape[0] * first.shape[1]
     if not found.names:
-        yield Line(
+        yield Check(
             "coordinates with a gradient",
             0.0,
             threshold="at least 1",
@@ -52,7 +38,7 @@ def moment_lines(run: Run, temperature: float) -> Iterator[Line]:
         )
         return
     if number - found.left_out < LEAST_DRAWS:
-        yield Line(
+        yield Check(
             "draws with a finite gradient",
             float(number - found.left_out),
             threshold=f"at least {LEAST_DRAWS}",
@@ -69,7 +55,7 @@ def moment_lines(run: Run, temperature: float) -> Iterator[Line]:
     names = ("error of the means, in sd", "relative error of the sd")
     if not found.full:
         names = ("scaled force", "scaled virial, less 1")
-    advice = _moment_advice(run.attrs)
+    advice = _moment_advice(run.attributes)
     parts = (
         (names[0], found.mean, found.mean_error, found.mean_size, TOLERATED_MEAN, advice[0]),
         (names[1], found.sd, found.sd_error, found.sd_size, TOLERATED_SD, advice[1]),
@@ -78,15 +64,15 @@ def moment_lines(run: Run, temperature: float) -> Iterator[Line]:
         known = np.isfinite(values) & np.isfinite(errors)
         if not known.any():
             continue
-        sure = known & (np.abs(values) > _largest(int(known.sum()), sizes) * errors)
+        sure = known & (np.abs(values) > by_chance(int(known.sum()), sizes) * errors)
         size = np.where(sure if sure.any() else known, np.abs(values), -1.0)
         worst = int(np.argmax(size))
         wrong = bool(sure.any() and size[worst] > tolerated)
-        ok = _verdict(wrong, float(errors[known].max()), float(size[worst]), tolerated)
+        ok = verdict(wrong, float(errors[known].max()), float(size[worst]), tolerated)
         if ok and not found.full:
             ok = None
         hides = f"; {HIDDEN}" if ok is None and found.full else ""
-        yield Line(
+        yield Check(
             name,
             float(values[worst]),
             float(errors[worst]),
@@ -118,35 +104,3 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
         "the draws are not centred on the target; " + longer,
         "the draws are too wide (+) or too narrow (-) for the target; " + other,
     )
-
-
-def temperature_lines(stats: Arrays, kernel: Kernel) -> Iterator[Line]:
-    """Temperatures in total, of each site, and of the momentum."""
-    tau, tolerated = kernel.temperature, kernel.bias_tolerance
-    if tau <= 0:
-        return
-    sites = [name for name in stats if name.startswith(SITE_TEMPERATURE)]
-    for name in ("configurational_temperature", *sites, "kinetic_temperature"):
-        if name not in stats:
-            continue
-        values = np.asarray(stats[name], float)
-        mean, error, ok = float(values.mean()), None, None
-        if values.shape[1] >= LEAST_DRAWS and values.std() > 0:
-            effective = float(effective_size(values[..., None])[0])
-            error = float(values.std() / np.sqrt(effective))
-            allowed = _largest(len(sites) if name in sites else 1, effective) * error
-            wrong = abs(mean - tau) > tolerated * tau + allowed
-            ok = _verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
-        title = name.replace("_", " ")
-        if name in sites:
-            title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
-        yield Line(
-            title,
-            mean,
-            error,
-            f"{tau:g}, within {tolerated:.0%}",
-            ok,
-            HIDDEN if ok is None and error is not None else "",
-            "steps are too large (above) or noise is missing (below), or the chain has not reached "
-            "the target",
-        )
