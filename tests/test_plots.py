@@ -171,7 +171,7 @@ def test_calibration_of_known_predictions() -> None:
     assert twice.get_title() == ax.get_title()
     with pytest.raises(ValueError, match="average over draws first"):
         plots.plot_calibration(np.zeros((3, 4, 2)), labels)
-    with pytest.raises(ValueError, match="not logits"):
+    with pytest.raises(ValueError, match="pass logits=True"):
         plots.plot_calibration(3 * probs, labels)
     with pytest.raises(ValueError, match="sums from 0.8 to 0.8"):
         plots.plot_calibration(np.full((20, 2), 0.4), labels)

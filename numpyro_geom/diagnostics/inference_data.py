@@ -132,18 +132,6 @@ def to_inference_data(
         >>> idata = to_inference_data(mcmc, log_likelihood=True)
         >>> idata.log_likelihood["y"].dims
         ('chain', 'draw', 'data')
-
-        From a guide:
-
-        >>> from numpyro_geom import RiemannianLaplace
-        >>> guide = RiemannianLaplace(model, metric="euclidean")
-        >>> params = guide.fit(jax.random.key(2), y)
-        >>> draws = guide.draw(jax.random.key(3), params, sample_shape=(4, 50))
-        >>> idata = to_inference_data(draws, log_likelihood=True)
-        >>> idata.sample_stats["success"].dims
-        ('chain', 'draw')
-        >>> idata.posterior.attrs["metric"]
-        'euclidean'
     """
     _check_source(mcmc)
     if chunk_size is not None:

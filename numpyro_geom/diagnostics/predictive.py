@@ -14,7 +14,7 @@ from scipy.special import entr, logsumexp
 
 from .._checks import check_int
 from .network_curvature import input_curvature
-from .predictive_input import class_labels, prediction, sorted_scores
+from .predictive_input import by_confidence, class_labels, prediction, sorted_scores
 from .regression_measures import Regression, regression
 from .successive_draws import draw_distances
 
@@ -153,9 +153,9 @@ def expected_calibration_error(
 
     Args:
         source: as in `classification`.
-        labels: classes 0, 1, ..., shape (rows,).
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        labels: likewise.
+        var_name: likewise.
+        logits: likewise.
         bins: number of bins.
 
     Returns:
@@ -182,8 +182,8 @@ def confidence(source: Any, *, var_name: str | None = None, logits: bool = False
 
     Args:
         source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        var_name: likewise.
+        logits: likewise.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -203,8 +203,8 @@ def predictive_entropy(
 
     Args:
         source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        var_name: likewise.
+        logits: likewise.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -276,12 +276,8 @@ def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
 
 
 def _calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
-    sure = mean.max(axis=1)
-    right = mean.argmax(axis=1) == y
-    edges = np.linspace(0, 1, bins + 1)
-    number = np.clip(np.digitize(sure, edges, right=True) - 1, 0, bins - 1)
-    gap = np.bincount(number, weights=right - sure, minlength=bins)
-    return float(np.abs(gap).sum() / sure.size)
+    counts, sure, right = by_confidence(mean, y, bins)
+    return float(np.abs(right - sure).sum() / counts.sum())
 
 
 def _entropy(mean: np.ndarray) -> np.ndarray:

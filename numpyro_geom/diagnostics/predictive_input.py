@@ -93,6 +93,17 @@ def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
     return y
 
 
+def by_confidence(
+    mean: np.ndarray, y: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, sums of confidences and right predictions in bins (l, r] of equal width."""
+    sure = mean.max(axis=1)
+    number = np.digitize(sure, np.linspace(0, 1, bins + 1), right=True) - 1
+    number = np.clip(number, 0, bins - 1)
+    right = (mean.argmax(axis=1) == y).astype(float)
+    return tuple(np.bincount(number, w, bins) for w in (np.ones(len(y)), sure, right))  # type: ignore[return-value]
+
+
 def sorted_scores(name: str, value: Any) -> np.ndarray:
     """A sorted vector."""
     x = np.asarray(jax.device_get(value))

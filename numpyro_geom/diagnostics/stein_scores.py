@@ -14,7 +14,6 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
 from numpyro.infer.util import unconstrain_fn
-from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from .._checks import check_int
@@ -197,30 +196,21 @@ def _values(source: Any, names: list[str]) -> Mapping[str, Any]:
     )
 
 
-class _FreeParams(Messenger):
-    """Names of the `param` sites that no handler gave a value."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.names: list[str] = []
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] in ("param", "mutable") and msg["value"] is None:
-            self.names.append(msg["name"])
-
-
 def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
-    free = _FreeParams()
+    """Raise where a `param` site has no value."""
+    free: list[str] = []
+    start = init_to_uniform()
 
-    def run() -> None:
-        seeded = handlers.seed(SubsamplePlates(model), random.key(0))
-        with free:
-            handlers.substitute(seeded, substitute_fn=init_to_uniform())(*args, **kwargs)
+    def value_of(site: dict[str, Any]) -> Any:
+        if site["type"] in ("param", "mutable") and site["value"] is None:
+            free.append(site["name"])
+        return start(site)
 
-    jax.eval_shape(run)
-    if free.names:
+    seeded = handlers.seed(SubsamplePlates(model), random.key(0))
+    jax.eval_shape(lambda: handlers.substitute(seeded, substitute_fn=value_of)(*args, **kwargs))
+    if free:
         raise ValueError(
-            f"the model has param sites {free.names}, whose values the draws do not tell: pass "
+            f"the model has param sites {free}, whose values the draws do not tell: pass "
             "`numpyro.handlers.substitute(model, data=params)` instead"
         )
 
