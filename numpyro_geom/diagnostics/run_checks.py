@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..step_size import MAX_NUM_STEPS
+from ..warmup.step_size import MAX_NUM_STEPS
 from .checks import (
     ENOUGH_RELAXATIONS,
     HIDDEN,

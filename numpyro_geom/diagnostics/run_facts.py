@@ -13,14 +13,13 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from ..kernel import SGKernel
-from ..kernels.ggmc import GGMC
 
 
 def is_measured(mcmc: MCMC) -> bool:
     """Whether warm-up has measured curvature and noise: not where nothing was automatic."""
     kernel = mcmc.sampler
     # the first measurement is before the second draw
-    return isinstance(kernel, SGKernel) and kernel._adapts and int(np.min(mcmc.last_state.i)) > 1
+    return isinstance(kernel, SGKernel) and kernel.measures and int(np.min(mcmc.last_state.i)) > 1
 
 
 def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
@@ -42,18 +41,18 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     taken = mcmc.thinning * steps.sum(1)
     epoch = 1 if kernel.plan is None else kernel.plan.steps_per_epoch
     found: dict[str, Any] = {"gradients": taken, "passes": taken / epoch}
-    if isinstance(kernel, GGMC):  # one gradient more than steps, and an energy of all rows
+    if kernel.facts.trajectory:  # one gradient more than steps, and an energy of all rows
         trajectories = taken / steps.mean(1)
         found["gradients"] = taken + trajectories
         found["passes"] = (taken + trajectories) / epoch + trajectories
-    if kernel._adjusted:
-        found["target_accept"] = kernel._target_accept
+    if kernel.facts.adjusted:
+        found["target_accept"] = kernel.facts.target_accept
     clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
     if clamped is not None:
         found["clamped"] = np.mean(clamped)
     text = {"bias_note": _without_bias(kernel)}
     if is_measured(mcmc):
-        rate = _by_chain(kernel._relaxation_rate(adaptation.slowest, dynamics))
+        rate = _by_chain(kernel.rule.rate(adaptation.slowest, dynamics))
         curvature, noise = _by_chain(adaptation.curvature), _by_chain(adaptation.noise)
         found["relaxation_steps"] = 1 / (h.mean(1) * rate)
         found["relaxations"] = mcmc.thinning * (h * steps).sum(1) * rate
@@ -62,7 +61,7 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         )
         found["warmup_shrink"] = _by_chain(adaptation.shrink)
         if not text["bias_note"]:
-            parts = kernel._bias(curvature, noise, h.mean(1), dynamics)
+            parts = kernel.rule.bias(curvature, noise, h.mean(1), dynamics)
             found["bias_discretisation"], found["bias_noise"], terms = parts
             text = {"bias_terms": terms}
     elif not text["bias_note"]:
@@ -81,10 +80,10 @@ def _by_chain(x: Any) -> np.ndarray:
 
 def _without_bias(kernel: SGKernel) -> str:
     """Why the step size of a kernel has no such bias; empty where it has."""
-    if kernel._adjusted:
+    if kernel.facts.adjusted:
         return "none, steps are Metropolis-adjusted"
     if kernel.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
-    if not kernel._bias_is_known:
+    if kernel.rule.bias is None:
         return f"not that of a step size, see the docstring of {type(kernel).__name__}"
     return ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from scipy import stats
 
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
-from ..schedules import Constant, Schedule
+from ..schedules import Constant
 from .arrays import paths
 from .monte_carlo import MomentEstimates, estimate_moments
 from .scalar_draws import Scalars, named, to_scalars
@@ -103,10 +103,9 @@ def bias_vs_step(
     num_warmup = check_int("num_warmup", num_warmup, least=0)
     num_samples = check_int("num_samples", num_samples, least=8)
     num_chains = check_int("num_chains", num_chains)
-    if kernel._schedule is None and num_warmup == 0:
+    if kernel.automatic and num_warmup == 0:
         raise ValueError("step_size='auto' is found in warm-up, and num_warmup is 0: expected both")
-    kernel = copy.copy(kernel)
-    kernel._forget_model()
+    kernel = kernel.replace()
     keys = random.split(rng_key, num_chains)
     if num_chains == 1 and init_params is not None:
         init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
@@ -116,11 +115,10 @@ def bias_vs_step(
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
-    own = kernel._schedule.step_size if isinstance(kernel._schedule, Constant) else None
+    own = kernel.schedule.step_size if isinstance(kernel.schedule, Constant) else None
     step_size = float(np.median(state.step_size)) if own is None else own
-    num_steps = int(np.median(state.num_steps)) if kernel._num_steps is None else kernel._num_steps
-
-    run = jax.jit(functools.partial(_run, kernel, num_samples, args, kwargs))
+    num_steps = kernel.settings.given_num_steps
+    num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
     @jax.jit
     def chosen(z: Any) -> dict[str, jax.Array]:
@@ -130,9 +128,19 @@ def bias_vs_step(
 
     step_sizes = tuple(step_size * factor for factor in sizes)
     steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
+    # all runs share one program: a draw is so many draws of the largest number of steps that fits
+    unit = math.gcd(*steps)
+    dropped = -(-num_samples // SETTLING)
+    kernel = kernel.replace(
+        step_size=_one_after_another(step_sizes, [(dropped + num_samples) * n for n in steps]),
+        num_steps=unit,
+    )
+    kernel.init(keys, 0, state.z, args, kwargs)
+    state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
+    run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
     found, undone, standing = [], [], []
     for h, number in zip(step_sizes, steps, strict=True):
-        state, z, flags = run(state, jnp.asarray(h), jnp.asarray(number))
+        state, z, flags = run(state, jnp.asarray(number // unit))
         arrays = {name: np.asarray(x) for name, x in chosen(z).items()}
         scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
         found.append(estimate_moments(scalars.values))
@@ -145,37 +153,34 @@ def bias_vs_step(
     return BiasCurve(biases, step_size, step_sizes, steps, tuple(undone), constant)
 
 
-class _Given(Schedule):
-    """A step size that a compiled program takes as input."""
-
-    def __init__(self, step_size: jax.Array) -> None:
-        self.step_size = step_size
-
-    def __call__(self, t: Any) -> jax.Array:
-        return self.step_size
+def _one_after_another(step_sizes: Sequence[float], lengths: Sequence[int]) -> Callable:
+    """A schedule that takes so many steps of each size."""
+    values, ends = jnp.asarray(step_sizes), jnp.cumsum(jnp.asarray(lengths))[:-1]
+    return lambda t: values[jnp.searchsorted(ends, t, side="right")]
 
 
 def _run(
     kernel: SGKernel,
+    dropped: int,
     num_samples: int,
     args: tuple,
     kwargs: dict,
     state: SGState,
-    step_size: jax.Array,
-    num_steps: jax.Array,
+    repeats: jax.Array,
 ) -> tuple[SGState, Any, jax.Array]:
     """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
-    kernel = copy.copy(kernel)
-    kernel._schedule = _Given(step_size)
-    kernel._num_steps = num_steps  # type: ignore[assignment]
-    kernel._sample_fn = kernel._sample_batch
 
     def draw(state: SGState, _: None) -> tuple[SGState, Any]:
-        state = kernel.sample(state, args, kwargs)
-        return state, (state.z, state.diverging)
+        def part(_: int, carry: tuple) -> tuple:
+            state, undone = carry
+            state = kernel.sample(state, args, kwargs)
+            return state, undone | state.diverging
 
-    dropped = -(-num_samples // SETTLING)
-    state = lax.fori_loop(0, dropped, lambda _, s: kernel.sample(s, args, kwargs), state)
+        undone = jnp.zeros_like(state.diverging)
+        state, undone = lax.fori_loop(0, repeats, part, (state, undone))
+        return state, (state.z, undone)
+
+    state, _ = lax.scan(lambda s, x: (draw(s, x)[0], None), state, None, dropped)
     state, (z, undone) = lax.scan(draw, state, None, num_samples)
     return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), z), undone
 
@@ -187,12 +192,12 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
             f"expected a kernel of numpyro_geom, such as SGRLD(model), got {type(kernel).__name__}"
         )
     name = type(kernel).__name__
-    if kernel._adjusted:
+    if kernel.facts.adjusted:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
-    if not kernel._bias_is_known:
+    if kernel.rule.bias is None:
         raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
-    if kernel._schedule is not None and not isinstance(kernel._schedule, Constant):
-        raise ValueError(f"step_size must be 'auto' or a number, got {kernel._schedule!r}")
+    if not kernel.automatic and not isinstance(kernel.schedule, Constant):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.schedule!r}")
     if kernel.temperature == 0:
         raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
     if not isinstance(factors, Iterable):
