@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import HMC, MCMC
 from scripts import load_script
 
-from numpyro_geom import SGHMC, SGRLD, to_inference_data
+from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
 from numpyro_geom.diagnostics.container import container
 from numpyro_geom.diagnostics.moment_checks import moment_checks
@@ -221,9 +221,9 @@ def data() -> tuple[jax.Array, jax.Array]:
 
 
 @functools.cache
-def run(kind: type, step_size: Any = "auto") -> MCMC:
+def run(step_size: Any = "auto") -> MCMC:
     """Two chains on 40 rows, batch 10."""
-    kernel = kind(rows, step_size=step_size, batch_size=10)
+    kernel = SGRLD(rows, step_size=step_size, batch_size=10)
     mcmc = MCMC(
         kernel,
         num_warmup=50,
@@ -237,15 +237,15 @@ def run(kind: type, step_size: Any = "auto") -> MCMC:
 
 
 @functools.cache
-def reports(kind: type) -> tuple[Report, Report, Any]:
+def reports() -> tuple[Report, Report, Any]:
     """Of the run, of what it is exported to, and the export itself."""
-    idata = to_inference_data(run(kind), gradients=True)
-    return diagnose(run(kind)), diagnose(idata), idata
+    idata = to_inference_data(run(), gradients=True)
+    return diagnose(run()), diagnose(idata), idata
 
 
 @pytest.mark.slow
 def test_gradients_at_draws_are_those_of_the_density() -> None:
-    idata = reports(SGRLD)[2]
+    idata = reports()[2]
     group, (X, y) = idata["unconstrained_posterior"], data()
     w, log_scale = (group[f"z.{n}"].values.astype(float) for n in ("w", "scale"))
     scale = np.exp(log_scale)
@@ -263,9 +263,8 @@ def test_gradients_at_draws_are_those_of_the_density() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [SGRLD, SGHMC])
-def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
-    direct, exported, _ = reports(kind)
+def test_a_run_and_its_export_give_the_same_checks() -> None:
+    direct, exported, _ = reports()
     assert direct.checks == exported.checks
     names = [line.name for line in direct.checks]
     expected = {
@@ -288,7 +287,7 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
         "draws with undone steps",
         "passes over the data",
     }
-    assert set(names) == expected | ({"kinetic temperature"} if kind is SGHMC else set())
+    assert set(names) == expected
     assert direct.to_dataframe().index.is_unique
 
 
@@ -296,7 +295,7 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
 def test_figures_are_those_of_the_run() -> None:
     import arviz as az
 
-    mcmc, (found, _, idata) = run(SGRLD), reports(SGRLD)
+    mcmc, (found, _, idata) = run(), reports()
     fields = mcmc.get_extra_fields(group_by_chain=True)
     steps = float(fields["num_steps"].sum())
     posterior = xr.Dataset(dict(idata.posterior.data_vars))
@@ -358,8 +357,8 @@ def test_other_kernels_of_numpyro() -> None:
 
 @pytest.mark.slow
 def test_a_step_size_that_is_too_large_is_flagged() -> None:
-    step = 15 * float(np.mean(run(SGRLD).last_state.step_size))
-    flagged = [line.name for line in diagnose(run(SGRLD, step)).flagged]
+    step = 15 * float(np.mean(run().last_state.step_size))
+    flagged = [line.name for line in diagnose(run(step)).flagged]
     assert "relative error of the sd" in flagged
     assert "configurational temperature" in flagged
     assert "bias of variances, both" in flagged
