@@ -90,6 +90,21 @@ class Check(NamedTuple):
         return f"{self.name}: {self.figure}{expected}; {self.remark}"
 
 
+def at_most(name: str, value: float, bound: float, **more: Any) -> Check:
+    """A check that a figure is no larger than this."""
+    return Check(name, value, threshold=f"at most {bound:.3g}", ok=bool(value <= bound), **more)
+
+
+def at_least(name: str, value: float, bound: float, **more: Any) -> Check:
+    """A check that a figure is no smaller than this."""
+    return Check(name, value, threshold=f"at least {bound:.3g}", ok=bool(value >= bound), **more)
+
+
+def none_of(name: str, count: int, **more: Any) -> Check:
+    """A check that something never happened."""
+    return Check(name, float(count), threshold="0", ok=count == 0, **more)
+
+
 def largest_rhat(chains: int) -> float:
     """What R-hat is at 400 effective draws, which spread the means of the half chains.
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from .arrays import Arrays, entry_names, evenly
-from .checks import LEAST_DRAWS, LEAST_ESS, Check, largest_rhat
+from .checks import LEAST_DRAWS, LEAST_ESS, Check, at_least, at_most, largest_rhat, none_of
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
@@ -23,11 +23,9 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
         return
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
-        yield Check(
+        yield none_of(
             "entries that are not finite",
-            float((~finite).sum()),
-            threshold="0",
-            ok=False,
+            int((~finite).sum()),
             where=f"{names[int(np.argmin(finite))]}, for instance",
             advice="check that the model is proper there; the lines below leave them out",
         )
@@ -35,19 +33,17 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
     if values.shape[1] < LEAST_DRAWS:
-        yield Check(
+        yield at_least(
             "draws a chain",
             float(values.shape[1]),
-            threshold=f"at least {LEAST_DRAWS}",
-            ok=False,
+            LEAST_DRAWS,
             advice="nothing can be said of so few: increase num_samples",
         )
     elif not moving.any():
-        yield Check(
+        yield at_least(
             "entries that change from draw to draw",
             0.0,
-            threshold="at least 1",
-            ok=False,
+            1,
             advice="the chain does not move: look at undone steps, acceptance and step size",
         )
     else:
@@ -61,26 +57,18 @@ def _mixing(
     found = _arviz_figures(values)
     longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
     if "rhat" in found:
-        largest = largest_rhat(values.shape[0])
         worst = int(np.argmax(found["rhat"]))
-        yield Check(
+        yield at_most(
             "R-hat",
             float(found["rhat"][worst]),
-            threshold=f"at most {largest:.3g}",
-            ok=bool(found["rhat"][worst] <= largest),
+            largest_rhat(values.shape[0]),
             where=names[worst],
             advice=f"chains disagree; {longer}",
         )
     for kind in ("bulk", "tail"):
         worst = int(np.argmin(found[kind]))
-        yield Check(
-            f"effective sample size, {kind}",
-            float(found[kind][worst]),
-            threshold=f"at least {LEAST_ESS}",
-            ok=bool(found[kind][worst] >= LEAST_ESS),
-            where=names[worst],
-            advice=longer,
-        )
+        name, value = f"effective sample size, {kind}", float(found[kind][worst])
+        yield at_least(name, value, LEAST_ESS, where=names[worst], advice=longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
         yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .checks import EQUAL_WEIGHTS, FEWEST_WEIGHTS, LARGEST_SHAPE, Check
+from .checks import EQUAL_WEIGHTS, FEWEST_WEIGHTS, LARGEST_SHAPE, Check, none_of
 from .run_record import RunRecord
 
 
@@ -16,11 +16,9 @@ def guide_checks(run: RunRecord) -> Iterator[Check]:
     is_fisher = attributes.get("metric") == "fisher"
     if "success" in stats:
         failed = int((~stats["success"].astype(bool)).sum())
-        yield Check(
+        yield none_of(
             "failed geodesics",
-            float(failed),
-            threshold="0",
-            ok=failed == 0,
+            failed,
             where=f"{failed} of {stats['success'].size} geodesics failed",
             advice="these draws, which `success` in sample_stats marks, are where the solver "
             "stopped, and leaving them out biases what is left. Draw again from a guide with a "

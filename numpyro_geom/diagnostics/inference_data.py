@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 from numpyro.infer import MCMC
-from numpyro.util import is_prng_key
 
-from .._checks import check_flag, check_int
+from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
 from .arrays import Arrays, host
 from .constants import constants
@@ -243,8 +242,7 @@ def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: 
         raise ValueError(f"{name}=True needs a kernel with a model, and this one has potential_fn")
     if rng_key is None:
         raise ValueError(f"{name}=True draws anew: pass rng_key, such as jax.random.key(0)")
-    if not is_prng_key(rng_key):
-        raise TypeError(f"rng_key must be a single key, such as jax.random.key(0), got {rng_key!r}")
+    check_key("rng_key", rng_key)
 
 
 # Arrays by name

@@ -13,6 +13,7 @@ from .checks import (
     TOLERATED_MEAN,
     TOLERATED_SD,
     Check,
+    at_least,
     by_chance,
     verdict,
 )
@@ -29,20 +30,18 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     found = moment_errors(run.unconstrained, run.temperature)
     number = first.shape[0] * first.shape[1]
     if not found.names:
-        yield Check(
+        yield at_least(
             "coordinates with a gradient",
             0.0,
-            threshold="at least 1",
-            ok=False,
+            1,
             advice="none is finite, or rounding of constrained values hides all: run in 64 bits",
         )
         return
     if number - found.left_out < LEAST_DRAWS:
-        yield Check(
+        yield at_least(
             "draws with a finite gradient",
             float(number - found.left_out),
-            threshold=f"at least {LEAST_DRAWS}",
-            ok=False,
+            LEAST_DRAWS,
             advice="draws are at the edge of the support, or U overflows: run in 64 bits, or check "
             "the model",
         )

@@ -37,16 +37,13 @@ class Prediction(NamedTuple):
 def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     """Check the source of a measure and read it."""
     check_flag("logits", logits)
-    x = _values(source, var_name)
     what = "logits" if logits else "probabilities"
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{what} must be real numbers, got dtype {x.dtype}")
+    x = real_numbers(what, _values(source, var_name))
     if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
         raise ValueError(
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
             f"rows) for those of class 1 of two, got {x.shape}: one prediction is p[None]"
         )
-    x = x.astype(np.float64)
     bad = ~np.isfinite(x)
     if bad.any():
         raise ValueError(
@@ -106,15 +103,13 @@ def by_confidence(
 
 def sorted_scores(name: str, value: Any) -> np.ndarray:
     """A sorted vector."""
-    x = np.asarray(jax.device_get(value))
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    x = real_numbers(name, value)
     if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
         raise ValueError(
             f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
             f"with {np.isnan(x).sum()} NaN"
         )
-    return np.sort(x.astype(np.float64))
+    return np.sort(x)
 
 
 def _values(source: Any, var_name: str | None) -> np.ndarray:
@@ -141,12 +136,17 @@ def _values(source: Any, var_name: str | None) -> np.ndarray:
 
 def real_array(name: str, value: Any) -> np.ndarray:
     """A finite array in 64 bits."""
-    x = np.asarray(jax.device_get(value))
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
-    x = x.astype(np.float64)
+    x = real_numbers(name, value)
     if not np.isfinite(x).all():
         raise ValueError(
             f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
         )
     return x
+
+
+def real_numbers(name: str, value: Any) -> np.ndarray:
+    """An array in 64 bits."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    return x.astype(np.float64)

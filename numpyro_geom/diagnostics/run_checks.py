@@ -18,8 +18,11 @@ from .checks import (
     TOLERATED_VARIANCE,
     WIDE_CURVATURE,
     Check,
+    at_least,
+    at_most,
     by_chance,
     digits,
+    none_of,
     span,
     verdict,
 )
@@ -135,24 +138,20 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
     if "relaxations" in attrs:
         bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
         how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
-        spanned = float(np.median(attrs["relaxations"]))
-        yield Check(
+        yield at_least(
             "relaxation times a chain spans",
-            spanned,
-            threshold=f"at least {ENOUGH_RELAXATIONS}",
-            ok=bool(spanned >= ENOUGH_RELAXATIONS),
+            float(np.median(attrs["relaxations"])),
+            ENOUGH_RELAXATIONS,
             where=f"of {span(attrs['relaxation_steps'])} steps each",
             advice="the draws are few in effect and may not have reached the target. Increase "
             f"num_samples or {how if bounded else 'num_steps'}, use a metric that fits the "
             "posterior's scales better, or a larger batch_size where noise binds",
         )
     if "curvature_ratio" in attrs:
-        ratio = float(np.max(attrs["curvature_ratio"]))
-        yield Check(
+        yield at_most(
             "largest over smallest curvature",
-            ratio,
-            threshold=f"at most {WIDE_CURVATURE:g}",
-            ok=ratio <= WIDE_CURVATURE,
+            float(np.max(attrs["curvature_ratio"])),
+            WIDE_CURVATURE,
             where="in the second half of warm-up",
             advice="one step size does not fit all of the posterior, and where the curvature is "
             "largest the draws are the most biased. Reparametrise the model (a non-centred "
@@ -166,45 +165,37 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
     attrs, stats = run.attributes, run.sample_stats
     automatic = attrs.get("step_size") == "auto"
     if "clamped" in attrs:
-        share = float(attrs["clamped"])
-        yield Check(
+        yield at_most(
             "clamped noise",
-            share,
-            threshold=f"at most {LARGEST_CLAMPED:g}",
-            ok=share <= LARGEST_CLAMPED,
+            float(attrs["clamped"]),
+            LARGEST_CLAMPED,
             where="share of entries with more minibatch noise than could be taken from the "
             "injected one",
             advice="use a smaller step or a larger batch_size",
         )
     if "diverging" in stats:
-        count = int(stats["diverging"].sum())
         smaller = (
             "a longer warm-up (each undone step in it halves the step size), a smaller "
             "bias_tolerance,"
             if automatic
             else "a smaller step_size"
         )
-        yield Check(
+        yield none_of(
             "draws with undone steps" if run.of_this_package else "divergences",
-            float(count),
-            threshold="0",
-            ok=count == 0,
+            int(stats["diverging"].sum()),
             where=f"of {stats['diverging'].size} draws",
             advice="steps after warm-up were not finite or unstable, and draws avoid the region "
             f"where that happens. Use {smaller} or another parametrisation, or check that the "
             "model is proper and finite there",
         )
     if "acceptance_rate" in stats:
-        rate, target = float(stats["acceptance_rate"].mean()), attrs.get("target_accept")
-        least = None if target is None else LEAST_ACCEPTANCE * target
-        yield Check(
-            "acceptance rate",
-            rate,
-            threshold="" if least is None else f"at least {least:g}",
-            ok=None if least is None else bool(rate >= least),
-            where="" if target is None else f"the aim is {target:g}",
-            advice="use a smaller step",
-        )
+        name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
+        if "target_accept" in attrs:
+            aim = float(attrs["target_accept"])
+            of, smaller = f"the aim is {aim:g}", "use a smaller step"
+            yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where=of, advice=smaller)
+        else:
+            yield Check(name, rate)
     if "passes" in attrs:
         yield Check(
             "passes over the data", float(np.mean(attrs["passes"])), where="a chain, after warm-up"
