@@ -66,6 +66,7 @@ def input_curvature(
     num_iterations = check_int("num_iterations", num_iterations)
     if not callable(fn):
         raise TypeError(f"fn must be a function (parameters, input) -> scalar, got {fn!r}")
+    key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
     draws, X = jax.tree.map(jnp.asarray, draws), jnp.asarray(X, jnp.result_type(float))
     counts = sorted({x.shape[0] if x.ndim else 0 for x in jax.tree.leaves(draws)})
     if len(counts) != 1 or counts[0] == 0 or X.ndim == 0 or X.size == 0:
@@ -79,7 +80,6 @@ def input_curvature(
             f"fn must return a real scalar for one draw and one row, got {one}: pick a logit, or "
             "sum the loss"
         )
-    key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
     found = np.asarray(jax.jit(partial(_curvatures, fn, key, num_iterations))(draws, X))
     bad = np.argwhere(~np.isfinite(found))
     if len(bad):
