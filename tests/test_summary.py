@@ -165,6 +165,13 @@ def test_facts_of_a_gaussian() -> None:
     assert "kinetic temperature" not in found
 
 
+def test_steps_between_kept_draws_count() -> None:
+    every, thinned = plain(), changed(plain())
+    thinned.thinning = 2
+    for name in (LENGTH, "passes over the data"):
+        assert checks_of(thinned)[name].value == pytest.approx(2 * checks_of(every)[name].value)
+
+
 def test_minibatch_noise_is_measured_and_binds() -> None:
     mcmc = run(gamma="none", potential_fn=stochastic)
     where = checks_of(mcmc)[BIAS].where
