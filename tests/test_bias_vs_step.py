@@ -310,5 +310,5 @@ def test_errors() -> None:
         bias_vs_step(kernel, random.key(0), factors=0.5)
     with pytest.raises(ValueError, match="found in warm-up"):
         bias_vs_step(SGRLD(potential_fn=energy), random.key(0), num_warmup=0)
-    with pytest.raises(ValueError, match=r"no sites \['mu'\]: it has \['z'\]"):
+    with pytest.raises(ValueError, match=r"no variables \['mu'\]: it has \['z'\]"):
         bias_vs_step(kernel, random.key(0), var_names="mu", **QUIET)

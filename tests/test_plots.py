@@ -139,7 +139,7 @@ def test_bias_has_points_and_lines_through_zero() -> None:
     np.testing.assert_allclose(ends, [[0.0, 0.412 / 1.1]], atol=1e-12)
     assert len(plots.plot_bias(curve(), "a").containers) == 2
     assert len(plots.plot_bias(curve()).containers) == 4
-    with pytest.raises(ValueError, match=r"no scalars \['c'\]"):
+    with pytest.raises(ValueError, match=r"curve has no variables \['c'\]"):
         plots.plot_bias(curve(), ["c"])
     with pytest.raises(TypeError, match="expected a BiasCurve, got dict"):
         plots.plot_bias({})

@@ -216,7 +216,7 @@ def test_distances_in_arviz_objects() -> None:
     np.testing.assert_allclose(draw_distances(idata), draw_distances(flat))
     for names in (["a"], "a"):
         np.testing.assert_allclose(draw_distances(idata, var_names=names), draw_distances(a))
-    with pytest.raises(ValueError, match="var_names must be variables of the posterior"):
+    with pytest.raises(ValueError, match="the posterior has no variables"):
         draw_distances(idata, var_names=["c"])
 
 

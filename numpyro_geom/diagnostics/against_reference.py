@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from .arrays import stored_name
+from .arrays import chosen, stored_name
 from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
 from .monte_carlo import MomentEstimates, effective_size, estimate_moments
 from .reference_table import Comparison, ScalarDifference
@@ -105,12 +105,10 @@ def common(
         names = [name for name in mine if name in theirs]
         left_out = tuple(sorted(set(mine) ^ set(theirs)))
     else:
-        chosen = [var_names] if isinstance(var_names, str) else var_names
-        names, left_out = list(dict.fromkeys(map(stored_name, chosen))), ()
+        asked = [var_names] if isinstance(var_names, str) else var_names
+        names, left_out = [stored_name(name) for name in asked], ()
         for what, arrays in (("draws", mine), ("reference", theirs)):
-            missing = sorted(set(names) - set(arrays))
-            if missing:
-                raise ValueError(f"{what} has no variables {missing}: it has {sorted(arrays)}")
+            names = chosen(names, arrays, what)
     if not names:
         raise ValueError(
             f"draws and reference have no variable in common: {sorted(mine)} and {sorted(theirs)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,21 @@ def entry_names(name: str, shape: Sequence[int], chosen: Any = None) -> list[str
 def evenly(size: int, most: int) -> np.ndarray:
     """Numbers of up to ``most`` of so many entries, spread over all of them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
+
+
+def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """The names of one or several variables, each once.
+
+    Raises:
+        ValueError: for none, and for unknown ones.
+    """
+    given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    missing = [name for name in given if name not in known]
+    if not given:
+        raise ValueError(f"expected names of variables, got none: {what} has {sorted(known)}")
+    if missing:
+        raise ValueError(f"{what} has no variables {missing}: it has {sorted(known)}")
+    return given
 
 
 def variables_of(dataset: Any, *, numeric: bool = True) -> Arrays:

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from .._checks import check_int
 from .against_reference import common, differences
-from .arrays import Arrays, group_of
+from .arrays import Arrays, chosen, group_of
 from .energy_plots import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
 from .monte_carlo import effective_size, estimate_moments
 from .predictive_input import by_confidence, class_labels, prediction
@@ -233,14 +233,10 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     """
     if not isinstance(curve, BiasCurve):
         raise TypeError(f"expected a BiasCurve, got {type(curve).__name__}")
-    known = list(dict.fromkeys(s.name for s in curve.scalars))
-    names = [names] if isinstance(names, str) else names
-    missing = [name for name in names or () if name not in known]
-    if missing:
-        raise ValueError(f"the curve has no scalars {missing}: it has {known}")
     if names is None:
         shown = list(curve.ranked(MOST_LINES))
     else:
+        names = chosen(names, {s.name for s in curve.scalars}, "the curve")
         shown = [s for s in curve.scalars if s.name in names]
     ax = axes_or_new(ax, (6, 4))
     sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .joint_distances import Distance
-from .text_table import Table, TextTable, figure
+from .text_table import Table, TextTable
 
 FALSE_ALARM = 0.01
 """Probability that two runs on one target are said to differ."""
@@ -151,7 +151,7 @@ class Comparison(TextTable):
         for d in self.joint:
             lines.append(
                 f"{d.name}: {d.value:.3f}, by chance {d.floor:.3f} +- {d.floor_error:.3f} "
-                f"(p = {figure(d.p_value, 2)})"
+                f"(p = {d.p_value:.2g})"
             )
         if not self.joint:
             lines.append("joint distances: not computed, too few effective draws")

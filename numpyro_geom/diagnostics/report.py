@@ -10,7 +10,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .arrays import Arrays
+from .arrays import Arrays, chosen
 from .checks import Check
 from .draw_checks import draw_checks
 from .finished_mcmc import check_run
@@ -164,9 +164,12 @@ def diagnose(
         seconds = run.attributes.get("sampling_time")
     if seconds is not None:
         seconds = check_number("seconds", seconds, above=0.0)
+    posterior = run.posterior
+    if var_names is not None:
+        posterior = {n: posterior[n] for n in chosen(var_names, posterior, "the posterior")}
     return Report(
         (
-            *draw_checks(_chosen(run.posterior, var_names), run, seconds),
+            *draw_checks(posterior, run, seconds),
             *moment_checks(run),
             *run_checks(run),
             *guide_checks(run),
@@ -197,18 +200,3 @@ def _check_container(source: Any) -> None:
         "expected a numpyro.infer.MCMC that has run, or the InferenceData or DataTree of one, "
         f"got {type(source).__name__}"
     )
-
-
-def _chosen(posterior: Arrays, var_names: str | Sequence[str] | None) -> Arrays:
-    if var_names is None:
-        return posterior
-    names = [var_names] if isinstance(var_names, str) else list(var_names)
-    if not names:
-        raise ValueError("var_names is empty: expected names of variables, or None for all")
-    unknown = [name for name in names if name not in posterior]
-    if unknown:
-        raise ValueError(
-            f"var_names has {unknown}, which are not variables of posterior: expected some of "
-            f"{list(posterior)}"
-        )
-    return {name: posterior[name] for name in names}

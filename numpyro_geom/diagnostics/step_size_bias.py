@@ -17,7 +17,7 @@ from scipy import stats
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant
-from .arrays import paths
+from .arrays import chosen, paths
 from .monte_carlo import MomentEstimates, estimate_moments
 from .scalar_draws import Scalars, named, to_scalars
 from .step_size_bias_table import BiasCurve, ScalarBias
@@ -121,7 +121,7 @@ def bias_vs_step(
     num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
     @jax.jit
-    def chosen(z: Any) -> dict[str, jax.Array]:
+    def reported(z: Any) -> dict[str, jax.Array]:
         # within the program: what is not asked for is neither computed nor kept
         found = dict(paths(jax.vmap(constrain)(z), "z"))
         return {name: found[name] for name in names}
@@ -141,7 +141,7 @@ def bias_vs_step(
     found, undone, standing = [], [], []
     for h, number in zip(step_sizes, steps, strict=True):
         state, z, flags = run(state, jnp.asarray(number // unit))
-        arrays = {name: np.asarray(x) for name, x in chosen(z).items()}
+        arrays = {name: np.asarray(x) for name, x in reported(z).items()}
         scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
         found.append(estimate_moments(scalars.values))
         standing.append(_standing(scalars))
@@ -216,11 +216,7 @@ def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str
     known = [name for name, _ in paths(values, "z")]
     if names is None:
         return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
-    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    missing = sorted(set(chosen) - set(known))
-    if missing or not chosen:
-        raise ValueError(f"the model has no sites {missing}: it has {sorted(known)}")
-    return chosen
+    return tuple(chosen(names, known, "the model"))
 
 
 def _standing(scalars: Scalars) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import t
 
 from .reference_table import FEW
-from .text_table import Table, TextTable, figure
+from .text_table import Table, TextTable
 
 FALSE_ALARM = 0.01
 """Probability that some bias is reported where there is none."""
@@ -163,9 +163,9 @@ class BiasCurve(TextTable):
         rows = []
         for s in shown:
             percent, unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
-            limits = [*(figure(v, 4) for v in (*s.values, s.limit)), figure(s.limit_error, 2)]
+            limits = [*(f"{v:.4g}" for v in (*s.values, s.limit)), f"{s.limit_error:.2g}"]
             bias = [f"{percent * s.bias:+.3f}{unit}", f"{percent * s.bias_error:.2g}"]
-            rows.append([s.name, s.moment, *limits, *bias, figure(s.fit, 2)])
+            rows.append([s.name, s.moment, *limits, *bias, f"{s.fit:.2g}"])
         return header, rows
 
     def _lines(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._checks import check_flag
-from .arrays import variables_of
+from .arrays import chosen, variables_of
 from .finished_mcmc import check_run, draws_by_name
 from .predictive_input import real_array
 
@@ -70,13 +70,7 @@ def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray
     """Finite float64 arrays, all of shape (draws, k) or all of (chains, draws, k)."""
     if hasattr(draws, "posterior"):
         posterior = variables_of(draws["posterior"], numeric=False)
-        chosen = [var_names] if isinstance(var_names, str) else var_names
-        names = list(posterior) if chosen is None else list(chosen)
-        unknown = [name for name in names if name not in posterior]
-        if unknown or not names:
-            raise ValueError(
-                f"var_names must be variables of the posterior, {sorted(posterior)}, got {names}"
-            )
+        names = posterior if var_names is None else chosen(var_names, posterior, "the posterior")
         values, leading = [posterior[name] for name in names], 2
     elif var_names is not None:
         raise ValueError("var_names is for ArviZ objects: pick entries of a dict before the call")

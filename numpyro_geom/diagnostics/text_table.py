@@ -34,11 +34,6 @@ class TextTable:
         return f"<table>{head}<tbody>{body}</tbody></table>{below}"
 
 
-def figure(value: float, digits: int = 3) -> str:
-    """A number in a few digits."""
-    return f"{value:.{digits}g}"
-
-
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """A text table: the first ``left`` columns to the left, the others to the right."""
     table = [list(header), *map(list, rows)]
