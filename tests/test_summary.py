@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ from numpyro_geom.diagnostics.run_record import RunRecord, record_of_container, 
 pytestmark = pytest.mark.arviz
 
 BIAS, LENGTH = "bias of variances, both", "relaxation times a chain spans"
+TEMPERATURE = "configurational temperature"
 CURVATURE = "largest over smallest curvature"
 
 
@@ -77,6 +80,15 @@ def made_up(stats: dict | None = None, **attributes: Any) -> dict[str, Check]:
     return {check.name: check for check in found}
 
 
+def warnings_of(function: Callable, mcmc: MCMC) -> str:
+    """Messages of the warnings, which all point here, a line each."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        function(mcmc)
+    assert {(w.filename, w.category) for w in warned} <= {(__file__, SamplingWarning)}
+    return "\n".join(str(w.message) for w in warned)
+
+
 # One list of checks
 
 
@@ -102,12 +114,13 @@ def test_summary_warnings_and_both_reports_show_the_same_checks(kind: str) -> No
     mcmc = RUNS[kind]()
     found = checks_of(mcmc)
     flagged = {name for name, check in found.items() if check.ok is False}
-    assert flagged == ({BIAS, LENGTH, CURVATURE} if kind == "flagged" else set())
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    assert flagged >= ({BIAS, LENGTH, CURVATURE} if kind == "flagged" else set())
+    assert not flagged or kind in ("flagged", "not measured")
+    expected = "\n".join(found[name].sentence for name in flagged_in(found))
+    assert warnings_of(to_inference_data, mcmc) == warnings_of(warn_if_unreliable, mcmc) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
         idata = to_inference_data(mcmc)
-    assert {(w.filename, w.category) for w in warned} <= {(__file__, SamplingWarning)}
-    assert [str(w.message) for w in warned] == [found[name].sentence for name in flagged_in(found)]
     rows = step_size_summary(mcmc).splitlines()[1:-1]
     assert [row[4:].split("  ")[0] for row in rows] == list(found)
     assert [row[4:].split("  ")[0] for row in rows if row.startswith("!!")] == flagged_in(found)
@@ -190,7 +203,8 @@ def test_where_nothing_was_measured() -> None:
     assert np.isnan(found[BIAS].value)
     assert found[BIAS].where.startswith("not measured, because step_size and num_steps are both")
     assert LENGTH not in found
-    warn_if_unreliable(mcmc)
+    # h lam_H / 2 is .4 in one of two directions and .1 in the other: the temperature tells
+    assert flagged_in(found) == [TEMPERATURE]
     assert "bias of variances, both       -" in step_size_summary(mcmc)
 
 
@@ -291,15 +305,13 @@ def test_a_given_step_size_beyond_the_tolerance() -> None:
         "both: 0.4, expected at most 0.1; .*; discretisation binds: use .* step size of at most "
         "0.05 or another metric"
     )
-    with pytest.warns(SamplingWarning, match=message):
-        to_inference_data(plain(step_size=0.2))
+    assert re.search(message, warnings_of(to_inference_data, plain(step_size=0.2)))
 
 
 def test_a_run_that_is_too_short() -> None:
     # six draws of half a relaxation time each, or of 11 of its 20 steps by rounding
     message = r"spans: 3(\.3)?, expected at least 50; .* Increase num_samples or num_steps"
-    with pytest.warns(SamplingWarning, match=message):
-        print_summary(changed(plain(), draws=6))
+    assert re.search(message, warnings_of(print_summary, changed(plain(), draws=6)))
 
 
 def test_undone_steps() -> None:
@@ -312,9 +324,7 @@ def test_undone_steps() -> None:
     undone = int(mcmc.get_extra_fields()["diverging"].sum())
     assert undone > 0
     message = f"undone steps: {undone}, expected 0; of 50 draws: .* smaller step_size"
-    with pytest.warns(SamplingWarning, match=message) as warned:
-        to_inference_data(mcmc)
-    assert warned[0].filename == __file__
+    assert re.search(message, warnings_of(to_inference_data, mcmc))
 
 
 # Rules, each on its own
@@ -332,7 +342,8 @@ def test_undone_steps_in_warmup_bind() -> None:
         ((0.06, 0.04), "auto", "discretisation binds"),
         ((0.04, 0.06), "auto", "minibatch noise binds"),
         ((0.0, 0.0), "auto", "neither binds, but the integrator's own limit"),
-        ((0.0, 0.09), "auto", "neither binds, but the integrator's own limit"),
+        ((0.0, 0.07), "auto", "neither binds, but the integrator's own limit"),
+        ((0.0, 0.09), "auto", "minibatch noise binds"),
         ((0.01, 0.02), "constant(0.1)", "neither binds"),
         ((0.3, 0.1), "constant(0.1)", "discretisation binds"),
         (([0.02, 0.1], [0.09, 0.0]), "auto", "discretisation binds"),  # as the figures shown are

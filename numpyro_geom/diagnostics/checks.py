@@ -26,6 +26,9 @@ TOLERATED_VARIANCE = 2 * TOLERATED_SD
 """Of a variance, likewise; for temperatures and step sizes where no ``bias_tolerance`` is known."""
 ROUNDING = 1.05
 """Times the tolerance: the automatic step size reaches it, up to rounding."""
+BINDING = 0.8
+"""Share of the tolerance from which the larger term of a bias is what binds: the rules of kernels
+with a momentum aim at tolerance / (1 + tolerance)."""
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
 WIDE_CURVATURE = 10.0

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..warmup.step_size import MAX_NUM_STEPS
 from .checks import (
+    BINDING,
     ENOUGH_RELAXATIONS,
     HIDDEN,
     LARGEST_CLAMPED,
@@ -122,7 +123,7 @@ def _what_binds(
             f"{digits(1 / shrink)}",
             "a model without such regions allows larger steps",
         )
-    if total * ROUNDING < tolerance:
+    if total < BINDING * tolerance:
         if attrs.get("step_size") == "auto":
             return "neither binds, but the integrator's own limit", ""
         return "neither binds", ""
