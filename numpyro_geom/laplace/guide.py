@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .._checks import check_choice, check_flag, check_int, check_number
 from ..bound import on_device
-from ..diagnostics.summary import SamplingWarning
+from ..diagnostics.sampling_warning import SamplingWarning
 from ..fisher import Structure, learn_structure
 from ..target.minibatch import SubsamplePlates, Subsampling
 from ..target.plates import read_subsampling

@@ -13,10 +13,12 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field
-from ..diagnostics.inference_data import _constants, _Labels
-from ..diagnostics.replay import observed_values, read_model
-from ..diagnostics.results import _sample_stats, of_mcmc, paths
-from ..diagnostics.summary import facts_as_attributes
+from ..diagnostics.arrays import paths
+from ..diagnostics.constants import constants
+from ..diagnostics.container import Labels
+from ..diagnostics.full_data import observed_values, read_model
+from ..diagnostics.run_facts import facts_as_attributes
+from ..diagnostics.run_record import record_of_mcmc, sample_stats
 from ..kernel import SGKernel
 
 PyTree = Any
@@ -45,20 +47,20 @@ class Describer:
             last_state: the chains' state after them.
         """
         view = holding(self._mcmc, self._arguments, states, last_state)
-        results = _quietly(of_mcmc, view)
+        results = _quietly(record_of_mcmc, view)
         if self._static is None:
             observed = {}
             if results.model is not None:
                 self._model = read_model(results.model, results.args, results.kwargs)
                 observed = observed_values(self._model)
-            constants = _constants(self._model, None, observed)
-            self._static = {"observed_data": observed, "constant_data": constants}
+            given = constants(self._model, None, observed)
+            self._static = {"observed_data": observed, "constant_data": given}
         groups = {
             "posterior": results.posterior,
             "sample_stats": results.sample_stats,
             **self._static,
         }
-        labels = _Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
+        labels = Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
         attributes = {"created_at": self._created_at, **results.library}
         found = {
             group: labels.dataset(group, arrays, attributes)
@@ -126,7 +128,7 @@ class Names:
         marks = [np.full((1, 1), k + 0.5) for k in range(len(leaves))]
         fields: dict[str, PyTree] = jax.tree.unflatten(structure, marks)
         view = holding(mcmc, ((), {}), {field: {}, **fields})
-        found = {float(x.ravel()[0]): name for name, x in _sample_stats(view).items()}
+        found = {float(x.ravel()[0]): name for name, x in sample_stats(view).items()}
         self.stats: dict[str, list[tuple[str, int]]] = {
             name: [
                 (found[sign * float(mark[0, 0])], sign)

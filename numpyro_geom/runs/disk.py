@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from .._mcmc import LazyMCMC, holding
-from ..diagnostics.inference_data import _container
+from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .fingerprint import check_same, fingerprint, versions, warn
@@ -95,7 +95,7 @@ class OnDisk:
         mcmc.post_warmup_state = here.state
         groups = self.store.open()
         datasets = {name: groups[name].to_dataset() for name in groups.children}
-        return Run(mcmc, _container(datasets), draws, draws == job.num_draws)
+        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
     def _about(self, record: Any) -> dict[str, Any]:
         """What is saved of the run with each state."""

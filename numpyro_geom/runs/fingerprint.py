@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,8 @@ import jax
 import numpy as np
 
 from .._mcmc import model_of
-from ..diagnostics.results import _versions
-from ..diagnostics.summary import _outside
+from ..diagnostics.run_record import package_versions
+from ..diagnostics.sampling_warning import warn_outside
 from ..rows.host_rows import HostRows, is_host_rows
 from .digest import PLAIN, as_text, digest, settings_of
 from .job import Job
@@ -58,7 +57,7 @@ def fingerprint(job: Job, length: int) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """What may change the last bits of draws without being a mistake."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {**_versions(), "python": python, "device": jax.devices()[0].device_kind}
+    return {**package_versions(), "python": python, "device": jax.devices()[0].device_kind}
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -125,7 +124,7 @@ def check_alike(processes: Alone, job: Job, **others: Any) -> None:
 
 def warn(message: str) -> None:
     """Warn where the caller of the package is."""
-    warnings.warn(message, RuntimeWarning, stacklevel=_outside())
+    warn_outside(message, RuntimeWarning)
 
 
 def _without_code(record: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC
 
 from .._checks import check_int
 from .._mcmc import holding
-from ..diagnostics.inference_data import _container
+from ..diagnostics.container import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
 from .checkpoint import Checkpoint
@@ -191,7 +191,7 @@ class InMemory:
         draws = here.record["draws"]
         if draws:
             describer.summarise(datasets, states, here.state)
-        return Run(mcmc, _container(datasets), draws, draws == job.num_draws)
+        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
 
 def _all_of_it(keeper: Keeper) -> Run:

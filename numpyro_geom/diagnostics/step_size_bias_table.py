@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t
 
-from .comparison import FEW
-from .scalars import align, figure, to_html
+from .reference_table import FEW
+from .text_table import Table, TextTable
 
 FALSE_ALARM = 0.01
 """Probability that some bias is reported where there is none."""
 SHOWN = 30
 """Lines of the table in the text; the data frame has them all."""
-MOMENTS = ("mean", "sd")
 
 
 class ScalarBias(NamedTuple):
@@ -51,9 +49,14 @@ class ScalarBias(NamedTuple):
     fit: float
     ess: float
 
+    @property
+    def is_negative(self) -> bool:
+        """Whether it is an sd whose line is not above 0 at h = 0."""
+        return self.moment == "sd" and self.limit <= 0
+
 
 @dataclass(frozen=True, repr=False)
-class BiasCurve:
+class BiasCurve(TextTable):
     """What `bias_vs_step` found; prints as a table and a verdict.
 
     Attributes:
@@ -71,14 +74,6 @@ class BiasCurve:
     num_steps: tuple[int, ...]
     undone: tuple[int, ...]
     constant: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n".join([align(*self._table()), "", *self._lines()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return to_html(*self._table(), self._lines(), html.escape)
 
     def to_dataframe(self) -> Any:
         """All means and sds as a pandas DataFrame; ``at_<h>`` and ``error_<h>`` for each run."""
@@ -105,14 +100,14 @@ class BiasCurve:
         seen = [
             s
             for s, limit in zip(self.scalars, limits, strict=True)
-            if not _is_negative(s) and abs(s.bias) > limit * s.bias_error
+            if not s.is_negative and abs(s.bias) > limit * s.bias_error
         ]
         return tuple(sorted(seen, key=lambda s: -abs(s.bias)))
 
     @property
     def negative(self) -> tuple[ScalarBias, ...]:
         """Sds whose line is not above 0 at h = 0, of which nothing can be said."""
-        return tuple(s for s in self.scalars if _is_negative(s))
+        return tuple(s for s in self.scalars if s.is_negative)
 
     @property
     def bent(self) -> tuple[ScalarBias, ...]:
@@ -124,59 +119,53 @@ class BiasCurve:
     def verdict(self) -> str:
         """The largest bias at the kernel's own step size, or how much could have been seen."""
         where = f"at h = {self.step_size:.3g}, the kernel's own"
-        if not self.biased:
-            judged = [s for s in self.scalars if not _is_negative(s)]
-            errors = [
-                max((s.bias_error for s in judged if s.moment == m), default=0.0) for m in MOMENTS
-            ]
+        if self.biased:
+            worst = self.biased[0]
+            unit, percent = ("%", 100) if worst.moment == "sd" else (" sd", 1)
+            text = (
+                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, the "
+                f"most {worst.moment} of {worst.name}, {percent * worst.bias:+.2g} +- "
+                f"{percent * worst.bias_error:.1g}{unit}"
+            )
+        else:
+            errors = {"mean": 0.0, "sd": 0.0}
+            for s in self.scalars:
+                if not s.is_negative:
+                    errors[s.moment] = max(errors[s.moment], s.bias_error)
             text = (
                 f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
-                f"within noise, which is up to {errors[0]:.1g} sd for means and "
-                f"{100 * errors[1]:.2g}% for sds"
+                f"within noise, which is up to {errors['mean']:.1g} sd for means and "
+                f"{100 * errors['sd']:.2g}% for sds"
             )
             least = min(self.scalars, key=lambda s: s.ess)
             if least.ess < FEW:
                 text += f". That says little: {least.name} has {least.ess:.0f} effective draws"
-        else:
-            worst = self.biased[0]
-            text = (
-                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, the "
-                f"most {worst.moment} of {worst.name}, {_bias_text(worst)}"
-            )
         if self.bent:
             text += (
-                f". A line in h does not fit {len(self.bent)} of them ({_named(self.bent)}): the "
-                "limits at h = 0 are off, use smaller factors"
+                f". A line in h does not fit {_named(self.bent)}: the limits at h = 0 are off, "
+                "use smaller factors"
             )
         if self.negative:
             text += (
-                f". A line in h gives an sd below 0 at h = 0 for {len(self.negative)} of them "
-                f"({_named(self.negative)}), of which there is no verdict: use smaller factors"
+                f". A line in h gives an sd below 0 at h = 0 for {_named(self.negative)}, of which "
+                "there is no verdict: use smaller factors"
             )
         return text
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def ranked(self, most: int) -> tuple[ScalarBias, ...]:
+        """Those whose bias stands out the most against its error."""
+        return tuple(sorted(self.scalars, key=lambda s: -abs(s.bias) / s.bias_error)[:most])
+
+    def _table(self) -> Table:
         header = ["scalar", "", *(f"h={h:.3g}" for h in self.step_sizes)]
         header += ["h -> 0", "+-", f"bias at {self.step_size:.3g}", "+-", "line fits, p"]
-        shown = self.scalars
-        if len(shown) > SHOWN:
-            key = lambda s: -abs(s.bias) / s.bias_error  # noqa: E731
-            shown = tuple(sorted(shown, key=key)[:SHOWN])
+        shown = self.scalars if len(self.scalars) <= SHOWN else self.ranked(SHOWN)
         rows = []
         for s in shown:
-            unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
-            rows.append(
-                [
-                    s.name,
-                    s.moment,
-                    *(figure(v, 4) for v in s.values),
-                    figure(s.limit, 4),
-                    figure(s.limit_error, 2),
-                    f"{unit[0] * s.bias:+.3f}{unit[1]}",
-                    f"{unit[0] * s.bias_error:.2g}",
-                    figure(s.fit, 2),
-                ]
-            )
+            percent, unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
+            limits = [*(f"{v:.4g}" for v in (*s.values, s.limit)), f"{s.limit_error:.2g}"]
+            bias = [f"{percent * s.bias:+.3f}{unit}", f"{percent * s.bias_error:.2g}"]
+            rows.append([s.name, s.moment, *limits, *bias, f"{s.fit:.2g}"])
         return header, rows
 
     def _lines(self) -> list[str]:
@@ -194,15 +183,7 @@ class BiasCurve:
         return [*lines, self.verdict]
 
 
-def _is_negative(s: ScalarBias) -> bool:
-    return s.moment == "sd" and s.limit <= 0
-
-
 def _named(scalars: tuple[ScalarBias, ...]) -> str:
-    return ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
-
-
-def _bias_text(s: ScalarBias) -> str:
-    if s.moment == "sd":
-        return f"{100 * s.bias:+.2g} +- {100 * s.bias_error:.1g}%"
-    return f"{s.bias:+.2g} +- {s.bias_error:.1g} sd"
+    """How many, and the first of them."""
+    names = ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
+    return f"{len(scalars)} of them ({names})"

@@ -1,4 +1,4 @@
-"""Lines of a report on the draws themselves: how well the chains mix."""
+"""Checks of the draws themselves: how well the chains mix."""
 
 from __future__ import annotations
 
@@ -8,97 +8,72 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from .lines import LEAST_DRAWS, Line, Run
-from .replay import Arrays
-from .temperature import entry_name
+from .arrays import Arrays, entry_names, evenly
+from .checks import LEAST_DRAWS, LEAST_ESS, Check, at_least, at_most, largest_rhat, none_of
+from .run_record import RunRecord
 
-LEAST_ESS = 400
-"""Effective draws in all chains together (Vehtari et al., Bayesian Analysis 16(2), 2021)."""
-LARGEST_RHAT = 1.01
-"""Of up to four chains (the same source); see `_largest_rhat`."""
 MAX_ENTRIES = 500
 """Entries of a variable that R-hat and effective sample sizes look at, evenly spaced."""
 
 
-def draw_lines(posterior: Arrays, run: Run, seconds: float | None) -> Iterator[Line]:
+def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
     """R-hat and effective sample sizes of these draws, or why there are none."""
     names, values = _entries(posterior)
     if not names:
         return
-    draws = values.shape[1]
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
-        yield Line(
+        yield none_of(
             "entries that are not finite",
-            float((~finite).sum()),
-            threshold="0",
-            ok=False,
+            int((~finite).sum()),
             where=f"{names[int(np.argmin(finite))]}, for instance",
             advice="check that the model is proper there; the lines below leave them out",
         )
-    if "guide" in run.attrs:  # independent draws, to which none of this applies
+    if "guide" in run.attributes:  # independent draws, to which none of this applies
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
-    if draws < LEAST_DRAWS:
-        yield Line(
+    if values.shape[1] < LEAST_DRAWS:
+        yield at_least(
             "draws a chain",
-            float(draws),
-            threshold=f"at least {LEAST_DRAWS}",
-            ok=False,
+            float(values.shape[1]),
+            LEAST_DRAWS,
             advice="nothing can be said of so few: increase num_samples",
         )
     elif not moving.any():
-        yield Line(
+        yield at_least(
             "entries that change from draw to draw",
             0.0,
-            threshold="at least 1",
-            ok=False,
+            1,
             advice="the chain does not move: look at undone steps, acceptance and step size",
         )
     else:
         kept = [name for name, x in zip(names, moving, strict=True) if x]
-        yield from _mixing_lines(kept, values[..., moving], run, seconds)
+        yield from _mixing(kept, values[..., moving], run, seconds)
 
 
-def _mixing_lines(
-    names: list[str], values: np.ndarray, run: Run, seconds: float | None
-) -> Iterator[Line]:
+def _mixing(
+    names: list[str], values: np.ndarray, run: RunRecord, seconds: float | None
+) -> Iterator[Check]:
     found = _arviz_figures(values)
     longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
     if "rhat" in found:
-        largest = _largest_rhat(values.shape[0])
         worst = int(np.argmax(found["rhat"]))
-        yield Line(
+        yield at_most(
             "R-hat",
             float(found["rhat"][worst]),
-            threshold=f"at most {largest:.3g}",
-            ok=bool(found["rhat"][worst] <= largest),
+            largest_rhat(values.shape[0]),
             where=names[worst],
             advice=f"chains disagree; {longer}",
         )
     for kind in ("bulk", "tail"):
         worst = int(np.argmin(found[kind]))
-        yield Line(
-            f"effective sample size, {kind}",
-            float(found[kind][worst]),
-            threshold=f"at least {LEAST_ESS}",
-            ok=bool(found[kind][worst] >= LEAST_ESS),
-            where=names[worst],
-            advice=longer,
-        )
+        name, value = f"effective sample size, {kind}", float(found[kind][worst])
+        yield at_least(name, value, LEAST_ESS, where=names[worst], advice=longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
-        yield Line("effective draws a gradient", bulk / gradients, where=_batches(run))
+        yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
     if seconds is not None:
-        yield Line("effective draws a second", bulk / seconds)
-
-
-def _largest_rhat(chains: int) -> float:
-    """What R-hat is at 400 effective draws, which spread the means of the half chains.
-
-    Of four chains it is the usual 1.01. More chains share the draws, and each says less.
-    """
-    return max(LARGEST_RHAT, (1 + 2 * chains / LEAST_ESS) ** 0.5)
+        yield Check("effective draws a second", bulk / seconds)
 
 
 def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
@@ -106,16 +81,16 @@ def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
     names: list[str] = []
     columns = []
     for name, x in posterior.items():
-        size = int(np.prod(x.shape[2:]))
-        if size == 0:
+        if x.size == 0:
             continue
-        chosen = np.unique(np.linspace(0, size - 1, min(size, MAX_ENTRIES)).astype(int))
-        names += [entry_name(name, np.unravel_index(k, x.shape[2:])) for k in chosen]
-        columns.append(x.reshape((*x.shape[:2], -1))[..., chosen].astype(float))
+        flat = x.reshape((*x.shape[:2], -1))
+        chosen = evenly(flat.shape[2], MAX_ENTRIES)
+        names += entry_names(name, x.shape[2:], chosen)
+        columns.append(flat[..., chosen].astype(float))
     return names, np.concatenate(columns, -1) if columns else np.zeros((0, 0, 0))
 
 
-def _arviz_figures(values: np.ndarray) -> dict[str, np.ndarray]:
+def _arviz_figures(values: np.ndarray) -> Arrays:
     """Effective sample sizes of each entry, 0 for none, and R-hat of several chains."""
     import arviz  # slow to import, and only needed here
 
@@ -130,16 +105,16 @@ def _arviz_figures(values: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def _gradients(run: Run) -> float | None:
+def _gradients(run: RunRecord) -> float | None:
     chains = next(iter(run.posterior.values())).shape[0]
-    if "gradients" in run.attrs:
-        return float(np.sum(np.broadcast_to(run.attrs["gradients"], chains)))
-    steps = run.stats.get("n_steps")
+    if "gradients" in run.attributes:
+        return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
+    steps = run.sample_stats.get("n_steps")
     if steps is None:
         return None
-    return float(steps.sum()) * int(run.attrs.get("thinning", 1))
+    return float(steps.sum()) * int(run.attributes.get("thinning", 1))
 
 
-def _batches(run: Run) -> str:
-    rows = json.loads(run.attrs.get("batch_sizes", "{}"))
+def _batches(run: RunRecord) -> str:
+    rows = json.loads(run.attributes.get("batch_sizes", "{}"))
     return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""

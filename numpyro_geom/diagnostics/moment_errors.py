@@ -23,32 +23,21 @@ for draws of the target, and what differs from that is no error of a moment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
-from numpyro import handlers
-from numpyro.infer.util import potential_energy, unconstrain_fn
 
-from ..target.minibatch import SubsamplePlates
-from .replay import Arrays, Model, host, latent_draws
-from .scalars import effective_size
+from .arrays import entry_names, evenly
+from .gradients import GRADIENT, POSITION
+from .monte_carlo import effective_size
+from .scalar_draws import named
 
-POSITION, GRADIENT = "z.", "grad_U."
-"""What the names of a site's arrays begin with."""
-MAX_WORK = 2**28
-"""Observed values times draws for which gradients are evaluated; beyond, draws are left out."""
 MAX_FULL_COVARIANCE = 200
 """Coordinates above which S is diagonal."""
 DRAWS_A_COORDINATE = 10
 """Effective draws for each coordinate below which S is diagonal: its noise would be the result."""
 MAX_ENTRIES = 500
 """Coordinates that are looked at where S is diagonal, evenly spaced."""
-LARGEST_ROUNDING = 0.1
-"""Change of an unconstrained coordinate, in sd, from one floating-point number to the next in the
-constrained draw, above which the draw does not tell the coordinate."""
 
 
 class MomentErrors(NamedTuple):
@@ -79,70 +68,6 @@ class MomentErrors(NamedTuple):
     hidden: list[str]
 
 
-def gradients_at_draws(model: Model, posterior: Mapping[str, np.ndarray]) -> Arrays:
-    """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
-
-    Args:
-        model: from `numpyro_geom.diagnostics.replay.read_model`.
-        posterior: draws of all latent sites, shaped (chains, draws, ...).
-
-    Returns:
-        For each latent site ``w`` the arrays ``z.w`` and ``grad_U.w``, in nats, shaped (chains,
-        draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total. The gradient
-        is NaN in coordinates that the constrained draws, as floating-point numbers, do not tell
-        (the small entries of a sparse simplex in float32).
-
-    Raises:
-        ValueError: if the draws of a latent site are missing or discrete.
-    """
-    discrete = [n for n in model.of_kind("latent") if n in posterior and not is_real(posterior[n])]
-    if discrete:
-        raise ValueError(
-            f"the sites {discrete} are discrete, and U has no gradient there: leave gradients out"
-        )
-    chains, draws = next(iter(posterior.values())).shape[:2]
-    rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
-    every = -(-chains * draws * rows // MAX_WORK)
-    kept = {name: x[:, ::every] for name, x in posterior.items()}
-    number = len(range(0, draws, every))
-    flat = latent_draws(model, kept)
-
-    def at(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> tuple[dict, dict, dict]:
-        leaves = list(model.leaves)
-        for k, x in zip(model.passed, arrays, strict=True):
-            leaves[k] = x
-        args, kwargs = jax.tree.unflatten(model.structure, leaves)
-        fn = SubsamplePlates(handlers.seed(model.fn, random.key(0)))
-        z = unconstrain_fn(fn, args, kwargs, draw)
-        following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draw)
-        moved = unconstrain_fn(fn, args, kwargs, following)
-        rounding = jax.tree.map(lambda a, b: jnp.abs(a - b), moved, z)
-        return z, jax.grad(lambda z: potential_energy(fn, args, kwargs, z))(z), rounding
-
-    @jax.jit
-    def over_draws(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple:
-        at_once = max(1, min(64, MAX_WORK // (256 * rows)))
-        return lax.map(lambda draw: at(arrays, draw), draws, batch_size=at_once)
-
-    places = {name: jnp.asarray(x) for name, x in flat.items()}
-    z, grad, rounding = (jax.tree.map(host, x) for x in over_draws(model.arrays, places))
-    for name, x in z.items():
-        finite = np.isfinite(x) & np.isfinite(rounding[name])
-        changes = np.mean(np.where(finite, rounding[name], 0.0) ** 2, 0) ** 0.5
-        hidden = changes > LARGEST_ROUNDING * np.std(np.where(finite, x, 0.0), 0)
-        grad[name] = np.where(hidden, np.nan, grad[name])
-    found: Arrays = {}
-    for prefix, tree in ((POSITION, z), (GRADIENT, grad)):
-        for name, x in tree.items():
-            found[prefix + name] = x.reshape((chains, number, *x.shape[1:]))
-    return found
-
-
-def is_real(x: np.ndarray) -> bool:
-    """Whether an array holds real numbers."""
-    return x.dtype.kind == "f"
-
-
 def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
     """Errors of means and standard deviations, from positions and gradients.
 
@@ -154,8 +79,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     """
     names, z, grad = _columns(arrays)
     told = ~np.isnan(grad).all((0, 1))
-    hidden = [name for name, x in zip(names, told, strict=True) if not x]
-    names = [name for name, x in zip(names, told, strict=True) if x]
+    hidden, names = list(named(names, ~told)), list(named(names, told))
     z, grad = z[..., told], grad[..., told]
     finite = np.isfinite(z).all(-1) & np.isfinite(grad).all(-1)
     left_out = int((~finite).sum())
@@ -168,7 +92,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     full = size <= MAX_FULL_COVARIANCE
     full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
     if not full and size > MAX_ENTRIES:
-        some = np.unique(np.linspace(0, size - 1, MAX_ENTRIES).astype(int))
+        some = evenly(size, MAX_ENTRIES)
         names, centred, grad = [names[k] for k in some], centred[..., some], grad[..., some]
     half = z.shape[1] // 2
     parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
@@ -203,19 +127,12 @@ def _mean_and_error(
 
 
 def _columns(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    names: list[str] = []
-    z: list[Any] = []
-    grad: list[Any] = []
-    for key, x in arrays.items():
-        if not key.startswith(POSITION):
-            continue
-        site = key.removeprefix(POSITION)
-        names += [entry_name(site, k) for k in np.ndindex(x.shape[2:])]
-        z.append(x.reshape((*x.shape[:2], -1)).astype(float))
-        grad.append(arrays[GRADIENT + site].reshape((*x.shape[:2], -1)).astype(float))
-    return names, np.concatenate(z, -1), np.concatenate(grad, -1)
+    """Names of all coordinates, and positions and gradients of shape (chains, draws, D)."""
+    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
+    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
 
+    def flat(prefix: str) -> np.ndarray:
+        parts = [arrays[prefix + site] for site in sites]
+        return np.concatenate([x.reshape((*x.shape[:2], -1)).astype(float) for x in parts], -1)
 
-def entry_name(name: str, index: tuple[int, ...]) -> str:
-    """``w[0, 1]``, or ``w`` for a scalar."""
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
+    return names, flat(POSITION), flat(GRADIENT)

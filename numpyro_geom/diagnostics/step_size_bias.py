@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,11 @@ from scipy import stats
 
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
-from ..schedules import Constant, Schedule
-from .bias_curve import MOMENTS, BiasCurve, ScalarBias
-from .results import paths
-from .scalars import Moments, Scalars, moments, to_scalars
+from ..schedules import Constant
+from .arrays import chosen, paths
+from .monte_carlo import MomentEstimates, estimate_moments
+from .scalar_draws import Scalars, named, to_scalars
+from .step_size_bias_table import BiasCurve, ScalarBias
 
 SETTLING = 5
 """A fifth as many draws as are kept are dropped first at each new step size."""
@@ -84,7 +84,7 @@ def bias_vs_step(
     Examples:
         >>> import jax
         >>> from numpyro_geom import SGRLD
-        >>> from numpyro_geom.diagnostics.bias import bias_vs_step
+        >>> from numpyro_geom.diagnostics import bias_vs_step
         >>> kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.4, num_steps=5)
         >>> curve = bias_vs_step(kernel, jax.random.key(0), num_warmup=20, num_samples=500,
         ...                      num_chains=16, init_params=jax.numpy.zeros(16))
@@ -120,62 +120,67 @@ def bias_vs_step(
     num_steps = kernel.settings.given_num_steps
     num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
-    run = jax.jit(functools.partial(_run, kernel, num_samples, args, kwargs))
-
     @jax.jit
-    def chosen(z: Any) -> dict[str, jax.Array]:
+    def reported(z: Any) -> dict[str, jax.Array]:
         # within the program: what is not asked for is neither computed nor kept
         found = dict(paths(jax.vmap(constrain)(z), "z"))
         return {name: found[name] for name in names}
 
     step_sizes = tuple(step_size * factor for factor in sizes)
     steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
+    # all runs share one program: a draw is so many draws of the largest number of steps that fits
+    unit = math.gcd(*steps)
+    dropped = -(-num_samples // SETTLING)
+    kernel = kernel.replace(
+        step_size=_one_after_another(step_sizes, [(dropped + num_samples) * n for n in steps]),
+        num_steps=unit,
+    )
+    kernel.init(keys, 0, state.z, args, kwargs)
+    state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
+    run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
     found, undone, standing = [], [], []
     for h, number in zip(step_sizes, steps, strict=True):
-        state, z, flags = run(state, jnp.asarray(h), jnp.asarray(number))
-        arrays = {name: np.asarray(x) for name, x in chosen(z).items()}
+        state, z, flags = run(state, jnp.asarray(number // unit))
+        arrays = {name: np.asarray(x) for name, x in reported(z).items()}
         scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
-        found.append(moments(scalars.values))
+        found.append(estimate_moments(scalars.values))
         standing.append(_standing(scalars))
         undone.append(int(flags.sum()))
     same = _constant(scalars.names, np.stack(standing))
-    constant = tuple(name for name, flag in zip(scalars.names, same, strict=True) if flag)
-    kept = tuple(name for name, flag in zip(scalars.names, same, strict=True) if not flag)
-    found = [Moments(*(x[~same] for x in m)) for m in found]
-    lines = _lines(kept, step_size, np.array(step_sizes), found)
-    return BiasCurve(lines, step_size, step_sizes, steps, tuple(undone), constant)
+    found = [MomentEstimates(*(x[~same] for x in m)) for m in found]
+    biases = fit_biases(named(scalars.names, ~same), step_size, np.array(step_sizes), found)
+    constant = named(scalars.names, same)
+    return BiasCurve(biases, step_size, step_sizes, steps, tuple(undone), constant)
 
 
-class _Given(Schedule):
-    """A step size that a compiled program takes as input."""
-
-    def __init__(self, step_size: jax.Array) -> None:
-        self.step_size = step_size
-
-    def __call__(self, t: Any) -> jax.Array:
-        return self.step_size
+def _one_after_another(step_sizes: Sequence[float], lengths: Sequence[int]) -> Callable:
+    """A schedule that takes so many steps of each size."""
+    values, ends = jnp.asarray(step_sizes), jnp.cumsum(jnp.asarray(lengths))[:-1]
+    return lambda t: values[jnp.searchsorted(ends, t, side="right")]
 
 
 def _run(
     kernel: SGKernel,
+    dropped: int,
     num_samples: int,
     args: tuple,
     kwargs: dict,
     state: SGState,
-    step_size: jax.Array,
-    num_steps: jax.Array,
+    repeats: jax.Array,
 ) -> tuple[SGState, Any, jax.Array]:
     """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
-    kernel = copy.copy(kernel)
-    settings = kernel.settings.with_values(step_size=_Given(step_size), num_steps=num_steps)
-    kernel._bound = dataclasses.replace(kernel._bound, settings=settings)
 
     def draw(state: SGState, _: None) -> tuple[SGState, Any]:
-        state = kernel.sample(state, args, kwargs)
-        return state, (state.z, state.diverging)
+        def part(_: int, carry: tuple) -> tuple:
+            state, undone = carry
+            state = kernel.sample(state, args, kwargs)
+            return state, undone | state.diverging
 
-    dropped = -(-num_samples // SETTLING)
-    state = lax.fori_loop(0, dropped, lambda _, s: kernel.sample(s, args, kwargs), state)
+        undone = jnp.zeros_like(state.diverging)
+        state, undone = lax.fori_loop(0, repeats, part, (state, undone))
+        return state, (state.z, undone)
+
+    state, _ = lax.scan(lambda s, x: (draw(s, x)[0], None), state, None, dropped)
     state, (z, undone) = lax.scan(draw, state, None, num_samples)
     return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), z), undone
 
@@ -211,11 +216,7 @@ def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str
     known = [name for name, _ in paths(values, "z")]
     if names is None:
         return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
-    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    missing = sorted(set(chosen) - set(known))
-    if missing or not chosen:
-        raise ValueError(f"the model has no sites {missing}: it has {sorted(known)}")
-    return chosen
+    return tuple(chosen(names, known, "the model"))
 
 
 def _standing(scalars: Scalars) -> np.ndarray:
@@ -228,68 +229,50 @@ def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
     """Which scalars are one same value in all runs; ``standing`` has shape (runs, scalars)."""
     same = np.all(standing == standing[0], axis=0)
     stuck = np.any(np.isfinite(standing), axis=0) & ~same
-    odd = [name for name, flag in zip(names, stuck, strict=True) if flag]
-    if odd:
+    if np.any(stuck):
         raise ValueError(
-            f"expected scalars that vary, got {odd}, the same in all draws of a run but not of all "
-            "runs: look for undone steps, or leave them out by var_names"
+            f"expected scalars that vary, got {list(named(names, stuck))}, the same in all draws "
+            "of a run but not of all runs: look for undone steps, or leave them out by var_names"
         )
     if np.all(same):
         raise ValueError(f"expected scalars that vary, got none: {list(names)} never change")
     return same
 
 
-def _lines(
-    names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[Any]
+def fit_biases(
+    names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[MomentEstimates]
 ) -> tuple[ScalarBias, ...]:
-    """Weighted least squares of mean and sd of all scalars."""
-    fits: dict[str, _Line] = {}
+    """Weighted least squares of mean and sd of all scalars, one estimate a step size."""
     size = np.min([m.least_size for m in found], axis=0)
-    for moment in MOMENTS:
-        values = np.stack([getattr(m, moment) for m in found])
-        errors = np.stack([getattr(m, f"{moment}_error") for m in found])
-        fits[moment] = _fit(step_sizes, values, errors, size)
-    result = []
-    for k, name in enumerate(names):
-        sd = float(fits["sd"].values[-1][k])  # the limit can be below 0
-        for moment, line in fits.items():
-            slope, error = float(line.slope[k]), float(line.slope_error[k])
-            result.append(
-                ScalarBias(
-                    name,
-                    moment,
-                    tuple(line.values[:, k].tolist()),
-                    tuple(line.errors[:, k].tolist()),
-                    float(line.limit[k]),
-                    float(line.limit_error[k]),
-                    slope,
-                    error,
-                    slope * own / sd,
-                    error * own / sd,
-                    float(line.fit[k]),
-                    float(size[k]),
-                )
-            )
-    return tuple(result)
+    scale = found[-1].sd  # the limit can be below 0
+    fits = {
+        "mean": _fit(step_sizes, [m.mean for m in found], [m.mean_error for m in found], size),
+        "sd": _fit(step_sizes, [m.sd for m in found], [m.sd_error for m in found], size),
+    }
+    for fit in fits.values():
+        fit["bias"], fit["bias_error"] = (fit[n] * own / scale for n in ("slope", "slope_error"))
+    return tuple(
+        ScalarBias(
+            name=name,
+            moment=moment,
+            ess=float(size[k]),
+            values=tuple(fit["values"][:, k].tolist()),
+            errors=tuple(fit["errors"][:, k].tolist()),
+            **{n: float(x[k]) for n, x in fit.items() if x.ndim == 1},
+        )
+        for k, name in enumerate(names)
+        for moment, fit in fits.items()
+    )
 
 
-class _Line(NamedTuple):
-    """Fitted lines of all scalars; fields as in `ScalarBias`."""
-
-    values: np.ndarray
-    errors: np.ndarray
-    limit: np.ndarray
-    limit_error: np.ndarray
-    slope: np.ndarray
-    slope_error: np.ndarray
-    fit: np.ndarray
-
-
-def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray) -> _Line:
-    """Values = limit + slope h, weights 1 / errors^2; values of shape (step sizes, scalars).
+def _fit(
+    h: np.ndarray, moments: list[np.ndarray], noise: list[np.ndarray], size: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values = limit + slope h, weights 1 / errors^2; fields as in `ScalarBias`.
 
     Errors are known from ``size`` effective draws, and squares of residuals have an F law.
     """
+    values, errors = np.stack(moments), np.stack(noise)
     weights = 1 / errors**2
     total = weights.sum(0)
     centre = (weights * h[:, None]).sum(0) / total
@@ -297,15 +280,13 @@ def _fit(h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray
     spread = (weights * offset**2).sum(0)
     slope = (weights * offset * values).sum(0) / spread
     middle = (weights * values).sum(0) / total
-    residual = values - middle - slope * offset
-    return _Line(
-        values=values,
-        errors=errors,
-        limit=middle - slope * centre,
-        limit_error=np.sqrt(1 / total + centre**2 / spread),
-        slope=slope,
-        slope_error=np.sqrt(1 / spread),
-        fit=stats.f.sf(
-            (weights * residual**2).sum(0) / (len(h) - 2), len(h) - 2, np.maximum(size - 1, 1.0)
-        ),
-    )
+    residual = (weights * (values - middle - slope * offset) ** 2).sum(0) / (len(h) - 2)
+    return {
+        "values": values,
+        "errors": errors,
+        "limit": middle - slope * centre,
+        "limit_error": np.sqrt(1 / total + centre**2 / spread),
+        "slope": slope,
+        "slope_error": np.sqrt(1 / spread),
+        "fit": stats.f.sf(residual, len(h) - 2, np.maximum(size - 1, 1.0)),
+    }

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.spatial.distance import cdist, pdist
+from scipy.stats import t
 
 MOST_DRAWS = 500
 """Draws a side that enter a distance."""
@@ -98,8 +100,6 @@ def _judge(name: str, values: np.ndarray) -> Distance:
 
 def _judge_few(name: str, values: np.ndarray) -> Distance:
     """With a normal law of the value under permutations, which few of them suffice to fit."""
-    from scipy.stats import t
-
     chance = values[1:]
     mean, sd = chance.mean(), chance.std(ddof=1)
     score = (values[0] - mean) / (sd * np.sqrt(1 + 1 / chance.size))
@@ -135,16 +135,12 @@ def _mmd(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """
     number = len(pooled)
     weights = np.where(labels, 1.0, -1.0).T / (number // 2)
-    norms = np.sum(pooled**2, axis=1)
-    some = pooled[:: max(1, number // 500)]
-    gaps = np.sum(some**2, axis=1)
-    gaps = gaps[:, None] + gaps - 2 * some @ some.T
-    scale = max(float(np.median(gaps[np.triu_indices(len(some), 1)])), np.finfo(float).tiny)
+    gaps = pdist(pooled[:: max(1, number // 500)], "sqeuclidean")
+    scale = max(float(np.median(gaps)), np.finfo(float).tiny)
     total = np.zeros(len(labels))
     for start in range(0, number, ROWS):
         rows = slice(start, start + ROWS)
-        squared = norms[rows, None] + norms - 2 * pooled[rows] @ pooled.T
-        kernel = np.exp(-np.maximum(squared, 0) / (2 * scale))
+        kernel = np.exp(-cdist(pooled[rows], pooled, "sqeuclidean") / (2 * scale))
         total += np.einsum("ij,ij->j", weights[rows], kernel @ weights)
     return np.sqrt(np.maximum(total, 0))
 
@@ -157,6 +153,5 @@ def _exact(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
         raise ImportError(
             "exact Wasserstein distances need POT: pip install 'numpyro_geom[examples]'"
         ) from error
-    norms = np.sum(pooled**2, axis=1)
-    cost = np.sqrt(np.maximum(norms[:, None] + norms - 2 * pooled @ pooled.T, 0))
+    cost = cdist(pooled, pooled)
     return np.array([ot.emd2([], [], np.ascontiguousarray(cost[row][:, ~row])) for row in labels])

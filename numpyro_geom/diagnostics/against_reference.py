@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from .comparison import Comparison, ScalarDifference
-from .joint import FEWEST_DRAWS, Distance, distances, thin
-from .scalars import (
-    Moments,
-    Scalars,
-    effective_size,
-    moments,
-    read_draws,
-    stored_name,
-    to_scalars,
-)
+from .arrays import chosen, stored_name
+from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
+from .monte_carlo import MomentEstimates, effective_size, estimate_moments
+from .reference_table import Comparison, ScalarDifference
+from .scalar_draws import Scalars, named, read_draws, to_scalars
 
 INTERVAL = 0.9
 """Of the reference, whose share of the draws is compared."""
@@ -73,7 +67,7 @@ def compare(
 
     Examples:
         >>> import numpy as np
-        >>> from numpyro_geom.diagnostics.compare import compare
+        >>> from numpyro_geom.diagnostics import compare
         >>> rng = np.random.default_rng(0)
         >>> reference = {"mu": rng.normal(size=(4, 1000))}
         >>> compare({"mu": rng.normal(size=(4, 1000))}, reference).within_noise
@@ -82,7 +76,7 @@ def compare(
         False
     """
     x, y, left_out, constant = common(draws, reference, var_names)
-    own, other = moments(x.values), moments(y.values)
+    own, other = estimate_moments(x.values), estimate_moments(y.values)
     scalars = differences(x, y, own, other)
     rng = np.random.default_rng(seed)
     few = [
@@ -111,12 +105,10 @@ def common(
         names = [name for name in mine if name in theirs]
         left_out = tuple(sorted(set(mine) ^ set(theirs)))
     else:
-        chosen = [var_names] if isinstance(var_names, str) else var_names
-        names, left_out = list(dict.fromkeys(map(stored_name, chosen))), ()
+        asked = [var_names] if isinstance(var_names, str) else var_names
+        names, left_out = [stored_name(name) for name in asked], ()
         for what, arrays in (("draws", mine), ("reference", theirs)):
-            missing = sorted(set(names) - set(arrays))
-            if missing:
-                raise ValueError(f"{what} has no variables {missing}: it has {sorted(arrays)}")
+            names = chosen(names, arrays, what)
     if not names:
         raise ValueError(
             f"draws and reference have no variable in common: {sorted(mine)} and {sorted(theirs)}"
@@ -131,26 +123,19 @@ def common(
     y = to_scalars({n: theirs[n] for n in names}, "reference")
     fixed = np.ptp(y.values, axis=(0, 1)) == 0
     same = fixed & np.all(x.values == y.values[0, 0], axis=(0, 1))
-    odd = [name for name, flag in zip(y.names, fixed & ~same, strict=True) if flag]
+    odd = named(y.names, fixed & ~same)
     if odd:
         raise ValueError(
-            f"constant in the reference, where a sd is needed, but not in the draws: {odd}. Check "
-            "that both are of one model, or leave them out by var_names"
+            f"constant in the reference, where a sd is needed, but not in the draws: {list(odd)}. "
+            "Check that both are of one model, or leave them out by var_names"
         )
     if np.all(same):
         raise ValueError("expected scalars that vary, got draws that are constant and all equal")
-    constant = tuple(name for name, flag in zip(y.names, same, strict=True) if flag)
-    kept = tuple(name for name, flag in zip(y.names, same, strict=True) if not flag)
-    return (
-        Scalars(kept, x.values[..., ~same]),
-        Scalars(kept, y.values[..., ~same]),
-        left_out,
-        constant,
-    )
+    return x.keep(~same), y.keep(~same), left_out, named(y.names, same)
 
 
 def differences(
-    x: Scalars, y: Scalars, own: Moments, other: Moments
+    x: Scalars, y: Scalars, own: MomentEstimates, other: MomentEstimates
 ) -> tuple[ScalarDifference, ...]:
     """All columns of the table, from the moments of both sides."""
     sizes = own.least_size, other.least_size

@@ -58,7 +58,6 @@ def plot_connectivity(
 
     Raises:
         ValueError: for fewer than two draws, and for pairs out of range.
-        ImportError: without Matplotlib.
     """
     num_points = check_int("num_points", num_points, least=2)
     draws = jax.tree.map(jnp.asarray, draws)
@@ -87,14 +86,8 @@ def plot_connectivity(
     barrier = (heights.max(1) - heights[:, [0, -1]].max(1)).max()
     ax.set(xlabel="fraction of the way", ylabel="energy U (nats)", xlim=(-0.02, 1.02))
     ax.set_title(f"highest barrier {barrier:.3g} nats above the ends", fontsize="small")
-    ax.legend(
-        fontsize="x-small",
-        frameon=False,
-        title="draws",
-        title_fontsize="x-small",
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-    )
+    small = {"fontsize": "x-small", "title_fontsize": "x-small", "frameon": False}
+    ax.legend(title="draws", loc="center left", bbox_to_anchor=(1.0, 0.5), **small)
     return ax
 
 
@@ -126,7 +119,6 @@ def plot_density_2d(
     Raises:
         ValueError: for draws of another shape, without limits, draws or paths, and for a density
             that is nowhere finite, or infinite.
-        ImportError: without Matplotlib.
     """
     points = None if draws is None else np.asarray(draws, float).reshape(-1, np.shape(draws)[-1])
     if points is not None and points.shape[1] != 2:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .joint import Distance
-from .scalars import align, figure, to_html
+from .joint_distances import Distance
+from .text_table import Table, TextTable
 
 FALSE_ALARM = 0.01
 """Probability that two runs on one target are said to differ."""
@@ -16,6 +14,20 @@ SHOWN = 25
 """Scalars in the text of a comparison; the table has them all."""
 FEW = 100
 """Effective draws below which a verdict says little."""
+COLUMNS = {
+    "mean_error": ("mean error", "+.3f"),
+    "mean_noise": ("+-", ".3f"),
+    "sd_ratio": ("sd ratio", ".3f"),
+    "sd_noise": ("+-", ".3f"),
+    "w1": ("W1", ".3f"),
+    "w1_floor": ("floor", ".3f"),
+    "coverage": ("in 90%", ".3f"),
+    "coverage_noise": ("+-", ".3f"),
+    "ess": ("ESS", ".0f"),
+    "reference_ess": ("ref. ESS", ".0f"),
+    "p_value": ("p, corrected", ".2g"),
+}
+"""Of the table in the text: title and format of each figure."""
 
 
 class ScalarDifference(NamedTuple):
@@ -51,9 +63,14 @@ class ScalarDifference(NamedTuple):
     reference_ess: float
     p_value: float
 
+    @property
+    def least_ess(self) -> float:
+        """Effective sample size of the side that has fewer."""
+        return min(self.ess, self.reference_ess)
+
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(TextTable):
     """What `compare` found; prints as a table and a verdict.
 
     Attributes:
@@ -78,16 +95,6 @@ class Comparison:
         differs = self._differing
         object.__setattr__(self, "within_noise", not differs)
         object.__setattr__(self, "verdict", self._verdict(differs))
-
-    def __str__(self) -> str:
-        lines = [align(*self._table()), "", *self._lines()]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        header, rows = self._table()
-        return to_html(header, rows, self._lines(), html.escape)
 
     def to_dataframe(self) -> Any:
         """All scalars as a pandas DataFrame, indexed by name."""
@@ -120,32 +127,18 @@ class Comparison:
             f"runs on one target would; Monte Carlo errors are up to {mean:.1g} sd of a mean and "
             f"{100 * sd:.2g}% of an sd"
         )
-        least = min(min(s.ess, s.reference_ess) for s in self.scalars)
-        if least < FEW:
-            text += f". That says little: {_worst_size(self.scalars)} effective draws"
+        least = min(self.scalars, key=lambda s: s.least_ess)
+        if least.least_ess < FEW:
+            text += f". That says little: {least.name} has {least.least_ess:.0f} effective draws"
         return text
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        header = ["scalar", "mean error", "+-", "sd ratio", "+-", "W1", "floor", "in 90%", "+-"]
-        header += ["ESS", "ref. ESS", "p, corrected"]
+    def _table(self) -> Table:
         shown = self.scalars
         if len(shown) > SHOWN:
             shown = tuple(sorted(shown, key=lambda s: s.p_value)[:SHOWN])
+        header = ["scalar", *(title for title, _ in COLUMNS.values())]
         rows = [
-            [
-                s.name,
-                f"{s.mean_error:+.3f}",
-                f"{s.mean_noise:.3f}",
-                f"{s.sd_ratio:.3f}",
-                f"{s.sd_noise:.3f}",
-                f"{s.w1:.3f}",
-                f"{s.w1_floor:.3f}",
-                f"{s.coverage:.3f}",
-                f"{s.coverage_noise:.3f}",
-                f"{s.ess:.0f}",
-                f"{s.reference_ess:.0f}",
-                figure(s.p_value, 2),
-            ]
+            [s.name, *(format(getattr(s, name), spec) for name, (_, spec) in COLUMNS.items())]
             for s in shown
         ]
         return header, rows
@@ -158,7 +151,7 @@ class Comparison:
         for d in self.joint:
             lines.append(
                 f"{d.name}: {d.value:.3f}, by chance {d.floor:.3f} +- {d.floor_error:.3f} "
-                f"(p = {figure(d.p_value, 2)})"
+                f"(p = {d.p_value:.2g})"
             )
         if not self.joint:
             lines.append("joint distances: not computed, too few effective draws")
@@ -167,9 +160,3 @@ class Comparison:
         if self.constant:
             lines.append(f"constant, left out: {', '.join(self.constant)}")
         return [*lines, self.verdict]
-
-
-def _worst_size(scalars: Sequence[ScalarDifference]) -> str:
-    """The least effective sample size and whose it is."""
-    least = min(scalars, key=lambda s: min(s.ess, s.reference_ess))
-    return f"{least.name} has {min(least.ess, least.reference_ess):.0f}"
