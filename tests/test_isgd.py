@@ -27,13 +27,14 @@ from targets import (
     RowQuadratics,
     all_batches,
     assert_moments,
+    assert_trees_equal,
     columns,
     covariance_scores,
     half_square,
     regression,
     regression_data,
+    run,
 )
-from test_kernel import assert_trees_equal, run
 
 from numpyro_geom.kernels import ISGD
 from numpyro_geom.kernels.isgd import RATE_STEPS, STILL_STEPS, GroupRate, RateState
@@ -368,7 +369,7 @@ def test_minibatched_logistic_regression_against_its_posterior() -> None:
     np.testing.assert_allclose(mcmc.last_state.metric_state.lam, 11 * trace / 2, rtol=0.25)
 
 
-# --- the kernel contract, beyond the table in test_kernel
+# --- the kernel contract, beyond the table in test_conformance
 
 
 def test_settings_are_its_own() -> None:
