@@ -86,3 +86,9 @@ def tree_normal(rng_key: jax.Array, like: PyTree) -> PyTree:
     keys = [rng_key] if len(leaves) == 1 else random.split(rng_key, len(leaves))
     draws = [random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(treedef, draws)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether every entry of every leaf is finite."""
+    # a sum is not finite if an entry is not; one fused reduction in place of one a leaf
+    return jnp.isfinite(sum((jnp.sum(x * 0) for x in jax.tree.leaves(tree)), jnp.zeros(())))

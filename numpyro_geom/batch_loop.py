@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from .host_rows import HostRows
-from .potential import Potential
 from .row_fetch import Hint, batches_at_once, fetch, hints
+from .target.potential import Potential
 
 PyTree = Any
 

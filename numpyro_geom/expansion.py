@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 
 from ._checks import check_choice, check_int, check_number
 from ._factors import LowRank, Side, divide, half_squares, identity, log_abs_det, on_side, times
-from .potential import Potential
+from .target.potential import Potential
 
 __all__ = ["Expanded", "Expansion", "Factors", "LowRank", "WithoutPrior", "with_expansion"]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._util import tree_vdot
-from .step_size import Adaptation
+from .warmup.step_size import Adaptation
 
 PyTree = Any
 
@@ -29,13 +29,18 @@ def is_by_site(position: PyTree) -> bool:
     return isinstance(position, dict) and jax.tree_util.all_leaves(position.values())
 
 
-class Walker(NamedTuple):
+def site_names(position: PyTree) -> tuple[str, ...]:
+    """Names of the sites whose temperatures are told apart."""
+    return tuple(sorted(position)) if is_by_site(position) else ()
+
+
+class Chain(NamedTuple):
     """What one stochastic-gradient step moves.
 
     Attributes:
         position: theta, the unconstrained position.
         metric_state: statistics of the metric.
-        dynamics: what the leaf kernel carries besides (momentum, auxiliary variables, ...).
+        dynamics: what the algorithm carries besides (momentum, auxiliary variables, ...).
     """
 
     position: PyTree
@@ -49,8 +54,8 @@ class StepReport(NamedTuple):
     Attributes:
         energy: minibatch estimate of U where the step started.
         grad: the gradient estimate there, a pytree.
-        push: squared length, in the metric, of what the gradient did to the position or the
-            momentum, in units in which the step's noise has tau D: h grad'A grad / 2 for a
+        squared_drift: squared length, in the metric, of what the gradient did to the position or
+            the momentum, in units in which the step's noise has tau D: h grad'A grad / 2 for a
             Langevin step.
         accept_prob: probability with which the step was accepted; 1 without a correction.
         kinetic_temperature: squared momentum over D; 0 without a momentum.
@@ -58,7 +63,7 @@ class StepReport(NamedTuple):
 
     energy: jax.Array
     grad: PyTree
-    push: jax.Array
+    squared_drift: jax.Array
     accept_prob: jax.Array | float = 1.0
     kinetic_temperature: jax.Array | float = 0.0
 
@@ -83,18 +88,18 @@ class SGState(NamedTuple):
         num_diverging: how many were.
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
-        dynamics: what the kernel carries besides.
+        dynamics: what the algorithm carries besides.
         expanded: the expanded position behind ``z``; empty without an expansion.
         centre: the position from which temperatures are measured, that at the end of warm-up; any
             fixed one is right, and one near the target keeps the Monte Carlo error small. In
             warm-up it is the draw's start, and temperatures mean nothing yet.
         trusted: the last position whose energy and gradient were finite and not those of an
             unstable step: undone steps go back to it.
-        push: of the last step, relative to its noise; infinite before any.
+        drift_ratio: squared drift of the last step over its noise; infinite before any.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far; schedules are functions of it.
-        adaptation: what warm-up has learned, see `numpyro_geom.step_size.Adaptation`.
+        adaptation: what warm-up has learned, see `numpyro_geom.warmup.step_size.Adaptation`.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
     """
@@ -116,10 +121,27 @@ class SGState(NamedTuple):
     expanded: PyTree
     centre: PyTree
     trusted: PyTree
-    push: jax.Array
+    drift_ratio: jax.Array
     stream: Any
     control: Any
     steps_taken: jax.Array
     adaptation: Adaptation
     seed: jax.Array
     rng_key: jax.Array
+
+    @property
+    def chain(self) -> Chain:
+        """What steps move: the expanded position where there is one."""
+        position = self.z if isinstance(self.expanded, tuple) else self.expanded
+        return Chain(position, self.metric_state, self.dynamics)
+
+    def with_temperatures(self, virial: jax.Array) -> SGState:
+        """The state with temperatures from the mean of `virials` over a draw."""
+        position = self.chain.position
+        sizes = [x.size for x in jax.tree.leaves(position)]
+        return self._replace(
+            configurational_temperature=jnp.sum(virial) / sum(sizes),
+            site_temperatures={
+                name: virial[k] / position[name].size for k, name in enumerate(site_names(position))
+            },
+        )

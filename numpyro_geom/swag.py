@@ -14,11 +14,12 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from ._checks import check_int, check_number
-from .kernel import SGKernel, _on_device
-from .kernels.sgrld import SGRLD
-from .kernels.vsgd import optimal_rate
-from .potential import Potential
-from .spectrum import extreme_eigenvalues
+from .algorithms.sgrld import SGRLD
+from .baselines.vsgd import optimal_rate
+from .bound import on_device
+from .kernel import SGKernel
+from .target.potential import Potential
+from .warmup.lanczos import extreme_eigenvalues
 
 PyTree = Any
 
@@ -93,7 +94,7 @@ class SWAG:
 
     Distribution: a Gaussian on the unconstrained space that describes where SGD went. It is not
     the posterior, and no setting makes it so: its width is proportional to the learning rate and
-    its shape is that of the gradient noise, see `numpyro_geom.kernels.vsgd.VSGD`.
+    its shape is that of the gradient noise, see `numpyro_geom.VSGD`.
 
     ``learning_rate="auto"`` takes the rate l = h N for which the stationary law of SGD comes
     closest to the posterior in Kullback-Leibler divergence, unless that is unstable::
@@ -207,10 +208,10 @@ class SWAG:
             args: the model's arguments.
             kwargs: the model's keyword arguments.
         """
-        args, kwargs = _on_device(args, kwargs)
+        args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
         start, fitted = self._prepare(key_start, args, kwargs)
-        if self._kernel._potential(args, kwargs).deterministic:
+        if self._kernel.potential(args, kwargs).deterministic:
             raise ValueError(
                 "SWAG describes the noise of minibatch gradients, and these have none: expected a "
                 "batch_size below the number of rows, got all rows at every step"
@@ -224,7 +225,7 @@ class SWAG:
             given = iter(arrays)
             rebuilt = [next(given) if isinstance(x, jax.Array) else x for x in leaves]
             args, kwargs = jax.tree.unflatten(treedef, rebuilt)
-            potential = self._kernel._potential(args, kwargs)
+            potential = self._kernel.potential(args, kwargs)
             return self._train(potential, fitted.unravel, start, rng_key)
 
         mode, params, energies = train(arrays, start, key_train)
@@ -273,13 +274,13 @@ class SWAG:
 
     def _prepare(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[jax.Array, _Fitted]:
         """Read the model; the flat position at which training starts, and the way back."""
-        position = self._kernel._init_position(rng_key, None, args, kwargs, batched=False)
+        position = self._kernel.bind(rng_key, 0, None, args, kwargs)
         start, unravel = ravel_pytree(position)
         return start, _Fitted(unravel, args, kwargs)
 
     def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
         """From a flat position to site values."""
-        args, kwargs = _on_device(args, kwargs)
+        args, kwargs = on_device(args, kwargs)
         given = bool(args or kwargs)
         if self._fitted is None:
             if not given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -102,10 +103,9 @@ def bias_vs_step(
     num_warmup = check_int("num_warmup", num_warmup, least=0)
     num_samples = check_int("num_samples", num_samples, least=8)
     num_chains = check_int("num_chains", num_chains)
-    if kernel._schedule is None and num_warmup == 0:
+    if kernel.automatic and num_warmup == 0:
         raise ValueError("step_size='auto' is found in warm-up, and num_warmup is 0: expected both")
-    kernel = copy.copy(kernel)
-    kernel._forget_model()
+    kernel = kernel.replace()
     keys = random.split(rng_key, num_chains)
     if num_chains == 1 and init_params is not None:
         init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
@@ -115,9 +115,10 @@ def bias_vs_step(
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
-    own = kernel._schedule.step_size if isinstance(kernel._schedule, Constant) else None
+    own = kernel.schedule.step_size if isinstance(kernel.schedule, Constant) else None
     step_size = float(np.median(state.step_size)) if own is None else own
-    num_steps = int(np.median(state.num_steps)) if kernel._num_steps is None else kernel._num_steps
+    num_steps = kernel.settings.given_num_steps
+    num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
     run = jax.jit(functools.partial(_run, kernel, num_samples, args, kwargs))
 
@@ -166,9 +167,8 @@ def _run(
 ) -> tuple[SGState, Any, jax.Array]:
     """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
     kernel = copy.copy(kernel)
-    kernel._schedule = _Given(step_size)
-    kernel._num_steps = num_steps  # type: ignore[assignment]
-    kernel._sample_fn = kernel._sample_batch
+    settings = kernel.settings.with_values(step_size=_Given(step_size), num_steps=num_steps)
+    kernel._bound = dataclasses.replace(kernel._bound, settings=settings)
 
     def draw(state: SGState, _: None) -> tuple[SGState, Any]:
         state = kernel.sample(state, args, kwargs)
@@ -187,12 +187,12 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
             f"expected a kernel of numpyro_geom, such as SGRLD(model), got {type(kernel).__name__}"
         )
     name = type(kernel).__name__
-    if kernel._adjusted:
+    if kernel.facts.adjusted:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
-    if not kernel._bias_is_known:
+    if kernel.rule.bias is None:
         raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
-    if kernel._schedule is not None and not isinstance(kernel._schedule, Constant):
-        raise ValueError(f"step_size must be 'auto' or a number, got {kernel._schedule!r}")
+    if not kernel.automatic and not isinstance(kernel.schedule, Constant):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.schedule!r}")
     if kernel.temperature == 0:
         raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
     if not isinstance(factors, Iterable):

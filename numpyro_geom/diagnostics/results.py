@@ -18,9 +18,8 @@ import numpyro
 from numpyro.infer import MCMC, NUTS
 
 from ..kernel import SGKernel
-from ..kernels.ggmc import GGMC
 from ..laplace.draws import LaplaceDraws
-from ..potential import takes_rng_key
+from ..target.potential import takes_rng_key
 from .replay import Arrays, host, is_numeric
 from .summary import (
     SITE_TEMPERATURE,
@@ -79,7 +78,7 @@ def of_mcmc(mcmc: MCMC) -> Results:
     if isinstance(kernel, SGKernel):
         library = _this_library()
         if model is not None:
-            model = kernel._runnable_model()
+            model = kernel.runnable_model
             # as the kernel does: traced row indices cannot index a NumPy array
             args, kwargs = jax.tree.map(
                 lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
@@ -94,7 +93,7 @@ def of_mcmc(mcmc: MCMC) -> Results:
         attributes=_attributes(mcmc),
         library=library,
         # an expansion with target="factors" replaces priors
-        targets_model=model is not None and not getattr(kernel, "_replaced", ()),
+        targets_model=model is not None and not getattr(kernel, "replaced_sites", ()),
     )
 
 
@@ -214,7 +213,7 @@ def _sample_stats(mcmc: MCMC) -> Arrays:
             stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
         if not is_numeric(value):
             continue
-        if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel._adjusted:
+        if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel.facts.adjusted:
             continue
         x = host(value)
         if field == "potential_energy":
@@ -241,7 +240,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
     }
     if not isinstance(kernel, SGKernel):
         return attrs
-    attrs.update(_storable(kernel.settings))
+    attrs.update(_storable(kernel.settings.record()))
     if kernel.plan is not None:
         attrs["num_data"] = kernel.plan.num_data
         attrs["plate_sizes"] = json.dumps(dict(kernel.plan.sizes))
@@ -267,7 +266,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
     if not isinstance(kernel, SGKernel):
         return {}
     if kernel.plan is None:
-        estimated = takes_rng_key(kernel._potential_fn)  # type: ignore[arg-type]
+        estimated = takes_rng_key(kernel.potential_fn)  # type: ignore[arg-type]
     else:
         estimated = bool(kernel.plan.batch_sizes)
     source = "minibatch estimate" if estimated else "on all data"
@@ -283,7 +282,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
         "n_steps": "stochastic-gradient steps of the draw",
         "acceptance_rate": "mean acceptance probability of the draw's steps",
     }
-    if isinstance(kernel, GGMC):
+    if kernel.facts.trajectory:
         texts["energy"] = "U in nats of the draw, on all data"
         texts["lp"] = "minus U in nats of the draw, on all data"
         texts["diverging"] = "the trajectory's energy error was not finite or above 1000 tau"

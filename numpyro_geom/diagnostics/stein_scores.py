@@ -21,7 +21,7 @@ from .._checks import check_int
 from ..kernel import SGKernel
 from ..laplace.draws import Data
 from ..minibatch import SubsamplePlates, make_plan
-from ..potential import model_potential
+from ..target.potential import model_potential
 from .replay import Arrays, read_model
 from .summary import check_run
 
@@ -104,7 +104,7 @@ def scores(
         if not args and not kwargs:
             args, kwargs = source._args, source._kwargs
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            model = source.sampler._runnable_model()
+            model = source.sampler.runnable_model
     if draws_at_once is not None:
         draws_at_once = check_int("draws_at_once", draws_at_once)
     if batch_size is not None and not is_prng_key(rng_key):

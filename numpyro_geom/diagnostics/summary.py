@@ -13,8 +13,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from ..kernel import SGKernel
-from ..kernels.ggmc import GGMC
-from ..step_size import MAX_NUM_STEPS
+from ..warmup.step_size import MAX_NUM_STEPS
 
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
@@ -49,7 +48,9 @@ class _Facts(NamedTuple):
 
     def budget(self, kernel: SGKernel) -> tuple[np.ndarray, np.ndarray, str]:
         """Relative errors of a variance from discretisation and minibatch noise, and their text."""
-        disc, noise, text = kernel._bias(self.curvature, self.noise, self.step_size, self.dynamics)
+        disc, noise, text = kernel.rule.bias(
+            self.curvature, self.noise, self.step_size, self.dynamics
+        )
         return np.asarray(disc), np.asarray(noise), text
 
     @property
@@ -95,7 +96,7 @@ def is_measured(mcmc: MCMC) -> bool:
     """Whether warm-up has measured curvature and noise: not where nothing was automatic."""
     kernel = mcmc.sampler
     # the first measurement is before the second draw
-    return isinstance(kernel, SGKernel) and kernel._adapts and int(np.min(mcmc.last_state.i)) > 1
+    return isinstance(kernel, SGKernel) and kernel.measures and int(np.min(mcmc.last_state.i)) > 1
 
 
 def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
@@ -107,20 +108,20 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     kernel, facts = mcmc.sampler, _facts(mcmc)
     epoch = 1 if kernel.plan is None else kernel.plan.steps_per_epoch
     found: dict[str, Any] = {"gradients": facts.steps, "passes": facts.steps / epoch}
-    if isinstance(kernel, GGMC):  # one gradient more than steps, and an energy of all rows
+    if kernel.facts.trajectory:  # one gradient more than steps, and an energy of all rows
         trajectories = facts.steps / facts.num_steps
         found = {
             "gradients": facts.steps + trajectories,
             "passes": (facts.steps + trajectories) / epoch + trajectories,
         }
-    if kernel._adjusted:
-        found["target_accept"] = kernel._target_accept
+    if kernel.facts.adjusted:
+        found["target_accept"] = kernel.facts.target_accept
     if facts.clamped is not None:
         found["clamped"] = facts.clamped
     if facts.measured:
         found["relaxation_steps"], found["relaxations"] = facts.relaxation, facts.relaxations
         found["curvature_ratio"] = facts.curvature / np.maximum(facts.curvature_low, 1e-30)
-        if kernel._bias_is_known and not kernel._adjusted and kernel.temperature > 0:
+        if kernel.rule.bias is not None and not kernel.facts.adjusted and kernel.temperature > 0:
             found["bias_discretisation"], found["bias_noise"], _ = facts.budget(kernel)
     # of a single chain a number
     return {name: np.squeeze(np.asarray(x, float)).tolist() for name, x in found.items()}
@@ -218,7 +219,7 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
 
 
 def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
-    automatic = kernel._schedule is None
+    automatic = kernel.automatic
     found = []
     if facts.undone:
         remedy = (
@@ -243,7 +244,7 @@ def _problems(kernel: SGKernel, facts: _Facts) -> list[str]:
             "num_steps, or use a metric that fits the posterior's scales better"
             + (", or a larger batch_size" if _noise_binds(kernel, facts) else "")
         )
-    given = not automatic and kernel._bias_is_known and not kernel._adjusted
+    given = not automatic and kernel.rule.bias is not None and not kernel.facts.adjusted
     if given and kernel.temperature > 0:
         total = float(np.max(sum(facts.budget(kernel)[:2])))
         if total > kernel.bias_tolerance:
@@ -282,9 +283,7 @@ def _facts(mcmc: MCMC) -> _Facts:
         shrink=np.atleast_1d(adaptation.shrink).astype(float),
         curvature=np.atleast_1d(adaptation.curvature).astype(float),
         curvature_low=np.atleast_1d(adaptation.curvature_low).astype(float),
-        rate=np.atleast_1d(mcmc.sampler._relaxation_rate(adaptation.slowest, dynamics)).astype(
-            float
-        ),
+        rate=np.atleast_1d(mcmc.sampler.rule.rate(adaptation.slowest, dynamics)).astype(float),
         noise=np.atleast_1d(adaptation.noise).astype(float),
         clamped=None if clamped is None else float(np.mean(clamped)),
         dynamics=dynamics,
@@ -293,7 +292,9 @@ def _facts(mcmc: MCMC) -> _Facts:
 
 def _noise_binds(kernel: SGKernel, facts: _Facts) -> bool:
     tau = kernel.temperature if kernel.temperature > 0 else 1.0
-    return not kernel._adjusted and bool(np.median(facts.noise) / tau > np.median(facts.curvature))
+    return not kernel.facts.adjusted and bool(
+        np.median(facts.noise) / tau > np.median(facts.curvature)
+    )
 
 
 def _noise_hint(kernel: SGKernel, facts: _Facts) -> str:
@@ -303,21 +304,21 @@ def _noise_hint(kernel: SGKernel, facts: _Facts) -> str:
 
 
 def _noise_remedy(kernel: SGKernel) -> str:
-    if kernel._control_variate or kernel.model is None:
+    if kernel.settings.control_variate or kernel.model is None:
         return "a larger batch_size allows larger steps, in proportion"
     return "control_variate=True or a larger batch_size allows larger steps"
 
 
 def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
-    if kernel._adjusted:
+    if kernel.facts.adjusted:
         accepted = float(np.mean(mcmc.get_extra_fields(group_by_chain=True)["accept_prob"]))
         return [
             f"no bias, steps are Metropolis-adjusted: acceptance rate {accepted:.2f} "
-            f"(target {kernel._target_accept})"
+            f"(target {kernel.facts.target_accept})"
         ]
     if kernel.temperature == 0:
         return ["temperature 0: the draws are the path of an optimiser, not of a posterior"]
-    if not kernel._bias_is_known:
+    if kernel.rule.bias is None:
         return [f"bias: not that of a step size, see the docstring of {type(kernel).__name__}"]
     if not facts.measured:
         return [
@@ -332,12 +333,12 @@ def _bias_lines(mcmc: MCMC, kernel: SGKernel, facts: _Facts) -> list[str]:
     noisy = _noise_binds(kernel, facts)
     limit = "minibatch noise" if noisy else "discretisation"
     total = float(np.max(discretisation + noise))
-    if kernel._schedule is None and np.min(facts.shrink) < 1:
+    if kernel.automatic and np.min(facts.shrink) < 1:
         lines.append(
             "undone steps in warm-up bind: they made the step size smaller by a factor of "
             f"{_span(1 / facts.shrink)}; a model without such regions allows larger steps"
         )
-    elif kernel._schedule is None:
+    elif kernel.automatic:
         remedy = (
             _noise_remedy(kernel)
             if noisy
@@ -365,7 +366,7 @@ def _clamped_lines(facts: _Facts) -> list[str]:
 def _relaxation_lines(kernel: SGKernel, facts: _Facts) -> list[str]:
     if not facts.measured:
         return []
-    formula = "" if kernel._has_momentum else " 1 / (h lam_min)"
+    formula = "" if kernel.facts.momentum else " 1 / (h lam_min)"
     text = (
         f"relaxation time{formula}: {_span(facts.relaxation)} steps; a chain of "
         f"{_span(facts.steps)} steps spans {_span(facts.relaxations)} of them"
@@ -401,7 +402,7 @@ def _temperature_lines(mcmc: MCMC, kernel: SGKernel) -> list[str]:
 
 
 def _kinetic_lines(mcmc: MCMC, kernel: SGKernel) -> list[str]:
-    if not kernel._has_momentum:
+    if not kernel.facts.momentum:
         return []
     values = mcmc.get_extra_fields(group_by_chain=True)["kinetic_temperature"]
     mean = float(np.mean(np.asarray(values, float)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..kernel import _on_device as on_device
+from ..bound import on_device
 
 
 class FitReport(NamedTuple):

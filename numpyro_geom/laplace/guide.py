@@ -21,11 +21,11 @@ from numpyro.infer.util import constrain_fn
 from tqdm import tqdm
 
 from .._checks import check_choice, check_flag, check_int, check_number
+from ..bound import on_device
 from ..diagnostics.summary import SamplingWarning
 from ..fisher import Structure, learn_structure
-from ..kernel import _on_device as on_device
 from ..minibatch import Plan, SubsamplePlates, make_plan
-from ..potential import CHUNK_ROWS
+from ..target.potential import CHUNK_ROWS
 from .approximation import (
     AtMode,
     Settings,

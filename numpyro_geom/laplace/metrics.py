@@ -16,7 +16,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve, solve_triangular
 
 from .. import fisher
 from .._linalg import conjugate_gradients, wait_for
-from ..spectrum import extreme_eigenvalues
+from ..warmup.lanczos import extreme_eigenvalues
 from .target import Target, perturbation
 
 Flat = jax.Array

@@ -20,7 +20,7 @@ from ..fisher import (
     root_transpose,
 )
 from ..minibatch import Batch, Plan
-from ..potential import model_potential
+from ..target.potential import model_potential
 
 PyTree = Any
 Flat = jax.Array

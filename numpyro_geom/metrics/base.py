@@ -86,6 +86,7 @@ class Metric(ABC):
     """
 
     is_diagonal: ClassVar[bool] = False
+    default_gamma: ClassVar[str] = "frozen"
     decay: float
     interval: int | None = 1
 

@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from ..diagnostics.results import _versions
 from ..host_rows import HostRows
+from ..kernel import SGKernel
 
 PyTree = Any
 MAX_HASHED_BYTES = 2**32
@@ -47,7 +48,7 @@ def fingerprint(
     """
     method = mcmc.chain_method
     found = {
-        "model": digest(getattr(mcmc.sampler, "_model", None)),
+        "model": digest(_model(mcmc.sampler)),
         "kernel": f"{type(mcmc.sampler).__qualname__} {digest(type(mcmc.sampler))}",
         **{f"kernel setting {n}": text for n, text in _kernel_settings(mcmc.sampler).items()},
         "num_warmup": str(mcmc.num_warmup),
@@ -100,8 +101,10 @@ def _is_host_rows(value: Any) -> bool:
     return isinstance(value, HostRows)
 
 
-def _kernel_settings(kernel: MCMCKernel) -> dict[str, str]:
-    """Arguments of the constructor, as far as the kernel keeps them under their names."""
+def _kernel_settings(kernel: Any) -> dict[str, str]:
+    """Settings of a kernel by name, as text."""
+    if isinstance(kernel, SGKernel):
+        return {name: _setting(value) for name, value in kernel.settings.as_dict().items()}
     names = {
         name
         for cls in type(kernel).__mro__
@@ -119,6 +122,11 @@ def _kernel_settings(kernel: MCMCKernel) -> dict[str, str]:
         if name in vars(kernel):
             found["step_size"] = _setting(vars(kernel)[name])
     return found
+
+
+def _model(kernel: Any) -> Any:
+    given = kernel.settings.model if isinstance(kernel, SGKernel) else None
+    return getattr(kernel, "_model", given)
 
 
 def _setting(value: Any) -> str:
@@ -169,7 +177,7 @@ def _feed(state: Any, value: Any, seen: set[int]) -> None:
     elif isinstance(value, type):
         _feed_type(state, value, seen)
     elif isinstance(value, MCMCKernel):
-        _feed(state, (getattr(value, "_model", None), _kernel_settings(value)), seen)
+        _feed(state, (_model(value), _kernel_settings(value)), seen)
     elif dataclasses.is_dataclass(value):
         fields = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
         _feed(state, type(value), seen)

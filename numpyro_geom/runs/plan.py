@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
+from ..bound import on_device
 from ..diagnostics.summary import _outside
-from ..kernel import _on_device
 from .fingerprint import differences, fingerprint
 from .mesh import Layout
 from .processes import Alone, Together
@@ -42,7 +42,7 @@ class Job(NamedTuple):
     def for_readers(self, layout: Layout | None) -> tuple[tuple, dict[str, Any]]:
         """Arguments for a model that is run as it is: NumPy arrays need not do on a mesh alone."""
         data = self.args, self.kwargs
-        return data if layout is None else _on_device(*data)
+        return data if layout is None else on_device(*data)
 
 
 class Plan(NamedTuple):

@@ -163,7 +163,7 @@ class Segments:
             out_shardings=layout.replicated,
         )
         state = layout.visible(_strong(init(rng_key, init_params, arrays)))
-        kept = jax.tree.leaves(getattr(self.mcmc.sampler, "_fixed", None))
+        kept = jax.tree.leaves(getattr(self.mcmc.sampler, "fixed", None))
         if any(isinstance(x, jax.core.Tracer) for x in kept):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "

@@ -7,28 +7,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice, check_flag
+from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_vdot
+from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner, repeat
 from ..expansion import Expansion
-from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
-from ..potential import Potential
+from ..kernel import PyTree, SGKernel
 from ..schedules import Constant
-from ..step_size import Adaptation
+from ..settings import Settings
+from ..state import Chain, StepReport
+from ..target.potential import Potential
+from ..warmup.timetable import settling_steps
 from .momentum import (
     INTEGRATORS,
     Momentum,
     at_rest,
-    check_friction,
     check_frozen,
     friction_scale,
+    given_friction,
     init_momentum,
     kinetic_temperature,
-    momentum_bias,
-    momentum_rule,
-    relaxation_rate,
+    rule_with_friction,
 )
 from .noise_correction import (
     SETTLING_STEPS,
@@ -122,7 +122,73 @@ class SGHMC(SGKernel):
         moves with the new momentum in ``"euler"``, and friction acts on G^{-1/2} r.
     """
 
-    _has_momentum = True
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        metric: Any = "identity",
+        friction: float | str = "auto",
+        integrator: str = "baoab",
+        gamma: str = "frozen",
+        step_size: Any = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | str = "auto",
+        temperature: float = 1.0,
+        batching: str = "replacement",
+        bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
+        noise_correction: bool = False,
+        expansion: Expansion | None = None,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        super().__init__(locals())
+        _check(self.settings)
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        return sghmc(settings)
+
+
+class PXSGHMC(SGKernel):
+    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
+
+    Leaves the law of `SGHMC` invariant with ``Expansion(target="posterior")``, the default.
+
+    Args:
+        model: a NumPyro model with a matrix among its latent sites.
+        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        expansion: what to expand, see `numpyro_geom.Expansion`; None for its defaults, one full
+            factor on each side of every matrix and convolution kernel.
+        metric: this and all others as in `SGHMC`.
+        friction: see `SGHMC`.
+        integrator: see `SGHMC`.
+        gamma: see `SGHMC`.
+        step_size: see `SGHMC`.
+        batch_size: see `SGHMC`.
+        num_steps: see `SGHMC`.
+        temperature: see `SGHMC`.
+        batching: see `SGHMC`.
+        bias_tolerance: see `SGHMC`.
+        control_variate: see `SGHMC`.
+        anchor_interval: see `SGHMC`.
+        noise_correction: see `SGHMC`.
+        init_strategy: see `SGHMC`.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> from numpyro_geom import PXSGHMC
+        >>> PXSGHMC(lambda: None, step_size=0.1).settings.integrator
+        'baoab'
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
+    """
 
     def __init__(
         self,
@@ -145,128 +211,73 @@ class SGHMC(SGKernel):
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn=potential_fn,
-            metric=metric,
-            step_size=step_size,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            bias_tolerance=bias_tolerance,
-            control_variate=control_variate,
-            anchor_interval=anchor_interval,
-            expansion=expansion,
-            init_strategy=init_strategy,
-        )
-        self._friction = check_friction(friction)
-        self._integrator = check_choice("integrator", integrator, INTEGRATORS)
-        check_frozen("SGHMC", gamma)
-        self._noise_correction = check_flag("noise_correction", noise_correction)
-        if self._noise_correction:
-            check_noise_correction(self._metric, self._batching, self._temperature)
-        self._measures = self._friction is None
-        if self._integrator == "euler":
-            self._check_stable()
+        expansion = Expansion() if expansion is None else expansion
+        super().__init__(locals())
+        _check(self.settings)
 
-    def _check_stable(self) -> None:
-        """Raise where an Euler step makes momenta longer by itself."""
-        if self._friction is None or not isinstance(self._schedule, Constant):
-            return
-        factors = 1.0 if self._expansion is None else self._expansion.factor_friction
-        loss = self._friction * self._schedule.step_size * max(1.0, factors)
-        if loss >= 2:
-            times = " x factor_friction" if factors > 1 else ""
-            raise ValueError(
-                f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: a "
-                "step multiplies the momentum by 1 less that, and it would grow without bound. "
-                "Lower one of them, or use integrator='baoab'"
-            )
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings, that of `SGHMC`."""
+        return sghmc(settings)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        return {
-            **super().settings,
-            "friction": "auto" if self._friction is None else self._friction,
-            "integrator": self._integrator,
-            "gamma": "frozen",
-            "noise_correction": self._noise_correction,
-        }
 
-    @property
-    def _noise_factor(self) -> float:
+def sghmc(settings: Settings) -> Algorithm:
+    """The algorithm of `SGHMC`."""
+    corrects = settings.noise_correction
+    facts = Facts(
+        momentum=True,
+        settling_steps=settling_steps(settings.metric, SETTLING_STEPS if corrects else 1),
+        measures=given_friction(settings) is None,
+    )
+    noise = Noise()
+    if corrects:
         # two evaluations of a stochastic function, where a batch of rows is halved
-        return 0.5 if self._noise_correction and self._potential_fn is not None else 1.0
+        factor = 0.5 if settings.model is None else 1.0
+        noise = Noise(factor, lambda dynamics: noise_diagonal(dynamics.extra))
 
-    def _known_noise(self, dynamics: Momentum) -> PyTree | None:
-        return noise_diagonal(dynamics.extra) if self._noise_correction else None
-
-    def _settling_steps(self) -> int:
-        steps = super()._settling_steps()
-        return max(steps, SETTLING_STEPS) if self._noise_correction else steps
-
-    def _check_potential(self, potential: Potential) -> None:
-        if self._noise_correction:
-            check_noisy(potential, self._plan)
-
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> Momentum:
-        extra = init_noise(position) if self._noise_correction else ()
-        return init_momentum(position, rng_key, self._temperature, self._friction, extra)
-
-    def _at_rest(self, dynamics: Momentum) -> Momentum:
-        return at_rest(dynamics)
-
-    def _rule(
-        self, adaptation: Adaptation, state: SGState, potential: Potential
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        h, friction, rate = momentum_rule(
-            adaptation,
-            self._bias_tolerance,
-            self._temperature,
-            self._integrator,
-            None if self._schedule is None else self._schedule(state.steps_taken),
-            self._friction,
+    def init(position: PyTree, rng_key: jax.Array) -> Momentum:
+        extra = init_noise(position) if corrects else ()
+        return init_momentum(
+            position, rng_key, settings.temperature, given_friction(settings), extra
         )
-        friction = friction.astype(state.dynamics.friction.dtype)
-        return h, rate, state.dynamics._replace(friction=friction)
 
-    def _bias(
-        self, curvature: Any, noise: Any, step_size: Any, dynamics: Momentum
-    ) -> tuple[Any, Any, str]:
-        friction, tau = np.asarray(dynamics.friction), self._temperature
-        return momentum_bias(self._integrator, curvature, noise, step_size, friction, tau)
+    return Algorithm(
+        init=init,
+        draw=repeat(_step(settings), settings, facts, at_rest=at_rest),
+        rule=rule_with_friction(settings, settings.integrator, noise=noise),
+        facts=facts,
+        check=lambda potential, plan: check_noisy(potential, plan) if corrects else None,
+    )
 
-    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
-        return relaxation_rate(slowest, dynamics.friction)
 
-    def _step(
-        self,
+def _step(settings: Settings) -> Step:
+    """One step of either integrator, with or without the correction of noise."""
+    metric, baoab = settings.metric, settings.integrator == "baoab"
+    learn = metric_learner(metric)
+
+    def step(
         rng_key: jax.Array,
         potential: Potential,
         batch: Any,
-        walker: Walker,
+        chain: Chain,
         step_size: jax.Array,
         temperature: jax.Array | float,
         learning: jax.Array,
-    ) -> tuple[Walker, StepReport]:
-        metric, position, old = self._metric, walker.position, walker.dynamics
+    ) -> tuple[Chain, StepReport]:
+        position, old = chain.position, chain.dynamics
         h, tau, extra = step_size, temperature, old.extra
-        if self._noise_correction:
+        if settings.noise_correction:
             energy, grad, extra = halves(potential, position, batch, extra)
         else:
             energy, grad = jax.value_and_grad(potential.energy)(position, batch)
-        metric_state = self._learn_metric(walker.metric_state, grad, potential.num_data, learning)
+        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
-        baoab = self._integrator == "baoab"
         # per leaf: what the friction leaves of the momentum, and the variance it has to replace
         steps = jax.tree.map(
-            lambda s: old.friction * h * s, friction_scale(self._expansion, position)
+            lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
         )
         kept = jax.tree.map(lambda a: jnp.exp(-a) if baoab else 1 - a, steps)
         lost = jax.tree.map(lambda a: tau * (-jnp.expm1(-2 * a) if baoab else 2 * a), steps)
-        if self._noise_correction:
+        if settings.noise_correction:
             inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
             known = noise_diagonal(extra)
             lost = jax.tree.map(
@@ -295,39 +306,29 @@ class SGHMC(SGKernel):
         report = StepReport(
             energy,
             grad,
-            push=h**2 * tree_vdot(force, force),
+            squared_drift=h**2 * tree_vdot(force, force),
             kinetic_temperature=kinetic_temperature(momentum),
         )
-        return Walker(position, metric_state, Momentum(momentum, old.friction, extra)), report
+        return Chain(position, metric_state, Momentum(momentum, old.friction, extra)), report
+
+    return step
 
 
-def PXSGHMC(  # noqa: N802
-    model: Callable | None = None, *, expansion: Expansion | None = None, **settings: Any
-) -> SGHMC:
-    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
-
-    Leaves the law of `SGHMC` invariant with ``Expansion(target="posterior")``, the default.
-
-    Args:
-        model: a NumPyro model with a matrix among its latent sites.
-        expansion: what to expand, see `numpyro_geom.Expansion`; None for its defaults, one full
-            factor on each side of every matrix and convolution kernel.
-        settings: arguments of `SGHMC`.
-
-    Returns:
-        The kernel ``SGHMC(model, expansion=expansion, ...)``.
-
-    Raises:
-        TypeError: for arguments of the wrong type.
-        ValueError: for values out of range.
-
-    Examples:
-        >>> from numpyro_geom import PXSGHMC
-        >>> PXSGHMC(lambda: None, step_size=0.1).settings["integrator"]
-        'baoab'
-
-    References:
-        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
-        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
-    """
-    return SGHMC(model, expansion=Expansion() if expansion is None else expansion, **settings)
+def _check(settings: Settings) -> None:
+    """Raise for combinations that do not work."""
+    check_choice("integrator", settings.integrator, INTEGRATORS)
+    check_frozen("SGHMC", settings.gamma)
+    if settings.noise_correction:
+        check_noise_correction(settings)
+    friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
+    if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
+        return
+    factors = 1.0 if expansion is None else expansion.factor_friction
+    loss = friction * schedule.step_size * max(1.0, factors)
+    if loss >= 2:
+        times = " x factor_friction" if factors > 1 else ""
+        raise ValueError(
+            f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: a "
+            "step multiplies the momentum by 1 less that, and it would grow without bound. "
+            "Lower one of them, or use integrator='baoab'"
+        )

@@ -12,9 +12,12 @@ from jax import random
 from numpyro.infer import init_to_uniform
 
 from .._util import tree_vdot, tree_where
-from ..kernel import PyTree, SGKernel, StepReport, Walker
+from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
+from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric, check_decay, zeros_of
-from ..potential import Potential
+from ..settings import Settings
+from ..state import Chain, StepReport
+from ..target.potential import Potential
 
 RATE_STEPS = 200
 """Memory of the groups' mean squared gradients, in steps."""
@@ -222,8 +225,6 @@ class ISGD(SGKernel):
         The stationary covariance above is ours.
     """
 
-    _bias_is_known = False
-
     def __init__(
         self,
         model: Callable | None = None,
@@ -238,61 +239,52 @@ class ISGD(SGKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(
-            model,
-            potential_fn=potential_fn,
+            locals(),
             metric=GroupRate(dict(groups) if isinstance(groups, Mapping) else groups, decay),
             step_size=1.0,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            init_strategy=init_strategy,
         )
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        settings = super().settings
-        for name in ("metric", "step_size", "bias_tolerance", "control_variate", "anchor_interval"):
-            del settings[name]
-        return {**settings, "groups": repr(self._metric.groups), "decay": self._metric.decay}
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        # a search though the step size is a constant: far from a mode the rate is too small
+        facts = Facts(settling_steps=2 * RATE_STEPS, searches=settings.potential_fn is None)
+        return Algorithm(
+            init=lambda position, rng_key: (),
+            draw=repeat(_step(settings.metric), settings, facts),
+            rule=langevin_rule(settings)._replace(bias=None),
+            facts=facts,
+            check=_check_noisy,
+        )
 
-    @property
-    def _searches(self) -> bool:
-        # though the step size is a constant: far from a mode the rate is too small
-        return self._potential_fn is None
 
-    def _settling_steps(self) -> int:
-        return 2 * RATE_STEPS
+def _check_noisy(potential: Potential, _: Any) -> None:
+    if potential.deterministic:
+        raise ValueError(
+            "ISGD takes its rate from minibatch noise, and this gradient has none: give a "
+            "batch_size (or a potential_fn with a key), or use SGRLD"
+        )
 
-    def _check_potential(self, potential: Potential) -> None:
-        if potential.deterministic:
-            raise ValueError(
-                "ISGD takes its rate from minibatch noise, and this gradient has none: give a "
-                "batch_size (or a potential_fn with a key), or use SGRLD"
-            )
 
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
-        return ()
+def _step(metric: GroupRate) -> Step:
+    """One step; the position holds still until the rate is known well enough."""
 
-    def _step(
-        self,
+    def step(
         rng_key: jax.Array,
         potential: Potential,
         batch: Any,
-        walker: Walker,
+        chain: Chain,
         step_size: jax.Array,
         temperature: jax.Array | float,
         learning: jax.Array,
-    ) -> tuple[Walker, StepReport]:
-        metric, old = self._metric, walker.metric_state
-        energy, grad = jax.value_and_grad(potential.energy)(walker.position, batch)
+    ) -> tuple[Chain, StepReport]:
+        old = chain.metric_state
+        energy, grad = jax.value_and_grad(potential.energy)(chain.position, batch)
         still = old.weight < 1 - (1 - 1 / RATE_STEPS) ** STILL_STEPS
         new = metric.update(old, grad)
         kept = new._replace(lam=old.lam, weight=old.weight)
         metric_state = tree_where(learning | still, new, kept)
 
-        leaves, treedef = jax.tree.flatten(walker.position)
+        leaves, treedef = jax.tree.flatten(chain.position)
         normals = [
             random.normal(key, x.shape, x.dtype)
             for key, x in zip(random.split(rng_key, len(leaves)), leaves, strict=True)
@@ -305,11 +297,13 @@ class ISGD(SGKernel):
 
         position = jax.tree.map(
             move,
-            walker.position,
+            chain.position,
             grad,
             metric_state.statistic,
             metric.spread(metric_state),
             jax.tree.unflatten(treedef, normals),
         )
-        push = step_size * tree_vdot(grad, metric.apply_inverse(metric_state, grad)) / 2
-        return Walker(position, metric_state, ()), StepReport(energy, grad, push)
+        squared_drift = step_size * tree_vdot(grad, metric.apply_inverse(metric_state, grad)) / 2
+        return Chain(position, metric_state, ()), StepReport(energy, grad, squared_drift)
+
+    return step

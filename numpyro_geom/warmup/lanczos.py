@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._checks import check_int
+from .._checks import check_int
 
 __all__ = ["Extremes", "Ritz", "extreme_eigenvalues", "lanczos"]
 

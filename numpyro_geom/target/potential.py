@@ -18,10 +18,10 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
-from . import minibatch
-from .host_rows import HostRows, host_rows_in
-from .minibatch import Batch, Plan
-from .row_fetch import Hint, batches_at_once, fetch, hint_part, hints
+from .. import minibatch
+from ..host_rows import HostRows, host_rows_in
+from ..minibatch import Batch, Plan
+from ..row_fetch import Hint, batches_at_once, fetch, hint_part, hints
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
@@ -55,6 +55,7 @@ class Potential(NamedTuple):
         steps_per_epoch: steps in one pass over the data.
         deterministic: whether ``energy`` ignores the batch.
         on_host: whether rows come from `numpyro_geom.HostRows`.
+        full_energy: ``position -> U`` where a stochastic ``potential_fn`` came with it; else None.
     """
 
     energy: Callable[[PyTree, Batch], jax.Array]
@@ -68,6 +69,7 @@ class Potential(NamedTuple):
     steps_per_epoch: int
     deterministic: bool
     on_host: bool = False
+    full_energy: Callable[[PyTree], jax.Array] | None = None
 
 
 def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Potential:
@@ -171,6 +173,7 @@ def function_potential(
         num_data=1 if num_data is None else num_data,
         steps_per_epoch=1,
         deterministic=not stochastic,
+        full_energy=full_potential_fn,
     )
 
 

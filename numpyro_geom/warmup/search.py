@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax, random
 
-from ._util import tree_where
-from .potential import Potential
+from .._util import tree_where
+from ..target.potential import Potential
 
 PyTree = Any
 

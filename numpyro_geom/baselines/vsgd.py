@@ -13,10 +13,14 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._util import lazy_cond, tree_axpy, tree_vdot
-from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
+from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
+from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
-from ..potential import Potential
-from ..step_size import Adaptation
+from ..settings import Settings
+from ..state import Chain, SGState, StepReport
+from ..target.potential import Potential
+from ..warmup.step_size import Adaptation
+from ..warmup.timetable import settling_steps
 
 PRECONDITIONERS = ("scalar", "diagonal")
 SETTLING_STEPS = 200
@@ -169,8 +173,6 @@ class VSGD(SGKernel):
         temperature, the bound by curvature, and the bound on the ratio of rates.
     """
 
-    _bias_is_known = False
-
     def __init__(
         self,
         model: Callable | None = None,
@@ -184,19 +186,9 @@ class VSGD(SGKernel):
         batching: str = "replacement",
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        self._preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
-        super().__init__(
-            model,
-            potential_fn=potential_fn,
-            metric=GradientNoise(diagonal=preconditioner == "diagonal"),
-            step_size=step_size,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            init_strategy=init_strategy,
-        )
-        if self._temperature == 0:
+        check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        super().__init__(locals(), metric=GradientNoise(diagonal=preconditioner == "diagonal"))
+        if self.settings.temperature == 0:
             raise ValueError(
                 "temperature must be above 0, got 0: the rate is proportional to it, and "
                 "descent to the mode is SGRLD(..., temperature=0)"
@@ -207,43 +199,54 @@ class VSGD(SGKernel):
                 "sums to zero, and the noise is what spreads the draws"
             )
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        settings = super().settings
-        for name in ("metric", "bias_tolerance", "control_variate", "anchor_interval"):
-            del settings[name]
-        return {**settings, "preconditioner": self._preconditioner}
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        learns = settings.schedule is None or settings.metric.diagonal
+        settling = SETTLING_STEPS if learns else settling_steps(settings.metric)
+        facts = Facts(settling_steps=settling)
+        rule = langevin_rule(settings)._replace(bias=None)
+        if settings.schedule is None:
+            rule = rule._replace(propose=lambda *args: _propose(settings, *args))
+        return Algorithm(
+            init=lambda position, rng_key: (),
+            draw=repeat(_step(settings.metric, learns), settings, facts),
+            rule=rule,
+            facts=facts,
+            check=_check_noisy,
+        )
 
-    def _check_potential(self, potential: Potential) -> None:
-        if potential.deterministic:
-            raise ValueError(
-                "VSGD draws with the noise of minibatch gradients, and these have none: expected "
-                "a batch_size below the number of rows or a stochastic potential_fn(z, rng_key), "
-                "got all rows at every step. Pass batch_size, or use SGRLD"
-            )
 
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
-        return ()
+def _check_noisy(potential: Potential, _: Any) -> None:
+    if potential.deterministic:
+        raise ValueError(
+            "VSGD draws with the noise of minibatch gradients, and these have none: expected "
+            "a batch_size below the number of rows or a stochastic potential_fn(z, rng_key), "
+            "got all rows at every step. Pass batch_size, or use SGRLD"
+        )
 
-    def _settling_steps(self) -> int:
-        return SETTLING_STEPS if self._learns else super()._settling_steps()
 
-    @property
-    def _learns(self) -> bool:
-        return self._schedule is None or self._preconditioner == "diagonal"
+def _propose(
+    settings: Settings, adaptation: Adaptation, state: SGState, potential: Potential
+) -> tuple[jax.Array, jax.Array, PyTree]:
+    """The optimal rate, in place of the step that a bias tolerance gives."""
+    h = optimal_rate(state.metric_state.statistic, potential.num_data, settings.temperature)
+    h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
+    return h, adaptation.slowest, state.dynamics
 
-    def _step(
-        self,
+
+def _step(metric: GradientNoise, learns: bool) -> Step:
+    """One step of SGD, and in warm-up a second gradient that tells the noise of the first."""
+
+    def step(
         rng_key: jax.Array,
         potential: Potential,
         batch: Any,
-        walker: Walker,
+        chain: Chain,
         step_size: jax.Array,
         temperature: jax.Array | float,
         learning: jax.Array,
-    ) -> tuple[Walker, StepReport]:
-        position = walker.position
+    ) -> tuple[Chain, StepReport]:
+        position = chain.position
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
 
         def learn(carry: tuple[jax.Array, NoiseState]) -> tuple[jax.Array, NoiseState]:
@@ -254,24 +257,17 @@ class VSGD(SGKernel):
             again = jax.grad(potential.energy)(position, other)
             scale = 0.5**0.5 / potential.num_data
             noise = jax.tree.map(lambda a, b: scale * (a - b), grad, again)
-            return key, self._metric.update(state, noise)
+            return key, metric.update(state, noise)
 
-        metric_state = walker.metric_state
-        if self._learns:
+        metric_state = chain.metric_state
+        if learns:
             _, metric_state = lazy_cond(learning, learn, (rng_key, metric_state))
-        drift = self._metric.apply_inverse(metric_state, grad)
+        drift = metric.apply_inverse(metric_state, grad)
         position = tree_axpy(-step_size, drift, position)
-        push = step_size * tree_vdot(grad, drift) / 2
-        return Walker(position, metric_state, ()), StepReport(energy, grad, push)
+        squared_drift = step_size * tree_vdot(grad, drift) / 2
+        return Chain(position, metric_state, ()), StepReport(energy, grad, squared_drift)
 
-    def _rule(
-        self, adaptation: Adaptation, state: SGState, potential: Potential
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        h = state.step_size
-        if self._schedule is None:  # in place of the step that a bias tolerance gives
-            h = optimal_rate(state.metric_state.statistic, potential.num_data, self._temperature)
-            h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
-        return h, adaptation.slowest, state.dynamics
+    return step
 
 
 def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:

@@ -11,19 +11,23 @@ from jax import random
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
-from .._checks import check_int, check_number
-from .._start import check_always_noisy, check_energy
+from .._checks import check_int
+from .._start import check_always_noisy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
+from ..algorithm import Algorithm, Draw, Facts, Rule, metric_learner
 from ..batch_loop import loop_over_batches
 from ..expansion import Expansion
-from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
-from ..potential import Potential, function_potential, takes_rng_key
-from ..state import is_by_site, virials
-from ..step_size import MAX_NUM_STEPS, Adaptation, is_checkpoint
+from ..kernel import PyTree, SGKernel
+from ..settings import Settings
+from ..state import SGState, is_by_site, virials
+from ..target.potential import Potential, takes_rng_key
+from ..target.target import Target
+from ..warmup.step_size import MAX_NUM_STEPS, Adaptation, num_steps_from
+from ..warmup.timetable import settling_steps, what_is_due
 from .momentum import (
     Momentum,
-    check_friction,
     friction_scale,
+    given_friction,
     init_momentum,
     kinetic_temperature,
     relaxation_rate,
@@ -130,9 +134,6 @@ class GGMC(SGKernel):
         friction acts on M^{-1/2} r; the exact energy is cached for the position that is kept.
     """
 
-    _adjusted = True
-    _has_momentum = True
-
     def __init__(
         self,
         model: Callable | None = None,
@@ -152,171 +153,113 @@ class GGMC(SGKernel):
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn=potential_fn,
-            metric=metric,
-            step_size=step_size,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            control_variate=control_variate,
-            expansion=expansion,
-            init_strategy=init_strategy,
+        super().__init__(locals())
+        _check(self.settings)
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        facts = Facts(
+            adjusted=True,
+            momentum=True,
+            trajectory=True,
+            target_accept=settings.target_accept,
+            settling_steps=settling_steps(settings.metric),
+            measures=given_friction(settings) is None,
         )
-        self._friction = check_friction(friction)
-        self._measures = self._friction is None
-        self._target_accept = check_number("target_accept", target_accept, above=0.0)
-        if self._target_accept >= 1:
-            raise ValueError(f"target_accept must be below 1, got {target_accept!r}")
-        if self._temperature == 0:
-            raise ValueError(
-                "temperature must be above 0 with GGMC, got 0: there is nothing to test against. "
-                "Use SGHMC(temperature=0) for a damped descent"
-            )
-        if batching == "epoch":
-            raise ValueError(
-                "GGMC needs batching='replacement', got 'epoch': the batches of a trajectory must "
-                "be as likely in reverse order, or the test is not exact"
-            )
-        check_always_noisy(self._schedule, "GGMC")
-        self._check_functions(full_potential_fn, num_data)
-
-    def _check_functions(self, full_potential_fn: Any, num_data: Any) -> None:
-        stochastic = self._potential_fn is not None and takes_rng_key(self._potential_fn)
-        given = {"full_potential_fn": full_potential_fn, "num_data": num_data}
-        if not stochastic:
-            for name, value in given.items():
-                if value is not None:
-                    raise ValueError(
-                        f"{name} goes with a stochastic potential_fn(z, rng_key), and there is "
-                        f"none: drop {name}"
-                    )
-        else:
-            for name, value in given.items():
-                if value is None:
-                    raise ValueError(
-                        f"a stochastic potential_fn needs {name}: pass the energy itself as "
-                        "full_potential_fn(z), and the number of observations as num_data"
-                    )
-            if not callable(full_potential_fn):
-                raise TypeError(
-                    "full_potential_fn must be callable, got " + type(full_potential_fn).__name__
-                )
-            if takes_rng_key(full_potential_fn):
-                raise TypeError(
-                    "full_potential_fn must be the energy itself, f(z), and this one takes a key: "
-                    "pass the function that potential_fn estimates"
-                )
-            num_data = check_int("num_data", num_data)
-        self._full_potential_fn, self._num_data = full_potential_fn, num_data
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        settings = super().settings
-        for name in ("bias_tolerance", "anchor_interval"):
-            del settings[name]
-        return {
-            **settings,
-            "friction": "auto" if self._friction is None else self._friction,
-            "target_accept": self._target_accept,
-            "num_data": "none" if self._num_data is None else self._num_data,
-        }
-
-    def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
-        """Forget the energy of the old model arguments."""
-        state = super().refresh(state, model_args, model_kwargs)
-        old: GGMCState = state.dynamics.extra
-        extra = old._replace(known=jnp.zeros_like(old.known))
-        return state._replace(dynamics=state.dynamics._replace(extra=extra))
-
-    def _potential(self, args: tuple, kwargs: dict) -> Potential:
-        if self._potential_fn is None or self._full_potential_fn is None:
-            return super()._potential(args, kwargs)
-        return function_potential(self._potential_fn, self._full_potential_fn, self._num_data)
-
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> Momentum:
-        dtype = jnp.result_type(*jax.tree.leaves(position))
-        zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
-        averaging = jax.tree.map(
-            lambda x: jnp.asarray(x, jnp.int32 if jnp.result_type(x).kind == "i" else dtype),
-            _averaging_init(zero),
+        rule = Rule(
+            propose=lambda *args: _propose(settings, *args),
+            rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
+            bias=None,
+            num_steps=_num_steps,
+            observe=lambda adaptation, _: adaptation,
         )
-        extra = GGMCState(zero, jnp.zeros((), bool), one, averaging)
-        return init_momentum(position, rng_key, self._temperature, self._friction, extra)
+        return Algorithm(
+            init=lambda position, rng_key: _init(settings, position, rng_key),
+            draw=_trajectory(settings),
+            rule=rule,
+            facts=facts,
+            forget=_forget,
+        )
 
-    def _init_chain(
-        self, rng_key: jax.Array, num_warmup: int, position: PyTree, args: tuple, kwargs: dict
-    ) -> SGState:
-        state = super()._init_chain(rng_key, num_warmup, position, args, kwargs)
-        if self._full_potential_fn is None:
-            return state
-        energy = self._full_potential_fn(state.z)
-        check_energy("full_potential_fn", energy)
-        # `init` refuses what is not finite
-        return state._replace(potential_energy=jnp.asarray(energy, state.potential_energy.dtype))
 
-    def _rule(
-        self, adaptation: Adaptation, state: SGState, potential: Potential
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        """Step size from dual averaging, about a scale that late measurements leave alone."""
-        old: Momentum = state.dynamics
-        extra: GGMCState = old.extra
-        num_warmup = adaptation.num_warmup
-        renew = is_checkpoint(state.i, num_warmup) & (state.i <= num_warmup * 7 // 8)
-        tiny = jnp.finfo(extra.scale.dtype).tiny
-        scale = jnp.where(renew, jnp.maximum(adaptation.curvature, tiny) ** -0.5, extra.scale)
-        latest, average = extra.averaging[0], extra.averaging[1]
-        h = state.step_size
-        if self._schedule is None:
-            h = scale * jnp.exp(jnp.where(state.i >= num_warmup - 1, average, latest))
-        critical = 2 * jnp.sqrt(adaptation.slowest)
-        friction = critical if self._friction is None else old.friction
-        rate = relaxation_rate(adaptation.slowest, friction)
-        extra = extra._replace(scale=scale.astype(extra.scale.dtype))
-        return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)
+def _init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
+    dtype = jnp.result_type(*jax.tree.leaves(position))
+    zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+    averaging = jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.int32 if jnp.result_type(x).kind == "i" else dtype),
+        _averaging_init(zero),
+    )
+    extra = GGMCState(zero, jnp.zeros((), bool), one, averaging)
+    return init_momentum(position, rng_key, settings.temperature, given_friction(settings), extra)
 
-    def _num_steps_from(
-        self, adaptation: Adaptation, rate: jax.Array, step_size: jax.Array, warming: jax.Array
-    ) -> jax.Array:
-        if self._plan is None or not self._plan.batch_sizes:
-            return super()._num_steps_from(adaptation, rate, step_size, warming)
-        steps = -(-self._plan.steps_per_epoch // GRADIENT_COST)
-        return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
 
-    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
-        return relaxation_rate(slowest, dynamics.friction)
+def _forget(dynamics: Momentum) -> Momentum:
+    """Without the energy of the old model arguments."""
+    extra: GGMCState = dynamics.extra
+    return dynamics._replace(extra=extra._replace(known=jnp.zeros_like(extra.known)))
 
-    def _update_shrink(self, adaptation: Adaptation, state: SGState) -> Adaptation:
-        return adaptation
 
-    def _step(self, *args: Any) -> tuple[Walker, StepReport]:
-        raise NotImplementedError("GGMC moves by whole trajectories")
+def _propose(
+    settings: Settings, adaptation: Adaptation, state: SGState, _: Potential
+) -> tuple[jax.Array, jax.Array, PyTree]:
+    """Step size from dual averaging, about a scale that late measurements leave alone."""
+    old: Momentum = state.dynamics
+    extra: GGMCState = old.extra
+    due = what_is_due(state.i, adaptation.num_warmup, True)
+    tiny = jnp.finfo(extra.scale.dtype).tiny
+    scale = jnp.maximum(adaptation.curvature, tiny) ** -0.5
+    scale = jnp.where(due.measuring & due.learning, scale, extra.scale)
+    latest, average = extra.averaging[0], extra.averaging[1]
+    h = state.step_size
+    if settings.schedule is None:
+        h = scale * jnp.exp(jnp.where(due.closing, average, latest))
+    critical = 2 * jnp.sqrt(adaptation.slowest)
+    friction = critical if given_friction(settings) is None else old.friction
+    rate = relaxation_rate(adaptation.slowest, friction)
+    extra = extra._replace(scale=scale.astype(extra.scale.dtype))
+    return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)
 
-    def _draw(
-        self,
-        state: SGState,
-        potential: Potential,
+
+def _num_steps(
+    adaptation: Adaptation,
+    rate: jax.Array,
+    step_size: jax.Array,
+    warming: jax.Array,
+    potential: Potential,
+) -> jax.Array:
+    """With minibatches, as many as cost about as much as the energy on all rows."""
+    if potential.steps_per_epoch == 1:
+        return num_steps_from(adaptation, rate, step_size, warming)
+    steps = -(-potential.steps_per_epoch // GRADIENT_COST)
+    return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
+
+
+def _trajectory(settings: Settings) -> Draw:
+    """A draw: one trajectory and its acceptance test."""
+    metric = settings.metric
+    learn = metric_learner(metric)
+
+    def draw(
         rng_key: jax.Array,
+        target: Target,
+        state: SGState,
         moving: jax.Array | bool,
         learning: jax.Array,
     ) -> SGState:
-        """One trajectory and its acceptance test."""
         key_steps, key_accept = random.split(rng_key)
-        metric, metric_state = self._metric, state.metric_state
-        start, dynamics = self._walker(state).position, state.dynamics
+        potential, given = target.potential, settings.given_num_steps
+        metric_state = state.metric_state
+        start, dynamics = state.chain.position, state.dynamics
         extra: GGMCState = dynamics.extra
-        dtype, tau = state.potential_energy.dtype, self._temperature
-        noisy = self._target(potential, state.control)
-        exact = self._expanded(potential)
+        dtype, tau = state.potential_energy.dtype, settings.temperature
+        noisy = target.seen(state.control)
+        exact = target.expanded(potential)
         h = state.step_size
-        if self._schedule is not None:
-            h = jnp.asarray(self._schedule(state.steps_taken), dtype)
+        if settings.schedule is not None:
+            h = jnp.asarray(settings.schedule(state.steps_taken), dtype)
         stride = jnp.where(moving, h, 0.0)
-        last = jnp.asarray(state.num_steps if self._num_steps is None else self._num_steps)
-        scale = friction_scale(self._expansion, start)
+        last = jnp.asarray(state.num_steps if given is None else given)
+        scale = friction_scale(target.expansion, start)
 
         def energy_on_all_rows(_: jax.Array, position: PyTree) -> jax.Array:
             energy = exact.on_all_rows(lambda rows: exact.energy(position, rows))  # type: ignore
@@ -329,7 +272,7 @@ class GGMC(SGKernel):
             """The k-th of L + 1 gradients: the end of one step and the beginning of the next."""
             position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
-            learned = self._learn_metric(learned, grad, potential.num_data, learning)
+            learned = learn(learned, grad, potential.num_data, learning)
             virial = virials(position, state.centre, grad)
             facts = jnp.concatenate([tree_vdot(grad, grad)[None], virial]).astype(dtype)
             first = jnp.where(k == 0, facts, first)
@@ -363,15 +306,14 @@ class GGMC(SGKernel):
             jnp.zeros(1 + (len(start) if is_by_site(start) else 1), dtype),
         )
         stream, carry = loop_over_batches(
-            potential, self._merge(start), key_steps, state.stream, last + 1, gradient, carry
+            potential, target.merge(start), key_steps, state.stream, last + 1, gradient, carry
         )
         position, momentum, learned, work, first = carry
         old_energy = lazy_cond(~extra.known, energy_on_all_rows, extra.energy, start)
         new_energy = energy_on_all_rows(zero, position)
         error = (new_energy - old_energy + work) / tau
-        if self._transforms is not None:
-            usable = jnp.all(jnp.isfinite(_flat(self._transforms(self._merge(position)))))
-            error = jnp.where(usable, error, jnp.inf)
+        if target.transforms is not None:
+            error = jnp.where(target.is_usable(target.merge(position)), error, jnp.inf)
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         accept_prob = jnp.exp(-jnp.maximum(error, 0.0))
         accepted = random.uniform(key_accept, (), dtype) < accept_prob
@@ -383,7 +325,7 @@ class GGMC(SGKernel):
         # a gradient that is not finite must not reach the metric
         finite = jnp.isfinite(error)
         adapting = moving & (state.i < state.adaptation.num_warmup)
-        averaging = _averaging_update(self._target_accept - accept_prob, extra.averaging)
+        averaging = _averaging_update(settings.target_accept - accept_prob, extra.averaging)
         averaging = jax.tree.map(lambda x, y: x.astype(y.dtype), averaging, extra.averaging)
         extra = extra._replace(
             energy=energy,
@@ -391,9 +333,9 @@ class GGMC(SGKernel):
             averaging=tree_where(adapting, averaging, extra.averaging),
         )
         diverging = ~(error < HOPELESS)
-        state = self._with_temperatures(state, first[1:], start)
+        state = state.with_temperatures(first[1:])
         return state._replace(
-            z=self._merge(kept),
+            z=target.merge(kept),
             potential_energy=energy,
             grad_norm=jnp.sqrt(first[0]),
             kinetic_temperature=kinetic_temperature(momentum).astype(dtype),
@@ -403,13 +345,49 @@ class GGMC(SGKernel):
             accept_prob=accept_prob,
             metric_state=tree_where(finite, learned, metric_state),
             dynamics=Momentum(momentum, dynamics.friction, extra),
-            expanded=() if self._expansion is None else kept,
+            expanded=() if target.expansion is None else kept,
             trusted=kept,
             stream=stream,
             steps_taken=state.steps_taken + last.astype(jnp.int32),
         )
 
+    return draw
 
-def _flat(tree: PyTree) -> jax.Array:
-    """A vector that is finite where every entry of every leaf is."""
-    return jnp.stack([jnp.sum(x * 0) for x in jax.tree.leaves(tree)])
+
+def _check(settings: Settings) -> None:
+    """Raise for combinations that would not be exact."""
+    if settings.temperature == 0:
+        raise ValueError(
+            "temperature must be above 0 with GGMC, got 0: there is nothing to test against. "
+            "Use SGHMC(temperature=0) for a damped descent"
+        )
+    if settings.batching == "epoch":
+        raise ValueError(
+            "GGMC needs batching='replacement', got 'epoch': the batches of a trajectory must "
+            "be as likely in reverse order, or the test is not exact"
+        )
+    check_always_noisy(settings.schedule, "GGMC")
+    full = settings.full_potential_fn
+    given = {"full_potential_fn": full, "num_data": settings.num_data}
+    if settings.potential_fn is None or not takes_rng_key(settings.potential_fn):
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} goes with a stochastic potential_fn(z, rng_key), and there is "
+                    f"none: drop {name}"
+                )
+        return
+    for name, value in given.items():
+        if value is None:
+            raise ValueError(
+                f"a stochastic potential_fn needs {name}: pass the energy itself as "
+                "full_potential_fn(z), and the number of observations as num_data"
+            )
+    if not callable(full):
+        raise TypeError("full_potential_fn must be callable, got " + type(full).__name__)
+    if takes_rng_key(full):
+        raise TypeError(
+            "full_potential_fn must be the energy itself, f(z), and this one takes a key: "
+            "pass the function that potential_fn estimates"
+        )
+    check_int("num_data", settings.num_data)

@@ -22,16 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._util import tree_vdot, tree_where
+from .._util import tree_vdot, tree_where
 from .potential import Potential
-from .search import find_mode
 
 PyTree = Any
-
-REFINEMENTS = 2
-"""Searches with a control variate that follow the one without."""
-LEAST_DRAWS = 16
-"""Draws of warm-up whose mean makes a better anchor than a mode."""
 
 
 class Anchor(NamedTuple):
@@ -111,63 +105,8 @@ def init_control(position: PyTree, energy: jax.Array) -> Control:
     return Control(Anchor(position, energy, zeros), zeros, jnp.zeros((), jnp.int32))
 
 
-def search_with_anchor(
-    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
-) -> PyTree:
-    """Approach a mode further than minibatches allow, by anchors on the way.
-
-    Args:
-        potential: the target, without a control variate.
-        position: where the search without one ended.
-        rng_key: for the rows.
-        temperature: tau.
-    """
-
-    def refine(k: jax.Array, position: PyTree) -> PyTree:
-        corrected = with_control_variate(potential, anchor_at(potential, position))
-        return find_mode(corrected, position, jax.random.fold_in(rng_key, k), temperature)
-
-    return jax.lax.fori_loop(0, REFINEMENTS, refine, position)
-
-
 def refresh(potential: Potential, control: Control, position: PyTree) -> Control:
     """Move the anchor to ``position``, unless the energy or gradient there is not finite."""
     anchor = anchor_at(potential, position)
     finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))
     return control._replace(anchor=tree_where(finite, anchor, control.anchor))
-
-
-def refresh_from_mean(potential: Potential, control: Control, i: jax.Array, num_warmup: Any) -> Any:
-    """Move the anchor to the mean of the last draws, at a few times in warm-up.
-
-    Args:
-        potential: the target, without a control variate.
-        control: the state.
-        i: draws so far.
-        num_warmup: draws of warm-up.
-
-    Returns:
-        The state; in the first half of warm-up with its mean started anew.
-    """
-    enough = jnp.maximum(control.num_draws, 1)
-    mean = jax.tree.map(lambda x: (x / enough).astype(x.dtype), control.total)
-    usable = control.num_draws >= LEAST_DRAWS
-    moved = tree_where(usable, refresh(potential, control, mean), control)
-    empty = control._replace(
-        total=jax.tree.map(jnp.zeros_like, control.total),
-        num_draws=jnp.zeros_like(control.num_draws),
-    )
-    fresh = empty._replace(anchor=moved.anchor)
-    return tree_where(i <= num_warmup // 2, fresh, moved)
-
-
-def is_refresh(i: jax.Array, num_warmup: jax.Array) -> jax.Array:
-    """Whether the anchor moves before draw ``i``: windows that double, then the second half's."""
-    eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32)
-    return (i > 1) & jnp.any(i == eighths * num_warmup // 8)
-
-
-def add_draw(control: Control, position: PyTree) -> Control:
-    """Count a draw of warm-up into the running mean."""
-    total = jax.tree.map(jnp.add, control.total, position)
-    return control._replace(total=total, num_draws=control.num_draws + 1)

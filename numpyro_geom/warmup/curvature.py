@@ -1,84 +1,23 @@
-"""The automatic step size and number of steps a draw, from curvature and gradient noise.
-
-For a Gaussian target the stationary variance of a Langevin step of size h is too large by the
-factor 1 + h lam / 2 + h c / (2 tau) to first order, in a direction where the preconditioned
-Hessian has eigenvalue lam and the preconditioned covariance of the minibatch gradient c. So a
-bias tolerance gives a step size, and the flattest direction gives the time to relax::
-
-    h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
-"""
+"""Curvature and gradient noise where a chain is, by Lanczos iteration without any matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from ._util import tree_where
-from .potential import Potential
-from .spectrum import Extremes, extreme_eigenvalues
+from .._util import tree_where
+from ..target.potential import Potential
+from .lanczos import Extremes, extreme_eigenvalues
+from .step_size import Adaptation
 
 PyTree = Any
 
-MAX_NUM_STEPS = 1000
-"""Most steps that ``num_steps="auto"`` takes between two draws."""
-DRAW_LENGTH = 0.5
-"""Relaxation times that a draw spans under ``num_steps="auto"``, where the bounds allow."""
-WARMUP_DRAWS = 100
-"""Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
 LANCZOS_STEPS = 20
-TARGET_ACCEPTANCE = 0.574
-
-
-class Adaptation(NamedTuple):
-    """What warm-up has learned about the target.
-
-    Attributes:
-        num_warmup: warm-up length in draws, int32 scalar.
-        searching: whether the first draw searches for a mode.
-        shrink: factor on the step size, halved for each warm-up draw with an undone step (and
-            driven by the acceptance rate where steps are Metropolis-adjusted).
-        curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
-            measurements in the second half of warm-up.
-        curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
-            fit the whole posterior.
-        slowest: lam_min, smallest one, or the smallest absolute one where the Hessian is
-            indefinite; likewise the smallest of the measurements.
-        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
-    """
-
-    num_warmup: jax.Array
-    searching: jax.Array
-    shrink: jax.Array
-    curvature: jax.Array
-    curvature_low: jax.Array
-    slowest: jax.Array
-    noise: jax.Array
-
-
-def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
-    """An adaptation state before anything is known."""
-    one = jnp.ones((), dtype)
-    return Adaptation(
-        num_warmup=jnp.asarray(num_warmup, jnp.int32),
-        searching=jnp.zeros((), bool),
-        shrink=one,
-        curvature=one,
-        curvature_low=one,
-        slowest=one,
-        noise=jnp.zeros((), dtype),
-    )
-
-
-def is_checkpoint(i: jax.Array, num_warmup: jax.Array) -> jax.Array:
-    """Whether curvature and noise are measured before draw ``i``, a dozen times over warm-up."""
-    sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32)
-    times = jnp.concatenate([sixteenths * num_warmup // 16, num_warmup[None] - 1])
-    return (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
 
 
 def measure(
@@ -87,7 +26,7 @@ def measure(
     apply_inverse_sqrt: Callable[[PyTree], PyTree],
     rng_key: jax.Array,
     adaptation: Adaptation,
-    i: jax.Array,
+    replacing: jax.Array | bool = True,
     noise_factor: float = 1.0,
     second_order: jax.Array | float = 0.0,
     known_noise: PyTree | None = None,
@@ -102,7 +41,7 @@ def measure(
         apply_inverse_sqrt: x -> A^{1/2} x.
         rng_key: for the rows and the starting vectors.
         adaptation: the state to fill in.
-        i: draws so far; a measurement in the first half of warm-up replaces earlier ones.
+        replacing: whether to replace earlier measurements, not to keep the extremes.
         noise_factor: variance of the gradient in a step, relative to the whole batch's.
         second_order: factor of the squared Hessian that is added to the Hessian.
         known_noise: diagonal of the gradient's covariance, if the injected noise makes up for it:
@@ -159,9 +98,8 @@ def measure(
         return tree_where(k == 0, new, rest)
 
     # a mode can be flat where the target is not; later the chain itself has gone everywhere
-    late = i > jnp.maximum(adaptation.num_warmup // 2, 1)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(spectrum_at, flat))
-    spectrum = lax.fori_loop(0, jnp.where(late, 1, 2), look, nothing)
+    spectrum = lax.fori_loop(0, jnp.where(replacing, 2, 1), look, nothing)
     noise = _largest_noise(
         potential.score_noise(key_rows),
         position,
@@ -192,7 +130,7 @@ def measure(
     )
     usable = jnp.isfinite(curvature) & jnp.isfinite(noise) & (curvature + noise > 0)
     return jax.tree.map(
-        lambda old, new, both: jnp.where(usable, jnp.where(late, both, new), old),
+        lambda old, new, both: jnp.where(usable, jnp.where(replacing, new, both), old),
         adaptation,
         fresh,
         extended,
@@ -243,47 +181,3 @@ def _score_covariance(
         return root(ravel_pytree(vjp(centred)[0])[0]) / rows.shape[0]
 
     return product
-
-
-def step_size_from(
-    adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
-) -> jax.Array:
-    """The step size h that keeps the first-order bias of variances within the tolerance."""
-    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
-    tau = temperature if temperature > 0 else 1.0
-    rate = adaptation.curvature / 2
-    if not adjusted:
-        rate = rate + adaptation.noise / (2 * tau)
-    tolerance = 1.0 if adjusted else bias_tolerance
-    return adaptation.shrink * tolerance / rate
-
-
-def num_steps_from(
-    rate: jax.Array, num_warmup: jax.Array, step_size: jax.Array, warming: jax.Array
-) -> jax.Array:
-    """Steps a draw, so that it spans about half a relaxation time (fewer in a long warm-up).
-
-    Args:
-        rate: of relaxation in the slowest direction, per unit of step size.
-        num_warmup: draws of warm-up.
-        step_size: h.
-        warming: whether warm-up is under way.
-    """
-    wanted = DRAW_LENGTH / (step_size * rate)
-    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(num_warmup, 1))
-    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS) * jnp.where(warming, share, 1.0)
-    return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
-
-
-def update_shrink(
-    adaptation: Adaptation, i: jax.Array, undone: jax.Array, accept_prob: jax.Array, adjusted: bool
-) -> Adaptation:
-    """Halve the step after undone steps; where adjusted, follow the acceptance rate instead."""
-    factor = jnp.where(undone, 0.5, 1.0)
-    if adjusted:
-        gain = 5.0 / (10.0 + i.astype(factor.dtype)) ** 0.75
-        factor = factor * jnp.exp(gain * (accept_prob - TARGET_ACCEPTANCE))
-    shrink = adaptation.shrink * factor.astype(adaptation.shrink.dtype)
-    if not adjusted:
-        shrink = jnp.maximum(shrink, 1e-6)
-    return adaptation._replace(shrink=shrink)

@@ -13,15 +13,18 @@ bias, and independently of the mean's own error where that is normal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._util import tree_normal, tree_scale, tree_vdot
-from ..kernel import StepReport, Walker
+from ..algorithm import Step
 from ..minibatch import Plan
-from ..potential import Potential
+from ..settings import Settings
+from ..state import Chain, StepReport
+from ..target.potential import Potential
 
 PyTree = Any
 
@@ -45,9 +48,10 @@ class NoiseState(NamedTuple):
     clamped: jax.Array
 
 
-def check_noise_correction(metric: Any, batching: str, temperature: float) -> None:
+def check_noise_correction(settings: Settings) -> None:
     """Raise where the injected noise cannot make up for the gradient's."""
-    if not getattr(metric, "is_diagonal", False):
+    metric, batching = settings.metric, settings.batching
+    if not metric.is_diagonal:
         raise ValueError(
             "noise_correction=True needs a diagonal metric: expected 'identity', 'rmsprop', "
             f"'wenzel' or an object with `is_diagonal = True`, got {type(metric).__name__}"
@@ -57,7 +61,7 @@ def check_noise_correction(metric: Any, batching: str, temperature: float) -> No
             f"noise_correction=True needs batching='replacement', got {batching!r}: within an "
             "epoch errors cancel that the correction would count"
         )
-    if temperature == 0:
+    if settings.temperature == 0:
         raise ValueError(
             "noise_correction=True needs temperature > 0, got 0: no noise is injected that could "
             "be lowered. Raise temperature, or drop noise_correction"
@@ -118,35 +122,39 @@ def _mix(old: jax.Array, new: Any) -> jax.Array:
     return (old + (1 - DECAY) * (new - old)).astype(old.dtype)
 
 
-def corrected_step(
-    metric: Any,
-    learn_metric: Any,
-    rng_key: jax.Array,
-    potential: Potential,
-    batch: Any,
-    walker: Walker,
-    h: jax.Array,
-    tau: jax.Array | float,
-    learning: jax.Array,
-) -> tuple[Walker, StepReport]:
-    """One step; ``learn_metric`` is that of the kernel."""
-    position = walker.position
-    energy, grad, noise = halves(potential, position, batch, walker.dynamics)
-    metric_state = learn_metric(walker.metric_state, grad, potential.num_data, learning)
-    drift = metric.apply_inverse(metric_state, grad)
-    inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
-    # the injected variance over A, entry by entry
-    missing = jax.tree.map(lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(noise))
-    xi = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
-    position = jax.tree.map(
-        lambda x, d, v, w: (
-            x - (h * d).astype(x.dtype) + (jnp.sqrt(jnp.maximum(v, 0)) * w).astype(x.dtype)
-        ),
-        position,
-        drift,
-        missing,
-        xi,
-    )
-    noise = count_clamped(noise, missing)
-    push = h * tree_vdot(grad, drift) / 2
-    return Walker(position, metric_state, noise), StepReport(energy, grad, push)
+def corrected_step(metric: Any, learn: Callable) -> Step:
+    """The step; ``learn`` is from `numpyro_geom.algorithm.metric_learner`."""
+
+    def step(
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        chain: Chain,
+        h: jax.Array,
+        tau: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Chain, StepReport]:
+        position = chain.position
+        energy, grad, noise = halves(potential, position, batch, chain.dynamics)
+        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
+        drift = metric.apply_inverse(metric_state, grad)
+        inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
+        # the injected variance over A, entry by entry
+        missing = jax.tree.map(
+            lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(noise)
+        )
+        xi = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
+        position = jax.tree.map(
+            lambda x, d, v, w: (
+                x - (h * d).astype(x.dtype) + (jnp.sqrt(jnp.maximum(v, 0)) * w).astype(x.dtype)
+            ),
+            position,
+            drift,
+            missing,
+            xi,
+        )
+        noise = count_clamped(noise, missing)
+        squared_drift = h * tree_vdot(grad, drift) / 2
+        return Chain(position, metric_state, noise), StepReport(energy, grad, squared_drift)
+
+    return step

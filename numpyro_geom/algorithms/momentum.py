@@ -20,15 +20,20 @@ no faster than that of a Langevin step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import check_number
 from .._util import tree_normal, tree_scale, tree_vdot
-from ..step_size import Adaptation
+from ..algorithm import PLAIN_NOISE, Noise, Rule
+from ..settings import Settings
+from ..state import SGState
+from ..target.potential import Potential
+from ..warmup import step_size as auto
+from ..warmup.step_size import Adaptation
 
 PyTree = Any
 
@@ -51,18 +56,9 @@ class Momentum(NamedTuple):
     extra: Any
 
 
-def check_friction(friction: Any) -> float | None:
-    """The number, or None for ``"auto"``.
-
-    Raises:
-        TypeError: for what is neither a number nor ``"auto"``.
-        ValueError: for a number that is not positive, and for another string.
-    """
-    if isinstance(friction, str):
-        if friction != "auto":
-            raise ValueError(f"friction must be 'auto' or a positive number, got {friction!r}")
-        return None
-    return check_number("friction", friction, above=0.0)
+def given_friction(settings: Settings) -> float | None:
+    """The user's friction; None where it is automatic."""
+    return None if isinstance(settings.friction, str) else settings.friction
 
 
 def check_frozen(kernel: str, gamma: Any) -> None:
@@ -98,6 +94,55 @@ def friction_scale(expansion: Any, position: PyTree) -> PyTree:
     if expansion is None:
         return jax.tree.map(lambda _: 1.0, position)
     return expansion.friction_scale(position)
+
+
+def rule_with_friction(
+    settings: Settings,
+    integrator: str,
+    *,
+    most_friction: float = MOST_FRICTION,
+    follow: Callable = lambda dynamics, friction: dynamics._replace(friction=friction),
+    remark: str = "",
+    noise: Noise = PLAIN_NOISE,
+) -> Rule:
+    """The rule of a kernel with a momentum, see `momentum_rule`.
+
+    Args:
+        settings: of the kernel.
+        integrator: ``"baoab"`` or ``"euler"``, the scheme whose bias counts.
+        most_friction: see `momentum_rule`.
+        follow: ``(dynamics, friction) -> dynamics``, the dynamics for another friction.
+        remark: what is added to the text of the bias.
+        noise: what the step makes of the minibatch noise.
+    """
+
+    def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
+        schedule = settings.schedule
+        h, friction, rate = momentum_rule(
+            adaptation,
+            settings.bias_tolerance,
+            settings.temperature,
+            integrator,
+            None if schedule is None else schedule(state.steps_taken),
+            given_friction(settings),
+            most_friction,
+        )
+        dynamics = state.dynamics
+        return h, rate, follow(dynamics, friction.astype(dynamics.friction.dtype))
+
+    def bias(curvature: Any, noise: Any, step_size: Any, dynamics: Any) -> tuple[Any, Any, str]:
+        friction, tau = np.asarray(dynamics.friction), settings.temperature
+        *parts, text = momentum_bias(integrator, curvature, noise, step_size, friction, tau)
+        return parts[0], parts[1], text + remark
+
+    return Rule(
+        propose=propose,
+        rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
+        bias=bias,
+        num_steps=auto.num_steps_from,
+        observe=auto.halve_if_undone,
+        noise=noise,
+    )
 
 
 def momentum_rule(

@@ -11,9 +11,13 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_number
 from .._util import tree_normal, tree_vdot
-from ..kernel import MAX_METRIC_STEPS, PyTree, SGKernel, StepReport, Walker
-from ..potential import Potential
-from .langevin import langevin_move
+from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
+from ..algorithms.langevin import langevin_move
+from ..kernel import PyTree, SGKernel
+from ..settings import Settings
+from ..state import Chain, StepReport
+from ..target.potential import Potential
+from ..warmup.timetable import MAX_SETTLING_STEPS
 
 
 class AdamState(NamedTuple):
@@ -109,74 +113,60 @@ class AdamSGLD(SGKernel):
         anchor_interval: int | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn=potential_fn,
-            step_size=step_size,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            bias_tolerance=bias_tolerance,
-            control_variate=control_variate,
-            anchor_interval=anchor_interval,
-            init_strategy=init_strategy,
+        super().__init__(locals())
+        check_number("drift", drift, least=0.0)
+        _check_decay("mean_decay", mean_decay)
+        _check_decay("square_decay", square_decay)
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        memory = 1 / (1 - max(settings.mean_decay, settings.square_decay))
+        settling = min(MAX_SETTLING_STEPS, round(2 * memory))
+        facts = Facts(settling_steps=settling if settings.drift > 0 else 1)
+
+        def init(position: PyTree, _: jax.Array) -> AdamState:
+            zeros = jax.tree.map(jnp.zeros_like, position)
+            return AdamState(zeros, zeros)
+
+        return Algorithm(
+            init=init,
+            draw=repeat(_step(settings), settings, facts),
+            rule=langevin_rule(settings),
+            facts=facts,
         )
-        self._drift = check_number("drift", drift, least=0.0)
-        self._mean_decay = _check_decay("mean_decay", mean_decay)
-        self._square_decay = _check_decay("square_decay", square_decay)
-        self._eps = check_number("eps", eps, above=0.0)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        settings = super().settings
-        del settings["metric"]
-        return {
-            **settings,
-            "drift": self._drift,
-            "mean_decay": self._mean_decay,
-            "square_decay": self._square_decay,
-            "eps": self._eps,
-        }
 
-    def _settling_steps(self) -> int:
-        if self._drift == 0:  # nothing to settle
-            return 1
-        memory = 1 / (1 - max(self._mean_decay, self._square_decay))
-        return min(MAX_METRIC_STEPS, round(2 * memory))
+def _step(settings: Settings) -> Step:
+    """One step."""
 
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> PyTree:
-        zeros = jax.tree.map(jnp.zeros_like, position)
-        return AdamState(zeros, zeros)
-
-    def _step(
-        self,
+    def step(
         rng_key: jax.Array,
         potential: Potential,
         batch: Any,
-        walker: Walker,
+        chain: Chain,
         step_size: jax.Array,
         temperature: jax.Array | float,
         learning: jax.Array,
-    ) -> tuple[Walker, StepReport]:
-        energy, grad = jax.value_and_grad(potential.energy)(walker.position, batch)
+    ) -> tuple[Chain, StepReport]:
+        energy, grad = jax.value_and_grad(potential.energy)(chain.position, batch)
         g = jax.tree.map(lambda x: x / potential.num_data, grad)
-        old = walker.dynamics
+        old = chain.dynamics
         moments = AdamState(
-            mean=_average(self._mean_decay, old.mean, g),
-            square=_average(self._square_decay, old.square, jax.tree.map(jnp.square, g)),
+            mean=_average(settings.mean_decay, old.mean, g),
+            square=_average(settings.square_decay, old.square, jax.tree.map(jnp.square, g)),
         )
         drift = jax.tree.map(
-            lambda x, m, v: x + self._drift * m / (jnp.sqrt(v) + self._eps),
+            lambda x, m, v: x + settings.drift * m / (jnp.sqrt(v) + settings.eps),
             grad,
             moments.mean,
             moments.square,
         )
-        noise = tree_normal(rng_key, walker.position)
-        position = langevin_move(walker.position, drift, noise, step_size, temperature)
-        push = step_size * tree_vdot(grad, drift) / 2
-        return Walker(position, walker.metric_state, moments), StepReport(energy, grad, push)
+        noise = tree_normal(rng_key, chain.position)
+        position = langevin_move(chain.position, drift, noise, step_size, temperature)
+        squared_drift = step_size * tree_vdot(grad, drift) / 2
+        return Chain(position, chain.metric_state, moments), StepReport(energy, grad, squared_drift)
+
+    return step
 
 
 def _average(decay: float, average: PyTree, new: PyTree) -> PyTree:

@@ -27,28 +27,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice, check_number
+from .._checks import check_choice
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
+from ..algorithm import Algorithm, Facts, Step, metric_learner, repeat
 from ..expansion import Expansion
-from ..kernel import PyTree, SGKernel, SGState, StepReport, Walker
-from ..potential import Potential
-from ..step_size import Adaptation
+from ..kernel import PyTree, SGKernel
+from ..settings import Settings
+from ..state import Chain, StepReport
+from ..target.potential import Potential
+from ..warmup.timetable import settling_steps
 from .momentum import (
     MOST_FRICTION,
     Momentum,
     at_rest,
-    check_friction,
     check_frozen,
     friction_scale,
+    given_friction,
     init_momentum,
     kinetic_temperature,
-    momentum_bias,
-    momentum_rule,
-    relaxation_rate,
+    rule_with_friction,
 )
 
 INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
@@ -147,7 +147,7 @@ class SGNHT(SGKernel):
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_geom.kernels.sgnht import SGNHT
+        >>> from numpyro_geom import SGNHT
         >>> def model(y):
         ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
         ...     with numpyro.plate("data", y.shape[0]) as i:
@@ -168,8 +168,6 @@ class SGNHT(SGKernel):
         coordinates the thermostat acts, a temperature, and a mass of the thermostat that follows
         the friction.
     """
-
-    _has_momentum = True
 
     def __init__(
         self,
@@ -192,121 +190,90 @@ class SGNHT(SGKernel):
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(
-            model,
-            potential_fn=potential_fn,
-            metric=metric,
-            step_size=step_size,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            batching=batching,
-            bias_tolerance=bias_tolerance,
-            control_variate=control_variate,
-            anchor_interval=anchor_interval,
-            expansion=expansion,
-            init_strategy=init_strategy,
-        )
-        if self._temperature == 0:
+        super().__init__(locals())
+        settings = self.settings
+        if settings.temperature == 0:
             raise ValueError(
                 "temperature must be above 0 with SGNHT, got 0: its thermostat would have nothing "
                 "to hold. Use SGHMC(temperature=0) for a damped descent"
             )
-        check_always_noisy(self._schedule, "SGNHT", ", or SGHMC")
-        self._friction = check_friction(friction)
-        self._mass: float | None = None
-        if not isinstance(thermostat_mass, str):
-            self._mass = check_number("thermostat_mass", thermostat_mass, above=0.0)
-        elif thermostat_mass != "auto":
-            raise ValueError(
-                f"thermostat_mass must be 'auto' or a positive number, got {thermostat_mass!r}"
-            )
-        self._integrator = check_choice("integrator", integrator, tuple(INTEGRATORS))
-        check_frozen("SGNHT", gamma)
-        self._measures = self._friction is None
+        check_always_noisy(settings.schedule, "SGNHT", ", or SGHMC")
+        check_choice("integrator", settings.integrator, tuple(INTEGRATORS))
+        check_frozen("SGNHT", settings.gamma)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Constructor arguments by name, for records."""
-        return {
-            **super().settings,
-            "friction": "auto" if self._friction is None else self._friction,
-            "thermostat_mass": "auto" if self._mass is None else self._mass,
-            "integrator": self._integrator,
-            "gamma": "frozen",
-        }
-
-    def _init_dynamics(self, position: PyTree, rng_key: jax.Array) -> Momentum:
-        dynamics = init_momentum(position, rng_key, self._temperature, self._friction, ())
-        return dynamics._replace(extra=Thermostat(dynamics.friction))
-
-    def _at_rest(self, dynamics: Momentum) -> Momentum:
-        xi = dynamics.extra.friction
-        kept = jnp.where(jnp.isfinite(xi), xi, dynamics.friction)
-        return at_rest(dynamics)._replace(extra=Thermostat(kept))
-
-    def _rule(
-        self, adaptation: Adaptation, state: SGState, potential: Potential
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        # Euler's own error -xi h / 2 is to be within half of the tolerance
-        damping = self._bias_tolerance if self._integrator == "euler" else MOST_FRICTION
-        h, friction, rate = momentum_rule(
-            adaptation,
-            self._bias_tolerance,
-            self._temperature,
-            INTEGRATORS[self._integrator],
-            None if self._schedule is None else self._schedule(state.steps_taken),
-            self._friction,
-            damping,
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings."""
+        facts = Facts(
+            momentum=True,
+            settling_steps=settling_steps(settings.metric),
+            measures=given_friction(settings) is None,
         )
-        old = state.dynamics
-        friction = friction.astype(old.friction.dtype)
-        # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
-        # is above 1 by no more than the bias that the rule allows: xi follows gamma
-        xi = old.extra.friction * (friction / old.friction)
-        if self._schedule is None:
-            # what the way to the mode has heated up further would take long to come back
-            tau, size = self._temperature, sum(x.size for x in jax.tree.leaves(old.momentum))
-            spread = jnp.sqrt(tau / (size * self._inertia(friction, tau)))
-            most = friction * (1 + 2 * self._bias_tolerance) + 5 * spread
-            xi = jnp.minimum(xi, most.astype(xi.dtype))
-        return h, rate, old._replace(friction=friction, extra=Thermostat(xi))
 
-    def _inertia(self, friction: jax.Array, tau: jax.Array | float) -> Any:
-        """The thermostat's mass."""
-        return 2 * tau / friction**2 if self._mass is None else self._mass
+        def init(position: PyTree, rng_key: jax.Array) -> Momentum:
+            friction = given_friction(settings)
+            dynamics = init_momentum(position, rng_key, settings.temperature, friction, ())
+            return dynamics._replace(extra=Thermostat(dynamics.friction))
 
-    def _bias(
-        self, curvature: Any, noise: Any, step_size: Any, dynamics: Momentum
-    ) -> tuple[Any, Any, str]:
-        scheme, friction = INTEGRATORS[self._integrator], np.asarray(dynamics.friction)
-        discretisation, part, text = momentum_bias(
-            scheme, curvature, noise, step_size, friction, self._temperature
+        def rest(dynamics: Momentum) -> Momentum:
+            xi = dynamics.extra.friction
+            kept = jnp.where(jnp.isfinite(xi), xi, dynamics.friction)
+            return at_rest(dynamics)._replace(extra=Thermostat(kept))
+
+        euler = settings.integrator == "euler"
+        rule = rule_with_friction(
+            settings,
+            INTEGRATORS[settings.integrator],
+            # Euler's own error -xi h / 2 is to be within half of the tolerance
+            most_friction=settings.bias_tolerance if euler else MOST_FRICTION,
+            follow=lambda dynamics, friction: _follow(settings, dynamics, friction),
+            # what is alike in all directions the thermostat takes: an upper bound
+            remark=" at most (the thermostat takes its isotropic part)",
         )
-        # what is alike in all directions the thermostat takes: an upper bound
-        return discretisation, part, f"{text} at most (the thermostat takes its isotropic part)"
+        draw = repeat(_step(settings), settings, facts, at_rest=rest)
+        return Algorithm(init=init, draw=draw, rule=rule, facts=facts)
 
-    def _relaxation_rate(self, slowest: Any, dynamics: Momentum) -> Any:
-        return relaxation_rate(slowest, dynamics.friction)
 
-    def _step(
-        self,
+def _follow(settings: Settings, dynamics: Momentum, friction: jax.Array) -> Momentum:
+    """The dynamics for another friction: the thermostat is scaled with it."""
+    # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
+    # is above 1 by no more than the bias that the rule allows: xi follows gamma
+    xi = dynamics.extra.friction * (friction / dynamics.friction)
+    if settings.schedule is None:
+        # what the way to the mode has heated up further would take long to come back
+        tau, size = settings.temperature, sum(x.size for x in jax.tree.leaves(dynamics.momentum))
+        spread = jnp.sqrt(tau / (size * _inertia(settings, friction, tau)))
+        most = friction * (1 + 2 * settings.bias_tolerance) + 5 * spread
+        xi = jnp.minimum(xi, most.astype(xi.dtype))
+    return dynamics._replace(friction=friction, extra=Thermostat(xi))
+
+
+def _inertia(settings: Settings, friction: jax.Array, tau: jax.Array | float) -> Any:
+    """The thermostat's mass."""
+    mass = settings.thermostat_mass
+    return 2 * tau / friction**2 if isinstance(mass, str) else mass
+
+
+def _step(settings: Settings) -> Step:
+    """One step of either integrator."""
+    metric, badodab = settings.metric, settings.integrator == "badodab"
+    learn = metric_learner(metric)
+
+    def step(
         rng_key: jax.Array,
         potential: Potential,
         batch: Any,
-        walker: Walker,
+        chain: Chain,
         step_size: jax.Array,
         temperature: jax.Array | float,
         learning: jax.Array,
-    ) -> tuple[Walker, StepReport]:
-        metric, position, old = self._metric, walker.position, walker.dynamics
+    ) -> tuple[Chain, StepReport]:
+        position, old = chain.position, chain.dynamics
         h, tau, gamma = step_size, temperature, old.friction
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
-        metric_state = self._learn_metric(walker.metric_state, grad, potential.num_data, learning)
+        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
-        badodab = self._integrator == "badodab"
-        scales = friction_scale(self._expansion, position)
-        mass = self._inertia(gamma, tau)
+        scales = friction_scale(settings.expansion, position)
+        mass = _inertia(settings, gamma, tau)
         hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
 
         def regulate(xi: jax.Array, p: PyTree, time: jax.Array) -> jax.Array:
@@ -336,10 +303,12 @@ class SGNHT(SGKernel):
         report = StepReport(
             energy,
             grad,
-            push=h**2 * tree_vdot(force, force),
+            squared_drift=h**2 * tree_vdot(force, force),
             kinetic_temperature=kinetic_temperature(momentum),
         )
-        return Walker(position, metric_state, Momentum(momentum, gamma, Thermostat(xi))), report
+        return Chain(position, metric_state, Momentum(momentum, gamma, Thermostat(xi))), report
+
+    return step
 
 
 def _shortfall(loss: jax.Array) -> jax.Array:

@@ -1,0 +1,8 @@
+"""The samplers: each is a class with explicit arguments, and an algorithm as a value."""
+
+from .ggmc import GGMC
+from .sghmc import PXSGHMC, SGHMC
+from .sgnht import SGNHT
+from .sgrld import SGRLD
+
+__all__ = ["GGMC", "PXSGHMC", "SGHMC", "SGNHT", "SGRLD"]

@@ -1,0 +1,203 @@
+"""The step of ``gamma="auxiliary"``: the metric is a function of a gradient V in the chain."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from .._util import lazy_cond, tree_normal, tree_scale, tree_vdot
+from ..algorithm import Step
+from ..gamma import probe
+from ..state import Chain, StepReport
+from ..target.potential import Potential
+from .langevin import langevin_move, linearize, metropolis
+
+PyTree = Any
+
+SOFTNESS = 1.5
+"""Standard deviation of the auxiliary gradient, in root mean squares of the minibatch g."""
+SCALE_DECAY = 0.99
+
+
+class AuxiliaryState(NamedTuple):
+    """The auxiliary gradient V and what warm-up has learned about its scale.
+
+    Attributes:
+        gradient: V, like the position; given theta it is N(m(theta), s^2 I), m = grad U / N.
+        second_moment: running mean of the squared entries of the minibatch g, times ``weight``.
+        curvature: running mean of tau tr(H) / (N^2 D), times ``weight``: what the squared entries
+            of the full g come to in the target itself, wherever the chain starts.
+        noise_variance: running mean of the variance of g from one part of the batch, per entry,
+            times ``weight``.
+        weight: weight of the two running means, which start at zero.
+        num_steps: steps so far.
+    """
+
+    gradient: PyTree
+    second_moment: jax.Array
+    curvature: jax.Array
+    noise_variance: PyTree
+    weight: jax.Array
+    num_steps: jax.Array
+
+
+def auxiliary_step(metric: Any, adjusted: bool) -> Step:
+    """Draw V given theta, then move theta given V in the constant metric A(V).
+
+    With minibatches three disjoint parts of the batch serve V, m = grad U / N, and the Hessian:
+    conditionally on theta and V the drift is then unbiased, and V carries a known noise.
+    """
+
+    def step(
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        chain: Chain,
+        h: jax.Array,
+        tau: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Chain, StepReport]:
+        position, old = chain.position, chain.dynamics
+        scale = 1 / potential.num_data
+        key_v, key_move, key_scale = random.split(rng_key, 3)
+
+        def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
+            return jax.value_and_grad(potential.energy)(p, rows)
+
+        if potential.deterministic:
+            (energy, grad), hvp = linearize(lambda p: value_and_grad(p, batch), position)
+            mean_v = mean = tree_scale(scale, grad)
+            part_variance = jax.tree.map(jnp.zeros_like, mean)
+        else:
+            rows_v, rows_m, rows_h = potential.split(batch, 3)
+            _, grad_v = value_and_grad(position, rows_v)
+            energy_m, grad_m = value_and_grad(position, rows_m)
+            (energy_h, grad_h), hvp = linearize(lambda p: value_and_grad(p, rows_h), position)
+            energy = (energy_m + energy_h) / 2
+            grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
+            mean_v, mean = tree_scale(scale, grad_v), tree_scale(scale, grad_m)
+            part_variance = jax.tree.map(
+                lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h
+            )
+        z = probe(key_scale, position)
+        trace = lazy_cond(
+            learning,
+            lambda zero, z: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
+            jnp.zeros_like(old.weight),
+            z,
+        )
+        state = _learn_scale(old, tree_scale(scale, grad), trace, part_variance, learning)
+        s = auxiliary_scale(state, metric.decay)
+
+        interval = metric.interval
+        decay = jnp.where(state.num_steps == 0, 0.0, metric.decay).astype(s.dtype)
+
+        def renew(pair: tuple[PyTree, PyTree], key: jax.Array) -> tuple[PyTree, PyTree]:
+            gradient = _draw_auxiliary(key, pair[0], mean_v, state, decay, s)
+            return gradient, metric.from_gradient(pair[1], gradient, s)
+
+        pair = (old.gradient, chain.metric_state)
+        if interval == 1:
+            gradient, metric_state = renew(pair, key_v)
+        else:
+            gradient, metric_state = lazy_cond(state.num_steps % interval == 0, renew, pair, key_v)
+
+        pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
+        apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
+        apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
+        accept_prob, squared_drift = jnp.ones_like(energy), jnp.zeros_like(energy)
+        if adjusted:
+
+            def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
+                """Energy U + tau |V - m|^2 / 2 s^2 of theta given V, and its gradient."""
+                (u, du), product = linearize(lambda q: value_and_grad(q, batch), p)
+                gap = jax.tree.map(lambda v, m: v - scale * m, gradient, du)
+                force = product(tree_scale(scale / s**2, gap))
+                return u + tau * tree_vdot(gap, gap) / (2 * s**2), jax.tree.map(
+                    lambda a, b: a - tau * b, du, force
+                )
+
+            position, accept_prob = metropolis(
+                key_move,
+                conditional,
+                conditional(position),
+                position,
+                apply_inverse,
+                apply_root,
+                h,
+                tau,
+            )
+        else:
+            force = jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
+            noise = apply_root(tree_normal(key_move, position))
+            drift = apply_inverse(force)
+            position = langevin_move(position, drift, noise, h, tau)
+            squared_drift = h * tree_vdot(grad, drift) / 2
+        state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
+        return Chain(position, metric_state, state), StepReport(
+            energy, grad, squared_drift, accept_prob
+        )
+
+    return step
+
+
+def _draw_auxiliary(
+    key: jax.Array,
+    gradient: PyTree,
+    mean: PyTree,
+    state: AuxiliaryState,
+    decay: jax.Array,
+    s: jax.Array,
+) -> PyTree:
+    """V <- m + decay (V - m) + noise, which leaves N(m, s^2 I) invariant.
+
+    The minibatch noise of m reaches V times 1 - decay; the injected variance is smaller by that.
+    """
+
+    def one(v: jax.Array, m: jax.Array, xi: jax.Array, total: jax.Array) -> jax.Array:
+        known = total / jnp.maximum(state.weight, 1e-30)
+        variance = (1 - decay**2) * s**2 - (1 - decay) ** 2 * known
+        return m + decay * (v - m) + jnp.sqrt(jnp.maximum(variance, 0.0)) * xi
+
+    return jax.tree.map(one, gradient, mean, tree_normal(key, mean), state.noise_variance)
+
+
+def auxiliary_scale(state: AuxiliaryState, decay: float) -> jax.Array:
+    """s, the standard deviation of V given theta.
+
+    In the target the mean square of grad U is tau tr(H) / D, which a chain that starts near a mode
+    does not see in its gradients. And the minibatch noise that reaches V must fit into s.
+    """
+    square = SOFTNESS**2 * jnp.maximum(state.second_moment, jnp.abs(state.curvature))
+    known = jnp.stack([jnp.max(c) for c in jax.tree.leaves(state.noise_variance)])
+    square = jnp.maximum(square, jnp.max(known).astype(square.dtype) * (1 - decay) / (1 + decay))
+    s = jnp.sqrt(square / jnp.maximum(state.weight, 1e-30))
+    return jnp.maximum(s, jnp.finfo(s.dtype).tiny ** 0.5)
+
+
+def _learn_scale(
+    state: AuxiliaryState, g: PyTree, trace: jax.Array, part_variance: PyTree, learning: jax.Array
+) -> AuxiliaryState:
+    """Running means that give s and the noise of m; constant once ``learning`` is over."""
+    size = sum(x.size for x in jax.tree.leaves(g))
+    rate = 1 - SCALE_DECAY
+
+    def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(learning, old + rate * (new - old), old)
+
+    return state._replace(
+        second_moment=mix(state.second_moment, tree_vdot(g, g) / size),
+        curvature=mix(state.curvature, trace / size),
+        noise_variance=jax.tree.map(mix, state.noise_variance, part_variance),
+        weight=mix(state.weight, jnp.ones_like(state.weight)),
+    )
+
+
+def init_auxiliary(position: PyTree) -> AuxiliaryState:
+    """The state before any step."""
+    zeros = jax.tree.map(jnp.zeros_like, position)
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
+    return AuxiliaryState(zeros, zero, zero, zeros, zero, jnp.zeros((), jnp.int32))

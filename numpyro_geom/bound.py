@@ -1,0 +1,220 @@
+"""Bound: a model with its arguments, and what is known of the two before a chain starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro import handlers
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.initialization import init_to_value
+from numpyro.infer.util import initialize_model, transform_fn, unconstrain_fn
+
+from . import minibatch
+from ._start import check_floating, check_init_params
+from .expansion import WithoutPrior
+from .host_rows import host_rows_in
+from .minibatch import Plan, SubsamplePlates, make_plan
+from .settings import Settings
+from .target.potential import Potential, function_potential, model_potential
+from .target.target import Target
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The static facts of a run.
+
+    Attributes:
+        settings: the kernel's; an interval of one epoch in the metric is in steps.
+        plan: plates, batch sizes and N; None with ``potential_fn``.
+        fixed: values of ``param`` and ``mutable`` sites.
+        transforms: from the unconstrained position to site values; None where that takes a run of
+            the model.
+        replaced: sites whose prior an expansion replaces by one on their factors.
+    """
+
+    settings: Settings
+    plan: Plan | None = None
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    transforms: Callable | None = None
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> Callable | None:
+        """The user's model, with ``param`` sites substituted."""
+        if not self.fixed:
+            return self.settings.model
+        return handlers.substitute(self.settings.model, data=self.fixed)
+
+    def potential(self, args: tuple, kwargs: dict) -> Potential:
+        """U of the model's sites for these arguments."""
+        model, given = self.model, self.settings
+        if model is None:
+            full, num_data = getattr(given, "full_potential_fn", None), None
+            if full is not None:
+                num_data = given.num_data
+            return function_potential(given.potential_fn, full, num_data)
+        if self.replaced:
+            model = WithoutPrior(model, self.replaced)
+        return model_potential(model, self.plan, args, kwargs)  # type: ignore[arg-type]
+
+    def target(self, args: tuple, kwargs: dict) -> Target:
+        """What a chain samples for these arguments."""
+        given = self.settings
+        return Target(
+            potential=self.potential(args, kwargs),
+            temperature=given.temperature,
+            expansion=given.expansion,
+            controlled=given.control_variate,
+            transforms=self.transforms,
+        )
+
+
+def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
+    """Model arguments with NumPy arrays as JAX arrays, which traced row indices can index."""
+    kwargs = {} if kwargs is None else kwargs
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x,
+        (args, kwargs),
+    )
+
+
+def bind(
+    settings: Settings,
+    rng_key: jax.Array,
+    num_warmup: int,
+    init_params: PyTree,
+    args: tuple,
+    kwargs: dict,
+    *,
+    batched: bool,
+) -> tuple[Bound, PyTree]:
+    """Plan the minibatches, fix ``param`` sites, and find where chains start.
+
+    Args:
+        settings: the kernel's.
+        rng_key: one key, or one for each chain.
+        num_warmup: draws of warm-up.
+        init_params: the user's unconstrained positions, or None.
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+        batched: whether there are several chains.
+
+    Returns:
+        The bound model, and the position of the chain, or of all chains in one pytree.
+
+    Raises:
+        ValueError: if the model and its arguments do not fit the settings, or ``init_params``
+            does not fit the model.
+        TypeError: for positions that are not floating point.
+    """
+    bound, position = Bound(settings), init_params
+    if settings.model is not None:
+        bound, position = _bind_model(settings, rng_key, init_params, args, kwargs, batched)
+    elif init_params is None:
+        raise ValueError(
+            "init_params is needed with potential_fn: pass "
+            "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
+        )
+    check_floating(position)
+    if settings.control_variate and settings.anchor_interval is None and num_warmup == 0:
+        if init_params is None:
+            raise ValueError(
+                "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
+                "ed a warm-up, init_params near the middle of the target, or anchor_interval"
+            )
+    one = jax.tree.map(lambda x: x[0], position) if batched else position
+    return dataclasses.replace(
+        bound,
+        settings=settings.with_values(metric=_with_interval(settings.metric, bound.plan)),
+        replaced=_replaced(settings, bound.plan, one),
+    ), position
+
+
+def _bind_model(
+    settings: Settings,
+    rng_key: jax.Array,
+    init_params: PyTree,
+    args: tuple,
+    kwargs: dict,
+    batched: bool,
+) -> tuple[Bound, PyTree]:
+    plan = make_plan(settings.model, args, kwargs, settings.batch_size, settings.batching)
+    # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
+    rows: dict[str, jax.Array] = {}
+    if not plan.local_axes:
+        some = dataclasses.replace(plan, batching="replacement")
+        rows, _ = minibatch.draw(some, random.key(0), ())
+    bound = Bound(settings, plan)
+    if plan.has_params:
+        # with one key for all chains: they sample one posterior
+        with jax.ensure_compile_time_eval():
+            plates = SubsamplePlates(settings.model, rows if host_rows_in((args, kwargs)) else {})
+            trace = handlers.trace(handlers.seed(plates, random.key(0))).get_trace(*args, **kwargs)
+        fixed = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        bound = dataclasses.replace(bound, fixed=fixed)
+    gibbs = GIBBS_SITES_KWARG in kwargs
+    strategy = settings.init_strategy
+    if gibbs and init_params:
+        strategy = init_to_value(values=dict(init_params))
+    info = initialize_model(
+        rng_key,
+        SubsamplePlates(bound.model, rows),
+        init_strategy=strategy,
+        model_args=args,
+        model_kwargs=kwargs,
+    )
+    replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
+    # arrays in transforms that belong to an outer transformation must not outlive it
+    leaked = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(info.postprocess_fn.args))
+    if not replays and not leaked:
+        bound = dataclasses.replace(bound, transforms=info.postprocess_fn)
+    position = info.param_info.z
+    if init_params is None:
+        return bound, position
+    if gibbs:  # composite kernels hand over constrained values
+        init_params = unconstrain_fn(SubsamplePlates(bound.model), args, kwargs, dict(init_params))
+    check_init_params(init_params, position, batched)
+    return bound, {
+        name: jnp.asarray(init_params[name]).astype(value.dtype) for name, value in position.items()
+    }
+
+
+def _with_interval(metric: Any, plan: Plan | None) -> Any:
+    """The metric with an interval of one epoch in steps."""
+    if metric.interval is not None:
+        return metric
+    if not dataclasses.is_dataclass(metric):
+        raise TypeError(
+            "interval=None means one epoch and needs a metric that is a dataclass, got "
+            f"{type(metric).__name__}: make it one, or give the interval in steps"
+        )
+    steps = 1 if plan is None else plan.steps_per_epoch
+    return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
+
+
+def _replaced(settings: Settings, plan: Plan | None, position: PyTree) -> tuple[str, ...]:
+    """Sites whose prior the expansion replaces.
+
+    Raises:
+        ValueError: where the expansion does not fit the position.
+    """
+    expansion = settings.expansion
+    if expansion is None:
+        return ()
+    expansion.check(position)
+    sites = expansion.replaced(position)
+    wide = sorted(set() if plan is None else set(plan.local_axes) & set(sites))
+    if wide:
+        raise ValueError(
+            f"expansion would multiply sites with a value for each row of the data: {wide}."
+            " Expected sites outside of subsampled plates: name them in `sites`"
+        )
+    return sites if expansion.target == "factors" else ()

@@ -1,0 +1,133 @@
+"""A chain as pure functions: how it starts, and its next draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from ._start import check_energy
+from ._util import tree_vdot
+from .algorithm import Algorithm
+from .settings import Settings
+from .state import SGState, site_names
+from .target.control_variate import init_control, refresh
+from .target.target import Target
+from .warmup.adapt import adapts, after_draw, before_draw
+from .warmup.start import find_start
+from .warmup.step_size import init_adaptation
+from .warmup.timetable import what_is_due
+
+PyTree = Any
+
+
+def init_chain(
+    target: Target,
+    algorithm: Algorithm,
+    settings: Settings,
+    rng_key: jax.Array,
+    num_warmup: int,
+    position: PyTree,
+    searching: bool,
+) -> SGState:
+    """The state of a chain before its first draw, searched for where that is asked.
+
+    Raises:
+        ValueError: where the energy is not a scalar, or the algorithm cannot use the potential.
+    """
+    potential = target.potential
+    key_state, key_stream, key_batch, key_dynamics = random.split(rng_key, 4)
+    position = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), position)
+    dtype = jnp.result_type(*jax.tree.leaves(position))
+    stream = potential.init_stream(key_stream)
+    batch, _ = potential.draw(key_batch, stream)
+    energy = potential.energy(position, batch)
+    check_energy("the potential", energy)
+    if potential.full_energy is not None:
+        energy = potential.full_energy(position)
+        check_energy("full_potential_fn", energy)
+    energy = jnp.asarray(energy, dtype)
+    start: PyTree = position
+    expanded: PyTree = ()
+    if target.expansion is not None:
+        key_dynamics, key_factors = random.split(key_dynamics)
+        start = expanded = target.expansion.init(key_factors, position)
+    zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+    count = jnp.zeros((), jnp.int32)
+    schedule, num_steps = settings.schedule, settings.given_num_steps
+    settling = algorithm.facts.settling_steps
+    state = SGState(
+        i=count,
+        z=position,
+        potential_energy=energy,
+        grad_norm=zero,
+        configurational_temperature=zero,
+        site_temperatures=dict.fromkeys(site_names(start), zero),
+        kinetic_temperature=zero,
+        step_size=one if schedule is None else jnp.asarray(schedule(count), dtype),
+        num_steps=jnp.asarray(settling if num_steps is None else num_steps, jnp.int32),
+        diverging=jnp.zeros((), bool),
+        num_diverging=count,
+        accept_prob=one,
+        metric_state=settings.metric.init(start),
+        dynamics=algorithm.init(start, key_dynamics),
+        expanded=expanded,
+        centre=start,
+        trusted=start,
+        drift_ratio=jnp.asarray(jnp.inf, dtype),
+        stream=stream,
+        control=init_control(position, energy) if target.controlled else (),
+        steps_taken=count,
+        adaptation=init_adaptation(num_warmup, dtype),
+        seed=_key_data(rng_key),
+        rng_key=key_state,
+    )
+    key_search = random.split(key_state, 4)[3]
+    z, control = find_start(target, position, state.control, key_search, searching)
+    state = state._replace(control=control)
+    return moved_to(target, state, z) if searching else state
+
+
+def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
+    """The state at ``z``, where something other than the algorithm's steps has led."""
+    state = state._replace(z=z)
+    if target.expansion is not None:
+        state = state._replace(expanded=target.expansion.contract(z, state.expanded))
+    return state._replace(trusted=state.chain.position)
+
+
+def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
+    """The state after the next draw."""
+    rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
+    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
+    state = before_draw(state, due, target, algorithm, settings, key_measure)
+    state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
+    state = after_draw(state, due, target, algorithm, settings)
+    return state._replace(i=state.i + 1, rng_key=rng_key)
+
+
+def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> SGState:
+    """The state for other model arguments, or for a position that another kernel has changed."""
+    potential = target.potential
+    if target.controlled:  # what is known at the anchor is of the old arguments
+        control = refresh(potential, state.control, state.control.anchor.position)
+        state = state._replace(control=control)
+    potential = target.with_control(state.control)
+    state = moved_to(target, state, state.z)
+    batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
+    energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
+    dtype = state.potential_energy.dtype
+    return state._replace(
+        drift_ratio=jnp.full_like(state.drift_ratio, jnp.inf),
+        dynamics=algorithm.forget(state.dynamics),
+        potential_energy=energy.astype(dtype),
+        grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),
+    )
+
+
+def _key_data(rng_key: jax.Array) -> jax.Array:
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        return random.key_data(rng_key)
+    return rng_key

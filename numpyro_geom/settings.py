@@ -1,0 +1,206 @@
+"""Settings: the arguments of a kernel, each validated once, in one frozen object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from numpyro.infer import init_to_uniform
+
+from ._checks import check_choice, check_flag, check_int, check_number
+from ._start import check_batch_size
+from .expansion import Expansion
+from .metrics import get_metric
+from .minibatch import BATCHING
+from .schedules import Schedule, as_schedule
+
+HOST_DEFAULTS: dict[str, Any] = {
+    "model": None,
+    "potential_fn": None,
+    "metric": "identity",
+    "step_size": "auto",
+    "batch_size": None,
+    "num_steps": "auto",
+    "temperature": 1.0,
+    "batching": "replacement",
+    "bias_tolerance": 0.1,
+    "control_variate": False,
+    "anchor_interval": None,
+    "expansion": None,
+    "init_strategy": init_to_uniform,
+}
+"""What the host needs to know, for kernels whose constructor does not ask for it."""
+
+FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
+"""Arguments that are functions, which records cannot hold."""
+
+
+class Settings:
+    """Arguments of a kernel by name, after validation; read only.
+
+    ``settings.temperature`` and the like. What an argument accepts is written down once, in this
+    module; a kernel checks what is its own, and what does not go together.
+
+    Args:
+        arguments: what the constructor was given, by name.
+        fixed: what the kernel does not leave to its user.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+        values = {**HOST_DEFAULTS, **arguments, **fixed}
+        values = {name: _CHECKS.get(name, _accept)(name, value) for name, value in values.items()}
+        if values.get("gamma", "") is None:
+            values["gamma"] = values["metric"].default_gamma
+        _check_target(values)
+        self.__dict__.update(values, _names=tuple(arguments))
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The step sizes; None where they are automatic."""
+        return None if isinstance(self.step_size, str) else self.step_size
+
+    @property
+    def given_num_steps(self) -> int | None:
+        """Steps a draw; None where they are automatic."""
+        return None if isinstance(self.num_steps, str) else self.num_steps
+
+    def as_dict(self) -> dict[str, Any]:
+        """The constructor's arguments but for the model, as they are after validation."""
+        return {name: getattr(self, name) for name in self._names if name != "model"}
+
+    def record(self) -> dict[str, Any]:
+        """The same without functions, in types that netCDF can store."""
+        plain = (str, bool, int, float)
+        return {
+            name: value if isinstance(value, plain) else "none" if value is None else repr(value)
+            for name, value in self.as_dict().items()
+            if name not in FUNCTIONS
+        }
+
+    def with_values(self, **values: Any) -> Settings:
+        """A copy with other values, which are not validated."""
+        new = object.__new__(Settings)
+        new.__dict__.update(self.__dict__, **values)
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no setting {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"settings are frozen: use kernel.replace({name}=...)")
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{n}={v!r}' for n, v in self.as_dict().items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def auto_or(check: Callable[[str, Any], Any], expected: str) -> Callable[[str, Any], Any]:
+    """A check that lets ``"auto"`` pass."""
+
+    def checked(name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return check(name, value)
+        if value != "auto":
+            raise ValueError(f"{name} must be 'auto' or {expected}, got {value!r}")
+        return value
+
+    return checked
+
+
+def _accept(_: str, value: Any) -> Any:
+    return value
+
+
+def _optional(check: Callable) -> Callable:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _function(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+    return value
+
+
+def _init_strategy(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be one of numpyro.infer's, such as init_to_median, got {value!r}"
+        )
+    return value
+
+
+def _expansion(name: str, value: Any) -> Any:
+    if isinstance(value, Expansion):
+        return value
+    raise TypeError(
+        f"{name} must be a numpyro_geom.Expansion such as Expansion(left=1, right=1), or None, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _probability(name: str, value: Any) -> float:
+    if check_number(name, value, above=0.0) >= 1:
+        raise ValueError(f"{name} must be below 1, got {value!r}")
+    return float(value)
+
+
+_positive = partial(check_number, above=0.0)
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "model": _optional(_function),
+    "potential_fn": _optional(_function),
+    "metric": lambda _, value: get_metric(value),
+    "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
+    "batch_size": lambda _, value: check_batch_size(value),
+    "num_steps": auto_or(check_int, "an integer of at least 1"),
+    "temperature": partial(check_number, least=0.0),
+    "batching": partial(check_choice, choices=BATCHING),
+    "bias_tolerance": _positive,
+    "control_variate": check_flag,
+    "anchor_interval": _optional(check_int),
+    "expansion": _optional(_expansion),
+    "init_strategy": _init_strategy,
+    "friction": auto_or(_positive, "a positive number"),
+    "thermostat_mass": auto_or(_positive, "a positive number"),
+    "adjusted": check_flag,
+    "noise_correction": check_flag,
+    "gamma_probes": check_int,
+    "max_norm": _optional(_positive),
+    "target_accept": _probability,
+    "eps": _positive,
+}
+
+
+def _check_target(values: Mapping[str, Any]) -> None:
+    """Raise where arguments about the target do not go together."""
+    model, potential_fn = values["model"], values["potential_fn"]
+    if (model is None) == (potential_fn is None):
+        raise ValueError(
+            "expected exactly one of `model` and `potential_fn`, got "
+            + ("neither" if model is None else "both")
+        )
+    if potential_fn is not None and values["batch_size"] is not None:
+        raise ValueError(
+            "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
+            "draw the minibatch in `potential_fn(z, rng_key)`"
+        )
+    interval, expansion = values["anchor_interval"], values["expansion"]
+    if interval is not None and not values["control_variate"]:
+        raise ValueError(
+            f"anchor_interval={interval} needs a control variate: pass "
+            "control_variate=True, or drop anchor_interval"
+        )
+    if expansion is not None and model is None and expansion.target == "factors":
+        raise ValueError(
+            "target='factors' replaces the prior of a model, and potential_fn has none to "
+            "find: pass a model, or use target='posterior'"
+        )

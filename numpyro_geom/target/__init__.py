@@ -1,0 +1,1 @@
+"""What is sampled: energies of models and functions, and the wrappers Potential -> Potential."""

@@ -1,0 +1,114 @@
+"""What a chain learns around each draw of warm-up, as the timetable says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._util import lazy_cond, tree_where
+from ..algorithm import Algorithm
+from ..settings import Settings
+from ..state import SGState
+from ..target.target import Target
+from .anchor import add_draw, move_to_mean
+from .curvature import measure
+from .step_size import Adaptation
+from .timetable import Due
+
+PyTree = Any
+
+
+def adapts(settings: Settings, algorithm: Algorithm) -> bool:
+    """Whether anything follows from measurements of curvature and noise."""
+    given = settings.schedule is not None and settings.given_num_steps is not None
+    return algorithm.facts.measures or not given
+
+
+def before_draw(
+    state: SGState,
+    due: Due,
+    target: Target,
+    algorithm: Algorithm,
+    settings: Settings,
+    rng_key: jax.Array,
+) -> SGState:
+    """Move the anchor, measure, and set step size and number of steps, where that is due."""
+    if target.controlled and settings.anchor_interval is None:
+        control = lazy_cond(
+            due.anchoring,
+            lambda control, restarting: move_to_mean(target.potential, control, restarting),
+            state.control,
+            due.restarting,
+        )
+        state = state._replace(control=control)
+    if adapts(settings, algorithm):
+        state = _adapt(state, due, target, algorithm, settings, rng_key)
+    position = state.chain.position
+    return state._replace(centre=tree_where(due.recentring, position, state.centre))
+
+
+def after_draw(
+    state: SGState, due: Due, target: Target, algorithm: Algorithm, settings: Settings
+) -> SGState:
+    """Count the draw into the anchor's mean, and correct the step size by how the draw went."""
+    counts = due.warming & due.moving
+    if target.controlled:
+        control = tree_where(counts, add_draw(state.control, state.z), state.control)
+        state = state._replace(control=control)
+    if settings.schedule is None:
+        learned = algorithm.rule.observe(state.adaptation, state)
+        state = state._replace(adaptation=tree_where(counts, learned, state.adaptation))
+    return state
+
+
+def _adapt(
+    state: SGState,
+    due: Due,
+    target: Target,
+    algorithm: Algorithm,
+    settings: Settings,
+    rng_key: jax.Array,
+) -> SGState:
+    """Measure the target at a few draws of warm-up; set step size and number of steps."""
+    rule, metric = algorithm.rule, settings.metric
+    noise = rule.noise
+    seen = target.seen(state.control)
+
+    def remeasure(
+        adaptation: Adaptation, state: SGState, rng_key: jax.Array, replacing: jax.Array
+    ) -> Adaptation:
+        seen = target.seen(state.control)
+        second_order = noise.second_order
+        return measure(
+            seen,
+            state.chain.position,
+            lambda v: metric.apply_inverse_sqrt(state.metric_state, v),
+            rng_key,
+            adaptation,
+            replacing,
+            noise.factor,
+            0.0 if second_order is None else second_order(state.dynamics, seen),
+            None if noise.known is None else noise.known(state.dynamics),
+            settings.bias_tolerance,
+            settings.temperature,
+        )
+
+    adaptation = lazy_cond(
+        due.measuring, remeasure, state.adaptation, state, rng_key, due.replacing
+    )
+    changes = ~due.first & due.warming | due.measuring
+    h, rate, dynamics = rule.propose(adaptation, state, seen)
+    step_size, num_steps = state.step_size, state.num_steps
+    if settings.schedule is None:
+        step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
+    if settings.given_num_steps is None:
+        steps = rule.num_steps(adaptation, rate, step_size, due.warming, seen)
+        num_steps = jnp.where(~due.first & due.recentring, steps, num_steps)
+    return state._replace(
+        adaptation=adaptation,
+        step_size=step_size,
+        num_steps=num_steps,
+        dynamics=tree_where(changes, dynamics, state.dynamics),
+    )

@@ -1,0 +1,105 @@
+"""The automatic step size and number of steps a draw, from curvature and gradient noise.
+
+For a Gaussian target the stationary variance of a Langevin step of size h is too large by the
+factor 1 + h lam / 2 + h c / (2 tau) to first order, in a direction where the preconditioned
+Hessian has eigenvalue lam and the preconditioned covariance of the minibatch gradient c. So a
+bias tolerance gives a step size, and the flattest direction gives the time to relax::
+
+    h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+MAX_NUM_STEPS = 1000
+"""Most steps that ``num_steps="auto"`` takes between two draws."""
+DRAW_LENGTH = 0.5
+"""Relaxation times that a draw spans under ``num_steps="auto"``, where the bounds allow."""
+WARMUP_DRAWS = 100
+"""Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
+TARGET_ACCEPTANCE = 0.574
+
+
+class Adaptation(NamedTuple):
+    """What warm-up has learned about the target.
+
+    Attributes:
+        num_warmup: warm-up length in draws, int32 scalar.
+        shrink: factor on the step size, halved for each warm-up draw with an undone step (and
+            driven by the acceptance rate where steps are Metropolis-adjusted).
+        curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
+            measurements in the second half of warm-up.
+        curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
+            fit the whole posterior.
+        slowest: lam_min, smallest one, or the smallest absolute one where the Hessian is
+            indefinite; likewise the smallest of the measurements.
+        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
+    """
+
+    num_warmup: jax.Array
+    shrink: jax.Array
+    curvature: jax.Array
+    curvature_low: jax.Array
+    slowest: jax.Array
+    noise: jax.Array
+
+
+def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
+    """An adaptation state before anything is known."""
+    one = jnp.ones((), dtype)
+    return Adaptation(
+        num_warmup=jnp.asarray(num_warmup, jnp.int32),
+        shrink=one,
+        curvature=one,
+        curvature_low=one,
+        slowest=one,
+        noise=jnp.zeros((), dtype),
+    )
+
+
+def step_size_from(
+    adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
+) -> jax.Array:
+    """The step size h that keeps the first-order bias of variances within the tolerance."""
+    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
+    tau = temperature if temperature > 0 else 1.0
+    rate = adaptation.curvature / 2
+    if not adjusted:
+        rate = rate + adaptation.noise / (2 * tau)
+    tolerance = 1.0 if adjusted else bias_tolerance
+    return adaptation.shrink * tolerance / rate
+
+
+def num_steps_from(
+    adaptation: Adaptation, rate: jax.Array, step_size: jax.Array, warming: jax.Array, _: Any = None
+) -> jax.Array:
+    """Steps a draw, so that it spans about half a relaxation time (fewer in a long warm-up).
+
+    Args:
+        adaptation: what warm-up has learned.
+        rate: of relaxation in the slowest direction, per unit of step size.
+        step_size: h.
+        warming: whether warm-up is under way.
+    """
+    wanted = DRAW_LENGTH / (step_size * rate)
+    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
+    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS) * jnp.where(warming, share, 1.0)
+    return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
+
+
+def halve_if_undone(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Halve the step after a draw with undone steps."""
+    factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
+    return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
+
+
+def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Move the step towards the aimed acceptance rate, and halve it if steps were undone."""
+    factor = jnp.where(state.diverging, 0.5, 1.0)
+    gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
+    factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))
+    return adaptation._replace(shrink=adaptation.shrink * factor.astype(adaptation.shrink.dtype))
