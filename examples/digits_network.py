@@ -68,8 +68,8 @@ from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
 from numpyro_geom.schedules import cyclical
+from numpyro_geom.target.potential import model_potential
 
 CLASSES = 10
 HIDDEN = 400

@@ -44,7 +44,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_geom import ISGD, PXSGHMC, SGHMC, SGRLD, SWAG, VSGD, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
+from numpyro_geom.target.potential import model_potential
 
 HIDDEN = 50
 BATCH_SIZE = 64

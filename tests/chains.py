@@ -16,7 +16,7 @@ import numpy as np
 from jax import random
 
 from numpyro_geom import SGKernel, SGState
-from numpyro_geom.kernels.auxiliary import SOFTNESS
+from numpyro_geom.algorithms.auxiliary import SOFTNESS
 
 PyTree = Any
 CHAIN_STEPS = 1 << 24

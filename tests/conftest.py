@@ -73,9 +73,9 @@ def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def optimised() -> Iterator[None]:
-    """Programs that run for longer than they compile: for files with many steps of many chains."""
+    """Programs as fast as XLA makes them: for a test whose steps take longer than compiling."""
     before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield

@@ -14,8 +14,7 @@ from jax import random
 from targets import assert_trees_equal, linear, normal_mean, regression, regression_data
 from test_oracles import NORMAL, Law, energy
 
-from numpyro_geom import SGRLD
-from numpyro_geom.kernels import AdamSGLD
+from numpyro_geom import SGRLD, AdamSGLD
 
 X, Y = regression_data(24, 2)
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from numpyro.infer import MCMC
-from targets import SIGMAS, assert_moments, linear, linear_moments, regression_data
+from targets import SIGMAS, assert_moments, linear, linear_moments, regression_data, run
 
 from numpyro_geom import SGRLD, Monge, RMSprop, step_size_summary
-from numpyro_geom.kernels.noise_correction import init_noise, noise_diagonal
+from numpyro_geom.algorithms.noise_correction import init_noise, noise_diagonal
 from numpyro_geom.metrics import MetricState
 
 DIM, CHAINS = 4, 60_000
@@ -130,24 +129,19 @@ def test_estimate_of_the_noise() -> None:
 ROWS = regression_data(4000, 3)
 
 
-def run(kernel: SGRLD) -> MCMC:
-    mcmc = MCMC(
-        kernel,
-        num_warmup=50,
-        num_samples=200,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0), *ROWS)
-    return mcmc
-
-
 @pytest.mark.slow
 def test_automatic_step_counts_what_is_left() -> None:
     """Columns are independent: what noise is correlated is that of a sample."""
+    chains = {"num_chains": 4, "chain_method": "vectorized"}
     plain, corrected = (
-        run(SGRLD(linear, batch_size=50, noise_correction=c)) for c in (False, True)
+        run(
+            SGRLD(linear, batch_size=50, noise_correction=correction),
+            *ROWS,
+            num_warmup=50,
+            num_samples=200,
+            **chains,
+        )
+        for correction in (False, True)
     )
     gain = corrected.last_state.step_size / plain.last_state.step_size
     assert (gain > 3).all(), gain

@@ -24,7 +24,7 @@ from targets import SIGMAS, all_batches, local_latents, normal_mean, regression,
 
 from numpyro_geom import SGRLD, Shampoo
 from numpyro_geom.minibatch import Plan, draw, gather_local, init_stream, make_plan
-from numpyro_geom.potential import (
+from numpyro_geom.target.potential import (
     CURVATURE_KEYS,
     CURVATURE_ROWS,
     Potential,

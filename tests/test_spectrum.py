@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_geom.spectrum import extreme_eigenvalues, lanczos
+from numpyro_geom.warmup.lanczos import extreme_eigenvalues, lanczos
 
 DTYPES = [np.float32, np.float64]
 

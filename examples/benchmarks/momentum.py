@@ -20,7 +20,7 @@ from speed import logistic, logistic_rows, race, sampler
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Factors
 from numpyro_geom.minibatch import make_plan
-from numpyro_geom.potential import model_potential
+from numpyro_geom.target.potential import model_potential
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "momentum.md"
 
