@@ -92,3 +92,32 @@ def all_finite(tree: PyTree) -> jax.Array:
     """Whether every entry of every leaf is finite."""
     # a sum is not finite if an entry is not; one fused reduction in place of one a leaf
     return jnp.isfinite(sum((jnp.sum(x * 0) for x in jax.tree.leaves(tree)), jnp.zeros(())))
+
+
+def key_word(rng_key: jax.Array) -> jax.Array:
+    """The last 32-bit word of a key: what `scattered` takes as its seed."""
+    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    return (random.key_data(rng_key) if typed else rng_key)[-1]
+
+
+def scattered(word: Any, size: int) -> jax.Array:
+    """32-bit integers that look random, shape (size,), for where that is enough.
+
+    They choose rows and starting vectors, for which any without a pattern will do; a draw from
+    `jax.random` in their place takes some 350 lines of a compiled program each.
+
+    Args:
+        word: a 32-bit integer, another one for other numbers.
+        size: how many.
+    """
+    # Murmur's finaliser of a Weyl sequence
+    x = lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def scattered_floats(word: Any, size: int, dtype: Any) -> jax.Array:
+    """Uniform numbers of mean 0 and variance 1, from `scattered`."""
+    unit = (scattered(word, size) >> 8).astype(dtype) / 2**24
+    return (12**0.5 * (unit - 0.5)).astype(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import initialize_model, transform_fn, unconstrain_fn
 
 from . import minibatch
+from ._programs import compiled
 from ._start import check_floating, check_init_params
 from .expansion import WithoutPrior
 from .host_rows import host_rows_in
@@ -154,29 +156,38 @@ def _bind_model(
         rows, _ = minibatch.draw(some, random.key(0), ())
     bound = Bound(settings, plan)
     if plan.has_params:
-        # with one key for all chains: they sample one posterior
-        with jax.ensure_compile_time_eval():
-            plates = SubsamplePlates(settings.model, rows if host_rows_in((args, kwargs)) else {})
-            trace = handlers.trace(handlers.seed(plates, random.key(0))).get_trace(*args, **kwargs)
-        fixed = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        used = rows if host_rows_in((args, kwargs)) else {}
+        fixed = _param_values(SubsamplePlates(settings.model, used), args, kwargs)
         bound = dataclasses.replace(bound, fixed=fixed)
     gibbs = GIBBS_SITES_KWARG in kwargs
     strategy = settings.init_strategy
     if gibbs and init_params:
         strategy = init_to_value(values=dict(init_params))
-    info = initialize_model(
-        rng_key,
-        SubsamplePlates(bound.model, rows),
-        init_strategy=strategy,
-        model_args=args,
-        model_kwargs=kwargs,
-    )
-    replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
+    replays = False
+
+    def start() -> tuple[PyTree, jax.Array, dict]:
+        nonlocal replays
+        info = initialize_model(
+            rng_key,
+            SubsamplePlates(bound.model, rows),
+            init_strategy=strategy,
+            model_args=args,
+            model_kwargs=kwargs,
+        )
+        replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
+        found = info.param_info
+        return found.z, found.potential_energy, {} if replays else info.postprocess_fn.args[0]
+
+    if init_params is None:
+        position, energy, transforms = compiled(start)
+        if not _is_traced(energy) and not jnp.all(jnp.isfinite(energy)):
+            start()  # raises what NumPyro has to say of the model
+    else:
+        position, _, transforms = jax.eval_shape(start)
+        transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms
     # arrays in transforms that belong to an outer transformation must not outlive it
-    leaked = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(info.postprocess_fn.args))
-    if not replays and not leaked:
-        bound = dataclasses.replace(bound, transforms=info.postprocess_fn)
-    position = info.param_info.z
+    if not replays and not _is_traced(transforms):
+        bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
     if gibbs:  # composite kernels hand over constrained values
@@ -185,6 +196,21 @@ def _bind_model(
     return bound, {
         name: jnp.asarray(init_params[name]).astype(value.dtype) for name, value in position.items()
     }
+
+
+def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Values of ``param`` and ``mutable`` sites, with one key: all chains sample one posterior."""
+
+    def values() -> dict[str, Any]:
+        trace = handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
+        return {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+
+    with jax.ensure_compile_time_eval():
+        return values() if _is_traced((args, kwargs)) else compiled(values)
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _with_interval(metric: Any, plan: Plan | None) -> Any:

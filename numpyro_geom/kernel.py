@@ -20,6 +20,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn
 from numpyro.util import is_prng_key
 
+from ._programs import compiled
 from .algorithm import Algorithm, Facts, Rule
 from .bound import Bound, bind, on_device
 from .chain import for_new_arguments, init_chain, next_draw
@@ -346,7 +347,8 @@ class SGKernel(MCMCKernel):
         def start(rng_key: jax.Array, position: PyTree) -> SGState:
             return init_chain(target, algorithm, given, rng_key, num_warmup, position, searching)
 
-        return (start if is_prng_key(rng_key) else jax.vmap(start))(rng_key, position)
+        started = start if is_prng_key(rng_key) else jax.vmap(start)
+        return compiled(started, rng_key, position)
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         bound = self._ready()

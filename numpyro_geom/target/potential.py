@@ -19,6 +19,7 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from .. import minibatch
+from .._util import key_word, scattered
 from ..host_rows import HostRows, host_rows_in
 from ..minibatch import Batch, Plan
 from ..row_fetch import Hint, batches_at_once, fetch, hint_part, hints
@@ -93,7 +94,7 @@ def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> P
     def some_rows(rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:
         return {
             plate: _spread_rows(
-                random.fold_in(rng_key, i), plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
+                key_word(rng_key) + i, plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
             )
             for i, plate in enumerate(plan.batch_sizes)
         }
@@ -198,14 +199,15 @@ def _typed_keys(rng_key: jax.Array, num: int | None) -> jax.Array:
     return rng_key if num is None else random.split(rng_key, num)
 
 
-def _spread_rows(rng_key: jax.Array, size: int, at_most: int) -> jax.Array:
-    """Distinct rows from all over a plate: one at random from each of equal stretches of it."""
+def _spread_rows(word: jax.Array, size: int, at_most: int) -> jax.Array:
+    """Distinct rows from all over a plate: one from each of equal stretches of it."""
     num_rows = min(size, at_most)
     bounds = np.arange(num_rows + 1) * size // num_rows
+    first = jnp.asarray(bounds[:-1], jnp.int32)
     if num_rows == size:
-        return jnp.asarray(bounds[:-1], jnp.int32)
-    first, last = jnp.asarray(bounds[:-1], jnp.int32), jnp.asarray(bounds[1:], jnp.int32)
-    return random.randint(rng_key, (num_rows,), first, last)
+        return first
+    lengths = jnp.asarray(np.diff(bounds), jnp.uint32)
+    return first + (scattered(word, num_rows) % lengths).astype(jnp.int32)
 
 
 def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...]:

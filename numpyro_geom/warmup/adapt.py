@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._util import lazy_cond, tree_where
 from ..algorithm import Algorithm
 from ..settings import Settings
-from ..state import SGState
+from ..state import Chain, SGState
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
 from .curvature import measure
@@ -77,26 +77,36 @@ def _adapt(
     seen = target.seen(state.control)
 
     def remeasure(
-        adaptation: Adaptation, state: SGState, rng_key: jax.Array, replacing: jax.Array
+        adaptation: Adaptation,
+        chain: Chain,
+        control: Any,
+        rng_key: jax.Array,
+        replacing: jax.Array,
     ) -> Adaptation:
-        seen = target.seen(state.control)
+        seen = target.seen(control)
         second_order = noise.second_order
         return measure(
             seen,
-            state.chain.position,
-            lambda v: metric.apply_inverse_sqrt(state.metric_state, v),
+            chain.position,
+            lambda v: metric.apply_inverse_sqrt(chain.metric_state, v),
             rng_key,
             adaptation,
             replacing,
             noise.factor,
-            0.0 if second_order is None else second_order(state.dynamics, seen),
-            None if noise.known is None else noise.known(state.dynamics),
+            None if second_order is None else second_order(chain.dynamics, seen),
+            None if noise.known is None else noise.known(chain.dynamics),
             settings.bias_tolerance,
             settings.temperature,
         )
 
     adaptation = lazy_cond(
-        due.measuring, remeasure, state.adaptation, state, rng_key, due.replacing
+        due.measuring,
+        remeasure,
+        state.adaptation,
+        state.chain,
+        state.control,
+        rng_key,
+        due.replacing,
     )
     changes = ~due.first & due.warming | due.measuring
     h, rate, dynamics = rule.propose(adaptation, state, seen)

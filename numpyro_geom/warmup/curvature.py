@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from .._util import tree_where
+from .._util import key_word, scattered_floats
 from ..target.potential import Potential
 from .lanczos import Extremes, extreme_eigenvalues
 from .step_size import Adaptation
@@ -28,7 +28,7 @@ def measure(
     adaptation: Adaptation,
     replacing: jax.Array | bool = True,
     noise_factor: float = 1.0,
-    second_order: jax.Array | float = 0.0,
+    second_order: jax.Array | None = None,
     known_noise: PyTree | None = None,
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
@@ -53,72 +53,78 @@ def measure(
         The adaptation with new ``curvature``, ``slowest`` and ``noise``; those of ``adaptation``
         where a measurement is not finite.
     """
-    key_batch, key_rows, key_h, key_c, key_z = random.split(rng_key, 5)
     flat, unravel = ravel_pytree(position)
     num_iterations = min(LANCZOS_STEPS, flat.size)
+    tau = temperature if temperature > 0 else 1.0
 
     def root(v: jax.Array) -> jax.Array:
         return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
 
-    batch = potential.curvature_batch(key_batch)
-    start = random.normal(key_h, flat.shape, flat.dtype)
+    batch, groups = potential.curvature_batch(rng_key), potential.score_noise(rng_key)
+    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    direction = root(start)
 
-    def spectrum_at(flat: jax.Array) -> Extremes:
+    def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
+        """Of A^{1/2} H A^{1/2}, or of A^{1/2} C A^{1/2}: one Lanczos iteration serves both."""
         _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
         def hessian(v: jax.Array) -> jax.Array:
             return ravel_pytree(hvp(unravel(v)))[0]
 
-        def curvature_product(v: jax.Array) -> jax.Array:
-            product = hessian(root(v))
-            if isinstance(second_order, jax.Array):
-                product = product + second_order * hessian(product)
-            return root(product)
+        def curvature(v: jax.Array) -> jax.Array:
+            product = hessian(v)
+            if second_order is None:
+                return product
+            return product + second_order * hessian(root(root(product)))
 
-        return extreme_eigenvalues(curvature_product, flat.size, start, num_iterations)
+        products = [(noise_factor * w, _score_covariance(f, unravel(flat))) for w, f in groups]
 
-    direction = root(random.normal(key_z, flat.shape, flat.dtype))
-    tau = temperature if temperature > 0 else 1.0
+        def covariance(v: jax.Array) -> jax.Array:
+            total = sum(w * ravel_pytree(product(unravel(v)))[0] for w, product in products)
+            return total if known_noise is None else total - ravel_pytree(known_noise)[0] * v
+
+        def product(v: jax.Array) -> jax.Array:
+            v = root(v)
+            return root(lax.cond(of_noise, covariance, curvature, v) if groups else curvature(v))
+
+        return extreme_eigenvalues(product, flat.size, start, num_iterations)
 
     def too_far(length: jax.Array) -> jax.Array:
         """Whether U is higher there by more than tau D, twice its mean rise in a Gaussian."""
-        here, there = (potential.energy(unravel(flat + s * direction), batch) for s in (0, length))
+        at = jnp.stack([jnp.zeros_like(length), length])
+        here, there = lax.map(lambda s: potential.energy(unravel(flat + s * direction), batch), at)
         return ~(there - here <= tau * flat.size) & (length > 0)
 
-    def look(k: jax.Array, old: Extremes) -> Extremes:
-        """At the position, then as far off as the target spreads: by the curvature, and by U."""
-        length = jnp.sqrt(tau / jnp.maximum(old.largest_magnitude, jnp.finfo(flat.dtype).tiny))
+    def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
+        """At the position, as far off as the target spreads (by curvature, and by U), at noise."""
+        largest, slowest, noise = found
+        of_noise, off = k == 2, k == 1
+        length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
         # no curvature at all says nothing of a length
-        length = lax.while_loop(too_far, lambda x: x / 2, jnp.where(k == 0, 0.0, length))
-        new = spectrum_at(flat + length * direction)
-        larger = new.largest_magnitude > old.largest_magnitude
-        rest = old._replace(
-            largest_magnitude=jnp.where(larger, new.largest_magnitude, old.largest_magnitude)
+        length = lax.while_loop(too_far, lambda x: x / 2, jnp.where(off, length, 0.0))
+        new = ends_at(flat + length * direction, of_noise)
+        higher = ~of_noise & ((k == 0) | (new.largest_magnitude > largest))
+        # where curvature is negative the chain drifts along it about as slowly as it would relax
+        least = jnp.minimum(jnp.abs(new.smallest), new.smallest_positive)
+        return (
+            jnp.where(higher, new.largest_magnitude, largest),
+            jnp.where(k == 0, least, slowest),
+            jnp.where(of_noise, new.largest_magnitude, noise),
         )
-        return tree_where(k == 0, new, rest)
 
     # a mode can be flat where the target is not; later the chain itself has gone everywhere
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(spectrum_at, flat))
-    spectrum = lax.fori_loop(0, jnp.where(replacing, 2, 1), look, nothing)
-    noise = _largest_noise(
-        potential.score_noise(key_rows),
-        position,
-        unravel,
-        root,
-        random.normal(key_c, flat.shape, flat.dtype),
-        num_iterations,
-        noise_factor,
-        known_noise,
+    looks = jnp.where(replacing, jnp.array([0, 1, 2]), jnp.array([0, 2, 2]))
+    num_looks = jnp.where(replacing, 2, 1) + bool(groups)
+    zero = jnp.zeros((), flat.dtype)
+    curvature, slowest, noise = lax.fori_loop(
+        0, num_looks, lambda j, found: look(looks[j], found), (zero, zero, zero)
     )
+    slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
     if known_noise is not None:
         # at least half of the injected noise stays, so that it is rarely too little to take from
         diagonal = ravel_pytree(known_noise)[0]
         inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
         noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
-    curvature = jnp.abs(spectrum.largest_magnitude)
-    # where curvature is negative the chain drifts along it about as slowly as it would relax
-    slowest = jnp.minimum(jnp.abs(spectrum.smallest), spectrum.smallest_positive)
-    slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
     fresh = adaptation._replace(
         curvature=curvature, curvature_low=curvature, slowest=slowest, noise=noise
     )
@@ -137,47 +143,13 @@ def measure(
     )
 
 
-def _largest_noise(
-    groups: tuple,
-    position: PyTree,
-    unravel: Callable[[jax.Array], PyTree],
-    root: Callable[[jax.Array], jax.Array],
-    start: jax.Array,
-    num_iterations: int,
-    noise_factor: float,
-    known_noise: PyTree | None,
-) -> jax.Array:
-    """Largest absolute eigenvalue of A^{1/2} C A^{1/2}, or of A^{1/2} (C - known) A^{1/2}."""
-    if not groups:
-        return jnp.zeros((), start.dtype)
-    products = [
-        (noise_factor * weight, _score_covariance(rows_fn, position, unravel, root))
-        for weight, rows_fn in groups
-    ]
-
-    def covariance(v: jax.Array) -> jax.Array:
-        total = sum(weight * product(v) for weight, product in products)
-        if known_noise is not None:
-            total = total - root(ravel_pytree(known_noise)[0] * root(v))
-        return total
-
-    largest = extreme_eigenvalues(covariance, start.size, start, num_iterations)
-    return jnp.abs(largest.largest_magnitude)
-
-
-def _score_covariance(
-    rows_fn: Callable[[PyTree], jax.Array],
-    position: PyTree,
-    unravel: Callable[[jax.Array], PyTree],
-    root: Callable[[jax.Array], jax.Array],
-) -> Callable[[jax.Array], jax.Array]:
-    """V -> A^{1/2} J'J A^{1/2} v / n with J the centred Jacobian of per-row energies."""
+def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:
+    """V -> J'J v / n with J the centred Jacobian of per-row energies."""
     rows, jvp = jax.linearize(rows_fn, position)
     _, vjp = jax.vjp(rows_fn, position)
 
-    def product(v: jax.Array) -> jax.Array:
-        slopes = jvp(unravel(root(v)))
-        centred = slopes - jnp.mean(slopes)
-        return root(ravel_pytree(vjp(centred)[0])[0]) / rows.shape[0]
+    def product(v: PyTree) -> PyTree:
+        slopes = jvp(v)
+        return vjp((slopes - jnp.mean(slopes)) / rows.shape[0])[0]
 
     return product

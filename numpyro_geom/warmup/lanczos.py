@@ -10,22 +10,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._checks import check_int
+from .._util import key_word, scattered_floats
 
-__all__ = ["Extremes", "Ritz", "extreme_eigenvalues", "lanczos"]
-
-
-class Ritz(NamedTuple):
-    """Eigenvalues of an operator's projection on a subspace.
-
-    Attributes:
-        values: shape (min(num_iterations, dim),), ascending, each between the operator's smallest
-            and largest eigenvalue; all NaN if a product was not finite.
-        top_vector: shape (dim,), the unit vector of the value that is largest in magnitude, up to
-            its sign; all NaN if a product was not finite.
-    """
-
-    values: Array
-    top_vector: Array
+__all__ = ["Extremes", "extreme_eigenvalues", "lanczos"]
 
 
 class Extremes(NamedTuple):
@@ -36,17 +23,14 @@ class Extremes(NamedTuple):
         smallest_positive: smallest Ritz value that is positive beyond rounding, a scalar; 0 if
             there is none. An upper bound of the operator's if that has no eigenvalue below it.
         smallest: smallest Ritz value, signed; an upper bound.
-        top_vector: shape (dim,), unit vector of ``largest_magnitude``; start the next estimate
-            from it.
     """
 
     largest_magnitude: Array
     smallest_positive: Array
     smallest: Array
-    top_vector: Array
 
 
-def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int) -> Ritz:
+def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int) -> Array:
     """Ritz values of a symmetric operator A by the Lanczos iteration.
 
     ``beta_j q_{j+1} = A q_j - alpha_j q_j - beta_{j-1} q_{j-1}``
@@ -55,7 +39,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     beta beside it. Every vector is orthogonalised against all earlier ones, three times, so none
     of the values is a ghost. Where the Krylov space is exhausted (beta_j at rounding level: the
     identity, operators of low rank, a start in an invariant subspace) beta_j is 0 and the
-    iteration goes on with a random vector orthogonal to all earlier ones: every returned number is
+    iteration goes on with another vector orthogonal to all earlier ones: every returned number is
     a Ritz value, none is padding, and with ``num_iterations >= dim`` they are all the eigenvalues.
     One loop with one product a trip, 12 dim num_iterations operations a trip beside the product,
     and dim x num_iterations numbers of memory. Works under ``jit`` and ``vmap``.
@@ -64,13 +48,13 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
         matvec: v -> A v, both of shape (dim,), for symmetric A. Not checked for symmetry.
         dim: dimension, a Python integer >= 1.
         start: a vector of shape (dim,), best one with a share of the eigenvectors looked for; or a
-            PRNG key (typed or uint32) for a random one. A zero or non-finite vector, as a failed
-            estimate leaves behind, is replaced by a random one.
+            PRNG key (typed or uint32) for one without a pattern, which also takes the place of a
+            vector that is zero or not finite, as a failed estimate leaves behind.
         num_iterations: products to take, a Python integer >= 1; no more than ``dim`` are taken.
 
     Returns:
-        The Ritz values and the vector of the largest in magnitude, in the dtype of ``start`` (the
-        default float type for a key).
+        The Ritz values, shape (min(num_iterations, dim),), ascending, in the dtype of ``start``
+        (the default float type for a key); all NaN if a product was not finite.
 
     Raises:
         ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
@@ -78,18 +62,21 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
             float vector nor a key.
 
     Examples:
-        >>> ritz = lanczos(lambda v: jnp.array([1.0, 2.0, 5.0]) * v, 3, jax.random.key(0), 3)
-        >>> [round(float(value), 3) for value in ritz.values]
+        >>> values = lanczos(lambda v: jnp.array([1.0, 2.0, 5.0]) * v, 3, jax.random.key(0), 3)
+        >>> [round(float(value), 3) for value in values]
         [1.0, 2.0, 5.0]
 
     Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
-    reorthogonalisation), with random restarts in place of a stop.
+    reorthogonalisation), with restarts in place of a stop.
     """
     dim, num_iterations = check_int("dim", dim), check_int("num_iterations", num_iterations)
     num_iterations = min(num_iterations, dim)
-    first, key = _first_vector(start, dim)
+    first, word = _first_vector(start, dim)
     dtype = first.dtype
     tolerance = 10 * jnp.finfo(dtype).eps
+
+    def clean(vector: Array, basis: Array) -> Array:
+        return _normalise(vector - _dot(_dot(basis, vector), basis))[0]
 
     def step(carry: tuple[Array, Array, Array], j: Array) -> tuple[tuple, tuple[Array, Array]]:
         basis, vector, scale = carry
@@ -101,26 +88,22 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
             )
         product = product.astype(dtype)
         scale = jnp.maximum(scale, _norm(product))
-        residual = _orthogonalise(product, basis)
+        residual = product - _dot(_dot(basis, product), basis)
         length = _norm(residual)
         exhausted = ~(length > tolerance * scale)
-        fresh = _random_vector(jax.random.fold_in(key, j), dim, dtype)
+        fresh = scattered_floats(word + 1 + j.astype(jnp.uint32), dim, dtype)
         vector = jnp.where(exhausted, fresh, residual / length)
-        # Once more for a residual, as after any cancellation; twice for a random vector, of which
+        # Once more for a residual, as after any cancellation; twice for a fresh vector, of which
         # little is left outside an almost complete basis, and for a residual at rounding level.
-        vector, correction = _normalise(_orthogonalise(vector, basis))
-        vector, _ = _normalise(_orthogonalise(vector, basis))
-        beta = jnp.where(exhausted, 0, length * correction)
+        vector = lax.fori_loop(0, 2, lambda _, x: clean(x, basis), vector)
+        beta = jnp.where(exhausted, 0, _dot(vector, product))
         return (basis, vector, scale), (_dot(basis[j], product), beta)
 
     carry = (jnp.zeros((num_iterations, dim), dtype), first, jnp.zeros((), dtype))
-    (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
-
+    _, (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
     finite = jnp.all(jnp.isfinite(alpha)) & jnp.all(jnp.isfinite(beta))
-    alpha, beta = jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0)
-    values, coordinates = _tridiagonal_eigen(alpha, beta)
-    vector, _ = _normalise(_dot(coordinates, basis))
-    return Ritz(jnp.where(finite, values, jnp.nan), jnp.where(finite, vector, jnp.nan))
+    values = _eigenvalues(jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0))
+    return jnp.where(finite, values, jnp.nan)
 
 
 def extreme_eigenvalues(
@@ -138,8 +121,7 @@ def extreme_eigenvalues(
     Args:
         matvec: v -> A v, both of shape (dim,), for symmetric A.
         dim: dimension, a Python integer >= 1.
-        start: a vector of shape (dim,), or a PRNG key for a random one. The ``top_vector`` of a
-            similar operator makes ``largest_magnitude`` converge in a few products.
+        start: a vector of shape (dim,), or a PRNG key.
         num_iterations: products to take, a Python integer >= 1.
 
     Returns:
@@ -154,26 +136,25 @@ def extreme_eigenvalues(
     Examples:
         >>> diagonal = jnp.array([-1.0, 0.5, 3.0])
         >>> ends = extreme_eigenvalues(lambda v: diagonal * v, 3, jax.random.key(0), 3)
-        >>> [round(float(end), 3) for end in ends[:3]]
+        >>> [round(float(end), 3) for end in ends]
         [3.0, 0.5, -1.0]
     """
-    values, vector = lanczos(matvec, dim, start, num_iterations)
+    values = lanczos(matvec, dim, start, num_iterations)
     largest = jnp.max(jnp.abs(values))
     is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
     positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
     positive = jnp.where(jnp.any(is_positive), positive, jnp.where(jnp.isnan(largest), largest, 0))
-    return Extremes(largest, positive, values[0], vector)
+    return Extremes(largest, positive, values[0])
 
 
 def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
-    """Unit vector to start from, and the key of the random ones."""
+    """Unit vector to start from, and the seed of those that restarts take."""
     start = jnp.asarray(start)
-    if jnp.issubdtype(start.dtype, jnp.floating):
-        key, first_key = jax.random.split(jax.random.key(0))
-    elif jnp.issubdtype(start.dtype, jax.dtypes.prng_key) or start.dtype == jnp.uint32:
-        key, first_key = jax.random.split(start)
-        start = jnp.zeros(dim)
-    else:
+    word = jnp.zeros((), jnp.uint32)
+    if jnp.issubdtype(start.dtype, jax.dtypes.prng_key) or start.dtype == jnp.uint32:
+        word = key_word(start)
+        start = scattered_floats(word, dim, jnp.result_type(float))
+    elif not jnp.issubdtype(start.dtype, jnp.floating):
         raise TypeError(f"start must be a PRNG key or a float vector, got dtype {start.dtype}")
     if start.shape != (dim,):
         raise ValueError(
@@ -181,12 +162,8 @@ def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
         )
     length = _norm(start)
     usable = (length > 0) & jnp.isfinite(length)
-    vector, _ = _normalise(jnp.where(usable, start, _random_vector(first_key, dim, start.dtype)))
-    return vector, key
-
-
-def _random_vector(key: Array, dim: int, dtype: jnp.dtype) -> Array:
-    return jax.random.uniform(key, (dim,), dtype, -1, 1)
+    vector = jnp.where(usable, start, scattered_floats(word, dim, start.dtype))
+    return _normalise(vector)[0], word
 
 
 def _dot(x: Array, y: Array) -> Array:
@@ -206,36 +183,15 @@ def _normalise(x: Array) -> tuple[Array, Array]:
     return jnp.where(length > 0, x / length, 0), length
 
 
-def _orthogonalise(x: Array, basis: Array) -> Array:
-    return x - _dot(_dot(basis, x), basis)
-
-
-def _tridiagonal_eigen(diagonal: Array, off_diagonal: Array) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and the unit eigenvector of the largest in magnitude.
+def _eigenvalues(diagonal: Array, off_diagonal: Array) -> Array:
+    """Eigenvalues, ascending, of a symmetric tridiagonal matrix.
 
     No call of LAPACK: several batched ``eigh`` in one program, as chains under ``vmap`` make, can
     block each other on CPU.
     """
     scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(jnp.abs(off_diagonal), initial=0))
     unit = jnp.where(scale > 0, scale, 1)
-    diagonal, off_diagonal = diagonal / unit, off_diagonal / unit
-    values = _bisect(diagonal, off_diagonal)
-    matrix = jnp.diag(diagonal) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
-    # Measured from the other end of the spectrum the matrix is semi-definite, and its powers tend
-    # to the projector on the eigenvector looked for; squaring doubles the exponent.
-    identity = jnp.eye(diagonal.size, dtype=diagonal.dtype)
-    upper = matrix - values[0] * identity
-    lower = values[-1] * identity - matrix
-    power = jnp.where(values[-1] >= -values[0], upper, lower)
-
-    def square(_: int, power: Array) -> Array:
-        power = power / jnp.maximum(jnp.max(jnp.abs(power)), jnp.finfo(power.dtype).tiny)
-        return _dot(power, power)
-
-    power = lax.fori_loop(0, jnp.finfo(power.dtype).nmant + 3, square, power)
-    vector, length = _normalise(power[:, jnp.argmax(jnp.diagonal(power))])
-    # a multiple of the identity has a vanishing power: any vector will do
-    return values * scale, jnp.where(length > 0, vector, identity[0])
+    return _bisect(diagonal / unit, off_diagonal / unit) * scale
 
 
 def _bisect(diagonal: Array, off_diagonal: Array) -> Array:

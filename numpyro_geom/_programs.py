@@ -1,0 +1,82 @@
+"""Programs that are compiled once, whoever asks: what runs before a chain moves.
+
+NumPyro compiles its sampling loop at every ``run``, because a model is a function and may have
+changed: the data that it closes over, a global that it reads. So it is traced anew here too, which
+is cheap, and a compiled program is used again where the trace is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+PyTree = Any
+
+MOST_PROGRAMS = 64
+"""Programs that are kept; the one that was used longest ago goes first."""
+
+_RULES = re.compile(r"\b(jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd)=[^\n]*")
+"""Rules of derivatives, new objects in every trace, that a program no longer needs."""
+
+_programs: OrderedDict[tuple, Callable] = OrderedDict()
+
+
+def compiled(fn: Callable, *args: PyTree) -> PyTree:
+    """``fn(*args)``, in a program that is compiled once for all functions that trace to it.
+
+    Within an outer transformation ``fn`` is a part of that one's program.
+
+    Args:
+        fn: pure; what it closes over may change from call to call.
+        args: pytrees of arrays.
+    """
+    leaves, treedef = jax.tree.flatten(args)
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return fn(*args)
+    traced, shape = jax.make_jaxpr(
+        lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
+    )(*leaves)
+    if any(isinstance(x, jax.core.Tracer) for x in traced.consts):
+        return fn(*args)
+    key = _RULES.sub("", str(traced.jaxpr)), *_constants(traced.jaxpr)
+    if key not in _programs:
+        jaxpr = traced.jaxpr
+        _programs[key] = jax.jit(
+            lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat)
+        )
+        while len(_programs) > MOST_PROGRAMS:
+            _programs.popitem(last=False)
+    _programs.move_to_end(key)
+    return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
+
+
+def _constants(jaxpr: Jaxpr) -> Iterator[str]:
+    """Digests of the arrays inside of a trace, which its text does not show."""
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if isinstance(value, ClosedJaxpr):
+                for const in value.consts:
+                    yield _digest(const)
+                yield from _constants(value.jaxpr)
+            elif isinstance(value, Jaxpr):
+                yield from _constants(value)
+            elif isinstance(value, (np.ndarray, jax.Array)):
+                yield _digest(value)
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, (ClosedJaxpr, Jaxpr))
+
+
+def _digest(x: Any) -> str:
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    array = np.ascontiguousarray(x)
+    return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
