@@ -149,6 +149,7 @@ def corrected_quadratics(X: Any, y: Any, anchor: np.ndarray) -> RowQuadratics:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("distance", [0.0, 3.0])
 def test_law_of_a_gaussian(distance: float) -> None:
     """At a step size where minibatch noise counts."""
@@ -174,6 +175,7 @@ def test_law_of_a_gaussian(distance: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("anchor_interval", [1, 7])
 def test_law_with_a_moving_anchor(anchor_interval: int) -> None:
     """A new anchor at every step is the full gradient; one at every seventh lies in between."""

@@ -55,6 +55,7 @@ EVEN = 120.0 * np.eye(DIM)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_variance_is_right_to_a_percent_where_it_was_off_by_thirty(temperature: float) -> None:
     settings = {"step_size": H, "num_steps": 300, "temperature": temperature}
@@ -81,6 +82,7 @@ def averaged(energy: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_correlated_noise_stays() -> None:
     correlation = 0.3 * np.ones((DIM, DIM)) + 0.7 * np.eye(DIM)
     covariance = 100.0 * correlation
@@ -95,6 +97,7 @@ def test_correlated_noise_stays() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_law_in_a_metric() -> None:
     """A = diag(1, 2, 3, 4): rates differ, the target does not."""
     inverse = jnp.array([1.0, 2.0, 3.0, 4.0])
