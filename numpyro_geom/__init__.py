@@ -3,6 +3,7 @@
 from .algorithms import GGMC, PXSGHMC, SGHMC, SGNHT, SGRLD
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
+from .baselines.swag import SWAG
 from .baselines.vsgd import VSGD
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose

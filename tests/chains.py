@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from numpyro_geom.kernels.auxiliary import SOFTNESS
 
 from numpyro_geom import SGKernel, SGState
+from numpyro_geom.algorithms.auxiliary import SOFTNESS
 
 PyTree = Any
 CHAIN_STEPS = 1 << 24

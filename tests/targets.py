@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
+from numpyro.infer import MCMC
 
 from numpyro_geom import SGKernel, SGState
 
@@ -62,6 +63,13 @@ def replayed(X: jax.Array, y: jax.Array) -> None:
     with numpyro.plate("data", X.shape[0]) as i:
         fitted = numpyro.deterministic("fitted", X[i] @ w)
         numpyro.sample("y", dist.Normal(fitted, s), obs=y[i])
+
+
+def logistic(X: jax.Array, y: jax.Array | None = None) -> None:
+    """Logistic regression; labels are latent, and discrete, where none are given."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=None if y is None else y[i])
 
 
 def normal_mean(y: jax.Array) -> None:
@@ -158,6 +166,40 @@ def langevin_law(
 
 
 # --- chains
+
+
+def run(
+    kernel: Any,
+    *args: Any,
+    num_warmup: int = 0,
+    num_samples: int = 4,
+    seed: int = 0,
+    **settings: Any,
+) -> MCMC:
+    """A finished run of NumPyro's own ``MCMC``, without a progress bar.
+
+    Args:
+        kernel: of this package or of NumPyro.
+        args: the model's arguments.
+        num_warmup: as in ``MCMC``.
+        num_samples: as in ``MCMC``.
+        seed: of the key.
+        settings: ``init_params`` and ``extra_fields`` go to ``MCMC.run``, others to ``MCMC``.
+    """
+    of_run = {k: settings.pop(k) for k in ("init_params", "extra_fields") if k in settings}
+    settings = {"progress_bar": False, **settings}
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **settings)
+    mcmc.run(random.key(seed), *args, **of_run)
+    return mcmc
+
+
+def assert_trees_equal(left: PyTree, right: PyTree) -> None:
+    """The same structure and the same bits."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = random.key_data(a), random.key_data(b)
+        np.testing.assert_array_equal(a, b)
 
 
 def spread(state: SGState, num_chains: int, seed: int = 0) -> SGState:

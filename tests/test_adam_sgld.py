@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from numpyro_geom.kernels import AdamSGLD
-from targets import linear, normal_mean, regression, regression_data
-from test_kernel import assert_trees_equal
+from targets import assert_trees_equal, linear, normal_mean, regression, regression_data
 from test_oracles import NORMAL, Law, energy
 
-from numpyro_geom import SGRLD
+from numpyro_geom import SGRLD, AdamSGLD
 
 X, Y = regression_data(24, 2)
 

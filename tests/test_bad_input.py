@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
-from targets import half_square, linear, normal_mean
+from targets import half_square, linear, logistic, normal_mean
 
 from numpyro_geom import (
     GGMC,
@@ -45,12 +45,6 @@ X = np.random.default_rng(1).normal(size=(12, 2))
 
 
 # --- models with a mistake in them
-
-
-def logistic(X: Any, y: Any = None) -> None:
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=None if y is None else y[i])
 
 
 def maybe_observed(y: Any = None) -> None:

@@ -16,7 +16,6 @@ import pytest
 from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
-from numpyro_geom.control_variate import anchor_at, full_value_and_grad, with_control_variate
 from targets import (
     RowQuadratics,
     assert_moments,
@@ -27,6 +26,7 @@ from targets import (
     linear_quadratics,
     local_latents,
     regression_data,
+    run,
 )
 from test_potential import (
     TABLE,
@@ -41,7 +41,13 @@ from test_potential import (
     two_tables,
 )
 
-from numpyro_geom import SGRLD, polynomial, potential
+from numpyro_geom import SGRLD, polynomial
+from numpyro_geom.target import potential
+from numpyro_geom.target.control_variate import (
+    anchor_at,
+    full_value_and_grad,
+    with_control_variate,
+)
 from numpyro_geom.target.potential import model_potential
 
 ROUNDING = 1e-11
@@ -143,6 +149,7 @@ def corrected_quadratics(X: Any, y: Any, anchor: np.ndarray) -> RowQuadratics:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("distance", [0.0, 3.0])
 def test_law_of_a_gaussian(distance: float) -> None:
     """At a step size where minibatch noise counts."""
@@ -168,6 +175,7 @@ def test_law_of_a_gaussian(distance: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("anchor_interval", [1, 7])
 def test_law_with_a_moving_anchor(anchor_interval: int) -> None:
     """A new anchor at every step is the full gradient; one at every seventh lies in between."""
@@ -204,26 +212,16 @@ def test_law_with_a_moving_anchor(anchor_interval: int) -> None:
 ROWS = regression_data(2000, 3)
 
 
-def run(kernel: SGRLD, num_warmup: int = 64, num_samples: int = 100, **kwargs: Any) -> MCMC:
-    mcmc = MCMC(
-        kernel,
-        num_warmup=num_warmup,
-        num_samples=num_samples,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0), *ROWS, **kwargs)
-    return mcmc
+FOUR = {"num_warmup": 64, "num_chains": 4, "chain_method": "vectorized"}
 
 
 @pytest.fixture(scope="module")
 def corrected() -> MCMC:
-    return run(SGRLD(linear, batch_size=100, control_variate=True))
+    return run(SGRLD(linear, batch_size=100, control_variate=True), *ROWS, num_samples=100, **FOUR)
 
 
 def test_automatic_step_sees_the_smaller_noise(corrected: MCMC) -> None:
-    plain = run(SGRLD(linear, batch_size=100), num_samples=1)
+    plain = run(SGRLD(linear, batch_size=100), *ROWS, num_samples=1, **FOUR)
     learned = corrected.last_state.adaptation
     # C = N / B Var(score) against H = N Var(x) / s^2: their ratio is N s^2 / B s^2 = 20 times
     # the residual's variance over its own; with the anchor it is D / B times a kurtosis of 3

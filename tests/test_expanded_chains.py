@@ -21,8 +21,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 from numpyro.infer import MCMC, NUTS
-from numpyro_geom.control_variate import full_value_and_grad
-from targets import SIGMAS
+from targets import SIGMAS, run
 
 from numpyro_geom import (
     GGMC,
@@ -36,6 +35,7 @@ from numpyro_geom import (
     SGState,
     to_inference_data,
 )
+from numpyro_geom.target.control_variate import full_value_and_grad
 
 ROWS, INPUTS, OUTPUTS = 12, 3, 2
 _rng = np.random.default_rng(0)
@@ -66,25 +66,20 @@ START = {"w": jnp.stack([W, -W])}
 PARTS = ("expanded", "factor", "sites")
 
 
-def run(mcmc: MCMC, **settings: Any) -> dict[str, jax.Array]:
-    mcmc.run(random.key(0), X, Y, **settings)
-    return mcmc.get_samples(group_by_chain=True)
-
-
 @pytest.fixture(scope="module")
 def finished() -> MCMC:
     """Two chains of six draws of an expanded kernel, from given matrices."""
     kernel = PXSGHMC(layer, expansion=TWO, **FIXED)
-    mcmc = MCMC(
+    return run(
         kernel,
-        num_warmup=0,
+        X,
+        Y,
         num_samples=6,
         num_chains=2,
         chain_method="vectorized",
-        progress_bar=False,
+        init_params=START,
+        extra_fields=("expanded",),
     )
-    run(mcmc, init_params=START, extra_fields=("expanded",))
-    return mcmc
 
 
 def test_draws_are_of_the_merged_matrix(finished: MCMC) -> None:
@@ -286,9 +281,15 @@ def test_predictions_of_a_network_agree_with_nuts() -> None:
     # chains' own means, for both, as if the two were independent: one of 8 scores exceeds 5 with
     # probability 5e-6. The bias of the small steps is about h^2 lam / 4 of a variance, below 0.02
     # for curvatures lam below 1000 (the network's own are about 200): less than the errors.
-    arguments = {"num_chains": 20, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(NUTS(network, max_tree_depth=5), num_warmup=150, num_samples=200, **arguments)
-    mcmc.run(random.key(0), INPUT, RESPONSE)
+    mcmc = run(
+        NUTS(network, max_tree_depth=5),
+        INPUT,
+        RESPONSE,
+        num_warmup=150,
+        num_samples=200,
+        num_chains=20,
+        chain_method="vectorized",
+    )
     reference = mcmc.get_samples(group_by_chain=True)
     kernel = PXSGHMC(network, expansion=LAYERS, step_size=0.01, num_steps=30, friction=1.0)
     shapes = {"in": (1, HIDDEN), "b": (HIDDEN,), "out": (HIDDEN, 1)}
@@ -352,7 +353,7 @@ def test_anchor_of_a_control_variate_is_a_merged_position() -> None:
         state = sample(state)
     anchor = state.control.anchor
     assert anchor.position.keys() == anchor.grad.keys() == {"w"}
-    _, exact = full_value_and_grad(kernel._potential((X, Y), {}), anchor.position)
+    _, exact = full_value_and_grad(kernel.potential((X, Y), {}), anchor.position)
     # 0 measured; sums of 12 rows near the mode are up to 2e-6 from those of 64 bits (measured)
     np.testing.assert_allclose(anchor.grad["w"], exact["w"], rtol=1e-4, atol=1e-5)
     # it has been found, near the middle of the law

@@ -18,12 +18,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import lax, random
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from scipy.special import gamma as gamma_function
-from targets import columns
+from targets import columns, logistic, run
 
 from numpyro_geom import GGMC, SGState
+from numpyro_geom.algorithm import Algorithm
+from numpyro_geom.settings import Settings
 
 PyTree = Any
 NUM_CHAINS = 4096
@@ -70,7 +72,7 @@ def means(kernel: GGMC, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
     state = state._replace(dynamics=state.dynamics._replace(friction=frictions))
 
     @jax.jit
-    def run(state: SGState) -> jax.Array:
+    def totals(state: SGState) -> jax.Array:
         def one(k: jax.Array, carry: tuple) -> tuple:
             state, sums = carry
             state = kernel.sample(state, (), {})
@@ -83,7 +85,7 @@ def means(kernel: GGMC, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
         zeros = jnp.zeros((NUM_CHAINS, 5))
         return lax.fori_loop(0, BURN_IN + NUM_DRAWS, one, (state, zeros))[1] / NUM_DRAWS
 
-    return np.asarray(run(state), np.float64)
+    return np.asarray(totals(state), np.float64)
 
 
 def deviations(values: np.ndarray, exact: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,21 +129,31 @@ def test_longer_trajectories_at_a_temperature() -> None:
         assert np.all(np.abs(scores) < SIGMAS), scores
 
 
-class Unflipped(GGMC):
+class Faulty(GGMC):
+    """A kernel whose draws go wrong in one way."""
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        algorithm = super().algorithm(settings)
+
+        def draw(rng_key: jax.Array, target: Any, state: SGState, *due: Any) -> SGState:
+            return self.spoil(state, algorithm.draw(rng_key, target, state, *due))
+
+        return algorithm._replace(draw=draw)
+
+
+class Unflipped(Faulty):
     """The fault of keeping the momentum on rejection."""
 
-    def _draw(self, state: SGState, *args: Any) -> SGState:
-        new = super()._draw(state, *args)
+    def spoil(self, state: SGState, new: SGState) -> SGState:
         rejected = jnp.all(new.z == state.z)
         momentum = jnp.where(rejected, -1.0, 1.0) * new.dynamics.momentum
         return new._replace(dynamics=new.dynamics._replace(momentum=momentum))
 
 
-class Stale(GGMC):
+class Stale(Faulty):
     """The fault of testing against an energy of the draw before."""
 
-    def _draw(self, state: SGState, *args: Any) -> SGState:
-        new = super()._draw(state, *args)
+    def spoil(self, state: SGState, new: SGState) -> SGState:
         old = jnp.where(
             state.dynamics.extra.known, state.dynamics.extra.energy, new.potential_energy
         )
@@ -158,13 +170,6 @@ def test_the_gates_see_known_faults(fault: type, target: Callable, step_size: fl
 
 
 # --- models: chains that start from a reference's draws keep its law
-
-
-def logistic(X: jax.Array, y: jax.Array) -> None:
-    b = numpyro.sample("b", dist.Normal(0, 2))
-    w = numpyro.sample("w", dist.Normal(0, 2).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=b + X[i] @ w), obs=y[i])
 
 
 def hierarchical(X: jax.Array, y: jax.Array) -> None:
@@ -184,7 +189,8 @@ def rows(model: Callable) -> tuple[jax.Array, jax.Array]:
     rng = np.random.default_rng(5)
     X = rng.normal(size=(500, 3))
     if model is logistic:
-        y = rng.uniform(size=500) < 1 / (1 + np.exp(-(X @ [1.0, -0.5, 0.3] + 0.3)))
+        X = np.concatenate([X, np.ones((500, 1))], axis=1)
+        y = rng.uniform(size=500) < 1 / (1 + np.exp(-(X @ [1.0, -0.5, 0.3, 0.3])))
     else:
         y = 1 + 0.7 * rng.normal(size=8)[np.arange(500) % 8] + 0.5 * X[:, 0] + rng.normal(size=500)
     return jnp.asarray(X), jnp.asarray(y, float)
@@ -194,15 +200,14 @@ def rows(model: Callable) -> tuple[jax.Array, jax.Array]:
 def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
     """A model, a step size, and unconstrained draws of NUTS."""
     model, step_size = request.param
-    mcmc = MCMC(
+    mcmc = run(
         NUTS(model, target_accept_prob=0.9),
+        *rows(model),
         num_warmup=500,
         num_samples=4000,
         num_chains=2,
         chain_method="vectorized",
-        progress_bar=False,
     )
-    mcmc.run(random.key(0), *rows(model))
     samples = jax.tree.map(lambda x: x[::2], mcmc.get_samples())
     return model, step_size, jax.vmap(partial(unconstrain_fn, model, rows(model), {}))(samples)
 

@@ -25,6 +25,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from chains import CHAIN_STEPS
+from targets import half_square
 
 from numpyro_geom import SGRLD, Identity, Monge, RMSprop, SGState, Shampoo, Wenzel
 
@@ -477,10 +478,6 @@ def variance_score(x: np.ndarray, mean: float, variance: float) -> tuple[float, 
     return tuple(chains.scores(values, np.array([0.0, variance])))
 
 
-def normal_energy(z: jax.Array) -> jax.Array:
-    return jnp.sum(z**2) / 2
-
-
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
@@ -490,10 +487,10 @@ def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
     law = Linear(1.0, 1, 0.3, temperature, 0.6, 1.2, noise, noise)
 
     def noisy_energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        return normal_energy(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
+        return half_square(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
 
     kernel = SGRLD(
-        potential_fn=noisy_energy if noise else normal_energy,
+        potential_fn=noisy_energy if noise else half_square,
         metric=Monge(alpha2=0.0, decay=law.decay),
         gamma="auxiliary",
         step_size=law.step_size,
@@ -515,7 +512,7 @@ def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
 def test_frozen_at_a_temperature_has_its_variance(temperature: float) -> None:
     h = 0.2
     kernel = SGRLD(
-        potential_fn=normal_energy,
+        potential_fn=half_square,
         metric=RMSprop(decay=0.9, eps=0.5),
         gamma="frozen",
         step_size=h,
@@ -647,12 +644,13 @@ def tilted_variance(inflation: float, alpha2: float, scale: float) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
     # decay 0 and noise .8 s^2: the injected noise is a fifth of what it would be
     noise, scale, alpha2 = 0.8, 1.0, 4.0
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        return normal_energy(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
+        return half_square(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
 
     kernel = SGRLD(
         potential_fn=energy,
@@ -688,7 +686,7 @@ def test_auxiliary_learns_scale_and_noise_in_warmup() -> None:
     noise = 0.5
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        return normal_energy(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
+        return half_square(z) + math.sqrt(noise) * jnp.vdot(z, jax.random.normal(rng_key, (1,)))
 
     kernel = SGRLD(
         potential_fn=energy,
@@ -718,7 +716,7 @@ def test_auxiliary_started_at_the_mode(metric: str, adjusted: bool) -> None:
     # The gradient is 0 there, so that it says nothing of s: a scale taken from it alone makes the
     # pull towards V infinitely stiff.
     kernel = SGRLD(
-        potential_fn=normal_energy,
+        potential_fn=half_square,
         metric=metric,
         gamma="auxiliary",
         adjusted=adjusted,

@@ -1,15 +1,12 @@
 """The kernel contract: NumPyro's protocol, exact limits, schedules, and the divergence guard.
 
-Conformance is checked abstractly (`jax.eval_shape`) for the whole table of metrics and gamma
-modes and of kernels, and by running for a few of the former and all of the latter: compiling is
-most of the cost here.
+What every kernel and metric must keep to is in `test_conformance`.
 """
 
 from __future__ import annotations
 
-import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,6 +24,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from targets import (
     SIGMAS,
     assert_moments,
+    assert_trees_equal,
     columns,
     count_compilations,
     half_square,
@@ -37,18 +35,12 @@ from targets import (
     regression,
     regression_data,
     replayed,
+    run,
 )
 
 from numpyro_geom import (
-    GGMC,
-    ISGD,
     SGHMC,
-    SGNHT,
     SGRLD,
-    VSGD,
-    AdamSGLD,
-    Expansion,
-    Factors,
     Monge,
     RMSprop,
     SGKernel,
@@ -57,8 +49,6 @@ from numpyro_geom import (
     cyclical,
     polynomial,
 )
-from numpyro_geom.gamma import GAMMA_MODES
-from numpyro_geom.metrics import METRICS
 
 # One shape for all models with data: NumPyro starts a chain by many small programs, each compiled
 # once for a shape.
@@ -71,31 +61,6 @@ CHAIN_METHODS: dict[str, Any] = {
     "vmap": jax.vmap,
 }
 each_chain_method = pytest.mark.parametrize("method", CHAIN_METHODS)
-EXPANSION = Expansion(sites={"w": Factors(right=1)})
-FIXED: dict[str, Any] = {"step_size": 1e-3, "num_steps": 2}
-# Kernels and options beyond SGRLD's metrics, and what makes them cheap to compile.
-KERNELS: dict[str, tuple[Callable[..., SGKernel], dict[str, Any]]] = {
-    # more steps a draw than those for which it stands still
-    "isgd": (partial(ISGD, regression, groups={"w": "all", "s": "all"}), {"num_steps": 60}),
-    "adam": (partial(AdamSGLD, regression, eps=0.1), FIXED),
-    "vsgd": (partial(VSGD, regression, preconditioner="diagonal"), {**FIXED, "step_size": 1e-4}),
-    "sghmc": (
-        partial(SGHMC, regression, metric="rmsprop", noise_correction=True),
-        {**FIXED, "friction": 10.0},
-    ),
-    "sgnht": (partial(SGNHT, regression, metric="monge"), {**FIXED, "friction": 10.0}),
-    "expanded": (
-        partial(SGHMC, regression, integrator="euler", expansion=EXPANSION),
-        {**FIXED, "friction": 10.0},
-    ),
-    "ggmc": (partial(GGMC, regression, control_variate=True), {**FIXED, "friction": 10.0}),
-    "anchor": (partial(SGRLD, regression, control_variate=True), FIXED),
-    "moving anchor": (
-        partial(SGRLD, regression, control_variate=True, anchor_interval=3),
-        FIXED,
-    ),
-}
-each_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
 def one_step(model: Callable = regression, **settings: Any) -> SGRLD:
@@ -104,30 +69,7 @@ def one_step(model: Callable = regression, **settings: Any) -> SGRLD:
     return SGRLD(model, **settings)
 
 
-def run(
-    kernel: Any, *args: Any, num_warmup: int = 0, num_samples: int = 4, seed: int = 0, **kwargs: Any
-) -> MCMC:
-    run_names = ("init_params", "extra_fields")
-    run_kwargs = {k: kwargs.pop(k) for k in run_names if k in kwargs}
-    kwargs = {"progress_bar": False, **kwargs}
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **kwargs)
-    mcmc.run(random.key(seed), *args, **run_kwargs)
-    return mcmc
-
-
-def assert_trees_equal(left: Any, right: Any) -> None:
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = random.key_data(a), random.key_data(b)
-        np.testing.assert_array_equal(a, b)
-
-
-# --- conformance
-
-
-def signature(state: Any) -> Any:
-    return jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False)), state)
+# --- compilations
 
 
 def compiled_sample(kernel: SGKernel) -> tuple[Callable[[SGState], SGState], list[None]]:
@@ -141,56 +83,6 @@ def compiled_sample(kernel: SGKernel) -> tuple[Callable[[SGState], SGState], lis
     return jax.jit(sample), traces
 
 
-def assert_types_are_kept(make: Callable[..., SGKernel], fixed: dict[str, Any]) -> None:
-    """In 32 bits as by default, and in 64 with the fixed settings.
-
-    A state that changed its type, weakly typed scalars included, would compile anew.
-    """
-    for x64, more in ((False, {}), (True, fixed)):
-        with jax.enable_x64(x64):
-            args = (jnp.asarray(np.asarray(X), float), jnp.asarray(np.asarray(Y), float))
-            kernel = make(batch_size=BATCH, **more)
-            state = kernel.init(random.key(0), 20, None, args, {})
-            dtype = np.dtype(np.float64 if x64 else np.float32)
-            floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-            assert {x.dtype for x in floats} == {dtype}
-            after = jax.eval_shape(lambda s, k=kernel, a=args: k.sample(s, a, {}), state)
-            before = jax.eval_shape(lambda s: s, state)
-            assert jax.tree.structure(after) == jax.tree.structure(state)
-            assert signature(after) == signature(before)
-
-
-@pytest.mark.parametrize("gamma", GAMMA_MODES)
-@pytest.mark.parametrize("metric", METRICS)
-def test_sample_keeps_structure_shapes_and_dtypes(metric: str, gamma: str) -> None:
-    wide = {"step_size": 1e-3, "num_steps": 3, "batching": "epoch"}
-    assert_types_are_kept(partial(SGRLD, regression, metric=metric, gamma=gamma), wide)
-
-
-@each_kernel
-def test_every_kernel_keeps_structure_shapes_and_dtypes(name: str) -> None:
-    assert_types_are_kept(*KERNELS[name])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"metric": "monge", "gamma": "auxiliary", "step_size": 1e-3, "num_steps": 2},
-        {"metric": "shampoo", "gamma": "corrected", "step_size": 1e-3, "num_steps": 2},
-    ],
-    ids=["monge", "shampoo"],
-)
-def test_sample_compiles_once(settings: dict) -> None:
-    kernel = SGRLD(regression, batch_size=BATCH, **settings)
-    sample, traces = compiled_sample(kernel)
-    state = kernel.init(random.key(0), 4, None, (X, Y), {})
-    for _ in range(3):
-        state = sample(state)
-    assert len(traces) == 1
-    assert int(state.i) == 3
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.z))
-
-
 def test_a_second_run_compiles_no_more_than_with_nuts() -> None:
     counts = {}
     for name, kernel in {"sgrld": one_step(), "nuts": NUTS(regression)}.items():
@@ -199,109 +91,6 @@ def test_a_second_run_compiles_no_more_than_with_nuts() -> None:
             mcmc.run(random.key(1), X, Y)
             counts[name] = compiled()
     assert counts["sgrld"] <= counts["nuts"]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(partial(one_step, metric="rmsprop", gamma=gamma, num_steps=2) for gamma in GAMMA_MODES),
-        *(partial(make, batch_size=BATCH) for make, _ in KERNELS.values()),
-    ],
-    ids=[*GAMMA_MODES, *KERNELS],
-)
-def test_no_key_is_used_twice(make: Callable[[], SGKernel]) -> None:
-    kernel = make()
-    state = kernel.init(random.key(0), 4, None, (X, Y), {})
-    with jax.debug_key_reuse(True):
-        jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state)
-
-
-@pytest.fixture(scope="module")
-def single_runs() -> dict[str, tuple[SGKernel, list[list[SGState]]]]:
-    """Cache over tests: name -> a kernel, and the states of two chains, one by one."""
-    return {}
-
-
-NUM_WARMUP = 2
-
-
-def singles(cache: dict, name: str) -> tuple[SGKernel, list[list[SGState]]]:
-    """In 64 bits: in 32 a search of 1500 steps of Adam multiplies rounding errors to 3e-4."""
-    if name not in cache:
-        make, fixed = KERNELS[name]
-        kernel = make(batch_size=BATCH, **fixed)
-        sample, traces = compiled_sample(kernel)
-        chains = []
-        for key in random.split(random.key(0)):
-            states = [kernel.init(key, NUM_WARMUP, None, (X, Y), {})]
-            for _ in range(4):
-                states.append(sample(states[-1]))
-            chains.append(states)
-        assert len(traces) == 1
-        cache[name] = kernel, chains
-    return cache[name]
-
-
-@pytest.fixture
-def in_64_bits() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
-
-
-@each_kernel
-@pytest.mark.usefixtures("in_64_bits")
-def test_every_kernel_compiles_once_and_moves(single_runs: dict, name: str) -> None:
-    _, chains = singles(single_runs, name)
-    for states in chains:
-        assert int(states[-1].i) == 4
-        leaves = jax.tree.leaves((states[-1].z, states[-1].control, states[-1].dynamics))
-        assert all(np.all(np.isfinite(x)) for x in leaves)
-        for before, after in zip(states, states[1:], strict=False):
-            assert all(np.all(before.z[site] != after.z[site]) for site in ("w", "s"))
-            assert not after.diverging
-
-
-@each_kernel
-@pytest.mark.usefixtures("in_64_bits")
-def test_chains_of_every_kernel_in_a_batch_are_those_one_by_one(
-    single_runs: dict, name: str
-) -> None:
-    _, chains = singles(single_runs, name)
-    make, fixed = KERNELS[name]
-    kernel = make(batch_size=BATCH, **fixed)
-    keys = random.split(random.key(0))
-    state = kernel.init(keys, NUM_WARMUP, None, (X, Y), {})
-    # as "vmap" and "parallel" start chains: with `init` traced
-    traced = jax.eval_shape(
-        jax.vmap(lambda key: make(batch_size=BATCH, **fixed).init(key, 2, None, (X, Y), {})), keys
-    )
-    assert signature(traced) == signature(jax.eval_shape(lambda s: s, state))
-    sample = jax.jit(lambda s: kernel.sample(s, (X, Y), {}))
-    for draw in range(1, 5):
-        state = sample(state)
-        for chain in (0, 1):
-            for site, value in chains[chain][draw].z.items():
-                # sums over a few rows in another order
-                np.testing.assert_allclose(state.z[site][chain], value, rtol=1e-9, atol=1e-10)
-    assert not np.allclose(state.z["w"][0], state.z["w"][1])
-
-
-@each_kernel
-@pytest.mark.usefixtures("in_64_bits")
-def test_a_pickled_copy_of_every_kernel_is_the_same_program(single_runs: dict, name: str) -> None:
-    kernel, (states, _) = singles(single_runs, name)
-    copy, state = pickle.loads(pickle.dumps((kernel, states[-1])))
-    assert copy.settings == kernel.settings
-    unrecorded = {"model", "potential_fn", "full_potential_fn", "init_strategy"}
-    assert set(inspect.signature(type(kernel)).parameters) - unrecorded <= set(copy.settings)
-    assert_trees_equal(state, states[-1])
-    programs = [
-        jax.jit(lambda s, k=k: k.sample(s, (X, Y), {})).lower(state) for k in (kernel, copy)
-    ]
-    assert programs[0].as_text() == programs[1].as_text()
-    draws = [k.postprocess_fn((X, Y), {})(state.z) for k in (kernel, copy)]
-    assert_trees_equal(*draws)
-    assert draws[0]["s"] > 0
 
 
 # --- chain methods and resuming
@@ -946,7 +735,7 @@ def test_improper_models_stay_finite() -> None:
 
 
 def test_each_metric_has_its_own_treatment_of_gamma() -> None:
-    assert SGRLD(linear, metric="monge").settings["gamma"] == "auxiliary"
-    assert SGRLD(linear, metric=Monge(), gamma="frozen").settings["gamma"] == "frozen"
+    assert SGRLD(linear, metric="monge").settings.gamma == "auxiliary"
+    assert SGRLD(linear, metric=Monge(), gamma="frozen").settings.gamma == "frozen"
     for metric in ("identity", "rmsprop", "wenzel", "shampoo"):
-        assert SGRLD(linear, metric=metric).settings["gamma"] == "frozen"
+        assert SGRLD(linear, metric=metric).settings.gamma == "frozen"

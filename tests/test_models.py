@@ -26,7 +26,7 @@ from numpyro.contrib.module import (
     random_flax_module,
     random_nnx_module,
 )
-from numpyro.infer import MCMC, init_to_uniform
+from numpyro.infer import init_to_uniform
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model, potential_energy
 from targets import (
@@ -43,6 +43,7 @@ from targets import (
     regression,
     regression_data,
     replayed,
+    run,
 )
 
 from numpyro_geom import SGRLD
@@ -305,8 +306,12 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
     potential = model_potential(case.model, plan, args, {})
     # NumPyro's own answers come from the model with nothing subsampled
     full_args = (*args, None) if case.model is subsampling else args
-    info = initialize_model(random.key(0), case.model, model_args=full_args)
-    position = jax.tree.map(lambda x: 0.5 * x + 0.1, info.param_info.z)
+    # shapes alone are asked for, so that nothing is compiled
+    start = jax.eval_shape(
+        lambda: initialize_model(random.key(0), case.model, model_args=full_args).param_info.z
+    )
+    rng = np.random.default_rng(0)
+    position = {k: jnp.asarray(rng.uniform(-0.9, 1.1, x.shape)) for k, x in start.items()}
     grids = [all_batches(plan.sizes[p], b) for p, b in plan.batch_sizes.items()]
     choices = np.array(list(itertools.product(*[range(len(g)) for g in grids])))
     batches = {
@@ -540,9 +545,7 @@ def test_models_that_subsample_themselves_get_their_batches() -> None:
 def test_deterministic_sites_have_values_on_all_rows() -> None:
     inputs, y = regression_data(7, 2)
     kernel = SGRLD(replayed, batch_size=3, step_size=1e-3, num_steps=5)
-    mcmc = MCMC(kernel, num_warmup=2, num_samples=6, progress_bar=False)
-    mcmc.run(random.key(0), inputs, y)
-    draws = mcmc.get_samples()
+    draws = run(kernel, inputs, y, num_warmup=2, num_samples=6).get_samples()
     assert {name: x.shape for name, x in draws.items()} == {
         "w": (6, 2),
         "s": (6,),

@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from numpyro.infer import MCMC
-from numpyro_geom.kernels.momentum import MOST_FRICTION, momentum_rule
-from numpyro_geom.kernels.sgnht import SGNHT, Thermostat, _shortfall
-from numpyro_geom.step_size import init_adaptation
-from targets import SIGMAS, assert_moments
+from targets import SIGMAS, assert_moments, half_square, run
 
 from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
+from numpyro_geom.algorithms.momentum import MOST_FRICTION, momentum_rule
+from numpyro_geom.algorithms.sgnht import SGNHT, Thermostat, _shortfall
 from numpyro_geom.metrics import MetricState
+from numpyro_geom.warmup.step_size import init_adaptation
 
 
 def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:
@@ -460,17 +459,25 @@ def test_thermostat_follows_the_friction_of_warmup() -> None:
     state = state._replace(
         dynamics=state.dynamics._replace(friction=jnp.float32(2), extra=Thermostat(jnp.float32(3)))
     )
-    _, _, dynamics = kernel._rule(adaptation(4.0, 400.0, 0.0), state, None)
+    _, _, dynamics = kernel.rule.propose(adaptation(4.0, 400.0, 0.0), state, None)
     assert float(dynamics.friction) == pytest.approx(4.0)
     assert float(dynamics.extra.friction) == pytest.approx(6.0)
     # but not where 5 standard deviations, 4 / sqrt(2 D) each, would not be enough
     state = state._replace(dynamics=dynamics._replace(extra=Thermostat(jnp.float32(1000))))
-    _, _, cooled = kernel._rule(adaptation(4.0, 400.0, 0.0), state, None)
+    _, _, cooled = kernel.rule.propose(adaptation(4.0, 400.0, 0.0), state, None)
     assert float(cooled.extra.friction) == pytest.approx(4 * 1.2 + 5 * 4 / np.sqrt(2 * 2))
-    kept = kernel._at_rest(dynamics)
-    assert float(kept.extra.friction) == pytest.approx(6.0)
-    lost = kernel._at_rest(dynamics._replace(extra=Thermostat(jnp.float32(jnp.nan))))
-    assert float(lost.extra.friction) == pytest.approx(4.0)
+
+
+def test_an_undone_step_keeps_a_thermostat_that_is_finite() -> None:
+    kernel = SGNHT(potential_fn=lambda z: z @ z / 2, step_size=0.1, friction=4.0, num_steps=1)
+    state = kernel.init(random.key(0), 0, jnp.zeros(2), (), {})
+    sample = jax.jit(lambda s: kernel.sample(s, (), {}))
+    for place, xi, left in ((jnp.inf, 6.0, 6.0), (0.0, jnp.nan, 4.0)):
+        dynamics = state.dynamics._replace(extra=Thermostat(jnp.float32(xi)))
+        after = sample(state._replace(z=jnp.full(2, place, jnp.float32), dynamics=dynamics))
+        assert after.diverging
+        assert not after.dynamics.momentum.any()
+        assert float(after.dynamics.extra.friction) == left
 
 
 @pytest.mark.parametrize("friction", ["auto", 3.0])
@@ -482,7 +489,7 @@ def test_rule_of_euler_with_a_thermostat(friction: Any) -> None:
     @jax.jit
     @jax.vmap
     def chosen(case: jax.Array) -> tuple:
-        h, rate, dynamics = kernel._rule(adaptation(*case[:3]), state, None)
+        h, rate, dynamics = kernel.rule.propose(adaptation(*case[:3]), state, None)
         return h, dynamics.friction, rate
 
     slowest, curvature, noise, _ = cases(500).T
@@ -506,15 +513,14 @@ def test_automatic_run(kernel_class: Any) -> None:
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
         return jnp.sum(lam * z * z) / 2 + 1.5 * z @ random.normal(rng_key, z.shape)
 
-    mcmc = MCMC(
+    mcmc = run(
         kernel_class(potential_fn=energy),
         num_warmup=40,
         num_samples=60,
         num_chains=400,
         chain_method="vectorized",
-        progress_bar=False,
+        init_params=random.normal(random.key(1), (400, 3)),
     )
-    mcmc.run(random.key(0), init_params=random.normal(random.key(1), (400, 3)))
     z = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)
     squares = z**2 * np.asarray(lam)
     ratio, error = squares.mean((0, 1)), squares.mean(1).std(0) / np.sqrt(400)
@@ -603,10 +609,6 @@ def test_double_precision(kernel_class: Any, x64: None) -> None:
     assert all((x != y).all() for x, y in zip(after.z.values(), state.z.values(), strict=True))
 
 
-def half_square(z: jax.Array) -> jax.Array:
-    return z @ z / 2
-
-
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
 @pytest.mark.parametrize(
     ("settings", "kind", "match"),
@@ -643,5 +645,5 @@ def test_bad_settings_of_the_thermostat(settings: dict, kind: type, match: str) 
 def test_settings_for_records() -> None:
     kernel = SGNHT(potential_fn=half_square, friction=2, thermostat_mass=1)
     wanted = {"friction": 2.0, "thermostat_mass": 1.0, "integrator": "badodab"}
-    assert wanted.items() <= kernel.settings.items()
-    assert SGNHT(potential_fn=half_square).settings["thermostat_mass"] == "auto"
+    assert wanted.items() <= kernel.settings.record().items()
+    assert SGNHT(potential_fn=half_square).settings.thermostat_mass == "auto"

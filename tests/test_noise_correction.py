@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from numpyro.infer import MCMC
-from numpyro_geom.kernels.noise_correction import init_noise, noise_diagonal
-from targets import SIGMAS, assert_moments, linear, linear_moments, regression_data
+from targets import SIGMAS, assert_moments, linear, linear_moments, regression_data, run
 
 from numpyro_geom import SGRLD, Monge, RMSprop, step_size_summary
+from numpyro_geom.algorithms.noise_correction import init_noise, noise_diagonal
 from numpyro_geom.metrics import MetricState
 
 DIM, CHAINS = 4, 60_000
@@ -56,6 +55,7 @@ EVEN = 120.0 * np.eye(DIM)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_variance_is_right_to_a_percent_where_it_was_off_by_thirty(temperature: float) -> None:
     settings = {"step_size": H, "num_steps": 300, "temperature": temperature}
@@ -82,6 +82,7 @@ def averaged(energy: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_correlated_noise_stays() -> None:
     correlation = 0.3 * np.ones((DIM, DIM)) + 0.7 * np.eye(DIM)
     covariance = 100.0 * correlation
@@ -96,6 +97,7 @@ def test_correlated_noise_stays() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_law_in_a_metric() -> None:
     """A = diag(1, 2, 3, 4): rates differ, the target does not."""
     inverse = jnp.array([1.0, 2.0, 3.0, 4.0])
@@ -130,24 +132,19 @@ def test_estimate_of_the_noise() -> None:
 ROWS = regression_data(4000, 3)
 
 
-def run(kernel: SGRLD) -> MCMC:
-    mcmc = MCMC(
-        kernel,
-        num_warmup=50,
-        num_samples=200,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0), *ROWS)
-    return mcmc
-
-
 @pytest.mark.slow
 def test_automatic_step_counts_what_is_left() -> None:
     """Columns are independent: what noise is correlated is that of a sample."""
+    chains = {"num_chains": 4, "chain_method": "vectorized"}
     plain, corrected = (
-        run(SGRLD(linear, batch_size=50, noise_correction=c)) for c in (False, True)
+        run(
+            SGRLD(linear, batch_size=50, noise_correction=correction),
+            *ROWS,
+            num_warmup=50,
+            num_samples=200,
+            **chains,
+        )
+        for correction in (False, True)
     )
     gain = corrected.last_state.step_size / plain.last_state.step_size
     assert (gain > 3).all(), gain

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpyro_geom.spectrum import extreme_eigenvalues, lanczos
+
+from numpyro_geom.warmup.lanczos import extreme_eigenvalues, lanczos
 
 DTYPES = [np.float32, np.float64]
 
@@ -47,14 +48,14 @@ def diagonal_ends(eigenvalues, start, num_iterations: int):
 
 @functools.partial(jax.jit, static_argnames="num_iterations")
 def diagonal_values(eigenvalues, start, num_iterations: int):
-    return lanczos(lambda v: eigenvalues * v, eigenvalues.size, start, num_iterations).values
+    return lanczos(lambda v: eigenvalues * v, eigenvalues.size, start, num_iterations)
 
 
 @jax.jit
 def full(matrix, start):
     dim = matrix.shape[0]
-    ritz = lanczos(lambda v: matrix @ v, dim, start, dim)
-    return ritz, extreme_eigenvalues(lambda v: matrix @ v, dim, start, dim + 5)
+    values = lanczos(lambda v: matrix @ v, dim, start, dim)
+    return values, extreme_eigenvalues(lambda v: matrix @ v, dim, start, dim + 5)
 
 
 SPECTRA = {
@@ -77,23 +78,16 @@ def test_all_eigenvalues_when_iterations_suffice(spectrum: str, dim: int, dtype)
     matrix = symmetric(SPECTRA[spectrum](dim, rng), seed=dim).astype(dtype)
     exact = np.linalg.eigvalsh(matrix.astype(np.float64))
     scale = np.abs(exact).max()
-    ritz, ends = full(jnp.asarray(matrix), jnp.asarray(rng.normal(size=dim), dtype))
+    values, ends = full(jnp.asarray(matrix), jnp.asarray(rng.normal(size=dim), dtype))
     tolerance = rounding(dtype, dim) * scale
-    assert ritz.values.shape == (dim,)
-    assert ritz.values.dtype == ends.top_vector.dtype == dtype
-    np.testing.assert_allclose(ritz.values, exact, rtol=0, atol=tolerance)
+    assert values.shape == (dim,)
+    assert values.dtype == ends.largest_magnitude.dtype == dtype
+    np.testing.assert_allclose(values, exact, rtol=0, atol=tolerance)
     np.testing.assert_allclose(ends.largest_magnitude, scale, rtol=0, atol=tolerance)
     np.testing.assert_allclose(ends.smallest, exact[0], rtol=0, atol=tolerance)
     positive = exact[exact > 4 * np.finfo(dtype).eps * scale]
     wanted = positive[0] if positive.size else 0.0
     np.testing.assert_allclose(ends.smallest_positive, wanted, rtol=0, atol=tolerance)
-    # the vector is a unit vector and its residual at rounding level: within 30 eps as measured
-    vector = np.asarray(ends.top_vector, np.float64)
-    assert np.linalg.norm(vector) == pytest.approx(1, abs=rounding(dtype, dim))
-    rayleigh = vector @ matrix @ vector
-    assert abs(rayleigh) == pytest.approx(scale, abs=tolerance)
-    residual = matrix @ vector - rayleigh * vector
-    assert np.linalg.norm(residual) < 5 * tolerance
 
 
 # dim 100 in float32 with as many iterations: orthogonality must hold through 50 restarts
@@ -103,9 +97,9 @@ def test_no_spurious_value_in_a_long_run(spectrum: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     matrix = symmetric(SPECTRA[spectrum](100, rng), seed=seed).astype(np.float32)
     exact = np.linalg.eigvalsh(matrix.astype(np.float64))
-    ritz, _ = full(jnp.asarray(matrix), jnp.asarray(rng.normal(size=100), np.float32))
+    values, _ = full(jnp.asarray(matrix), jnp.asarray(rng.normal(size=100), np.float32))
     tolerance = rounding(np.float32, 100) * exact[-1]
-    np.testing.assert_allclose(ritz.values, exact, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(values, exact, rtol=0, atol=tolerance)
 
 
 def wishart(dim: int, num: int, seed: int) -> np.ndarray:
@@ -192,7 +186,6 @@ def test_multiples_of_the_identity(value: float, dtype) -> None:
     assert ends.largest_magnitude == pytest.approx(abs(value), abs=tolerance)
     assert ends.smallest_positive == pytest.approx(max(value, 0), abs=tolerance)
     assert ends.smallest == pytest.approx(value, abs=tolerance)
-    assert np.linalg.norm(ends.top_vector) == pytest.approx(1, abs=rounding(dtype, 500))
 
 
 @jax.jit
@@ -212,8 +205,6 @@ def test_rank_one(sign: int, dtype) -> None:
     # zeros that are not exact must not pass for small positive curvature
     assert ends.smallest_positive == pytest.approx(top if sign > 0 else 0, abs=tolerance)
     assert ends.smallest == pytest.approx(0 if sign > 0 else -top, abs=tolerance)
-    cosine = abs(float(ends.top_vector @ direction)) / np.sqrt(top)
-    assert cosine == pytest.approx(1, abs=rounding(dtype, 300))
 
 
 def test_low_rank_has_no_spurious_positive_value() -> None:
@@ -233,7 +224,6 @@ def test_indefinite_operator_takes_the_larger_magnitude(top: float) -> None:
     ends = diagonal_ends(jnp.asarray(eigenvalues), jax.random.key(0), 30)
     assert ends.largest_magnitude == pytest.approx(3, rel=1e-5)
     assert ends.smallest == pytest.approx(min(top, -1), rel=0.01)
-    assert abs(ends.top_vector[-1]) == pytest.approx(1, abs=1e-3)
     assert ends.smallest_positive > 0
 
 
@@ -241,10 +231,6 @@ def test_eigenvalues_of_equal_magnitude_and_opposite_sign() -> None:
     ends = extreme_eigenvalues(lambda v: v[::-1], 2, jnp.array([1.0, 0.3]), 2)
     assert ends.largest_magnitude == pytest.approx(1, abs=rounding(np.float32, 2))
     assert ends.smallest == pytest.approx(-1, abs=rounding(np.float32, 2))
-    # an eigenvector of one of the two, not a mixture
-    np.testing.assert_allclose(
-        np.abs(ends.top_vector), np.sqrt(0.5), rtol=0, atol=30 * rounding(np.float32, 2)
-    )
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -255,24 +241,6 @@ def test_scale_of_the_operator_does_not_matter(scale: float) -> None:
     tolerance = 2 * rounding(np.float32, 10)
     assert ends.largest_magnitude / scale == pytest.approx(2, abs=tolerance)
     assert ends.smallest_positive / scale == pytest.approx(1, abs=tolerance)
-
-
-def test_warm_start_from_the_previous_vector_accelerates() -> None:
-    # The operator of the next checkpoint: a perturbation of 1% of the norm.
-    before = symmetric(wishart(300, 600, seed=0), seed=0)
-    noise = np.random.default_rng(1).normal(size=before.shape)
-    noise = noise + noise.T
-    after = before + noise * (0.01 * np.linalg.norm(before, 2) / np.linalg.norm(noise, 2))
-    top = np.linalg.norm(after, 2)
-    before, after = jnp.asarray(before, jnp.float32), jnp.asarray(after, jnp.float32)
-    vector = extreme_eigenvalues(lambda v: before @ v, 300, jax.random.key(0), 40).top_vector
-
-    @jax.jit
-    def error(start):
-        return 1 - extreme_eigenvalues(lambda v: after @ v, 300, start, 3).largest_magnitude / top
-
-    warm, cold = error(vector), error(jax.random.normal(jax.random.key(2), (300,)))
-    assert warm < 0.01 < 0.05 < cold
 
 
 # what a failed estimate leaves behind must not poison the next one
@@ -324,7 +292,7 @@ def test_vmap_and_keys() -> None:
         np.testing.assert_array_equal(np.isnan(getattr(broken, name)), [False, True, False])
         np.testing.assert_allclose(getattr(broken, name)[::2], found[::2], rtol=1e-4)
     legacy = diagonal_ends(eigenvalues[0], jax.random.key_data(keys[0]), 6)
-    np.testing.assert_array_equal(legacy.top_vector, each[0].top_vector)
+    assert legacy == each[0]
 
 
 def test_one_product_in_the_program_and_memory_of_the_basis() -> None:

@@ -12,24 +12,23 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.infer import MCMC
 from scripts import load_script
-from targets import SIGMAS
+from targets import SIGMAS, run
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
-from numpyro_geom import step_size as auto
-from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
+from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import function_potential, model_potential
+from numpyro_geom.warmup import curvature
+from numpyro_geom.warmup import step_size as auto
+from numpyro_geom.warmup.timetable import what_is_due
 
 P = load_script("benchmarks/posteriors")
 
 
 def measure(potential, position, root=lambda v: v):
     adaptation = auto.init_adaptation(100, jnp.float32)
-    return auto.measure(
-        potential, position, root, random.key(0), adaptation, jnp.asarray(1, jnp.int32)
-    )
+    return curvature.measure(potential, position, root, random.key(0), adaptation)
 
 
 def test_curvature_of_a_quadratic_is_exact():
@@ -81,7 +80,7 @@ def test_step_size_formula():
     # 0.1 / (4 / 2 + 6 / (2 * 0.5))
     assert float(auto.step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
     steps = auto.num_steps_from(
-        learned.slowest, learned.num_warmup, jnp.float32(0.01), jnp.asarray(False)
+        learned, learned.slowest, jnp.float32(0.01), warming=jnp.asarray(False)
     )
     assert int(steps) == 100  # 0.5 / (0.01 * 0.5)
 
@@ -89,7 +88,7 @@ def test_step_size_formula():
 @pytest.mark.parametrize("num_warmup", [0, 1, 2, 10, 100, 1000])
 def test_checkpoints_are_few_and_the_last_is_at_the_end(num_warmup):
     draws = jnp.arange(num_warmup + 5)
-    due = jax.vmap(lambda i: auto.is_checkpoint(i, jnp.asarray(num_warmup)))(draws)
+    due = jax.vmap(lambda i: what_is_due(i, jnp.asarray(num_warmup), True).measuring)(draws)
     assert bool(due[1])
     assert not bool(due[0])
     assert int(due.sum()) <= 13
@@ -104,15 +103,14 @@ def test_a_flat_mode_does_not_hide_the_curvature_around_it(kernel_class):
     # half of the chains start where there is no curvature at all, half where it is 3e-4: it
     # is 2 on average
     first = jnp.tile(jnp.array([0.0, 0.01]), 100)
-    mcmc = MCMC(
+    mcmc = run(
         kernel_class(potential_fn=lambda z: z**4 / 4),
         num_warmup=20,
         num_samples=50,
         num_chains=200,
         chain_method="vectorized",
-        progress_bar=False,
+        init_params=first,
     )
-    mcmc.run(random.key(0), init_params=first)
     squares = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64) ** 2
     exact = 2 * gamma_function(0.75) / gamma_function(0.25)
     for of_chain in (squares.mean(1)[::2], squares.mean(1)[1::2]):
@@ -139,15 +137,15 @@ def test_default_keeps_the_tolerance_or_says_why_not(name):
     posterior = TARGETS[name]()
     mean, sd = posterior.reference(2000)
     kernel = SGRLD(posterior.model, batch_size=posterior.batch_size)
-    mcmc = MCMC(
+    mcmc = run(
         kernel,
+        *posterior.args,
         num_warmup=60,
         num_samples=60,
+        seed=3,
         num_chains=16,
         chain_method="vectorized",
-        progress_bar=False,
     )
-    mcmc.run(random.key(3), *posterior.args)
     draws = {k: jnp.swapaxes(v, 0, 1) for k, v in mcmc.get_samples(group_by_chain=True).items()}
     values = np.asarray(posterior.scalars(draws))
     assert np.isfinite(values).all()

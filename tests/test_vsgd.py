@@ -13,14 +13,13 @@ import chains
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
-from numpyro_geom.kernels.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
-from targets import linear, linear_moments, normal_mean, regression_data
+from targets import linear, linear_moments, logistic, normal_mean, regression_data, run
+
+from numpyro_geom.baselines.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
 
 Y = jnp.arange(12.0)
 H = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -118,16 +117,15 @@ def test_the_diagonal_rates_minimise_the_divergence_where_noise_is_diagonal() ->
 
 
 def warmed_up(kernel: VSGD, num_chains: int, num_warmup: int, **settings: Any) -> MCMC:
-    mcmc = MCMC(
+    return run(
         kernel,
         num_warmup=num_warmup,
-        num_samples=settings.pop("num_samples", 20),
+        seed=3,
         num_chains=num_chains,
         chain_method="vectorized",
-        progress_bar=False,
+        extra_fields=("configurational_temperature",),
+        **settings,
     )
-    mcmc.run(random.key(3), extra_fields=("configurational_temperature",), **settings)
-    return mcmc
 
 
 @pytest.mark.slow
@@ -240,8 +238,8 @@ def test_minibatches_of_a_model() -> None:
     X, y = regression_data(500, 3)
     mean, covariance = linear_moments(X, y)
     kernel = VSGD(linear, batch_size=10)
-    mcmc = MCMC(kernel, num_warmup=200, num_samples=400, progress_bar=False)
-    mcmc.run(random.key(0), X, y, init_params={"w": jnp.asarray(mean, jnp.float32)})
+    start = {"w": jnp.asarray(mean, jnp.float32)}
+    mcmc = run(kernel, X, y, num_warmup=200, num_samples=400, init_params=start)
     slopes = np.asarray(X) * (np.asarray(X) @ mean - np.asarray(y))[:, None] / 0.25
     trace = 500**2 / 10 * slopes.var(axis=0).sum()
     # away from the mode residuals, and with them the noise, are larger by about D / N + h tr H / 2N
@@ -255,31 +253,23 @@ def test_minibatches_of_a_model() -> None:
     assert np.abs(draws.var(axis=0) / np.diag(covariance) - 1).max() < 5 * np.sqrt(2 / 80)
 
 
-def logistic(X: jax.Array, y: jax.Array) -> None:
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    numpyro.deterministic("norm", jnp.sqrt(w @ w))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-
 @pytest.mark.slow
 def test_logistic_regression_from_anywhere() -> None:
     rng = np.random.default_rng(5)
     X = jnp.asarray(rng.normal(size=(2000, 4)))
     truth = jnp.array([1.0, -1.0, 0.5, 0.0])
     y = random.bernoulli(random.key(6), jax.nn.sigmoid(X @ truth)).astype(int)
-    mcmc = MCMC(
+    mcmc = run(
         VSGD(logistic, batch_size=50, preconditioner="diagonal"),
+        X,
+        y,
         num_warmup=200,
         num_samples=400,
+        seed=7,
         num_chains=2,
         chain_method="sequential",
-        progress_bar=False,
     )
-    mcmc.run(random.key(7), X, y)
-    samples = mcmc.get_samples()
-    draws = np.asarray(samples["w"])
-    np.testing.assert_allclose(samples["norm"], np.linalg.norm(draws, axis=1), rtol=1e-5)
+    draws = np.asarray(mcmc.get_samples()["w"])
 
     def negative_log_posterior(w: jax.Array) -> jax.Array:
         return w @ w / 2 + jnp.sum(jax.nn.softplus(X @ w) - y * (X @ w))
