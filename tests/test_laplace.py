@@ -20,7 +20,12 @@ from scipy import stats
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import RiemannianMetric, sampling
-from numpyro_geom.laplace.approximation import choose_solver, fisher_metric_of, targets
+from numpyro_geom.laplace.approximation import (
+    AtMode,
+    choose_solver,
+    fisher_metric_of,
+    targets,
+)
 from numpyro_geom.laplace.geodesic import exponential_map
 from numpyro_geom.laplace.log_map import log_map
 from numpyro_geom.laplace.metrics import dense_metric
@@ -260,16 +265,23 @@ def test_every_solver_gives_the_same_velocities_geodesics_and_draws() -> None:
     near, v = {"auto_loc": jnp.linspace(-0.5, 0.5, 6)}, jnp.linspace(1.0, -2.0, 6)
     straight, forces, draws = [], [], []
     for solver in ("cholesky", "woodbury", "cg"):
-        settings = {"precision": "fisher", "solver": solver, "rtol": 1e-6}
-        guide = RiemannianLaplace(logistic, "euclidean", **settings)
-        straight.append(guide.draw(KEY, near, X, y, sample_shape=(10,)).unconstrained)
-        guide = RiemannianLaplace(logistic, **settings)
+        guide = RiemannianLaplace(logistic, precision="fisher", solver=solver, rtol=1e-6)
         with handlers.seed(rng_seed=0):
             guide._setup_prototype(X, y)
-        target, _ = targets(guide.settings, guide._posterior({}, (X, y), {}))
+        posterior, loc = guide._posterior({}, (X, y), {}), near["auto_loc"]
+        target, _ = targets(guide.settings, posterior)
         assert choose_solver(guide.settings, target) == solver
-        metric = fisher_metric_of(guide.settings, target, near["auto_loc"])
-        forces.append(jax.jit(metric.acceleration)(near["auto_loc"] + 0.1, v))
+        unformed = AtMode(jnp.zeros((0, 0)), *[jnp.nan] * 4)
+
+        @jax.jit
+        def velocities(
+            keys: jax.Array, guide: Any = guide, posterior: Any = posterior, at: Any = unformed
+        ) -> tuple:
+            return sampling.gaussian(guide.settings, posterior, near["auto_loc"], at, keys)
+
+        straight += [jnp.column_stack(velocities(random.split(KEY, 10)))]
+        metric = fisher_metric_of(guide.settings, target, loc)
+        forces.append(jax.jit(metric.acceleration)(loc + 0.1, v))
         if solver != "woodbury":
             draws.append(guide.draw(KEY, near, X, y, sample_shape=(10,)))
             assert bool(jnp.all(draws[-1].success))
@@ -491,9 +503,12 @@ def test_other_supports_and_networks_with_params_work() -> None:
     y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
     guide = RiemannianLaplace(positive, prior_metric="expected")
     params = guide.fit(KEY, y, num_starts=1)
-    draws = guide.draw(random.key(1), params, sample_shape=(200,), log_weight=True)
-    assert bool(jnp.all(draws.samples["rate"] > 0))
-    assert bool(jnp.all((draws.samples["p"] > 0) & (draws.samples["p"] < 1)))
+    bent = guide.draw(random.key(1), params, sample_shape=(200,))
+    straight = RiemannianLaplace(positive, "euclidean")
+    draws = straight.draw(random.key(1), params, y, sample_shape=(200,), log_weight=True)
+    for found in (bent, draws):
+        assert bool(jnp.all(found.samples["rate"] > 0))
+        assert bool(jnp.all((found.samples["p"] > 0) & (found.samples["p"] < 1)))
     mean, _, size = weighted_moments(draws, np.asarray(draws.samples["rate"])[:, None])
     exact = (2 + 80) / (1 + float(jnp.sum(y)))  # conjugate
     # 5 standard errors: a Gamma(82) has sd 1 / sqrt(82) of its mean
