@@ -1,180 +1,37 @@
-"""Fisher metric of a NumPyro model, from the distributions of its sites and never formed whole.
-
-A site's distribution has parameters eta(theta); with F(eta) the Fisher information of the
-distribution and J the Jacobian of eta, the site contributes J' F J. Here it is kept as a function
-of the position and a vector, K(theta) v with K = F^{1/2}' J, so that
-
-    G v = K' (K v)     v' G v = |K v|^2     geodesic force b = (d_v G) v - grad_theta (v' G v) / 2
-
-are each a few Jacobian-vector products. See `numpyro_geom.information.fisher_root` for F.
-"""
+"""Fisher metric of a NumPyro model, from the distributions of its sites."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
-from numpyro import distributions as dist
+import numpyro.distributions as dist
+from jax import random
 from numpyro import handlers
 from numpyro.infer.util import _unconstrain_reparam
 
-from ._dependence import dependence
-from .information import fisher_root
-from .target import minibatch
-from .target.minibatch import Batch, Subsampling
-from .value_information import value_root
+from ..target import minibatch
+from ..target.minibatch import Batch, Subsampling
+from .dependence import dependence
+from .form import Form, Structure
+from .prior import prior_root
+from .root import fisher_root
 
 PyTree = Any
-Flat = jax.Array
-
-HIGHEST = lax.Precision.HIGHEST
-MAX_PAIRS = 2**23
-"""Entries of a table of products of columns that `gram` may keep instead of multiplying anew."""
-
-
-class Structure(NamedTuple):
-    """What of a form can be known before any value: it saves work and changes no result.
-
-    Attributes:
-        constant: for each leaf of eta, whether it does not depend on the position.
-        diagonal: whether the rows of the root are the entries of the one varying leaf, each times
-            a factor of its own.
-        affine: whether eta is an affine function of the position.
-    """
-
-    constant: tuple[bool, ...] = ()
-    diagonal: bool = False
-    affine: bool = False
-
-
-class Form(NamedTuple):
-    """A metric J' F J as a feature map eta(theta) and a root of F on the features' tangents.
-
-    Attributes:
-        features: ``(position, batch) -> (eta, rest)``: ``eta`` is a list of floating point
-            arrays, ``rest`` what else the root needs and what does not depend on the position.
-        root: ``(eta, tangent, rest) -> w``, a vector with ``|w|^2 = tangent' F(eta) tangent``,
-            linear in the tangent.
-        structure: see there.
-    """
-
-    features: Callable[[PyTree, Batch], tuple[list, PyTree]]
-    root: Callable[[list, list, PyTree], jax.Array]
-    structure: Structure = Structure()
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class _Static:
-    """What is known without values (a tree structure), as a pytree without leaves."""
+    """What is known without values, as a pytree without leaves."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.value == other.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-
-def root_product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> jax.Array:
-    """K v, shape (rows of K,).
-
-    Args:
-        form: from `likelihood_form` or `prior_form`.
-        position: where.
-        vector: v, like the position.
-        batch: rows of the data, as a `numpyro_geom.target.potential.Potential` gives them.
-    """
-    eta, tangent, rest = jax.jvp(
-        lambda x: form.features(x, batch), (position,), (vector,), has_aux=True
-    )
-    return form.root(eta, tangent, rest)
-
-
-def root_transpose(form: Form, position: PyTree, batch: Batch) -> Callable[[jax.Array], PyTree]:
-    """The function w -> K' w."""
-    eta, pull, rest = jax.vjp(lambda x: form.features(x, batch), position, has_aux=True)
-    _, pull_root = jax.vjp(lambda tangent: form.root(eta, tangent, rest), _zeros(eta))
-    return lambda w: pull(pull_root(w)[0])[0]
-
-
-def product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> PyTree:
-    """G v = K' (K v), like the position."""
-    return root_transpose(form, position, batch)(root_product(form, position, vector, batch))
-
-
-def force(form: Form, position: PyTree, velocity: PyTree, batch: Batch) -> PyTree:
-    """(d_v G) v - grad_theta (v' G v) / 2, like the position; geodesics have G theta'' = -force.
-
-    With the path eta(theta + t v) and its derivatives eta', eta'' at t = 0 this is
-    J' [F eta'' + (d_eta' F) eta' - grad_eta (eta'' F eta') / 2]: derivatives of the model are taken
-    along one direction only, and those of F act on each row alone. For a constant F the last two
-    terms vanish.
-    """
-
-    def path(x: PyTree) -> tuple[tuple[list, list], PyTree]:
-        eta, tangent, rest = jax.jvp(
-            lambda y: form.features(y, batch), (x,), (velocity,), has_aux=True
-        )
-        return (eta, tangent), rest
-
-    (eta, first), (_, second), rest = jax.jvp(path, (position,), (velocity,), has_aux=True)
-
-    def apply(eta: list, tangent: list) -> list:  # F(eta) tangent
-        w, pull = jax.vjp(lambda u: form.root(eta, u, rest), tangent)
-        return pull(w)[0]
-
-    def energy(eta: list) -> jax.Array:
-        return jnp.sum(form.root(eta, first, rest) ** 2) / 2
-
-    _, change = jax.jvp(lambda e: apply(e, first), (eta,), (first,))
-    total = jax.tree.map(
-        lambda a, b, c: a + b - c, apply(eta, second), change, jax.grad(energy)(eta)
-    )
-    _, pull, _ = jax.vjp(lambda x: form.features(x, batch), position, has_aux=True)
-    return pull(total)[0]
-
-
-def root_matrix(form: Form, position: Flat, batch: Batch) -> jax.Array:
-    """K itself, shape (rows of K, D), for a flat position of length D."""
-    eta, push, rest = jax.linearize(lambda x: form.features(x, batch), position, has_aux=True)
-    num_rows = jax.eval_shape(lambda: form.root(eta, _zeros(eta), rest)).shape[0]
-    if num_rows < position.size:
-        pull = root_transpose(form, position, batch)
-        return jax.vmap(pull)(jnp.eye(num_rows, dtype=position.dtype))
-    columns = jax.vmap(push)(jnp.eye(position.size, dtype=position.dtype))
-    return jax.vmap(lambda tangent: form.root(eta, tangent, rest), 0, 1)(columns)
-
-
-def gram(form: Form, position: Flat, batch: Batch) -> jax.Array:
-    """K' K, shape (D, D), for a flat position of length D."""
-    if form.structure.affine and form.structure.diagonal:
-        origin = jnp.zeros_like(position)
-        eta, push, rest = jax.linearize(lambda x: form.features(x, batch), origin, has_aux=True)
-        jacobian = jax.vmap(push)(jnp.eye(position.size, dtype=position.dtype))[0]
-        jacobian = jacobian.reshape(position.size, -1)  # the same at all positions
-        if jacobian.size * position.size <= MAX_PAIRS:
-            eta, rest = form.features(position, batch)
-            factor = form.root(eta, [jnp.ones_like(eta[0])], rest) ** 2
-            rows, columns = np.triu_indices(position.size)
-            pairs = jacobian[rows] * jacobian[columns]
-            total = jnp.matmul(pairs, factor, precision=HIGHEST)
-            place = np.zeros((position.size, position.size), np.int32)
-            place[rows, columns] = place[columns, rows] = np.arange(rows.size)
-            return total[place]
-    matrix = root_matrix(form, position, batch)
-    return jnp.matmul(matrix.T, matrix, precision=HIGHEST)
-
-
-def num_rows(form: Form, position: PyTree, batch: Batch) -> int:
-    """Rows of K for a batch, without computing anything."""
-    return jax.eval_shape(lambda x: root_product(form, x, x, batch), position).shape[0]
+    treedef: Any
+    floating: tuple[bool, ...]
 
 
 def likelihood_form(
@@ -277,11 +134,10 @@ def prior_form(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) ->
         trees, tangents, weights = _merge(eta, tangent, rest)
         parts = []
         for name, (fn, _) in trees.items():
-            fn_tangent, value_tangent = tangents[name]
-            own = value_root(fn, value_tangent)
-            parts.append(_weighted(own, weights[name]))
+            of_fn, of_value = tangents[name]
+            parts.append(_weighted(prior_root(fn, of_value), weights[name]))
             if jax.tree.leaves(fn):
-                parts.append(_weighted(fisher_root(fn, fn_tangent), weights[name]))
+                parts.append(_weighted(fisher_root(fn, of_fn), weights[name]))
         return jnp.concatenate(parts)
 
     return Form(features, root)
@@ -323,35 +179,25 @@ def trace_sites(
 
 def has_information(site: Mapping[str, Any]) -> bool:
     """Whether a site is observed and has a distribution, which a ``numpyro.factor`` has not."""
-    return (
-        site["type"] == "sample"
-        and site["is_observed"]
-        and not isinstance(_base(site["fn"]), dist.Unit)
-    )
+    return site["type"] == "sample" and site["is_observed"] and not is_unit(site["fn"])
 
 
-def _base(fn: Any) -> Any:
+def is_unit(fn: Any) -> bool:
+    """Whether a distribution is that of a ``numpyro.factor``, in whatever it is wrapped."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
-    return fn
+    return isinstance(fn, dist.Unit)
 
 
 def _weight(site: Mapping[str, Any]) -> Any:
-    return (
-        jnp.ones(())
-        if site["scale"] is None
-        else jnp.asarray(site["scale"], jnp.result_type(float))
-    )
+    scale = site["scale"]
+    return jnp.ones(()) if scale is None else jnp.asarray(scale, jnp.result_type(float))
 
 
 def _weighted(w: jax.Array, weight: jax.Array) -> jax.Array:
     """Rows of a root times the square root of their weight, as one vector."""
     root = jnp.sqrt(weight).astype(w.dtype)
     return (w * root[..., None] if jnp.ndim(root) else w * root).reshape(-1)
-
-
-def _zeros(leaves: list) -> list:
-    return [jnp.zeros(jnp.shape(x), jnp.result_type(x)) for x in leaves]
 
 
 def _is_float(x: Any) -> bool:
@@ -365,7 +211,7 @@ def _split(tree: PyTree, others: PyTree, constant: tuple[bool, ...] = ()) -> tup
     floating = tuple(_is_float(x) and not next(fixed_ones, False) for x in leaves)
     eta = [jnp.asarray(x) for x, yes in zip(leaves, floating, strict=True) if yes]
     fixed = [x for x, yes in zip(leaves, floating, strict=True) if not yes]
-    return eta, (fixed, others, _Static((treedef, floating)))
+    return eta, (fixed, others, _Static(treedef, floating))
 
 
 def _merge(
@@ -377,7 +223,7 @@ def _merge(
     they would reach, or zeros.
     """
     fixed, others, static = rest
-    treedef, floating = static.value
+    treedef, floating = static.treedef, static.floating
 
     def build(given: list, constants: list) -> PyTree:
         changing, constant = iter(given), iter(constants)

@@ -17,7 +17,7 @@ import pytest
 from jax import random
 from numpyro.distributions import biject_to, constraints, transforms
 
-from numpyro_geom.value_information import NUM_DRAWS, value_root
+from numpyro_geom.information.prior import NUM_DRAWS, prior_root
 
 NUM_SCORES = 70_000
 SCALES = np.array([0.4, 1.0, 2.5], np.float32)
@@ -94,7 +94,7 @@ def tangent_of(d: Any) -> Any:
 def test_closed_form_against_scores(name: str) -> None:
     d = CLOSED[name]
     tangent = tangent_of(d)
-    w = value_root(d, tangent)
+    w = jax.jit(lambda t: prior_root(d, t))(tangent)
     assert w.shape == (3, tangent[0].size)
     square = jax.jit(lambda t: squared_scores(d, t, NUM_SCORES))(tangent)
     mean, error = np.mean(square, 0), np.std(square, 0) / np.sqrt(NUM_SCORES)
@@ -108,7 +108,7 @@ def test_draws_against_more_draws(name: str) -> None:
     # the latter times sqrt(70,000 / 256), and 5 of them are allowed.
     d = DRAWN[name]
     tangent = tangent_of(d)
-    w = jax.jit(lambda t: value_root(d, t))(tangent)
+    w = jax.jit(lambda t: prior_root(d, t))(tangent)
     assert w.shape == (3, 1)
     assert w.dtype == jnp.float32
     square = jax.jit(lambda t: squared_scores(d, t, NUM_SCORES))(tangent)
@@ -119,7 +119,7 @@ def test_draws_against_more_draws(name: str) -> None:
 def test_draws_in_an_event() -> None:
     d = dist.MatrixNormal(jnp.zeros((3, 2)), TRIL, TRIL[:2, :2])
     tangent = jnp.arange(1.0, 7).reshape(3, 2)
-    w = jax.jit(lambda t: value_root(d, t))(tangent)
+    w = jax.jit(lambda t: prior_root(d, t))(tangent)
     assert w.shape == (6,)
     rows, columns = (np.diag(np.linalg.inv(x @ x.T)) for x in (TRIL, TRIL[:2, :2]))
     expected = np.outer(rows, columns).ravel()
@@ -143,7 +143,7 @@ def test_float32_with_two_derivatives(build: Any) -> None:
     def total(s: jax.Array) -> jax.Array:
         d = build(s)
         shape = biject_to(d.support).inverse_shape(d.shape())
-        return jnp.sum(jnp.square(value_root(d, jnp.ones(shape, jnp.float32))))
+        return jnp.sum(jnp.square(prior_root(d, jnp.ones(shape, jnp.float32))))
 
     @jax.jit
     def all_three(s: jax.Array) -> tuple:
@@ -160,19 +160,19 @@ def test_float32_with_two_derivatives(build: Any) -> None:
 
 def test_tangents_with_a_larger_batch() -> None:
     t = jnp.ones((5, 3))
-    assert value_root(dist.Exponential(SCALES).expand([5, 3]), t).shape == (5, 3, 1)
-    assert value_root(
+    assert prior_root(dist.Exponential(SCALES).expand([5, 3]), t).shape == (5, 3, 1)
+    assert prior_root(
         dist.MultivariateNormal(jnp.zeros(3), scale_tril=TRIL).expand([5]), t
     ).shape == (
         5,
         3,
     )
-    assert value_root(dist.Pareto(1.0, SCALES).expand([5, 3]).to_event(1), t).shape == (5, 3)
+    assert prior_root(dist.Pareto(1.0, SCALES).expand([5, 3]).to_event(1), t).shape == (5, 3)
 
 
 def test_flat_priors_have_no_component() -> None:
     d = dist.ImproperUniform(constraints.real, (3,), (2,))
-    assert value_root(d, jnp.ones((3, 2))).shape == (3, 0)
+    assert prior_root(d, jnp.ones((3, 2))).shape == (3, 0)
 
 
 def test_registration_and_errors() -> None:
@@ -182,11 +182,17 @@ def test_registration_and_errors() -> None:
         def __init__(self) -> None:
             super().__init__(())
 
-    with pytest.raises(TypeError, match=r"no value information for Mine.*@value_root.register"):
-        value_root(Mine(), jnp.ones(()))
-    value_root.register(Mine)(lambda d, tangent: 3 * tangent[..., None])
-    np.testing.assert_allclose(value_root(Mine().expand([2]).to_event(1), jnp.ones(2)), [3.0, 3.0])
+    with pytest.raises(TypeError, match=r"no prior information for Mine.*@prior_root.register"):
+        prior_root(Mine(), jnp.ones(()))
+    prior_root.register(Mine)(lambda d, tangent: 3 * tangent[..., None])
+    np.testing.assert_allclose(prior_root(Mine().expand([2]).to_event(1), jnp.ones(2)), [3.0, 3.0])
     with pytest.raises(TypeError, match="continuous site, got the discrete Poisson"):
-        value_root(dist.Poisson(1.0), jnp.ones(()))
+        prior_root(dist.Poisson(1.0), jnp.ones(()))
     with pytest.raises(TypeError, match="needs a numpyro Distribution, got float"):
-        value_root(1.0, jnp.ones(()))
+        prior_root(1.0, jnp.ones(()))
+
+
+def test_the_former_name_is_kept() -> None:
+    from numpyro_geom.value_information import value_root
+
+    assert value_root is prior_root

@@ -6,7 +6,7 @@ unconstrained value, T(u) the constrained one, and
     I = E[-d^2 log p(u) / du^2],    log p(u) = log d(T(u)) + log |det dT / du|,  u ~ p,
 
 which depends on the parameters of d and not on u. It is positive definite where the Hessian itself
-need not be. `value_root` gives w with sum_k w_k^2 = u' I u' for a tangent u'.
+need not be. `prior_root` gives w with sum_k w_k^2 = u' I u' for a tangent u'.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.distributions.util import sum_rightmost
 
-from .information import as_float, core, is_reparametrised, masked, merge_events, solve_lower, stack
+from .arrays import as_float, masked, merge_events, solve_lower, stack
+from .root import core, is_reparametrised
 
 NUM_DRAWS = 256
 """Draws of the Monte Carlo fallback. They cost time, and no components."""
 
 
 @singledispatch
-def value_root(d: Any, tangent: Any) -> jax.Array:
+def prior_root(d: Any, tangent: Any) -> jax.Array:
     """A root of the expected information of a prior in its unconstrained value.
 
     With w the result, ``sum(w**2, -1)`` is tangent' I tangent per batch entry, and w is linear in
@@ -73,46 +74,43 @@ def value_root(d: Any, tangent: Any) -> jax.Array:
     Examples:
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro_geom.value_information import value_root
-        >>> value_root(dist.Normal(0.0, 2.0), jnp.ones(()))
+        >>> from numpyro_geom.information import prior_root
+        >>> prior_root(dist.Normal(0.0, 2.0), jnp.ones(()))
         Array([0.5], dtype=float32)
-        >>> value_root(dist.HalfNormal(3.0).expand([2]).to_event(1), jnp.ones(2))
+        >>> prior_root(dist.HalfNormal(3.0).expand([2]).to_event(1), jnp.ones(2))
         Array([1.41421, 1.41421], dtype=float32)
     """
-    if not isinstance(d, dist.Distribution):
-        raise TypeError(f"value_root needs a numpyro Distribution, got {type(d).__name__}")
     name = type(d).__name__
+    if not isinstance(d, dist.Distribution):
+        raise TypeError(f"prior_root needs a numpyro Distribution, got {name}")
     if d.support is not None and d.support.is_discrete:
-        raise TypeError(f"value_root needs a continuous site, got the discrete {name}")
+        raise TypeError(f"prior_root needs a continuous site, got the discrete {name}")
     try:
         return _by_draws(d, jnp.asarray(tangent))
     except (NotImplementedError, TypeError, ValueError) as error:
         raise TypeError(
-            f"no value information for {name}: expected a closed form, or a sampler, a bijection "
+            f"no prior information for {name}: expected a closed form, or a sampler, a bijection "
             f"of its support and a differentiable log_prob, got {type(error).__name__}: {error}. "
-            f"Register a root with @value_root.register({name})"
+            f"Register a root with @prior_root.register({name})"
         ) from error
 
 
-# --- wrappers
-
-
-@value_root.register
+@prior_root.register
 def _(d: dist.Independent, tangent: Any) -> jax.Array:
-    return merge_events(value_root(d.base_dist, tangent), d.reinterpreted_batch_ndims)
+    return merge_events(prior_root(d.base_dist, tangent), d.reinterpreted_batch_ndims)
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.ExpandedDistribution, tangent: Any) -> jax.Array:
-    return value_root(d.base_dist, tangent)
+    return prior_root(d.base_dist, tangent)
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
-    return masked(d, value_root(d.base_dist, tangent))
+    return masked(d, prior_root(d.base_dist, tangent))
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
     """Undo shifts and scales, where what they act on is the unconstrained value."""
     steps = list(d.transforms)
@@ -122,22 +120,22 @@ def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
     if not isinstance(bijection, IdentityTransform):
         known = isinstance(bijection, (ExpTransform, ParameterFreeTransform))
         if not (known and type(steps[-1]) is type(bijection)):
-            return value_root.dispatch(dist.Distribution)(d, tangent)
+            return prior_root.dispatch(object)(d, tangent)
         steps.pop()
     real = core(d.base_dist).support in (constraints.real, constraints.real_vector)
     if not (real and all(isinstance(t, AffineTransform) for t in steps)):
-        return value_root.dispatch(dist.Distribution)(d, tangent)
+        return prior_root.dispatch(object)(d, tangent)
     for t in steps:
         tangent = tangent / t.scale
-    return value_root(d.base_dist, tangent)
+    return prior_root(d.base_dist, tangent)
 
 
-@value_root.register(dist.FoldedDistribution)
+@prior_root.register(dist.FoldedDistribution)
 def _(d: Any, tangent: Any) -> jax.Array:
-    return value_root.dispatch(dist.Distribution)(d, tangent)
+    return prior_root.dispatch(object)(d, tangent)
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
     return stack([], jnp.shape(tangent)[: jnp.ndim(tangent) - d.event_dim])
 
@@ -145,103 +143,73 @@ def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
 # --- closed forms
 
 
-def _coefficient_of(*types: type) -> Callable[[Callable], Callable]:
-    """Register the square root of I as a function of the parameters by name."""
-
-    def register(rule: Callable[..., jax.Array]) -> Callable:
-        names = tuple(inspect.signature(rule).parameters)
-
-        def root(d: Any, tangent: Any) -> jax.Array:
-            return (rule(*(as_float(getattr(d, name)) for name in names)) * tangent)[..., None]
-
-        for each in types:
-            value_root.register(each)(root)
-        return rule
-
-    return register
-
-
-@_coefficient_of(dist.Normal, dist.LogNormal, dist.Laplace, dist.Gumbel)
-def _one_over_scale(scale: jax.Array) -> jax.Array:
-    return 1 / scale
-
-
-@_coefficient_of(dist.Cauchy)
-def _cauchy(scale: jax.Array) -> jax.Array:
-    return math.sqrt(1 / 2) / scale
-
-
-@_coefficient_of(dist.Logistic)
-def _logistic(scale: jax.Array) -> jax.Array:
-    return math.sqrt(1 / 3) / scale
-
-
-@_coefficient_of(dist.StudentT)
-def _student_t(df: jax.Array, scale: jax.Array) -> jax.Array:
-    return jnp.sqrt((df + 1) / (df + 3)) / scale
-
-
-@_coefficient_of(dist.Gamma, dist.InverseGamma)
-def _gamma(concentration: jax.Array) -> jax.Array:
-    return jnp.sqrt(concentration)
-
-
-@_coefficient_of(dist.Weibull)
-def _weibull(concentration: jax.Array) -> jax.Array:
-    return concentration
-
-
-@_coefficient_of(dist.Exponential)
-def _exponential(rate: jax.Array) -> jax.Array:
-    return jnp.ones_like(rate)
-
-
-@_coefficient_of(dist.HalfNormal)
-def _half_normal(scale: jax.Array) -> jax.Array:
-    return jnp.full_like(scale, math.sqrt(2))
-
-
-@_coefficient_of(dist.HalfCauchy)
-def _half_cauchy(scale: jax.Array) -> jax.Array:
-    return jnp.full_like(scale, math.sqrt(1 / 2))
-
-
-@_coefficient_of(dist.Uniform)
-def _uniform(low: jax.Array) -> jax.Array:
-    return jnp.full_like(low, math.sqrt(1 / 3))
-
-
-@_coefficient_of(dist.Beta)
-def _beta(concentration1: jax.Array, concentration0: jax.Array) -> jax.Array:
+def _of_beta(concentration1: jax.Array, concentration0: jax.Array) -> jax.Array:
     a, b = concentration1, concentration0
     return jnp.sqrt(a / (a + b + 1)) * jnp.sqrt(b)
 
 
-@value_root.register
+def _one_over(scale: jax.Array) -> jax.Array:
+    return 1 / scale
+
+
+ROOTS: dict[Any, Callable[..., jax.Array]] = {
+    dist.Normal: _one_over,
+    dist.LogNormal: _one_over,
+    dist.Laplace: _one_over,
+    dist.Gumbel: _one_over,
+    dist.Cauchy: lambda scale: math.sqrt(1 / 2) / scale,
+    dist.Logistic: lambda scale: math.sqrt(1 / 3) / scale,
+    dist.StudentT: lambda df, scale: jnp.sqrt((df + 1) / (df + 3)) / scale,
+    dist.Gamma: lambda concentration: jnp.sqrt(concentration),
+    dist.InverseGamma: lambda concentration: jnp.sqrt(concentration),
+    dist.Weibull: lambda concentration: concentration,
+    dist.Exponential: lambda rate: jnp.ones_like(rate),
+    dist.HalfNormal: lambda scale: jnp.full_like(scale, math.sqrt(2)),
+    dist.HalfCauchy: lambda scale: jnp.full_like(scale, math.sqrt(1 / 2)),
+    dist.Uniform: lambda low: jnp.full_like(low, math.sqrt(1 / 3)),
+    dist.Beta: _of_beta,
+}
+"""Families with one unconstrained value -> the root of I, of the parameters by name."""
+
+
+def _register(kind: Any, rule: Callable[..., jax.Array]) -> None:
+    names = tuple(inspect.signature(rule).parameters)
+
+    def root(d: Any, tangent: Any) -> jax.Array:
+        return (rule(*(as_float(getattr(d, name)) for name in names)) * tangent)[..., None]
+
+    prior_root.register(kind)(root)
+
+
+for _kind, _rule in ROOTS.items():
+    _register(_kind, _rule)
+
+
+@prior_root.register
 def _(d: dist.Dirichlet, tangent: Any) -> jax.Array:
     alpha = as_float(d.concentration)
     rest = jnp.flip(jnp.cumsum(jnp.flip(alpha, -1), -1), -1)[..., 1:]
-    return _beta(alpha[..., :-1], rest) * tangent
+    return _of_beta(alpha[..., :-1], rest) * tangent
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.MultivariateNormal, tangent: Any) -> jax.Array:
     return solve_lower(as_float(d.scale_tril), jnp.asarray(tangent))
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.LowRankMultivariateNormal, tangent: Any) -> jax.Array:
     return solve_lower(jnp.linalg.cholesky(d.covariance_matrix), jnp.asarray(tangent))
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.MultivariateStudentT, tangent: Any) -> jax.Array:
     df, size = as_float(d.df), d.event_shape[0]
     w = solve_lower(as_float(d.scale_tril), jnp.asarray(tangent))
     return jnp.sqrt((df + size) / (df + size + 2))[..., None] * w
 
 
-@value_root.register
+@prior_root.register
 def _(d: dist.GaussianRandomWalk, tangent: Any) -> jax.Array:
     steps = jnp.diff(jnp.asarray(tangent), axis=-1, prepend=0.0)
     return steps / as_float(d.scale)[..., None]
