@@ -1,5 +1,6 @@
 """Geometric and stochastic-gradient Bayesian inference for NumPyro models."""
 
+from .baselines.swag import SWAG
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
