@@ -125,7 +125,7 @@ def nuts() -> MCMC:
 @pytest.fixture(scope="module")
 def sgrld() -> MCMC:
     return sample(
-        quick(logistic, batch_size=20),
+        quick(logistic, step_size=5e-3, batch_size=20),
         *logistic_data(),
         num_warmup=200,
         num_samples=200,
