@@ -27,6 +27,7 @@ from numpyro_geom import GGMC, SGState
 from numpyro_geom.algorithm import Algorithm
 from numpyro_geom.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("optimised_file")
 PyTree = Any
 NUM_CHAINS = 4096
 BURN_IN = 200
@@ -108,21 +109,18 @@ def assert_exact(values: np.ndarray, target: Callable, temperature: float = 1.0)
 GATES = [(normal, 1.6), (normal, 0.8), (quartic, 0.6), (quartic, 0.3)]
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(("target", "step_size"), GATES)
 def test_full_gradients(target: Callable, step_size: float) -> None:
     kernel = GGMC(potential_fn=target, step_size=step_size, num_steps=1, friction=1.0)
     assert_exact(means(kernel), target)
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(("target", "step_size"), GATES)
 def test_minibatch_noise(target: Callable, step_size: float) -> None:
     kernel = GGMC(**noisy(target, 1.0), step_size=step_size, num_steps=1, friction=1.0)
     assert_exact(means(kernel), target)
 
 
-@pytest.mark.usefixtures("optimised")
 def test_longer_trajectories_at_a_temperature() -> None:
     settings = {"step_size": 0.4, "num_steps": 4, "friction": 1.0, "temperature": 0.5}
     values = means(GGMC(**noisy(normal, 1.0), **settings))
@@ -164,7 +162,6 @@ class Stale(Faulty):
         return new._replace(dynamics=new.dynamics._replace(extra=extra))
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("fault", [Unflipped, Stale])
 @pytest.mark.parametrize(("target", "step_size"), [(normal, 1.6), (quartic, 0.6)])
 def test_the_gates_see_known_faults(fault: type, target: Callable, step_size: float) -> None:
