@@ -67,8 +67,8 @@ from numpyro.infer.util import initialize_model
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
-from numpyro_geom.minibatch import make_plan
 from numpyro_geom.schedules import cyclical
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
 
 CLASSES = 10
@@ -427,7 +427,7 @@ tuned."""
 def prepare(model: Callable, X: jax.Array, y: jax.Array, key: jax.Array, effort: Effort) -> dict:
     """Where chains start: Adam from minibatches, with a rate that falls along a cosine."""
     key_start, key_stream, key_steps = random.split(key, 3)
-    plan = make_plan(model, (X, y), {}, effort.batch_size)
+    plan = read_subsampling(model, (X, y), {}, effort.batch_size)
     info = initialize_model(key_start, model, init_strategy=init_to_sample, model_args=(X, y))
     adam = optax.adam(optax.cosine_decay_schedule(0.003, effort.mode_steps))
 

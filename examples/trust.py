@@ -133,7 +133,7 @@ def run(kernel: Any, effort: Effort) -> MCMC:
 def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
     """Test of draws thinned to their smallest effective sample size."""
     found = stein.scores(model, mcmc, *data())
-    sizes = [line.value for line in report.lines if line.name.startswith("effective sample size")]
+    sizes = [c.value for c in report.checks if c.name.startswith("effective sample size")]
     every = math.ceil(len(found.draws) / max(1.0, min(sizes)))
     x, s = found.draws[::every], found.scores[::every]
     return stein.ksd_test(x, s, jax.random.key(2))
@@ -146,22 +146,22 @@ def figure(line: Any, form: str) -> str:
 
 def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     """What each tool says of a run."""
-    lines = {line.name: line for line in reversed(report.lines)}
+    checks = {check.name: check for check in reversed(report.checks)}
     test = stein_test(mcmc, report)
     found = compare(mcmc, reference)
     worst = max(found.scalars, key=lambda s: abs(s.sd_ratio - 1))
     shifted = max(found.scalars, key=lambda s: abs(s.mean_error))
-    temperature = lines["configurational temperature"]
+    temperature = checks["configurational temperature"]
     cells = [
         TITLES[name],
-        f"{lines['R-hat'].value:.3f}",
-        f"{lines['effective sample size, bulk'].value:,.0f}",
-        figure(lines.get("error of the means, in sd"), "+.2f"),
+        f"{checks['R-hat'].value:.3f}",
+        f"{checks['effective sample size, bulk'].value:,.0f}",
+        figure(checks.get("error of the means, in sd"), "+.2f"),
         f"{shifted.mean_error:+.2f} ± {shifted.mean_noise:.2f}",
-        figure(lines.get("relative error of the sd"), "+.0%"),
+        figure(checks.get("relative error of the sd"), "+.0%"),
         f"{worst.sd_ratio - 1:+.0%} ± {worst.sd_noise:.0%}",
         f"{temperature.value:.2f}",
-        f"{len(report.flagged)} of {len(report.lines)}",
+        f"{len(report.flagged)} of {len(report.checks)}",
         f"{test.p_value:.3f}",
         "within noise" if found.within_noise else "differs",
     ]

@@ -43,7 +43,7 @@ from numpyro.infer import MCMC, NUTS, init_to_sample
 from numpyro.infer.util import initialize_model
 
 from numpyro_geom import ISGD, PXSGHMC, SGHMC, SGRLD, SWAG, VSGD, Expansion, Factors
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
 
 HIDDEN = 50
@@ -317,7 +317,7 @@ def prepare(X: np.ndarray, y: np.ndarray, key: jax.Array, effort: Effort) -> Tra
     """Find the mode from minibatches, with Adam and a rate that falls along a cosine."""
     X, y = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
     key_start, key_stream, key_steps = random.split(key, 3)
-    plan = make_plan(network, (X, y), {}, min(BATCH_SIZE, X.shape[0] // 2))
+    plan = read_subsampling(network, (X, y), {}, min(BATCH_SIZE, X.shape[0] // 2))
     info = initialize_model(key_start, network, init_strategy=init_to_sample, model_args=(X, y))
     adam = optax.adam(optax.cosine_decay_schedule(MODE_LEARNING_RATE, effort.mode_steps))
 

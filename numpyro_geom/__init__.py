@@ -3,18 +3,19 @@
 from .algorithms import GGMC, PXSGHMC, SGHMC, SGNHT, SGRLD
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
+from .baselines.swag import SWAG
 from .baselines.vsgd import VSGD
 from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose
 from .diagnostics.summary import print_summary, step_size_summary
-from .expansion import Expansion, Factors
-from .host_rows import HostRows
 from .kernel import SGKernel, SGState
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .rows.host_rows import HostRows
 from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
-from .swag import SWAG
+from .target.expansion import Expansion
+from .target.expansion_sides import Factors
 
 __version__ = "0.1.0"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from numpyro.util import is_prng_key
+
 
 def check_number(
     name: str, value: Any, *, above: float | None = None, least: float | None = None
@@ -40,6 +42,13 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of a few names."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+    return value
+
+
+def check_key(name: str, value: Any) -> Any:
+    """A single random key."""
+    if not is_prng_key(value):
+        raise TypeError(f"{name} must be a single key, such as jax.random.key(0), got {value!r}")
     return value
 
 

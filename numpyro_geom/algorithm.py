@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import random
 
 from ._util import all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
-from .batch_loop import loop_over_batches
+from .rows.loop import loop_over_batches
 from .settings import Settings
 from .state import Chain, SGState, StepReport, is_by_site, virials
 from .target.control_variate import refresh

@@ -16,13 +16,14 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import initialize_model, transform_fn, unconstrain_fn
 
-from . import minibatch
 from ._programs import compiled
 from ._start import check_floating, check_init_params
-from .expansion import WithoutPrior
-from .host_rows import host_rows_in
-from .minibatch import Plan, SubsamplePlates, make_plan
+from .rows.host_rows import host_rows_in
 from .settings import Settings
+from .target import minibatch
+from .target.expanded import WithoutPrior
+from .target.minibatch import SubsamplePlates, Subsampling
+from .target.plates import read_subsampling
 from .target.potential import Potential, function_potential, model_potential
 from .target.target import Target
 
@@ -43,7 +44,7 @@ class Bound:
     """
 
     settings: Settings
-    plan: Plan | None = None
+    plan: Subsampling | None = None
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     transforms: Callable | None = None
     replaced: tuple[str, ...] = ()
@@ -148,7 +149,7 @@ def _bind_model(
     kwargs: dict,
     batched: bool,
 ) -> tuple[Bound, PyTree]:
-    plan = make_plan(settings.model, args, kwargs, settings.batch_size, settings.batching)
+    plan = read_subsampling(settings.model, args, kwargs, settings.batch_size, settings.batching)
     # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
     rows: dict[str, jax.Array] = {}
     if not plan.local_axes:
@@ -213,7 +214,7 @@ def _is_traced(tree: PyTree) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
-def _with_interval(metric: Any, plan: Plan | None) -> Any:
+def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
     """The metric with an interval of one epoch in steps."""
     if metric.interval is not None:
         return metric
@@ -226,7 +227,7 @@ def _with_interval(metric: Any, plan: Plan | None) -> Any:
     return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
 
 
-def _replaced(settings: Settings, plan: Plan | None, position: PyTree) -> tuple[str, ...]:
+def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:
     """Sites whose prior the expansion replaces.
 
     Raises:

@@ -33,7 +33,7 @@ GAMMA_ESTIMATORS = ("hutchinson", "exact")
 
 
 def mode_factor(gamma: str, decay: float) -> float:
-    """The factor c of Gamma in the drift.
+    """The factor c of Gamma in the drift, for a metric whose statistic has a memory ``decay``.
 
     ======================= ========= ========================================================
     mode                    c         invariant distribution as the step size goes to 0
@@ -44,16 +44,6 @@ def mode_factor(gamma: str, decay: float) -> float:
     ``"frozen"``            0         the posterior: A is constant after warm-up
     ``"auxiliary"``         0         the posterior: A depends on an auxiliary variable alone
     ======================= ========= ========================================================
-
-    Args:
-        gamma: the mode.
-        decay: memory of the metric's statistic, in [0, 1).
-
-    Returns:
-        c, a number.
-
-    Raises:
-        ValueError: for an unknown mode.
 
     Source: Yu et al. (TMLR 2023), appendices A.2 and A.3, have 1 - decay; Rensmeyer and Niggemann,
     "On the Convergence of Locally Adaptive and Scalable Diffusion-Based Sampling Methods" (AISTATS
@@ -69,22 +59,12 @@ def mode_factor(gamma: str, decay: float) -> float:
 
 
 def has_divergence(metric: Any, position: PyTree) -> bool:
-    """Whether Gamma can differ from 0: whether the metric's statistic has any entries.
-
-    Args:
-        metric: a metric.
-        position: unconstrained position; only shapes and dtypes are used.
-    """
+    """Whether Gamma can differ from 0: whether the metric's statistic has any entries."""
     return len(jax.tree.leaves(jax.eval_shape(metric.statistic, position))) > 0
 
 
 def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
-    """A pytree like ``position`` with independent entries, -1 or 1 with equal probability.
-
-    Args:
-        rng_key: a random key; consumed.
-        position: any pytree of floating-point arrays; only shapes and dtypes are used.
-    """
+    """A pytree like ``position`` with independent entries, -1 or 1 with equal probability."""
     leaves, treedef = jax.tree.flatten(position)
     sizes = [math.prod(x.shape) for x in leaves]
     # One random word holds 32 signs: generating words is most of the cost.
@@ -114,9 +94,6 @@ def divergence_from_probe(
         grad: g = grad Uhat / N, a pytree like the position.
         z: the probe, a pytree like the position.
         hvp_z: Hessian of Uhat times z over N.
-
-    Returns:
-        Gamma_hat, a pytree like the position.
     """
     _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
 

@@ -24,10 +24,10 @@ from ._programs import compiled
 from .algorithm import Algorithm, Facts, Rule
 from .bound import Bound, bind, on_device
 from .chain import for_new_arguments, init_chain, next_draw
-from .minibatch import Plan, SubsamplePlates
 from .schedules import Schedule
 from .settings import Settings
 from .state import Chain, SGState, StepReport
+from .target.minibatch import SubsamplePlates, Subsampling
 from .target.potential import Potential
 from .warmup.adapt import adapts
 
@@ -106,7 +106,7 @@ class SGKernel(MCMCKernel):
         return () if self._bound is None else self._bound.replaced
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Subsampling | None:
         """Plates, batch sizes and N, after ``init``; None with ``potential_fn``."""
         return None if self._bound is None else self._bound.plan
 

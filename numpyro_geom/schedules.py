@@ -20,18 +20,6 @@ from jax.typing import ArrayLike
 
 from ._checks import check_int, check_number
 
-__all__ = [
-    "Constant",
-    "Cyclical",
-    "Polynomial",
-    "Schedule",
-    "Wrapped",
-    "as_schedule",
-    "constant",
-    "cyclical",
-    "polynomial",
-]
-
 
 class Schedule(abc.ABC):
     """A step size for each step, and whether the step injects noise.
@@ -44,33 +32,29 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, t: ArrayLike) -> Array:
-        """Step size h_t.
-
-        Args:
-            t: steps taken so far, a non-negative integer scalar.
-
-        Returns:
-            h_t, a positive float scalar.
-        """
+        """Step size h_t > 0 after t steps, a non-negative integer scalar."""
 
     def noise(self, t: ArrayLike) -> Array:
-        """Multiplier of the injected noise: 1 everywhere, unless a subclass says otherwise.
-
-        Args:
-            t: steps taken so far, a non-negative integer scalar.
-
-        Returns:
-            1.0 or 0.0, a float scalar.
-        """
+        """Multiplier of the injected noise, 1.0 or 0.0: 1 unless a subclass says otherwise."""
         return jnp.ones(jnp.shape(t))
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same step size throughout; see `constant`.
+    """Constant step size, h_t = h.
 
-    Attributes:
+    Leaves a bias of order h; the plain choice once h is known.
+
+    Args:
         step_size: h > 0.
+
+    Raises:
+        ValueError: if the step size is not positive and finite.
+        TypeError: if it is not a number.
+
+    Examples:
+        >>> float(constant(0.5)(7))
+        0.5
     """
 
     step_size: float
@@ -85,13 +69,36 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """A power of the step count; see `polynomial`.
+    """Polynomial decay from ``initial`` at t = 0 towards ``final``.
 
-    Attributes:
+    ``h_t = final + (initial - final) (1 + t / delay)^-power``
+
+    With ``final=0`` this is the a (b + t)^-gamma of SGLD: gamma = power, b = delay and
+    a = initial * delay^power. The bias then vanishes, at the price of mixing that slows down
+    without end, when the steps sum to infinity and their squares do not: 1/2 < power <= 1 (the
+    usual choice is 0.55; 1/3 has the fastest mean square error), and averages over draws should
+    weight each by its step size. A positive ``final`` keeps the chain moving with the bias of a
+    constant step of that size. No horizon enters: a run may be resumed.
+
+    Args:
         initial: step size at t = 0.
-        final: limit of the step size, in [0, initial).
+        final: limit of the step size for large t, in [0, initial).
         power: exponent > 0.
-        delay: steps b > 0 before the decay sets in.
+        delay: steps after which the decaying part is down to 2^-power, > 0. With 1, the default,
+            that is the second step; a fraction of the warm-up is a gentler choice.
+
+    Raises:
+        ValueError: if an argument is out of range.
+        TypeError: if one is not a number.
+
+    Examples:
+        >>> schedule = polynomial(1e-2, 0.0, power=0.5, delay=100)
+        >>> [round(float(schedule(t)), 6) for t in (0, 300)]
+        [0.01, 0.005]
+
+    Source: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics,
+    section 4 (step sizes) and section 4.2 (weights), there with ``final=0``; mean square error:
+    Teh, Thiery and Vollmer (2016), Consistency and fluctuations for SGLD.
     """
 
     initial: float
@@ -117,13 +124,37 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cyclical(Schedule):
-    """Cosine cycles; see `cyclical`.
+    """Cosine cycles from ``peak`` down to almost ``floor``, each restarting at once.
 
-    Attributes:
+    ``h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))``
+
+    Large steps leave a mode, small ones sample the next: for multimodal targets such as networks.
+    With as many steps a draw as ``period`` a draw is a cycle's end. In the first ``explore`` of
+    each cycle no noise is injected (``noise(t) == 0``), which optimises rather than samples: keep
+    draws of the remainder of cycles only. A time-varying step has no invariant law; draws at the
+    end of a cycle have about the bias of the steps there, if the cycle is long enough.
+
+    Args:
         peak: step size at the start of a cycle.
-        period: steps T of a cycle.
-        floor: step size towards the end of a cycle, in [0, peak).
-        explore: fraction of a cycle, at its start, without injected noise, in [0, 1).
+        period: steps T of a cycle, 1 to 2^31 - 1; 1 holds the peak.
+        floor: step size at a cycle's end, which it approaches to (peak - floor) (pi / 2T)^2.
+        explore: fraction of each cycle without injected noise, in [0, 1): the steps with
+            mod(t, T) / T < explore.
+
+    Raises:
+        ValueError: if an argument is out of range or ``explore`` covers the whole cycle.
+        TypeError: if one is not a number, or ``period`` not an integer.
+
+    Examples:
+        >>> schedule = cyclical(peak=0.1, period=4, explore=0.5)
+        >>> [round(float(schedule(t)), 3) for t in range(5)]
+        [0.1, 0.085, 0.05, 0.015, 0.1]
+        >>> [float(schedule.noise(t)) for t in range(5)]
+        [0.0, 0.0, 1.0, 1.0, 0.0]
+
+    Source: Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for
+    Bayesian deep learning, equation 1 and algorithm 1, where the floor is 0, the period is the run
+    length over the number of cycles and ``explore`` is beta.
     """
 
     peak: float
@@ -187,103 +218,10 @@ class Wrapped(Schedule):
         return jnp.asarray(self.function(t), float)
 
 
-def constant(step_size: float) -> Constant:
-    """Constant step size, h_t = h.
-
-    Leaves a bias of order h; the plain choice once h is known.
-
-    Args:
-        step_size: h > 0.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        ValueError: if the step size is not positive and finite.
-        TypeError: if it is not a number.
-
-    Examples:
-        >>> float(constant(0.5)(7))
-        0.5
-    """
-    return Constant(step_size)
-
-
-def polynomial(initial: float, final: float, power: float, delay: float = 1.0) -> Polynomial:
-    """Polynomial decay from ``initial`` at t = 0 towards ``final``.
-
-    ``h_t = final + (initial - final) (1 + t / delay)^-power``
-
-    With ``final=0`` this is the a (b + t)^-gamma of SGLD: gamma = power, b = delay and
-    a = initial * delay^power. The bias then vanishes, at the price of mixing that slows down
-    without end, when the steps sum to infinity and their squares do not: 1/2 < power <= 1 (the
-    usual choice is 0.55; 1/3 has the fastest mean square error), and averages over draws should
-    weight each by its step size. A positive ``final`` keeps the chain moving with the bias of a
-    constant step of that size. No horizon enters: a run may be resumed.
-
-    Args:
-        initial: step size at t = 0.
-        final: limit of the step size for large t, in [0, initial).
-        power: exponent > 0.
-        delay: steps after which the decaying part is down to 2^-power, > 0. With 1, the default,
-            that is the second step; a fraction of the warm-up is a gentler choice.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        ValueError: if an argument is out of range.
-        TypeError: if one is not a number.
-
-    Examples:
-        >>> schedule = polynomial(1e-2, 0.0, power=0.5, delay=100)
-        >>> [round(float(schedule(t)), 6) for t in (0, 300)]
-        [0.01, 0.005]
-
-    Source: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics,
-    section 4 (step sizes) and section 4.2 (weights), there with ``final=0``; mean square error:
-    Teh, Thiery and Vollmer (2016), Consistency and fluctuations for SGLD.
-    """
-    return Polynomial(initial, final, power, delay)
-
-
-def cyclical(peak: float, period: int, floor: float = 0.0, explore: float = 0.0) -> Cyclical:
-    """Cosine cycles from ``peak`` down to almost ``floor``, each restarting at once.
-
-    ``h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))``
-
-    Large steps leave a mode, small ones sample the next: for multimodal targets such as networks.
-    With as many steps a draw as ``period`` a draw is a cycle's end. In the first ``explore`` of
-    each cycle no noise is injected (``noise(t) == 0``), which optimises rather than samples: keep
-    draws of the remainder of cycles only. A time-varying step has no invariant law; draws at the
-    end of a cycle have about the bias of the steps there, if the cycle is long enough.
-
-    Args:
-        peak: step size at the start of a cycle.
-        period: steps T of a cycle, 1 to 2^31 - 1; 1 holds the peak.
-        floor: step size at a cycle's end, which it approaches to (peak - floor) (pi / 2T)^2.
-        explore: fraction of each cycle without injected noise, in [0, 1): the steps with
-            mod(t, T) / T < explore.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        ValueError: if an argument is out of range or ``explore`` covers the whole cycle.
-        TypeError: if one is not a number, or ``period`` not an integer.
-
-    Examples:
-        >>> schedule = cyclical(peak=0.1, period=4, explore=0.5)
-        >>> [round(float(schedule(t)), 3) for t in range(5)]
-        [0.1, 0.085, 0.05, 0.015, 0.1]
-        >>> [float(schedule.noise(t)) for t in range(5)]
-        [0.0, 0.0, 1.0, 1.0, 0.0]
-
-    Source: Zhang, Li, Zhang, Chen and Wilson (2020), Cyclical stochastic gradient MCMC for
-    Bayesian deep learning, equation 1 and algorithm 1, where the floor is 0, the period is the run
-    length over the number of cycles and ``explore`` is beta.
-    """
-    return Cyclical(peak, period, floor, explore)
+constant = Constant
+polynomial = Polynomial
+cyclical = Cyclical
+"""The names under which `numpyro_geom` exports the three."""
 
 
 def as_schedule(value: Any) -> Schedule:
@@ -293,9 +231,6 @@ def as_schedule(value: Any) -> Schedule:
         value: a schedule, which is returned as it is; a positive number, for a constant step; or
             any function of the step count (an Optax schedule), whose noise multiplier is 1. That
             the function's values are positive is not checked.
-
-    Returns:
-        The schedule.
 
     Raises:
         ValueError: for a number that is not positive and finite, and for a string.
@@ -328,14 +263,9 @@ def as_schedule(value: Any) -> Schedule:
 def _check_function(function: Callable[[Any], Any]) -> None:
     """Evaluate the shape and dtype only; what the function itself raises passes through."""
     result = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
-    is_real = (
-        isinstance(result, jax.ShapeDtypeStruct)
-        and result.shape == ()
-        and (
-            jnp.issubdtype(result.dtype, jnp.floating) or jnp.issubdtype(result.dtype, jnp.integer)
-        )
-    )
-    if not is_real:
+    dtype = result.dtype if isinstance(result, jax.ShapeDtypeStruct) else None
+    kinds = (jnp.floating, jnp.integer)
+    if dtype is None or result.shape or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
         raise TypeError(
             "a step_size function must map the step count, an integer scalar, to a real scalar, "
             f"got {result} from {function!r}"

@@ -10,10 +10,10 @@ from numpyro.infer import init_to_uniform
 
 from ._checks import check_choice, check_flag, check_int, check_number
 from ._start import check_batch_size
-from .expansion import Expansion
 from .metrics import get_metric
-from .minibatch import BATCHING
 from .schedules import Schedule, as_schedule
+from .target.expansion import Expansion
+from .target.minibatch import BATCHING
 
 HOST_DEFAULTS: dict[str, Any] = {
     "model": None,

@@ -20,8 +20,9 @@ import pytest
 from jax import random
 
 from numpyro_geom import GGMC, ISGD, SGHMC, SGRLD, AdamSGLD, polynomial
-from numpyro_geom.diagnostics.bias import bias_vs_step
-from numpyro_geom.diagnostics.bias_curve import BiasCurve, ScalarBias
+from numpyro_geom.diagnostics import BiasCurve, ScalarBias, bias_vs_step, step_size_bias
+from numpyro_geom.diagnostics.monte_carlo import MomentEstimates, estimate_moments
+from numpyro_geom.diagnostics.scalar_draws import Scalars
 
 NUM_ERRORS = 5.0
 SD = np.array([1.0, 0.5])
@@ -130,13 +131,13 @@ def test_minibatch_noise_and_the_automatic_step() -> None:
 
 
 def line(values: list[float], error: float, size: float = 1e6) -> ScalarBias:
-    from numpyro_geom.diagnostics import bias
-    from numpyro_geom.diagnostics.scalars import Moments
 
     h = np.array([0.4, 0.2, 0.1])
     one, many = np.ones(1), np.full(1, size)
-    found = [Moments(0 * one, error * one, v * one, error * one, many, many) for v in values]
-    return bias._lines(("x",), 0.4, h, found)[1]
+    found = [
+        MomentEstimates(0 * one, error * one, v * one, error * one, many, many) for v in values
+    ]
+    return step_size_bias.fit_biases(("x",), 0.4, h, found)[1]
 
 
 def test_exact_line_and_its_errors() -> None:
@@ -188,8 +189,6 @@ def test_an_sd_below_zero_at_no_step_has_no_verdict() -> None:
 
 
 def test_false_alarms_with_few_effective_draws() -> None:
-    from numpyro_geom.diagnostics import bias
-    from numpyro_geom.diagnostics.scalars import moments
 
     rng, r, number = np.random.default_rng(0), 0.97, 400
     found = []
@@ -197,9 +196,9 @@ def test_false_alarms_with_few_effective_draws() -> None:
         x = rng.normal(size=(200, 4, number))
         for t in range(1, 200):
             x[t] = r * x[t - 1] + np.sqrt(1 - r**2) * x[t]
-        found.append(moments(x.swapaxes(0, 1)))
+        found.append(estimate_moments(x.swapaxes(0, 1)))
     h = (0.4, 0.2, 0.1)
-    lines = bias._lines(tuple(map(str, range(number))), 0.4, np.array(h), found)
+    lines = step_size_bias.fit_biases(tuple(map(str, range(number))), 0.4, np.array(h), found)
     assert np.median([s.ess for s in lines]) < 15
     pairs = [lines[k : k + 2] for k in range(0, 2 * number, 2)]
     curves = [BiasCurve(pair, 0.4, h, (1, 2, 4), (0, 0, 0)) for pair in pairs]
@@ -209,20 +208,17 @@ def test_false_alarms_with_few_effective_draws() -> None:
 
 
 def test_entries_that_never_change_are_left_out() -> None:
-    from numpyro_geom.diagnostics import bias
-    from numpyro_geom.diagnostics.scalars import Scalars
-
     x = np.random.default_rng(0).normal(size=(2, 10, 3))
     x[..., 1] = 0.1  # whose mean of 20 is not exactly 0.1
     names = ("L[0]", "L[1]", "L[2]")
-    still = bias._standing(Scalars(names, x))
+    still = step_size_bias._standing(Scalars(names, x))
     np.testing.assert_array_equal(still, [np.nan, 0.1, np.nan])
-    np.testing.assert_array_equal(bias._constant(names, np.stack([still] * 3)), [0, 1, 0])
+    np.testing.assert_array_equal(step_size_bias._constant(names, np.stack([still] * 3)), [0, 1, 0])
     stuck = np.array([0.3, 0.1, np.nan])
     with pytest.raises(ValueError, match=r"got \['L\[0\]'\], the same in all draws of a run"):
-        bias._constant(names, np.stack([still, still, stuck]))
+        step_size_bias._constant(names, np.stack([still, still, stuck]))
     with pytest.raises(ValueError, match="got none"):
-        bias._constant(names[1:2], np.stack([still[1:2]] * 3))
+        step_size_bias._constant(names[1:2], np.stack([still[1:2]] * 3))
 
 
 SHAPES: list[tuple[int, ...]] = []
@@ -314,5 +310,5 @@ def test_errors() -> None:
         bias_vs_step(kernel, random.key(0), factors=0.5)
     with pytest.raises(ValueError, match="found in warm-up"):
         bias_vs_step(SGRLD(potential_fn=energy), random.key(0), num_warmup=0)
-    with pytest.raises(ValueError, match=r"no sites \['mu'\]: it has \['z'\]"):
+    with pytest.raises(ValueError, match=r"no variables \['mu'\]: it has \['z'\]"):
         bias_vs_step(kernel, random.key(0), var_names="mu", **QUIET)

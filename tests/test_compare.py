@@ -13,9 +13,11 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import to_inference_data
-from numpyro_geom.diagnostics import comparison, joint
-from numpyro_geom.diagnostics.compare import _wasserstein, compare, differences
-from numpyro_geom.diagnostics.scalars import Scalars, moments, read_draws
+from numpyro_geom.diagnostics import compare, joint_distances, reference_table
+from numpyro_geom.diagnostics.against_reference import _wasserstein, differences
+from numpyro_geom.diagnostics.finished_mcmc import as_if_run
+from numpyro_geom.diagnostics.monte_carlo import estimate_moments
+from numpyro_geom.diagnostics.scalar_draws import Scalars, read_draws
 
 pytestmark = pytest.mark.arviz
 
@@ -34,7 +36,9 @@ def autoregressive(
 def table(x: np.ndarray, y: np.ndarray) -> tuple:
     """The part that compares scalars, without the joint distances."""
     names = tuple(map(str, range(x.shape[2])))
-    return differences(Scalars(names, x), Scalars(names, y), moments(x), moments(y))
+    return differences(
+        Scalars(names, x), Scalars(names, y), estimate_moments(x), estimate_moments(y)
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
         ]
     )
     # level 0.005 by design, of 100: more than 4 has probability 2e-4 at that level
-    assert np.sum(raw < comparison.FALSE_ALARM / 2) <= 4
+    assert np.sum(raw < reference_table.FALSE_ALARM / 2) <= 4
     # and the level is not wasted: p < 0.5 in a tenth at the least where it should be in a half
     assert np.sum(raw < 0.5) >= 10
 
@@ -66,14 +70,14 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
 def test_false_alarms_of_joint_distances(
     correlation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint, "PERMUTATIONS", 99)
+    monkeypatch.setattr(joint_distances, "PERMUTATIONS", 99)
     rng = np.random.default_rng(1)
     p_values = []
     for _ in range(60):
         x, y = (autoregressive(rng, correlation, 8, 500, 3) for _ in range(2))
         size = 4000 * (1 - correlation) / (1 + correlation)
-        few = [joint.thin(z, size, most=100) for z in (x, y)]
-        found = joint.distances(few[0], few[1], rng, wasserstein=False)
+        few = [joint_distances.thin(z, size, most=100) for z in (x, y)]
+        found = joint_distances.distances(few[0], few[1], rng, wasserstein=False)
         p_values.append([d.p_value for d in found])
     # uniform p values: 18 of 60 below 0.3, sd 3.5; 4 sd on either side of it are allowed
     counts = np.sum(np.array(p_values) <= 0.3, axis=0)
@@ -116,7 +120,7 @@ def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
     rows = table(x, y)
     assert abs(rows[0].mean_error - 0.15) < 5 * rows[0].mean_noise
     assert abs(rows[0].w1 - 0.15) < 5 * rows[0].w1_noise
-    level = comparison.FALSE_ALARM / 2
+    level = reference_table.FALSE_ALARM / 2
     assert [s.p_value < level for s in rows] == [True, True, False]
     assert abs(rows[1].mean_error) < 5 * rows[1].mean_noise
     # a uniform law of sd 1 reaches from -1.73 to 1.73, within 1.645 is 95%
@@ -159,19 +163,19 @@ def test_joint_distances_against_their_definitions() -> None:
     gaps = np.sqrt(((pooled[:, None] - pooled) ** 2).sum(-1))
     kernel = np.exp(-(gaps**2) / (2 * np.median(gaps[np.triu_indices(60, 1)] ** 2)))
     blocks = kernel[:30, :30].mean(), kernel[30:, 30:].mean(), kernel[:30, 30:].mean()
-    assert joint._mmd(pooled, labels)[0] ** 2 == pytest.approx(
+    assert joint_distances._mmd(pooled, labels)[0] ** 2 == pytest.approx(
         blocks[0] + blocks[1] - 2 * blocks[2]
     )
     total = 0.0
     directions = np.random.default_rng(8)
-    for _ in range(joint.PROJECTIONS):
+    for _ in range(joint_distances.PROJECTIONS):
         d = directions.normal(size=2)
         d /= np.linalg.norm(d)
         total += np.mean((np.sort(x @ d) - np.sort(y @ d)) ** 2)
-    sliced = joint._sliced(pooled, labels, np.random.default_rng(8))[0]
-    assert sliced**2 == pytest.approx(total / joint.PROJECTIONS)
+    sliced = joint_distances._sliced(pooled, labels, np.random.default_rng(8))[0]
+    assert sliced**2 == pytest.approx(total / joint_distances.PROJECTIONS)
     # a shift costs its length, whatever the plan
-    shifted = joint._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
+    shifted = joint_distances._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
     assert shifted[0] == pytest.approx(5.0)
 
 
@@ -224,12 +228,9 @@ def test_what_only_one_side_has_is_left_out_and_named() -> None:
         assert compare({**x, "extra": x["w"]}, y, var_names=names).left_out == ()
 
 
-class Ended(MCMC):
+def ended(draws: Any) -> MCMC:
     """A run that has ended with given draws."""
-
-    def __init__(self, draws: Any) -> None:
-        super().__init__(NUTS(model), num_warmup=0, num_samples=1, progress_bar=False)
-        self._states, self._last_state = {self._sample_field: draws}, None
+    return as_if_run(MCMC(NUTS(model), num_warmup=0, num_samples=1, progress_bar=False), draws)
 
 
 def test_names_with_a_slash_are_those_of_exports() -> None:
@@ -240,7 +241,7 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
     exported = az.from_dict(groups) if az.__version__ >= "1" else az.from_dict(**groups)
     draws = {"net/w": x["w"], "mu": x["w"][..., 0]}
     for names in ("net/w", ["net.w"], None):
-        found = compare(Ended(draws), exported, var_names=names)
+        found = compare(ended(draws), exported, var_names=names)
         assert [s.name for s in found.scalars] == ["net.w[0]", "net.w[1]", "net.w[2]"]
         assert found.left_out == (() if names else ("mu",))
     with pytest.raises(ValueError, match="names that differ once each slash is a dot"):
@@ -250,7 +251,7 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
 def test_positions_in_tuples_and_nested_dicts() -> None:
     x, y = two()
     positions = ({"a": x["w"][..., 0]}, x["w"])
-    found = compare(Ended(positions), {"z.0.a": y["w"][..., 0], "z.1": y["w"]})
+    found = compare(ended(positions), {"z.0.a": y["w"][..., 0], "z.1": y["w"]})
     assert [s.name for s in found.scalars] == ["z.0.a", "z.1[0]", "z.1[1]", "z.1[2]"]
 
 
@@ -259,7 +260,7 @@ def test_draws_of_a_vector_are_not_chains() -> None:
     with pytest.raises(ValueError, match="'w' of shape .1000, 10. would be 1000 chains of 10"):
         compare({"w": flat}, {"w": flat})
     # many short chains of a run are what they are
-    assert compare(Ended({"w": flat}), Ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
+    assert compare(ended({"w": flat}), ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
 
 
 def test_coverage_of_draws_that_are_all_inside() -> None:
@@ -298,7 +299,7 @@ def test_many_scalars_show_the_worst() -> None:
     found = compare({"w": x}, {"w": y})
     lines = str(found).splitlines()
     assert lines[1].startswith("w[37]")
-    assert len(lines) == 1 + comparison.SHOWN + 6
+    assert len(lines) == 1 + reference_table.SHOWN + 6
     assert "draws: 2 chains of 200; reference: 2 chains of 200" in lines
     assert found.to_dataframe().shape == (40, 12)
 

@@ -17,11 +17,12 @@ from numpyro import handlers
 from numpyro.infer import HMC, MCMC
 from scripts import load_script
 
-from numpyro_geom import SGHMC, SGRLD, to_inference_data
-from numpyro_geom.diagnostics import inference_data, replay, temperature
-from numpyro_geom.diagnostics.lines import Run
-from numpyro_geom.diagnostics.report import Line, Report, diagnose
-from numpyro_geom.diagnostics.target_lines import moment_lines
+from numpyro_geom import SGRLD, to_inference_data
+from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
+from numpyro_geom.diagnostics.container import container
+from numpyro_geom.diagnostics.moment_checks import moment_checks
+from numpyro_geom.diagnostics.moment_errors import moment_errors
+from numpyro_geom.diagnostics.run_record import RunRecord
 
 pytestmark = pytest.mark.arviz
 
@@ -56,15 +57,15 @@ def idata_of(posterior: dict, stats: dict | None = None, **attrs: Any) -> Any:
             datasets[group] = xr.Dataset(data)
     if "posterior" in datasets:
         datasets["posterior"].attrs.update(attrs)
-    return inference_data._container(datasets)
+    return container(datasets)
 
 
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=shape)
 
 
-def line(found: Report, name: str) -> Line:
-    (only,) = [line for line in found.lines if line.name == name]
+def line(found: Report, name: str) -> Check:
+    (only,) = [check for check in found.checks if check.name == name]
     return only
 
 
@@ -78,7 +79,7 @@ SD_ERROR = 0.016
 @pytest.mark.parametrize("temp", [1.0, 0.25])
 def test_moment_errors_of_exact_draws_are_within_their_monte_carlo_error(temp: float) -> None:
     arrays = gaussian_arrays(temp * correlated(), correlated())
-    found = temperature.moment_errors(arrays, temp)
+    found = moment_errors(arrays, temp)
     assert found.names == ["w[0]", "w[1]", "w[2]"]
     # for a Gaussian the figures are the actual errors of these draws
     assert np.all(np.abs(found.sd) < 4 * found.sd_error)
@@ -89,7 +90,7 @@ def test_moment_errors_of_exact_draws_are_within_their_monte_carlo_error(temp: f
 
 @pytest.mark.parametrize("factor", [0.8, 1.1, 1.5])
 def test_moment_errors_are_those_of_the_draws(factor: float) -> None:
-    found = temperature.moment_errors(gaussian_arrays(factor**2 * correlated(), correlated()), 1.0)
+    found = moment_errors(gaussian_arrays(factor**2 * correlated(), correlated()), 1.0)
     np.testing.assert_allclose(found.sd, factor - 1, atol=4 * factor * SD_ERROR)
 
 
@@ -97,14 +98,14 @@ def test_an_error_of_one_stiff_direction_is_weighed_by_its_share() -> None:
     values, vectors = np.linalg.eigh(correlated())
     values[0] *= 2  # of all variances it is a small part
     wrong = vectors @ np.diag(values) @ vectors.T
-    found = temperature.moment_errors(gaussian_arrays(wrong, correlated()), 1.0)
+    found = moment_errors(gaussian_arrays(wrong, correlated()), 1.0)
     truth = np.sqrt(np.diag(wrong) / np.diag(correlated())) - 1
     # exact to first order in the share; a coordinate's own temperature would be off by up to 1
     np.testing.assert_allclose(found.sd, truth, atol=5 * SD_ERROR + 0.5 * truth.max())
 
 
 def test_moment_errors_of_a_shifted_mean() -> None:
-    found = temperature.moment_errors(gaussian_arrays(np.diag(SD**2), np.diag(SD**2), 0.5), 1.0)
+    found = moment_errors(gaussian_arrays(np.diag(SD**2), np.diag(SD**2), 0.5), 1.0)
     np.testing.assert_allclose(found.mean, 0.5, atol=5 * 2000**-0.5)
 
 
@@ -112,21 +113,22 @@ def test_noise_of_many_coordinates_does_not_look_like_an_error() -> None:
     # 80 coordinates, 2,000 draws: with S from the draws themselves the figure would be off by
     # about 80 / 2000 / 2 = 0.02; from other draws it has mean 0
     z = normal(CHAINS, DRAWS, 80)
-    found = temperature.moment_errors({"z.w": z, "grad_U.w": z}, 1.0)
+    found = moment_errors({"z.w": z, "grad_U.w": z}, 1.0)
     assert abs(found.sd.mean()) < 4 * SD_ERROR / 80**0.5 + 0.003
 
 
 def test_draws_without_a_finite_gradient_are_left_out() -> None:
     arrays = gaussian_arrays(np.diag(SD**2), np.diag(SD**2))
     arrays["grad_U.w"][1, 7] = np.nan
-    found = temperature.moment_errors(arrays, 1.0)
+    found = moment_errors(arrays, 1.0)
     assert found.left_out == 1
     assert np.all(np.isfinite(found.sd))
 
 
-def moments_of(z: np.ndarray, grad: np.ndarray) -> list[Line]:
-    """The two lines on moments, or the one that there is instead."""
-    return list(moment_lines(Run({}, {}, {"z.w": z, "grad_U.w": grad}, {}), 1.0))
+def moments_of(z: np.ndarray, grad: np.ndarray, **attributes: Any) -> list[Check]:
+    """The two checks of moments, or the one that there is instead."""
+    arrays = {"z.w": z, "grad_U.w": grad}
+    return list(moment_checks(RunRecord({}, {}, attributes, arrays)))
 
 
 def test_monte_carlo_error_alone_is_hardly_ever_flagged() -> None:
@@ -167,12 +169,10 @@ def test_what_monte_carlo_error_hides_is_neither_right_nor_wrong() -> None:
 @pytest.mark.parametrize("gamma", ["none", "published"])
 def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(gamma: str) -> None:
     z = 1.5 * normal(4, 500, 2)
-    arrays = {"z.w": z, "grad_U.w": z}
-    attrs = {"gamma": gamma, "final_step_size": 0.1}
-    mean, sd = moment_lines(Run({}, {}, arrays, attrs), 1.0)
+    mean, sd = moments_of(z, z, gamma=gamma, final_step_size=0.1)
     assert sd.ok is False
     assert f"gamma='{gamma}' has another invariant distribution" in sd.advice
-    _, plain = moment_lines(Run({}, {}, arrays, {**attrs, "gamma": "exact"}), 1.0)
+    _, plain = moments_of(z, z, gamma="exact", final_step_size=0.1)
     assert "gamma" not in plain.advice
 
 
@@ -199,11 +199,11 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays = temperature.gradients_at_draws(replay.read_model(sparse, (), {}), {"p": draws})
+    arrays = gradients.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
-    found = temperature.moment_errors(arrays, 1.0)
+    found = moment_errors(arrays, 1.0)
     assert found.hidden == [f"p[{k}]" for k in np.flatnonzero(hidden)]
 
 
@@ -221,9 +221,9 @@ def data() -> tuple[jax.Array, jax.Array]:
 
 
 @functools.cache
-def run(kind: type, step_size: Any = "auto") -> MCMC:
+def run(step_size: Any = "auto") -> MCMC:
     """Two chains on 40 rows, batch 10."""
-    kernel = kind(rows, step_size=step_size, batch_size=10)
+    kernel = SGRLD(rows, step_size=step_size, batch_size=10)
     mcmc = MCMC(
         kernel,
         num_warmup=50,
@@ -237,15 +237,15 @@ def run(kind: type, step_size: Any = "auto") -> MCMC:
 
 
 @functools.cache
-def reports(kind: type) -> tuple[Report, Report, Any]:
+def reports() -> tuple[Report, Report, Any]:
     """Of the run, of what it is exported to, and the export itself."""
-    idata = to_inference_data(run(kind), gradients=True)
-    return diagnose(run(kind)), diagnose(idata), idata
+    idata = to_inference_data(run(), gradients=True)
+    return diagnose(run()), diagnose(idata), idata
 
 
 @pytest.mark.slow
 def test_gradients_at_draws_are_those_of_the_density() -> None:
-    idata = reports(SGRLD)[2]
+    idata = reports()[2]
     group, (X, y) = idata["unconstrained_posterior"], data()
     w, log_scale = (group[f"z.{n}"].values.astype(float) for n in ("w", "scale"))
     scale = np.exp(log_scale)
@@ -263,11 +263,10 @@ def test_gradients_at_draws_are_those_of_the_density() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [SGRLD, SGHMC])
-def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
-    direct, exported, _ = reports(kind)
-    assert direct.lines == exported.lines
-    names = [line.name for line in direct.lines]
+def test_a_run_and_its_export_give_the_same_checks() -> None:
+    direct, exported, _ = reports()
+    assert direct.checks == exported.checks
+    names = [line.name for line in direct.checks]
     expected = {
         "R-hat",
         "effective sample size, bulk",
@@ -278,6 +277,8 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
         "configurational temperature",
         "configurational temperature, scale",
         "configurational temperature, w",
+        "step size",
+        "steps a draw",
         "bias of variances, discretisation",
         "bias of variances, minibatch noise",
         "bias of variances, both",
@@ -286,7 +287,7 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
         "draws with undone steps",
         "passes over the data",
     }
-    assert set(names) == expected | ({"kinetic temperature"} if kind is SGHMC else set())
+    assert set(names) == expected
     assert direct.to_dataframe().index.is_unique
 
 
@@ -294,7 +295,7 @@ def test_a_run_and_its_export_give_the_same_lines(kind: type) -> None:
 def test_figures_are_those_of_the_run() -> None:
     import arviz as az
 
-    mcmc, (found, _, idata) = run(SGRLD), reports(SGRLD)
+    mcmc, (found, _, idata) = run(), reports()
     fields = mcmc.get_extra_fields(group_by_chain=True)
     steps = float(fields["num_steps"].sum())
     posterior = xr.Dataset(dict(idata.posterior.data_vars))
@@ -304,13 +305,13 @@ def test_figures_are_those_of_the_run() -> None:
     # 40 rows in batches of 10, two chains
     assert line(found, "passes over the data").value == pytest.approx(steps / 2 / 4)
     state = mcmc.last_state
-    parts = mcmc.sampler._bias(
+    parts = mcmc.sampler.rule.bias(
         state.adaptation.curvature, state.adaptation.noise, state.step_size, state.dynamics
     )
     assert line(found, "bias of variances, both").value == pytest.approx(
         float(jnp.max(parts[0] + parts[1])), rel=1e-3
     )
-    pooled, scale, w = (x for x in found.lines if x.name.startswith("configurational temperature"))
+    pooled, scale, w = (x for x in found.checks if x.name.startswith("configurational temperature"))
     assert scale.name.endswith(", scale")
     assert pooled.value == pytest.approx((scale.value + 2 * w.value) / 3, rel=1e-4)
 
@@ -343,7 +344,7 @@ def test_other_kernels_of_numpyro() -> None:
                 chain_method="vectorized")  # fmt: skip
     mcmc.run(random.key(3), *data(), extra_fields=("num_steps",))
     found = diagnose(mcmc, seconds=2.0)
-    names = [line.name for line in found.lines]
+    names = [line.name for line in found.checks]
     assert "divergences" in names
     assert not [n for n in names if "temperature" in n or "bias" in n]
     # 4,000 draws know an sd to 1.6% if they are independent: 5% is tolerated
@@ -356,8 +357,8 @@ def test_other_kernels_of_numpyro() -> None:
 
 @pytest.mark.slow
 def test_a_step_size_that_is_too_large_is_flagged() -> None:
-    step = 15 * float(np.mean(run(SGRLD).last_state.step_size))
-    flagged = [line.name for line in diagnose(run(SGRLD, step)).flagged]
+    step = 15 * float(np.mean(run().last_state.step_size))
+    flagged = [line.name for line in diagnose(run(step)).flagged]
     assert "relative error of the sd" in flagged
     assert "configurational temperature" in flagged
     assert "bias of variances, both" in flagged
@@ -371,7 +372,7 @@ def test_chains_that_disagree_or_are_too_short_are_flagged() -> None:
     assert line(found, "R-hat").where == "x[1]"
     assert line(found, "R-hat").ok is False
     # of sixteen chains R-hat is larger for the same number of effective draws
-    assert [x.threshold for x in diagnose(idata_of({"x": normal(16, 500)})).lines] == [
+    assert [x.threshold for x in diagnose(idata_of({"x": normal(16, 500)})).checks] == [
         "at most 1.04",
         "at least 400",
         "at least 400",
@@ -393,7 +394,7 @@ def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -
         "kinetic_temperature": values,
     }
     found = diagnose(idata_of({"x": normal(4, 500)}, stats, temperature=2.0, bias_tolerance=0.1))
-    lines = [x for x in found.lines if "temperature" in x.name]
+    lines = [x for x in found.checks if "temperature" in x.name]
     assert [x.ok for x in lines] == [ok] * 3
     assert lines[1].name == "configurational temperature, w"
     assert lines[0].value == pytest.approx(values.mean())
@@ -435,9 +436,9 @@ def test_lines_from_sample_stats() -> None:
 def test_text_table_and_html() -> None:
     found = Report(
         (
-            Line("R-hat", 1.2346, None, "at most 1.01", False, "w[0]", "run longer & more"),
-            Line("passes over the data", 12300.0),
-            Line("error", 0.125, 0.01, "within 1", True, "w", "unseen"),
+            Check("R-hat", 1.2346, None, "at most 1.01", False, "w[0]", "run longer & more"),
+            Check("passes over the data", 12300.0),
+            Check("error", 0.125, 0.01, "within 1", True, "w", "unseen"),
         )
     )
     assert str(found).splitlines() == [
@@ -462,7 +463,9 @@ def test_only_some_variables() -> None:
     idata = idata_of({"x": normal(4, 500), "y": bad})
     assert not diagnose(idata).ok
     assert diagnose(idata, var_names="x").ok
-    with pytest.raises(ValueError, match=r"has \['z'\], .* expected some of \['x', 'y'\]"):
+    with pytest.raises(
+        ValueError, match=r"posterior has no variables \['z'\]: it has \['x', 'y'\]"
+    ):
         diagnose(idata, var_names=["x", "z"])
 
 
@@ -470,7 +473,7 @@ def test_only_some_variables() -> None:
 
 
 def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
-    assert [line.name for line in diagnose(idata_of({"x": normal(4, 500)})).lines] == [
+    assert [line.name for line in diagnose(idata_of({"x": normal(4, 500)})).checks] == [
         "R-hat",
         "effective sample size, bulk",
         "effective sample size, tail",
@@ -487,12 +490,12 @@ def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
 )
 def test_draws_of_which_nothing_can_be_said(values: np.ndarray, name: str) -> None:
     found = diagnose(idata_of({"x": values}))
-    assert found.lines[0].name == name
+    assert found.checks[0].name == name
     assert not found.ok
 
 
 def test_one_chain_has_no_rhat(capsys: pytest.CaptureFixture) -> None:
-    names = [line.name for line in diagnose(idata_of({"x": normal(1, 500)})).lines]
+    names = [line.name for line in diagnose(idata_of({"x": normal(1, 500)})).checks]
     assert names == ["effective sample size, bulk", "effective sample size, tail"]
     assert capsys.readouterr().err == ""
 
@@ -509,14 +512,16 @@ def test_other_sources_are_refused(bad: Any) -> None:
 
 
 def test_no_variables_are_refused() -> None:
-    with pytest.raises(ValueError, match="var_names is empty"):
+    with pytest.raises(
+        ValueError, match=r"expected names of variables, got none: the posterior has \['x'\]"
+    ):
         diagnose(idata_of({"x": normal(2, 20)}), var_names=[])
 
 
 def test_what_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"has not run: call `mcmc.run\(rng_key, ...\)` first"):
         diagnose(MCMC(SGRLD(rows), num_warmup=1, num_samples=1))
-    empty = inference_data._container({"prior": xr.Dataset({"x": ("draw", np.ones(3))})})
+    empty = container({"prior": xr.Dataset({"x": ("draw", np.ones(3))})})
     with pytest.raises(ValueError, match="expected a group `posterior`, and there is none"):
         diagnose(empty)
     good = idata_of({"x": normal(4, 500)})
@@ -530,16 +535,16 @@ def test_discrete_sites_have_no_gradient() -> None:
     def model() -> None:
         numpyro.sample("k", dist.Bernoulli(0.5))
 
-    read = replay.read_model(handlers.seed(model, random.key(0)), (), {})
+    read = full_data.read_model(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
-        temperature.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+        gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 
 
 def test_gradients_need_a_model() -> None:
     kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.1, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=10, progress_bar=False)
     mcmc.run(random.key(0), init_params=jnp.zeros(()))
-    assert "relative error of the sd" not in [line.name for line in diagnose(mcmc).lines]
+    assert "relative error of the sd" not in [line.name for line in diagnose(mcmc).checks]
     with pytest.raises(ValueError, match="gradients=True needs a kernel with a model"):
         to_inference_data(mcmc, gradients=True)
 

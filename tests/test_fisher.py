@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +18,29 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer.util import initialize_model
 
-from numpyro_geom import fisher
-from numpyro_geom._dependence import dependence
 from numpyro_geom._linalg import conjugate_gradients
-from numpyro_geom.fisher import Structure, learn_structure
-from numpyro_geom.laplace.metrics import (
-    dense_metric,
+from numpyro_geom.information import form as forms
+from numpyro_geom.information.dependence import dependence
+from numpyro_geom.information.form import Structure
+from numpyro_geom.information.model import learn_structure, likelihood_form
+from numpyro_geom.laplace.metrics import fisher_metric
+from numpyro_geom.laplace.quadratic import (
+    dense_form,
     expected_prior,
-    fisher_metric,
+    fisher_form,
     hessian_prior,
     softabs_prior,
 )
-from numpyro_geom.laplace.target import Target, make_target
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.laplace.target import Posterior, Target, make_target
+from numpyro_geom.target.plates import read_subsampling
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 ROWS, COLUMNS = 12, 3
 
 
-class Setting(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
     """A target, a position on it, and what its structure is known to be."""
 
     target: Target
@@ -46,7 +51,7 @@ class Setting(NamedTuple):
 def setting(
     model: Callable, *args: Any, batch_size: Any = None, empirical: bool = False, learn: bool = True
 ) -> Setting:
-    plan = make_plan(model, args, {}, batch_size)
+    plan = read_subsampling(model, args, {}, batch_size)
     with handlers.seed(rng_seed=0):
         info = initialize_model(random.key(0), model, model_args=args)
     position = info.param_info.z
@@ -54,9 +59,8 @@ def setting(
     structure = Structure()
     if learn:
         structure = learn_structure(model, plan, args, {}, position)
-    target = make_target(
-        model, plan, args, {}, unravel, start.size, empirical=empirical, structure=structure
-    )
+    posterior = Posterior(model, plan, args, {}, unravel, start.size, structure)
+    target = make_target(posterior, empirical=empirical)
     theta = start + 0.3 * random.normal(random.key(1), start.shape)
     return Setting(target, theta, structure)
 
@@ -139,13 +143,21 @@ MODELS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
 }
 
 
-def metric_of(s: Setting, prior: str = "hessian", solver: str = "cholesky") -> Any:
+@functools.cache
+def known(name: str, **options: Any) -> Setting:
+    """The setting of one of `MODELS`, made once for all tests."""
+    model, data = MODELS[name]
+    return setting(model, *data(), **options)
+
+
+@functools.cache
+def metric_of(s: Setting, prior: str = "hessian") -> Any:
     make = {
         "hessian": lambda: hessian_prior(s.target, diagonal=False),
         "expected": lambda: expected_prior(s.target, diagonal=False),
         "softabs": lambda: softabs_prior(s.target),
     }[prior]
-    metric = fisher_metric(s.target, make(), solver, s.theta)
+    metric = fisher_form(s.target, make())
     # one program each: operation by operation, most of the time would be compilation
     return metric._replace(
         product=jax.jit(metric.product), force=jax.jit(metric.force), dense=jax.jit(metric.dense)
@@ -157,24 +169,24 @@ def metric_of(s: Setting, prior: str = "hessian", solver: str = "cholesky") -> A
 
 def test_logistic_and_poisson_have_the_metric_of_generalised_linear_models() -> None:
     X = inputs()
-    s = setting(logistic, X, binary())
+    s = known("logistic")
     p = jax.nn.sigmoid(X @ s.theta)
     expected = X.T @ (X * (p * (1 - p))[:, None]) + jnp.eye(COLUMNS) / 4
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-12)
-    s = setting(poisson, X, counts())
+    s = known("poisson")
     expected = X.T @ (X * jnp.exp(X @ s.theta)[:, None]) + jnp.eye(COLUMNS) / 4
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-12)
 
 
 def test_a_gaussian_network_has_jacobians_over_the_variance_and_two_per_row_for_the_scale() -> None:
     X = inputs()
-    s = setting(network, X, X[:, 0])
+    s = known("network")
 
     def mean(theta: jax.Array) -> jax.Array:
         z = s.target.unravel(theta)
         return jnp.tanh(X @ z["w"]) @ z["v"]
 
-    jacobian = jax.jacobian(mean)(s.theta)
+    jacobian = jax.jit(jax.jacobian(mean))(s.theta)
     noise = jnp.exp(s.target.unravel(s.theta)["s"])
     of_scale = s.target.unravel(jnp.arange(s.theta.size))["s"] == jnp.arange(s.theta.size)
     # u = log s: F = 2 / s^2 (ds/du)^2 = 2 a row; all priors are standard normal in u
@@ -184,21 +196,23 @@ def test_a_gaussian_network_has_jacobians_over_the_variance_and_two_per_row_for_
 
 def test_a_softmax_network_has_the_covariance_of_its_classes_between_jacobians() -> None:
     X = inputs()
-    s = setting(softmax, X, classes())
+    s = known("softmax")
 
     def logits(theta: jax.Array) -> jax.Array:
         return jnp.tanh(X @ s.target.unravel(theta)["w"])
 
-    jacobian = jax.jacobian(logits)(s.theta)
-    p = jax.nn.softmax(logits(s.theta))
-    middle = jax.vmap(jnp.diag)(p) - p[:, :, None] * p[:, None, :]
-    expected = jnp.einsum("nki,nkl,nlj->ij", jacobian, middle, jacobian) + jnp.eye(s.theta.size)
+    @jax.jit
+    def by_hand(theta: jax.Array) -> jax.Array:
+        jacobian, p = jax.jacobian(logits)(theta), jax.nn.softmax(logits(theta))
+        middle = jax.vmap(jnp.diag)(p) - p[:, :, None] * p[:, None, :]
+        return jnp.einsum("nki,nkl,nlj->ij", jacobian, middle, jacobian) + jnp.eye(theta.size)
+
+    expected = by_hand(s.theta)
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-12)
 
 
 def test_the_expected_prior_of_a_hierarchy_is_block_diagonal_and_positive() -> None:
-    y = groups()
-    s = setting(hierarchy, y)
+    s = known("hierarchy")
     names = list(s.target.unravel(s.theta))
     assert names == ["m", "mu", "tau"]
     tau = jnp.exp(s.target.unravel(s.theta)["tau"])
@@ -212,30 +226,27 @@ def test_the_expected_prior_of_a_hierarchy_is_block_diagonal_and_positive() -> N
 
 def test_masks_scales_factors_and_several_sites_are_counted() -> None:
     X = inputs()
-    s = setting(two_sites, X, counts())
+    s = known("two sites")
 
     def split(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
         z = s.target.unravel(theta)
         return z["w"], dist.biject_to(dist.constraints.simplex)(z["p"])
 
-    w, p = split(s.theta)
-    kept = 3.0 * (jnp.arange(ROWS) % 2 == 0)
-    rate = jnp.exp(X @ w) * kept
-    to_w = jax.jacobian(lambda t: split(t)[0])(s.theta)
-    to_p = jax.jacobian(lambda t: split(t)[1])(s.theta)
-    data = to_w.T @ (X.T @ (X * rate[:, None])) @ to_w + to_p.T @ jnp.diag(1 / p) @ to_p
-    form = metric_of(s).dense(s.theta) - jax.jit(hessian_prior(s.target, diagonal=False).dense)(
-        s.theta
-    )
-    np.testing.assert_allclose(form, data, rtol=1e-9, atol=1e-10)
-    # the factor is part of the prior: 1.2 w^2 on the diagonal beside the 1 of the normal
+    w, p = map(np.asarray, jax.jit(split)(s.theta))
+    kept = 3.0 * (np.arange(ROWS) % 2 == 0)
+    to_w, to_p = map(np.asarray, jax.jit(jax.jacobian(split))(s.theta))
+    X = np.asarray(X)
+    rate = np.exp(X @ w) * kept
+    data = to_w.T @ (X.T @ (X * rate[:, None])) @ to_w + to_p.T @ np.diag(1 / p) @ to_p
     prior = jax.jit(hessian_prior(s.target, diagonal=False).dense)(s.theta)
+    np.testing.assert_allclose(metric_of(s).dense(s.theta) - prior, data, rtol=1e-9, atol=1e-10)
+    # the factor is part of the prior: 1.2 w^2 on the diagonal beside the 1 of the normal
     np.testing.assert_allclose(to_w @ prior @ to_w.T, jnp.diag(1 + 1.2 * w**2), atol=1e-10)
 
 
 def test_the_empirical_matrix_is_that_of_the_scores_at_the_data() -> None:
     X, y = inputs(), binary()
-    s = setting(logistic, X, y, empirical=True)
+    s = known("logistic", empirical=True)
     residual = y - jax.nn.sigmoid(X @ s.theta)
     expected = X.T @ (X * (residual**2)[:, None]) + jnp.eye(COLUMNS) / 4
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11)
@@ -250,11 +261,10 @@ def test_the_empirical_matrix_is_that_of_the_scores_at_the_data() -> None:
     + [("hierarchy", "expected"), ("two sites", "expected"), ("hierarchy", "softabs")],
 )
 def test_product_and_force_are_those_of_the_dense_metric(name: str, prior: str) -> None:
-    model, data = MODELS[name]
-    s = setting(model, *data())
+    s = known(name)
     metric = metric_of(s, prior)
     v = random.normal(random.key(3), s.theta.shape)
-    by_autodiff = dense_metric(metric.dense)
+    by_autodiff = dense_form(metric.dense)
 
     @jax.jit
     def both(theta: jax.Array, v: jax.Array) -> tuple:
@@ -267,8 +277,7 @@ def test_product_and_force_are_those_of_the_dense_metric(name: str, prior: str) 
 
 @pytest.mark.parametrize("name", ["logistic", "network", "two sites"])
 def test_what_is_learned_of_a_model_changes_no_result(name: str) -> None:
-    model, data = MODELS[name]
-    plain, learned = setting(model, *data(), learn=False), setting(model, *data())
+    plain, learned = known(name, learn=False), known(name)
     v = random.normal(random.key(3), plain.theta.shape)
     for function in ("product", "force"):
         np.testing.assert_allclose(
@@ -295,26 +304,25 @@ def test_the_structure_of_a_linear_model_with_a_known_scale_is_found() -> None:
     assert s.structure.diagonal
     assert s.structure.affine
     assert s.target.num_outputs == ROWS
-    s = setting(network, inputs(), binary())
+    s = known("network")
     assert not any(s.structure.constant)
     assert not s.structure.affine
     assert not s.structure.diagonal
-    s = setting(softmax, inputs(), classes())
-    assert not s.structure.diagonal
+    assert not known("softmax").structure.diagonal
 
 
 def test_woodbury_and_conjugate_gradients_solve_as_cholesky_does() -> None:
     s = setting(softmax, inputs()[:2], classes()[:2])  # 12 dimensions, 6 to 8 outputs
     prior = hessian_prior(s.target, diagonal=True)
     b = random.normal(random.key(4), s.theta.shape)
-    solvers = {
-        solver: fisher_metric(s.target, prior, solver, s.theta + 0.1).solver
-        for solver in ("cholesky", "woodbury", "cg")
-    }
-    exact = jnp.linalg.solve(metric_of(s).dense(s.theta), b)
-    for solver in solvers.values():
-        solution = jax.jit(lambda theta, b, solver=solver: solver(theta)(b))(s.theta, b)
-        np.testing.assert_allclose(solution, exact, rtol=1e-7, atol=1e-9)
+    exact = np.linalg.solve(metric_of(s).dense(s.theta), b)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def solve(solver: str, theta: jax.Array, b: jax.Array) -> jax.Array:
+        return fisher_metric(s.target, prior, solver, theta + 0.1).solver(theta)(b)
+
+    for solver in ("cholesky", "woodbury", "cg"):
+        np.testing.assert_allclose(solve(solver, s.theta, b), exact, rtol=1e-7, atol=1e-9)
 
 
 def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
@@ -330,10 +338,7 @@ def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
 
 def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
-    whole, parts = (
-        setting(logistic, inputs(), binary()),
-        setting(logistic, inputs(), binary(), batch_size=4),
-    )
+    whole, parts = known("logistic"), known("logistic", batch_size=4)
     v = random.normal(random.key(3), whole.theta.shape)
     for function in ("product", "force"):
         np.testing.assert_allclose(
@@ -351,7 +356,7 @@ def test_perturbations_have_the_metric_as_covariance(
     batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)
-    s = setting(logistic, inputs(), binary(), batch_size=batch_size)
+    s = known("logistic", **({} if batch_size is None else {"batch_size": batch_size}))
     metric = metric_of(s)
     count = 100_000
     draws = jax.jit(jax.vmap(lambda key: metric.perturb(s.theta, key)))(
@@ -373,10 +378,14 @@ def test_softabs_is_the_absolute_hessian_and_has_a_derivative_where_eigenvalues_
     s = setting(wells, jnp.zeros(()))
     theta = jnp.array([0.0, 0.0, 2.0])  # curvatures -1, -1 and 11
     prior = softabs_prior(s.target)
-    np.testing.assert_allclose(prior.dense(theta), jnp.diag(jnp.array([1.0, 1.0, 11.0])), atol=1e-9)
+    np.testing.assert_allclose(
+        jax.jit(prior.dense)(theta), jnp.diag(jnp.array([1.0, 1.0, 11.0])), atol=1e-9
+    )
     v = jnp.array([0.0, 0.0, 1.0])
     # along v only 3 x^2 - 1 at x = 2 changes: (d_v Q) v - grad / 2 = (1 - 1/2) 6 x
-    np.testing.assert_allclose(prior.force(theta, v), jnp.array([0.0, 0.0, 6.0]), atol=1e-8)
+    np.testing.assert_allclose(
+        jax.jit(prior.force)(theta, v), jnp.array([0.0, 0.0, 6.0]), atol=1e-8
+    )
 
 
 # --- what a function's outputs depend on
@@ -397,11 +406,12 @@ def test_dependence_looks_into_calls_and_is_careful_about_loops() -> None:
 
 def test_products_are_exact_for_a_dictionary_of_sites() -> None:
     X = inputs()
-    plan = make_plan(network, (X, X[:, 0]), {}, None)
-    form = fisher.likelihood_form(network, plan, (X, X[:, 0]), {})
+    plan = read_subsampling(network, (X, X[:, 0]), {}, None)
+    form = likelihood_form(network, plan, (X, X[:, 0]), {})
     position = {"w": jnp.ones((COLUMNS, 2)), "v": jnp.ones(2), "s": jnp.zeros(())}
-    out = fisher.product(form, position, position, {})
+    out, w = jax.jit(lambda x: (forms.product(form, x, x, {}), forms.root_product(form, x, x, {})))(
+        position
+    )
     assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, position)
-    w = fisher.root_product(form, position, position, {})
     inner = sum(jnp.vdot(out[k], position[k]) for k in position)
     np.testing.assert_allclose(inner, jnp.vdot(w, w), rtol=1e-12)

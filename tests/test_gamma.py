@@ -32,7 +32,7 @@ from numpyro_geom.metrics import (
     RMSprop,
     Shampoo,
     Wenzel,
-    shampoo,
+    roots,
 )
 
 N = 3.0
@@ -52,6 +52,7 @@ def energy(theta: Any) -> jax.Array:
     return N * (jnp.sum(jnp.cosh(a @ x)) + jnp.sum(jnp.sin(b @ x)) + x @ x / 2)
 
 
+@jax.jit
 def gradient(theta: Any) -> Any:
     return jax.tree.map(lambda g: g / N, jax.grad(energy)(theta))
 
@@ -60,10 +61,27 @@ def hessian_product(theta: Any, z: Any) -> Any:
     return jax.jvp(gradient, (theta,), (z,))[1]
 
 
-def estimate(metric: Any, state: Any, theta: Any, **kwargs: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("num_probes", "estimator"))
+def estimate(metric: Any, state: Any, theta: Any, key: Any = None, **kwargs: Any) -> Any:
     hvp = functools.partial(hessian_product, theta)
-    key = kwargs.pop("key", None)
     return divergence(metric, state, gradient(theta), hvp, key, theta, **kwargs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def state_at(metric: Any, theta: Any) -> Any:
+    """The state after one gradient."""
+    return metric.update(metric.init(theta), gradient(theta))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def exact_at(metric: Any, theta: Any) -> Any:
+    """Gamma at the state after one gradient."""
+    return estimate(metric, state_at(metric, theta), theta, estimator="exact")
+
+
+def jacobian_trace(matrix: Callable, x: Any) -> np.ndarray:
+    """Sum over k of d/dx_k matrix(x)[:, k], by autodiff."""
+    return np.einsum("jkk->j", jax.jit(jax.jacfwd(matrix))(x))
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -126,7 +144,7 @@ def test_exact_equals_dense_autodiff(metric: Any, shapes: Any, x64: None) -> Non
     """Against the Jacobian of theta -> A(theta), whose memory holds 1 - decay of theta."""
     theta = position(shapes)
     x, unravel = ravel_pytree(theta)
-    memory = jax.jit(metric.update)(metric.init(theta), gradient(position(shapes, seed=1)))
+    memory = state_at(metric, position(shapes, seed=1))
 
     def matrix(x: jax.Array) -> jax.Array:
         state = metric.update(memory, gradient(unravel(x)))
@@ -134,9 +152,9 @@ def test_exact_equals_dense_autodiff(metric: Any, shapes: Any, x64: None) -> Non
             jnp.eye(x.size)
         )
 
-    dense = jnp.einsum("jkk->j", jax.jit(jax.jacfwd(matrix))(x))
-    state = metric.update(memory, gradient(theta))
-    found = jax.jit(lambda s, t: estimate(metric, s, t, estimator="exact"))(state, theta)
+    dense = jacobian_trace(matrix, x)
+    state = jax.jit(metric.update)(memory, gradient(theta))
+    found = estimate(metric, state, theta, estimator="exact")
     assert jax.tree.structure(found) == jax.tree.structure(theta)
     expected = dense / (1 - metric.decay)
     # Two orders of the same sums of at most D^2 = 64 products: some hundred roundoffs.
@@ -145,14 +163,12 @@ def test_exact_equals_dense_autodiff(metric: Any, shapes: Any, x64: None) -> Non
 
 def test_exact_equals_dense_autodiff_for_any_object(x64: None) -> None:
     metric, theta = Curl(), jnp.array([0.4, -0.9])
-    rows = jax.jacfwd(
-        lambda t: jax.vmap(
-            lambda e: metric.apply_inverse(metric.update(metric.init(t), gradient(t)), e)
-        )(jnp.eye(2))
-    )(theta)
-    state = metric.update(metric.init(theta), gradient(theta))
-    found = estimate(metric, state, theta, estimator="exact")
-    np.testing.assert_allclose(found, np.einsum("jkk->j", rows), rtol=1e-13, atol=1e-13)
+
+    def matrix(t: jax.Array) -> jax.Array:
+        return jax.vmap(lambda e: metric.apply_inverse(state_at(metric, t), e))(jnp.eye(2))
+
+    found = estimate(metric, state_at(metric, theta), theta, estimator="exact")
+    np.testing.assert_allclose(found, jacobian_trace(matrix, theta), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "wenzel"])
@@ -172,8 +188,7 @@ def test_diagonal_metrics_equal_their_formula_differentiated(name: str, x64: Non
         return ravel_pytree(rows)[0]
 
     expected = np.diagonal(jax.jit(jax.jacfwd(diagonal))(x))
-    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
-    found = flat(estimate(metric, state, theta, estimator="exact"))
+    found = flat(estimate(metric, state_at(metric, theta), theta, estimator="exact"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -183,11 +198,10 @@ def test_monge_equals_the_closed_formula(x64: None) -> None:
     theta = position(SHAPES)
     x, unravel = ravel_pytree(theta)
     g = flat(gradient(theta))
-    h = np.asarray(jax.hessian(lambda x: energy(unravel(x)) / N)(x))
+    h = np.asarray(jax.jit(jax.hessian(lambda x: energy(unravel(x)) / N))(x))
     q = 1 + a2 * g @ g
     expected = -a2 * (h @ g + np.trace(h) * g) / q + 2 * a2**2 * g * (g @ h @ g) / q**2
-    state = metric.update(metric.init(theta), gradient(theta))
-    found = flat(estimate(metric, state, theta, estimator="exact"))
+    found = flat(estimate(metric, state_at(metric, theta), theta, estimator="exact"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max() * 10)
 
 
@@ -225,10 +239,9 @@ def test_shampoo_equals_dense_differences(
     """Against A(theta) in plain NumPy: Kronecker products of roots of unfolded gradients."""
     metric = Shampoo(decay=decay, eps=0.5, interval=1, block_size=block_size, vector=vector)
     theta = jnp.asarray(np.random.default_rng(0).normal(size=shape))
-    grad_at = jax.jit(gradient)
 
     def statistics(x: np.ndarray) -> list[np.ndarray]:
-        g = np.asarray(grad_at(x.reshape(shape))).reshape(merged)
+        g = np.asarray(gradient(x.reshape(shape))).reshape(merged)
         found = []
         for axis, n in enumerate(merged):
             unfolded = np.moveaxis(g, axis, 0).reshape(n, -1)
@@ -246,11 +259,7 @@ def test_shampoo_equals_dense_differences(
 
     expected = central_divergence(matrix, x) / (1 - decay)
 
-    def exact(theta: jax.Array) -> jax.Array:
-        state = metric.update(metric.init(theta), gradient(theta))
-        return estimate(metric, state, theta, estimator="exact")
-
-    found = np.asarray(jax.jit(exact)(theta)).ravel()
+    found = np.asarray(exact_at(metric, theta)).ravel()
     # Differences: step^4 / 30 = 3e-16 times a fifth derivative (at most some 1e6 times Gamma, in
     # the squares without memory), and roundoff 1e-16 / step = 4e-13 times the conditions of the
     # statistics (at most 1e4): below 5e-9.
@@ -262,10 +271,9 @@ def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None
     metric = Shampoo(decay=0.6, eps=0.5, interval=1, block_size=3)
     theta = position({"blocks": (5, 2), "scalar": (), "vector": (2,)})
     x, unravel = ravel_pytree(theta)
-    grad_at = jax.jit(gradient)
 
     def matrix(x: np.ndarray) -> np.ndarray:
-        g = grad_at(unravel(jnp.asarray(x)))
+        g = gradient(unravel(x))
         index = np.arange(10).reshape(5, 2)
         a = np.eye(13)
         for rows in (slice(0, 3), slice(3, 5)):
@@ -277,21 +285,17 @@ def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None
         a[11:, 11:] = np.diag((0.3 + 0.4 * np.asarray(g["vector"]) ** 2) ** -0.5)
         return a
 
-    def exact(theta: Any) -> Any:
-        state = metric.update(metric.init(theta), gradient(theta))
-        return estimate(metric, state, theta, estimator="exact")
-
     expected = central_divergence(matrix, np.asarray(x)) / 0.4
     # As above; the ridge of 1e-12 of the largest eigenvalue is below both.
     bound = 1e-9 * np.abs(expected).max()
-    np.testing.assert_allclose(flat(jax.jit(exact)(theta)), expected, rtol=0, atol=bound)
+    np.testing.assert_allclose(flat(exact_at(metric, theta)), expected, rtol=0, atol=bound)
 
 
 def test_shampoo_derivative_takes_the_ridge_as_constant(
     monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:
     """H = g g' alone, of rank one, where the ridge r is all that bounds A."""
-    monkeypatch.setattr(shampoo, "_ridge", lambda dtype: 1e-3)
+    monkeypatch.setattr(roots, "ridge", lambda dtype: 1e-3)
     metric = Shampoo(decay=0.0, interval=1, block_size=4, vector="full")
     theta = jnp.array([0.3, -0.8, 1.1])
     top = jnp.sum(gradient(theta) ** 2)
@@ -302,11 +306,10 @@ def test_shampoo_derivative_takes_the_ridge_as_constant(
         u = jnp.outer(g, g) / q
         return r**-0.5 * (jnp.eye(3) - u) + (q + r) ** -0.5 * u
 
-    expected = np.einsum("jkk->j", jax.jacfwd(matrix)(theta))
-    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
-    np.testing.assert_allclose(
-        metric.apply_inverse(state, jnp.eye(3)[0]), matrix(theta)[0], rtol=1e-10
-    )
+    expected = jacobian_trace(matrix, theta)
+    state = state_at(metric, theta)
+    row = jax.jit(metric.apply_inverse)(state, jnp.array([1.0, 0.0, 0.0]))
+    np.testing.assert_allclose(row, jax.jit(matrix)(theta)[0], rtol=1e-10)
     found = estimate(metric, state, theta, estimator="exact")
     # Roundoff 1e-16 of H in a null direction counts r^(-3/2) against the root's r^(-1/2), with
     # r = 1e-3: some 1e-13 and sums of a few terms.
@@ -330,7 +333,7 @@ def test_shampoo_derivative_at_equal_eigenvalues(x64: None) -> None:
             full = full + (jnp.kron(slope, other) if left_axis else jnp.kron(other, slope))
         return full
 
-    expected = np.einsum("jkk->j", jax.jacfwd(matrix)(x))
+    expected = jacobian_trace(matrix, x)
     # The ridge adds 1e-12 to an eigenvalue, relatively.
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
@@ -345,7 +348,7 @@ def test_hutchinson_is_unbiased(name: str, x64: None) -> None:
     else:
         metric, shapes = AUTODIFF[name]
     theta = position(shapes)
-    state = jax.jit(metric.update)(metric.init(theta), gradient(theta))
+    state = state_at(metric, theta)
     keys = jax.random.split(jax.random.key(3), MANY)
 
     def one(key: jax.Array) -> jax.Array:
@@ -363,7 +366,7 @@ def test_hutchinson_is_unbiased(name: str, x64: None) -> None:
 
 def test_several_probes_are_averaged(x64: None) -> None:
     metric, theta = Monge(decay=0.0), position(SHAPES)
-    state, key = metric.update(metric.init(theta), gradient(theta)), jax.random.key(5)
+    state, key = state_at(metric, theta), jax.random.key(5)
     together = estimate(metric, state, theta, key=key, num_probes=3)
     alone = [estimate(metric, state, theta, key=k) for k in jax.random.split(key, 3)]
     mean = np.mean([flat(a) for a in alone], axis=0)
@@ -373,13 +376,18 @@ def test_several_probes_are_averaged(x64: None) -> None:
 def test_product_known_from_the_gradient_pass(x64: None) -> None:
     """One pass gives gradient and product; the same key gives the same estimate."""
     metric, theta, key = Monge(decay=0.0), position(SHAPES), jax.random.key(5)
-    z = probe(key, theta)
-    g, hvp_z = jax.jvp(gradient, (theta,), (z,))
-    state = metric.update(metric.init(theta), g)
-    found = divergence_from_probe(metric, state, g, z, hvp_z)
-    expected = estimate(metric, state, theta, key=key)
+    z = jax.jit(probe)(key, theta)
+
+    @jax.jit
+    def both(theta: Any, z: Any) -> tuple[Any, Any]:
+        g, hvp_z = jax.jvp(gradient, (theta,), (z,))
+        state = metric.update(metric.init(theta), g)
+        found = divergence_from_probe(metric, state, g, z, hvp_z)
+        return found, divergence(metric, state, g, lambda _: hvp_z, key, theta)
+
+    found, given = both(theta, z)
+    expected = estimate(metric, state_at(metric, theta), theta, key=key)
     np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-13)
-    given = divergence(metric, state, g, lambda _: hvp_z, key, theta)
     np.testing.assert_array_equal(flat(given), flat(found))
 
 
@@ -387,11 +395,11 @@ def test_product_known_from_the_gradient_pass(x64: None) -> None:
 def test_probe_is_signs_in_the_dtype_of_the_position(dtype: str, x64: None) -> None:
     shapes = {"a": (), "b": (7, 9), "c": (5,)}
     like = {k: jnp.zeros(s, dtype) for k, s in shapes.items()}
-    z = probe(jax.random.key(0), like)
+    z = jax.eval_shape(probe, jax.random.key(0), like)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), z) == jax.tree.map(
         lambda x: (x.shape, x.dtype), like
     )
-    draws = jax.vmap(lambda k: ravel_pytree(probe(k, like))[0])(
+    draws = jax.jit(jax.vmap(lambda k: ravel_pytree(probe(k, like))[0]))(
         jax.random.split(jax.random.key(1), 2000)
     )
     draws = np.asarray(draws, np.float64)

@@ -20,17 +20,19 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 
 import numpyro_geom
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
+from numpyro_geom import SGRLD, RiemannianLaplace
+from numpyro_geom._mcmc import arguments_of
 from numpyro_geom.diagnostics import (
     SamplingWarning,
-    inference_data,
+    constants,
+    full_data,
+    full_data_draws,
     print_summary,
-    replay,
     step_size_summary,
-    summary,
     to_inference_data,
     warn_if_unreliable,
 )
+from numpyro_geom.diagnostics.finished_mcmc import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
@@ -71,16 +73,9 @@ def as_run(kernel: Any, draws: Any, *args: Any, **kwargs: Any) -> MCMC:
     """An MCMC as it is after a run that drew this, chains and draws first."""
     leaves = jax.tree.leaves(draws)
     chains, num_samples = leaves[0].shape[:2] if leaves else (1, 1)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=0,
-        num_samples=num_samples,
-        num_chains=chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc._args, mcmc._kwargs, mcmc._states = args, kwargs, {"z": draws}
-    return mcmc
+    options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=num_samples, **options)
+    return as_if_run(mcmc, draws, *args, **kwargs)
 
 
 def drawn(model: Callable, *args: Any, num_draws: int = 2) -> MCMC:
@@ -167,7 +162,11 @@ def full_log_likelihood(mcmc: MCMC, name: str = "y") -> np.ndarray:
     """NumPyro's own, all rows at once, shaped (chains, draws, ...)."""
     seeded = handlers.seed(mcmc.sampler.model, random.key(0))
     found = log_likelihood(
-        seeded, mcmc.get_samples(group_by_chain=True), *mcmc._args, batch_ndims=2, parallel=True
+        seeded,
+        mcmc.get_samples(group_by_chain=True),
+        *arguments_of(mcmc)[0],
+        batch_ndims=2,
+        parallel=True,
     )
     return np.asarray(found[name])
 
@@ -458,16 +457,16 @@ def test_log_likelihood_of_awkward_models(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_taken_apart_where_they_can_be(name: str) -> None:
     mcmc, sites = awkward(name), MODELS[name][2]
-    model = replay.read_model(mcmc.sampler.model, mcmc._args, mcmc._kwargs)
+    model = full_data.read_model(mcmc.sampler.model, *arguments_of(mcmc))
     latent = {n: x.reshape((-1, *x.shape[2:])) for n, x in mcmc.get_samples(True).items()}
     latent = {n: latent[n] for n in model.of_kind("latent")}
     for site, plate in sites.items():
-        assert replay.row_plate(model, latent, site) == plate
+        assert full_data_draws.row_plate(model, latent, site) == plate
 
 
 def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
     mcmc = awkward("masked and scaled")
-    y, present = mcmc._args
+    y, present = arguments_of(mcmc)[0]
     found = np.asarray(to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"])
     assert np.all(found[..., ~np.asarray(present)] == 0)
     residual = np.asarray(y) - np.asarray(mcmc.get_samples(True)["mu"], float)[..., None]
@@ -562,7 +561,7 @@ def test_models_that_need_to_know_values(monkeypatch: pytest.MonkeyPatch) -> Non
 
     mcmc = drawn(model, vector(ROWS), np.arange(ROWS) % 4)
     expected = full_log_likelihood(mcmc)
-    monkeypatch.setattr(replay, "LARGE_ARRAY", 1)  # pass everything that can be passed
+    monkeypatch.setattr(full_data, "LARGE_ARRAY", 1)  # pass everything that can be passed
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
 
@@ -587,7 +586,7 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
 
     expected = full_log_likelihood(mcmc)
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(replay, "CHUNK_MEMORY", 10**5)
+    monkeypatch.setattr(full_data_draws, "CHUNK_MEMORY", 10**5)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
     assert programs[0].memory_analysis().temp_size_in_bytes > 10**5
@@ -640,7 +639,7 @@ def test_prior_and_prior_predictive_belong_together(mean_run: MCMC) -> None:
 
 
 def test_predictive_draws_that_are_already_there(mean_run: MCMC) -> None:
-    y = mean_run._args[0]
+    y = arguments_of(mean_run)[0][0]
     unobserved = handlers.uncondition(normal_mean)
     prior = Predictive(unobserved, num_samples=7)(random.key(0), y)
     after = Predictive(unobserved, mean_run.get_samples())(random.key(0), y)["y"]
@@ -663,18 +662,18 @@ def test_constant_data_on_request_and_within_limits(monkeypatch: pytest.MonkeyPa
     tables = {"a": small, "b": "text"}
     mcmc = as_run(NUTS(model), {"mu": jnp.ones((1, 2))}, X, small, y=y, tables=tables, c=small + 1)
 
-    def constants(request: Any) -> set[str]:
+    def stored(request: Any) -> set[str]:
         idata = to_inference_data(mcmc, constant_data=request)
         present = "constant_data" in groups_of(idata)
         return set(idata.constant_data.data_vars) if present else set()
 
     everything = {"X", "more.0", "tables.a", "c"}
-    assert constants(None) == constants(True) == everything
-    monkeypatch.setattr(inference_data, "MAX_CONSTANT_SIZE", 10)
-    assert constants(None) == everything - {"X"}
-    assert constants(True) == everything
-    assert constants(False) == set()
-    assert constants({"mine": np.ones(4)}) == {"mine"}
+    assert stored(None) == stored(True) == everything
+    monkeypatch.setattr(constants, "MAX_CONSTANT_SIZE", 10)
+    assert stored(None) == everything - {"X"}
+    assert stored(True) == everything
+    assert stored(False) == set()
+    assert stored({"mine": np.ones(4)}) == {"mine"}
 
 
 def test_user_labels_override_plates(sgrld: MCMC) -> None:
@@ -719,6 +718,11 @@ def test_names_that_clash_or_that_netcdf_reserves(tmp_path: Any) -> None:
 
 
 # potential_fn
+
+
+def gaussian(z: jax.Array) -> jax.Array:
+    """Curvatures 4 and 1."""
+    return 2 * z[0] ** 2 + z[1] ** 2 / 2
 
 
 @pytest.mark.parametrize(
@@ -881,7 +885,10 @@ def test_no_warning_for_draws_of_one_weight(guided: LaplaceDraws) -> None:
     ("changes", "message"),
     [
         (dict(success=np.arange(200).reshape(2, 100) != 3), "1 of 200 geodesics failed: .* rtol"),
-        (dict(pareto_k=0.7), "pareto_k is 0.7, .* Run MCMC, .* or try metric='fisher'"),
+        (
+            dict(pareto_k=0.7),
+            "of weights: 0.7, expected below 0.7; .* Run MCMC, .* or try metric='fisher'",
+        ),
         (dict(pareto_k=np.inf), "could not be estimated from 200 draws"),
         (dict(pareto_k=np.nan), "could not be estimated from 200 draws"),
     ],
@@ -993,7 +1000,7 @@ def test_a_run_about_to_be_resumed_has_draws(unmeasured: MCMC) -> None:
 def test_draws_that_were_not_collected() -> None:
     mcmc = awkward("local latents")
     samples = {n: x for n, x in mcmc.get_samples(True).items() if n != "level"}
-    mcmc = as_run(NUTS(local_latents), samples, *mcmc._args)
+    mcmc = as_run(NUTS(local_latents), samples, *arguments_of(mcmc)[0])
     assert "level" not in to_inference_data(mcmc).posterior
     with pytest.raises(ValueError, match=r"no draws of the latent sites \['level'\]"):
         to_inference_data(mcmc, log_likelihood=True)
@@ -1008,242 +1015,3 @@ def test_a_prior_that_cannot_be_drawn_from() -> None:
     assert "prior" not in groups_of(to_inference_data(mcmc, log_likelihood=True))
     with pytest.raises(ValueError, match="cannot be drawn from"):
         to_inference_data(mcmc, prior=True, rng_key=random.key(0))
-
-
-# Summary and warnings
-
-
-def gaussian(z: jax.Array) -> jax.Array:
-    """Curvatures 4 and 1."""
-    return 2 * z[0] ** 2 + z[1] ** 2 / 2
-
-
-@functools.cache
-def gaussian_run(**options: Any) -> MCMC:
-    kernel = SGRLD(potential_fn=gaussian, gamma="none", **options)
-    return sample(kernel, init_params=jnp.zeros(2), num_warmup=20, num_samples=200)
-
-
-def test_step_size_summary_of_a_gaussian() -> None:
-    text = step_size_summary(gaussian_run())
-    # h = 0.1 / (4 / 2), relaxation 1 / (h 1) = 20 steps, a draw is half of that (rounded up)
-    lines = text.splitlines()
-    steps = int(lines[0].removeprefix("step size h: 0.05, steps a draw: "))
-    assert steps in (10, 11)
-    assert lines[1] == (
-        "relative bias of variances: h lam_H / 2 = 0.1 from discretisation, "
-        "h lam_C / (2 tau) = 0 from minibatch noise; bias_tolerance is 0.1"
-    )
-    assert lines[2].startswith("discretisation binds: a metric that fits")
-    assert lines[3] == (
-        "relaxation time 1 / (h lam_min): 20 steps; a chain of "
-        f"{200 * steps:,} steps spans {200 * steps / 20:.3g} of them"
-    )
-    assert lines[4] == "undone steps: in 0 of 200 draws"
-    assert lines[5].startswith("configurational temperature: ")
-    assert lines[5].endswith("expected tau = 1")
-
-
-def test_step_size_summary_names_minibatch_noise() -> None:
-    mcmc = sample(
-        SGRLD(potential_fn=stochastic, gamma="none"),
-        init_params=jnp.zeros(1),
-        num_warmup=20,
-        num_samples=200,
-    )
-    text = step_size_summary(mcmc)
-    assert "minibatch noise binds: a larger batch_size allows larger steps" in text
-    # the gradient's noise has variance 4, estimated from 128 keys: sd 4 sqrt(2 / 128) = 0.5; the
-    # largest of about ten estimates is taken
-    noise = float(mcmc.last_state.adaptation.noise)
-    assert 3 < noise < 4 + 5 * 0.5
-
-
-def test_step_size_summary_where_nothing_was_measured() -> None:
-    # far beyond the tolerance, which cannot be known
-    mcmc = gaussian_run(step_size=0.2, num_steps=3)
-    text = step_size_summary(mcmc)
-    assert "step size h: 0.2, steps a draw: 3" in text
-    assert "not measured" in text
-    assert "lam_min" not in text
-    warn_if_unreliable(mcmc)
-
-
-def test_one_draw_is_too_early_for_a_measurement() -> None:
-    mcmc = copy.copy(gaussian_run())
-    assert summary.is_measured(mcmc)
-    mcmc._last_state = mcmc.last_state._replace(i=jnp.asarray(1))
-    assert not summary.is_measured(mcmc)
-    assert "not measured" in step_size_summary(mcmc)
-
-
-@functools.cache
-def momentum_run(kernel: type, **options: Any) -> MCMC:
-    return sample(
-        kernel(**{"potential_fn": gaussian, **options}),
-        init_params=jnp.zeros(2),
-        num_warmup=20,
-        num_samples=100,
-    )
-
-
-def kinetic_line(mcmc: MCMC) -> str:
-    mean = float(np.mean(np.asarray(mcmc.get_extra_fields()["kinetic_temperature"], float)))
-    return f"kinetic temperature: {mean:.3g}, expected tau = 1"
-
-
-def test_step_size_summary_of_a_momentum() -> None:
-    mcmc = momentum_run(SGHMC)
-    lines = step_size_summary(mcmc).splitlines()
-    # h = 2 sqrt(s / 4), s = .1 / 1.1; the critical friction 2 sqrt(1) relaxes at the rate 1
-    assert lines[0].startswith("step size h: 0.302, steps a draw: 2")
-    assert lines[1] == (
-        "relative bias of variances: 0 from discretisation on a Gaussian (where "
-        "h^2 lam_H / 4 < 1), h^2 lam_C / (4 tau tanh(gamma h / 2)) = 0 from minibatch noise; "
-        "bias_tolerance is 0.1"
-    )
-    assert lines[2].startswith("discretisation binds: ")
-    assert lines[3] == "relaxation time: 3.32 steps; a chain of 200 steps spans 60.3 of them"
-    assert lines[4] == "undone steps: in 0 of 100 draws"
-    assert lines[5].startswith("configurational temperature: ")
-    assert lines[6:] == [kinetic_line(mcmc)]
-
-
-def test_step_size_summary_where_a_thermostat_takes_noise() -> None:
-    mcmc = momentum_run(SGNHT, potential_fn=stochastic)
-    lines = step_size_summary(mcmc).splitlines()
-    state = mcmc.last_state
-    h, friction = float(state.step_size), float(state.dynamics.friction)
-    noise = h**2 * float(state.adaptation.noise) / (4 * np.tanh(friction * h / 2))
-    bias = noise / (1 - h**2 * float(state.adaptation.curvature) / 4)
-    assert bias > 0.01
-    assert lines[1] == (
-        "relative bias of variances: 0 from discretisation on a Gaussian (where "
-        f"h^2 lam_H / 4 < 1), h^2 lam_C / (4 tau tanh(gamma h / 2)) = {bias:.3g} from minibatch "
-        "noise at most (the thermostat takes its isotropic part); bias_tolerance is 0.1"
-    )
-    assert lines[2].startswith("minibatch noise binds: ")
-    assert lines[-1] == kinetic_line(mcmc)
-
-
-def test_summary_and_export_of_an_exact_kernel(capsys: pytest.CaptureFixture) -> None:
-    mcmc = momentum_run(GGMC, target_accept=0.65)
-    print_summary(mcmc)
-    printed = capsys.readouterr().out
-    assert printed.endswith(step_size_summary(mcmc) + "\n")
-    rate = float(np.mean(mcmc.get_extra_fields()["accept_prob"]))
-    lines = printed.splitlines()
-    assert (
-        f"no bias, steps are Metropolis-adjusted: acceptance rate {rate:.2f} (target 0.65)" in lines
-    )
-    # critical again: the rate is 1 in units of 1 / h
-    steps = f"{1 / float(mcmc.last_state.step_size):.3g}"
-    assert any(line.startswith(f"relaxation time: {steps} steps; ") for line in lines)
-    assert lines[-1] == kinetic_line(mcmc)
-    stats = to_inference_data(mcmc).sample_stats
-    of_state = mcmc.get_extra_fields(group_by_chain=True)
-    for name, field, text in (
-        ("acceptance_rate", "accept_prob", "acceptance probability of the draw's trajectory"),
-        (
-            "kinetic_temperature",
-            "kinetic_temperature",
-            "r'M^-1 r / D of the draw's momentum, after the trajectory",
-        ),
-        ("energy", "potential_energy", "U in nats of the draw, on all data"),
-    ):
-        np.testing.assert_array_equal(stats[name], of_state[field])
-        assert stats[name].attrs["description"].startswith(text)
-
-
-def test_the_kinetic_temperature_is_exported_where_there_is_a_momentum() -> None:
-    stats = to_inference_data(momentum_run(SGHMC)).sample_stats
-    text = "r'M^-1 r / D of the momentum, a mean over the draw's steps"
-    assert stats["kinetic_temperature"].attrs["description"] == text
-    assert "acceptance_rate" not in stats
-    assert "kinetic_temperature" not in to_inference_data(gaussian_run()).sample_stats
-    assert "kinetic" not in step_size_summary(gaussian_run())
-
-
-def test_step_size_summary_names_undone_steps_in_warmup() -> None:
-    mcmc = copy.copy(gaussian_run())
-    adaptation = mcmc.last_state.adaptation._replace(shrink=jnp.asarray(0.25))
-    mcmc._last_state = mcmc.last_state._replace(adaptation=adaptation)
-    text = step_size_summary(mcmc)
-    assert "undone steps in warm-up bind: they made the step size smaller by a factor of 4" in text
-    assert "discretisation binds" not in text
-
-
-def test_step_size_summary_of_adjusted_and_noiseless_runs() -> None:
-    kernel = SGRLD(potential_fn=gaussian, gamma="frozen", adjusted=True)
-    mcmc = sample(kernel, init_params=jnp.zeros(2), num_warmup=50, num_samples=200)
-    assert "no bias, steps are Metropolis-adjusted: acceptance rate" in step_size_summary(mcmc)
-    assert "path of an optimiser" in step_size_summary(gaussian_run(temperature=0.0))
-
-
-def test_step_size_summary_gives_the_range_over_chains(sgrld: MCMC) -> None:
-    figures = step_size_summary(sgrld).splitlines()[0]
-    low, high = (f"{x:.3g}" for x in np.sort(np.asarray(sgrld.last_state.step_size)))
-    assert (low if low == high else f"{low} to {high}") in figures
-
-
-def test_step_size_summary_needs_our_kernel(nuts: MCMC) -> None:
-    with pytest.raises(TypeError, match="needs a kernel of numpyro_geom, such as SGRLD, got NUTS"):
-        step_size_summary(nuts)
-
-
-def test_print_summary(sgrld: MCMC, nuts: MCMC, capsys: pytest.CaptureFixture) -> None:
-    print_summary(nuts, prob=0.8)
-    printed = capsys.readouterr().out
-    assert "w[2]" in printed
-    assert "10.0%" in printed
-    assert "step size" not in printed
-    print_summary(sgrld)
-    printed = capsys.readouterr().out
-    assert "r_hat" in printed
-    assert printed.endswith(step_size_summary(sgrld) + "\n")
-
-
-def test_no_warning_for_a_good_run() -> None:
-    warn_if_unreliable(gaussian_run())
-
-
-def test_warning_for_undone_steps() -> None:
-    def cliff(z: jax.Array) -> jax.Array:
-        return jnp.where(z > 1.0, jnp.nan, z**2 / 2)
-
-    kernel = SGRLD(potential_fn=cliff, step_size=0.3, num_steps=5)
-    mcmc = sample(kernel, init_params=jnp.zeros(()), num_samples=50)
-    undone = int(mcmc.get_extra_fields()["diverging"].sum())
-    assert undone > 0
-    with pytest.warns(SamplingWarning, match=f"undone after warm-up in {undone} of 50 draws") as w:
-        to_inference_data(mcmc)
-    assert w[0].filename == __file__
-    assert "smaller step_size" in str(w[0].message)
-
-
-def test_warning_for_a_short_run() -> None:
-    mcmc = sample(SGRLD(potential_fn=gaussian, gamma="none"), init_params=jnp.zeros(2))
-    # six draws of half a relaxation time each, or of 11 of its 20 steps by rounding
-    message = r"spans about 3(\.3)? relaxation times .* Increase num_samples or"
-    with pytest.warns(SamplingWarning, match=message):
-        print_summary(mcmc)
-    assert "too few (below 50): increase num_samples or num_steps" in step_size_summary(mcmc)
-
-
-def test_warning_for_a_step_size_beyond_the_tolerance() -> None:
-    # h lam_H / 2 = 0.2 * 4 / 2 = 0.4, four times the tolerance
-    message = r"up to about 0.4 .* bias_tolerance=0.1: use .* step size of at most 0.05"
-    mcmc = gaussian_run(step_size=0.2)
-    with pytest.warns(SamplingWarning, match=message):
-        to_inference_data(mcmc)
-    assert "take a step size of at most 0.05" in step_size_summary(mcmc)
-
-
-def test_warning_for_curvature_that_varies() -> None:
-    mcmc = copy.copy(gaussian_run())
-    adaptation = mcmc.last_state.adaptation
-    ratio = 2 * summary.WIDE_CURVATURE
-    low = adaptation.curvature / ratio
-    mcmc._last_state = mcmc.last_state._replace(adaptation=adaptation._replace(curvature_low=low))
-    with pytest.warns(SamplingWarning, match="varied by a factor of 20: .* Reparametrise"):
-        warn_if_unreliable(mcmc)

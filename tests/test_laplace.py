@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -18,11 +19,21 @@ from scipy import stats
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.laplace import RiemannianMetric, sampling
+from numpyro_geom.laplace.approximation import (
+    AtMode,
+    choose_solver,
+    fisher_metric_of,
+    targets,
+)
 from numpyro_geom.laplace.geodesic import exponential_map
 from numpyro_geom.laplace.log_map import log_map
 from numpyro_geom.laplace.metrics import dense_metric
+from numpyro_geom.laplace.settings import LaplaceSettings
 
 KEY = random.key(0)
+
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 # --- models
@@ -83,6 +94,26 @@ def positive(y: jax.Array) -> None:
         numpyro.sample("z", dist.Bernoulli(p), obs=(y > 1).astype(float))
 
 
+def near_logistic() -> dict[str, jax.Array]:
+    """A position of `logistic` near its mode, where the mode plays no part."""
+    return {"auto_loc": jnp.array([1.0, 0.2, -0.8])}
+
+
+@functools.cache
+def fitted(model: Any, mode: str = "euclidean") -> tuple[RiemannianLaplace, dict]:
+    """A guide with the Fisher metric and its parameters; compiled once for all tests."""
+    data = {logistic: logistic_data, banana: lambda: (banana_data(),)}[model]()
+    guide = RiemannianLaplace(model, mode=mode, precision="fisher" if model is banana else None)
+    # NumPy's arrays do as well as JAX's
+    return guide, guide.fit(KEY, *map(np.asarray, data), num_starts=2 if model is logistic else 4)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All draws in chunks of 10, so that any number of them is one program."""
+    monkeypatch.setattr(sampling, "MOST_AT_ONCE", 10)
+
+
 # --- geodesics against exact exponential maps
 
 
@@ -105,7 +136,6 @@ def funnel_metric(t: jax.Array) -> jax.Array:
     return jacobian.T @ jacobian
 
 
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("target", ["wide", "narrow", "funnel"])
 def test_geodesics_of_known_metrics_end_where_the_exact_map_says(target: str) -> None:
     if target == "funnel":
@@ -132,7 +162,6 @@ def test_geodesics_of_known_metrics_end_where_the_exact_map_says(target: str) ->
         assert float(jnp.max(error / jnp.linalg.norm(expected, axis=1))) < allowed
 
 
-@pytest.mark.usefixtures("x64")
 def test_a_straight_geodesic_takes_four_steps_and_a_failed_one_says_so() -> None:
     line = exponential_map(lambda x, v: jnp.zeros_like(x), jnp.zeros(2), jnp.ones(2))
     np.testing.assert_allclose(line.position, jnp.ones(2), rtol=1e-12)
@@ -148,21 +177,21 @@ def test_a_straight_geodesic_takes_four_steps_and_a_failed_one_says_so() -> None
 BIAS_OF_MONGE = {1: 0.111, 2: 0.145, 3: 0.171, 5: 0.211, 10: 0.271}
 
 
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("dimension", [1, 3, 10])
 def test_monge_is_too_narrow_on_a_gaussian_by_the_known_amount(dimension: int) -> None:
-    guide = RiemannianLaplace(standard, "monge")
-    params = guide.fit(KEY, dimension, num_starts=1)
-    draws = guide.draw(random.key(1), params, sample_shape=(20_000,), progress_bar=False)
-    # the Gaussian draws behind these, P = I: the same noise, so that most of its error cancels
-    straight = RiemannianLaplace(standard, "euclidean")
-    straight.fit(KEY, dimension, num_starts=1)
-    gaussian = straight.draw(random.key(1), params, sample_shape=(20_000,))
+    # and the Gaussian draws behind them, P = I: the same noise, so that most of its error cancels
+    draws, gaussian = (
+        RiemannianLaplace(standard, metric).draw(
+            *(random.key(1), {"auto_loc": jnp.zeros(dimension)}, dimension),
+            sample_shape=(20_000,),
+            progress_bar=False,
+        )
+        for metric in ("monge", "euclidean")
+    )
     gap = np.sort(draws.unconstrained[:, 0]) - np.sort(gaussian.unconstrained[:, 0])
     assert np.mean(np.abs(gap)) == pytest.approx(BIAS_OF_MONGE[dimension], rel=0.02)
 
 
-@pytest.mark.usefixtures("x64")
 def test_the_logarithmic_map_has_its_closed_form_where_the_precision_is_isotropic() -> None:
     targets = random.normal(KEY, (100, 2))
     velocities, found = jax.jit(jax.vmap(lambda s: log_map(jnp.eye(2), s)))(targets)
@@ -172,7 +201,6 @@ def test_the_logarithmic_map_has_its_closed_form_where_the_precision_is_isotropi
     np.testing.assert_allclose(jnp.linalg.norm(velocities, axis=1), expected, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("x64")
 def test_monge_with_the_logarithmic_map_leaves_a_gaussian_as_it_is() -> None:
     def gaussian() -> None:
         covariance = jnp.array([[1.0, 0.6], [0.6, 2.0]])
@@ -180,47 +208,89 @@ def test_monge_with_the_logarithmic_map_leaves_a_gaussian_as_it_is() -> None:
 
     names = ("monge-log", "euclidean")
     guides = {name: RiemannianLaplace(gaussian, name, rtol=1e-8, atol=1e-10) for name in names}
-    params = {name: guide.fit(KEY, num_starts=1) for name, guide in guides.items()}
+    params = guides["euclidean"].fit(KEY, num_starts=1)
     bent, straight = (
-        guides[name].draw(random.key(1), params[name], sample_shape=(100,)) for name in names
+        guides[name].draw(random.key(1), params, sample_shape=(100,)) for name in names
     )
     assert bool(jnp.all(bent.success))
     # the map is solved to 1e-5 of a standard deviation, with geodesics to 1e-6 a step
     np.testing.assert_allclose(bent.unconstrained, straight.unconstrained, atol=1e-4)
 
 
-@pytest.mark.usefixtures("x64")
+WAYS = {"whole": (logistic, None), "parts": (logistic, 10), "subsampled": (subsampled, None)}
+
+
+def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
+    """A guide of logistic regression and its posterior, without a fit."""
+    model, batch_size = WAYS[way]
+    guide = RiemannianLaplace(model, metric, batch_size=batch_size, precision="fisher")
+    with handlers.seed(rng_seed=0):
+        guide._setup_prototype(*logistic_data())
+    return guide, guide._posterior({}, logistic_data(), {})
+
+
 @pytest.mark.parametrize("metric", ["fisher", "monge"])
-def test_draws_do_not_depend_on_how_rows_are_taken(
+def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
+    velocity, results = jnp.array([0.3, -0.5, 0.7]), []
+    for way in WAYS:
+        guide, posterior = bound(metric, way)
+        target, own = targets(guide.settings, posterior)
+        at = near_logistic()["auto_loc"]
+        acceleration = sampling.acceleration_fn(guide.settings, target, own, at)
+        results.append((jax.jit(target.energy)(at), jax.jit(acceleration)(at, velocity)))
+    for other in results[1:]:
+        for a, b in zip(other, results[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 25)
     X, y = logistic_data()
     results = []
-    for model, batch_size in ((logistic, None), (logistic, 10), (subsampled, None)):
+    for metric, way in (("euclidean", "whole"), ("euclidean", "subsampled"), ("fisher", "parts")):
+        model, batch_size = WAYS[way]
         guide = RiemannianLaplace(model, metric, batch_size=batch_size)
-        near = {"auto_loc": jnp.array([1.0, 0.2, -0.8])}  # the mode plays no part
-        results.append(guide.sample_posterior(KEY, near, X, y, sample_shape=(20,)))
-    for other in results[1:]:
-        np.testing.assert_allclose(other["w"], results[0]["w"], rtol=1e-6, atol=1e-8)
+        results.append(guide.sample_posterior(KEY, near_logistic(), X, y, sample_shape=(20,)))
+    results.append(fitted(logistic)[0].sample_posterior(KEY, near_logistic(), sample_shape=(20,)))
+    for k in (0, 2):
+        np.testing.assert_allclose(results[k + 1]["w"], results[k]["w"], rtol=1e-6, atol=1e-8)
     assert results[0]["size"].shape == (20,)
 
 
-@pytest.mark.usefixtures("x64")
-def test_every_solver_gives_the_same_draws() -> None:
+def test_every_solver_gives_the_same_velocities_geodesics_and_draws() -> None:
     X, y = logistic_data(rows=4, columns=6)  # fewer outputs than parameters
-    draws = []
+    near, v = {"auto_loc": jnp.linspace(-0.5, 0.5, 6)}, jnp.linspace(1.0, -2.0, 6)
+    straight, forces, draws = [], [], []
     for solver in ("cholesky", "woodbury", "cg"):
         guide = RiemannianLaplace(logistic, precision="fisher", solver=solver, rtol=1e-6)
-        near = {"auto_loc": jnp.linspace(-0.5, 0.5, 6)}
-        draws.append(guide.draw(KEY, near, X, y, sample_shape=(50,)))
-        assert bool(jnp.all(draws[-1].success))
+        with handlers.seed(rng_seed=0):
+            guide._setup_prototype(X, y)
+        posterior, loc = guide._posterior({}, (X, y), {}), near["auto_loc"]
+        target, _ = targets(guide.settings, posterior)
+        assert choose_solver(guide.settings, target) == solver
+        unformed = AtMode(jnp.zeros((0, 0)), *[jnp.nan] * 4)
+
+        @jax.jit
+        def velocities(
+            keys: jax.Array, guide: Any = guide, posterior: Any = posterior, at: Any = unformed
+        ) -> tuple:
+            return sampling.gaussian(guide.settings, posterior, near["auto_loc"], at, keys)
+
+        straight += [jnp.column_stack(velocities(random.split(KEY, 10)))]
+        metric = fisher_metric_of(guide.settings, target, loc)
+        forces.append(jax.jit(metric.acceleration)(loc + 0.1, v))
+        if solver != "woodbury":
+            draws.append(guide.draw(KEY, near, X, y, sample_shape=(10,)))
+            assert bool(jnp.all(draws[-1].success))
     # conjugate gradients are solved to a hundredth of rtol
-    for other in draws[1:]:
-        np.testing.assert_allclose(other.unconstrained, draws[0].unconstrained, atol=1e-6)
+    for found in (straight, forces, [d.unconstrained for d in draws]):
+        for other in found[1:]:
+            np.testing.assert_allclose(other, found[0], atol=1e-6)
 
 
-@pytest.mark.usefixtures("x64")
 def test_a_function_as_metric_gives_the_draws_of_the_fisher_metric_it_repeats() -> None:
     X, y = logistic_data()
 
@@ -228,42 +298,41 @@ def test_a_function_as_metric_gives_the_draws_of_the_fisher_metric_it_repeats() 
         p = jax.nn.sigmoid(X @ position["w"])
         return X.T @ (X * (p * (1 - p))[:, None]) + jnp.eye(3) / 9
 
-    ends = []
-    for given in ("fisher", metric):
-        guide = RiemannianLaplace(logistic, given)
-        near = {"auto_loc": jnp.array([1.0, 0.2, -0.8])}
-        ends.append(guide.draw(KEY, near, X, y, sample_shape=(50,)))
-    np.testing.assert_allclose(ends[1].unconstrained, ends[0].unconstrained, rtol=1e-9)
-    assert np.all(ends[1].num_evaluations == ends[0].num_evaluations)
+    whole = dense_metric(lambda theta: metric({"w": theta}))
+    options = {"sample_shape": (20,)}
+    expected = fitted(logistic)[0].draw(KEY, near_logistic(), X, y, **options)
+    # as a function of the sites, and as an object that works on vectors
+    for given in (metric, RiemannianMetric(*whole)):
+        found = RiemannianLaplace(logistic, given).draw(KEY, near_logistic(), X, y, **options)
+        np.testing.assert_allclose(found.unconstrained, expected.unconstrained, rtol=1e-9)
+        assert np.all(found.num_evaluations == expected.num_evaluations)
+        assert found.settings["metric"] in ("metric", "RiemannianMetric")
 
 
 # --- modes
 
 
-@pytest.mark.usefixtures("x64")
 def test_the_banana_has_its_euclidean_and_hausdorff_modes() -> None:
-    y = banana_data()
-    straight = RiemannianLaplace(banana, precision="fisher").fit(KEY, y)["auto_loc"]
+    straight = fitted(banana)[1]["auto_loc"]
     np.testing.assert_allclose([straight[0], abs(straight[1])], [0.5, 0.930680], atol=1e-5)
-    guide = RiemannianLaplace(banana, mode="hausdorff")
-    params = guide.fit(KEY, y)
+    guide, params = fitted(banana, "hausdorff")
     np.testing.assert_allclose(params["auto_loc"], [1.357590, 0.0], atol=1e-5)
     assert guide.report is not None
     assert guide.report.status.count("best") == 1
     assert str(guide.report).count("\n") == 5
     with pytest.raises(ValueError, match=r"not positive definite.*precision='fisher'"):
-        RiemannianLaplace(banana, mode="hausdorff", precision="hessian").fit(KEY, y)
+        RiemannianLaplace(banana, mode="hausdorff", precision="hessian").draw(
+            KEY, params, banana_data()
+        )
 
 
-@pytest.mark.usefixtures("x64")
 def test_svi_finds_the_same_modes_as_fit() -> None:
     y = banana_data()
     for mode in ("euclidean", "hausdorff"):
-        guide = RiemannianLaplace(banana, mode=mode)
+        guide = RiemannianLaplace(banana, "euclidean", mode=mode, precision="fisher")
         svi = SVI(banana, guide, optim.Adam(0.05), Trace_ELBO())
         params = svi.run(random.key(3), 1500, y, progress_bar=False).params
-        expected = RiemannianLaplace(banana, mode=mode).fit(KEY, y)["auto_loc"]
-        found = params["auto_loc"]
+        found, expected = params["auto_loc"], fitted(banana, mode)[1]["auto_loc"]
         np.testing.assert_allclose(
             [found[0], abs(found[1])], [expected[0], abs(expected[1])], atol=2e-3
         )
@@ -271,7 +340,6 @@ def test_svi_finds_the_same_modes_as_fit() -> None:
     assert draws["t"].shape == (5, 2)
 
 
-@pytest.mark.usefixtures("x64")
 def test_a_start_that_is_given_is_the_mode_without_steps() -> None:
     X, y = logistic_data()
     given = {"w": jnp.array([0.1, 0.2, 0.3])}
@@ -296,33 +364,35 @@ def weighted_moments(draws: Any, values: np.ndarray) -> tuple[np.ndarray, np.nda
     return mean, np.sqrt(weight @ (values - mean) ** 2), 1 / np.sum(weight**2)
 
 
+@functools.cache
+def logistic_reference() -> np.ndarray:
+    mcmc = MCMC(NUTS(logistic), num_warmup=500, num_samples=20_000, progress_bar=False)
+    mcmc.run(random.key(2), *logistic_data())
+    return np.asarray(mcmc.get_samples()["w"])
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("metric", ["fisher", "euclidean"])
 def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: str) -> None:
     X, y = logistic_data()
-    guide = RiemannianLaplace(logistic, metric)
-    params = guide.fit(KEY, X, y)
-    draws = guide.draw(random.key(1), params, sample_shape=(8000,), log_weight=True)
+    guide, (_, params) = RiemannianLaplace(logistic, metric), fitted(logistic)
+    draws = guide.draw(random.key(1), params, X, y, sample_shape=(8000,), log_weight=True)
     assert draws.pareto_k is not None
     assert draws.pareto_k < 0.7
     mean, sd, size = weighted_moments(draws, np.asarray(draws.samples["w"]))
-    mcmc = MCMC(NUTS(logistic), num_warmup=500, num_samples=20_000, progress_bar=False)
-    mcmc.run(random.key(2), X, y)
-    reference = np.asarray(mcmc.get_samples()["w"])
+    reference = logistic_reference()
     # 4.5 standard errors of both; NUTS has at least 5,000 independent draws here
     allowed = 4.5 * (1 / size + 1 / 5000) ** 0.5
     assert np.all(np.abs(mean - reference.mean(0)) / reference.std(0) < allowed)
     assert np.all(np.abs(sd / reference.std(0) - 1) < allowed)
 
 
-@pytest.mark.usefixtures("x64")
 def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     # in one dimension v = (x sqrt(1 + x^2) + asinh x) / 2 and dv/dx = sqrt(1 + x^2)
     tight = {"rtol": 1e-9, "atol": 1e-11}
+    params = {"auto_loc": jnp.zeros(1)}
     guide = RiemannianLaplace(standard, "monge", **tight)
-    params = guide.fit(KEY, 1, num_starts=1)
-    draws = guide.draw(random.key(1), params, sample_shape=(50,), log_weight=True)
+    draws = guide.draw(random.key(1), params, 1, sample_shape=(50,), log_weight=True)
     x = draws.unconstrained[:, 0]
     v = (x * jnp.sqrt(1 + x**2) + jnp.arcsinh(x)) / 2
     expected = -(x**2) / 2 + v**2 / 2 - jnp.log1p(x**2) / 2
@@ -330,12 +400,10 @@ def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     np.testing.assert_allclose(given, expected - expected[0], atol=1e-7)
     # the logarithmic map takes all of it back
     guide = RiemannianLaplace(standard, "monge-log", **tight)
-    params = guide.fit(KEY, 1, num_starts=1)
-    draws = guide.draw(random.key(1), params, sample_shape=(50,), log_weight=True)
+    draws = guide.draw(random.key(1), params, 1, sample_shape=(50,), log_weight=True)
     assert float(jnp.ptp(draws.log_weight)) < 1e-4
 
 
-@pytest.mark.usefixtures("x64")
 def test_weights_of_an_exact_guide_are_equal() -> None:
     a, (wide, narrow) = 1.5, (5.0, 0.05)
 
@@ -346,22 +414,18 @@ def test_weights_of_an_exact_guide_are_equal() -> None:
 
     metric = squiggle_metric(a, (wide, narrow))
     guide = RiemannianLaplace(squiggle, lambda z: metric(z["t"]), rtol=1e-9, atol=1e-11)
-    params = guide.fit(KEY, init_params={"t": jnp.array([0.1, -0.1])})
+    params = {"auto_loc": jnp.zeros(2)}  # the mode
     draws = guide.draw(random.key(1), params, sample_shape=(200,), log_weight=True)
     assert float(jnp.ptp(draws.log_weight)) < 1e-6
-    # and the same draws through Monge's metric with the logarithmic map have other weights
-    monge = RiemannianLaplace(squiggle, "monge-log")
-    params = monge.fit(KEY, init_params={"t": jnp.array([0.1, -0.1])})
-    assert (
-        float(jnp.ptp(monge.draw(KEY, params, sample_shape=(8,), log_weight=True).log_weight)) > 0.1
-    )
+    # and draws of the same velocities through Monge's metric have other weights
+    monge = RiemannianLaplace(squiggle, "monge")
+    draws = monge.draw(random.key(1), params, sample_shape=(8,), log_weight=True)
+    assert float(jnp.ptp(draws.log_weight)) > 0.1
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_home() -> None:
-    guide = RiemannianLaplace(banana, mode="hausdorff")
-    params = guide.fit(KEY, banana_data())
+    guide, params = fitted(banana, "hausdorff")
     draws = guide.draw(random.key(1), params, sample_shape=(10_000,), log_weight=True)
     exact = banana_exact(100_000)
     plain = np.asarray(draws.samples["t"])
@@ -376,23 +440,24 @@ def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_hom
 # --- as NumPyro's guides are used
 
 
-def test_a_guide_is_used_as_numpyro_uses_guides() -> None:
-    X, y = logistic_data()
-    guide = RiemannianLaplace(logistic)
-    # NumPy's arrays do as well as JAX's
-    params = guide.fit(KEY, np.asarray(X), np.asarray(y), num_starts=2)
+@pytest.mark.usefixtures("small_chunks")
+def test_a_guide_is_used_as_numpyro_uses_guides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numpyro_geom.laplace.binding.SUMMARY_DRAWS", 600)
+    X, _ = logistic_data()
+    guide, params = fitted(logistic)
     draws = guide.sample_posterior(random.key(1), params, sample_shape=(2, 300))
     assert draws["w"].shape == (2, 300, 3)
     assert draws["size"].shape == (2, 300)
-    assert guide.sample_posterior(random.key(1), params)["w"].shape == (3,)
     median, spread = guide.median(params), guide.quantiles(params, [0.05, 0.5, 0.95])
     assert median["w"].shape == (3,)
     assert spread["w"].shape == (3, 3)
     assert bool(jnp.all(spread["w"][0] < spread["w"][2]))
     np.testing.assert_array_equal(spread["w"][1], median["w"])
+    straight = RiemannianLaplace(logistic, "euclidean")
+    assert straight.sample_posterior(random.key(1), params, *logistic_data())["w"].shape == (3,)
     # on other rows the draws are still those of the training data
-    some = Predictive(logistic, guide=guide, params=params, num_samples=40)(random.key(2), X[:7])
-    assert some["y"].shape == (40, 7)
+    some = Predictive(logistic, guide=guide, params=params, num_samples=200)(random.key(2), X[:7])
+    assert some["y"].shape == (200, 7)
     sites = Predictive(guide, params=params, num_samples=200)(random.key(2), X[:7])
     direct = draws["w"].reshape(-1, 3)
     # 5 standard errors of 200 and 600 draws
@@ -402,10 +467,10 @@ def test_a_guide_is_used_as_numpyro_uses_guides() -> None:
     assert np.all(np.abs(sites["w"].std(0) / direct.std(0) - 1) < 5 * (1 / 400 + 1 / 1200) ** 0.5)
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_draws_are_the_same_compiled_in_chunks_and_after_pickling() -> None:
     X, y = logistic_data()
-    guide = RiemannianLaplace(logistic)
-    params = guide.fit(KEY, X, y, num_starts=1)
+    guide, params = fitted(logistic)
     expected = guide.draw(random.key(1), params, sample_shape=(10,)).unconstrained
 
     @jax.jit
@@ -422,24 +487,28 @@ def test_draws_are_the_same_compiled_in_chunks_and_after_pickling() -> None:
     np.testing.assert_allclose(named["w"], expected, rtol=1e-5)
 
 
-def test_a_second_call_compiles_nothing() -> None:
-    X, y = logistic_data()
-    guide = RiemannianLaplace(logistic)
-    params = guide.fit(KEY, X, y, num_starts=1)
-    guide.draw(random.key(1), params, sample_shape=(10,))
-    before = {key: program._cache_size() for key, program in guide._programs.items()}
-    guide.draw(random.key(2), params, sample_shape=(10,))
-    assert {key: program._cache_size() for key, program in guide._programs.items()} == before
+def test_a_second_call_compiles_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    guide, params = fitted(logistic)
+    counts = []
+    for seed in (1, 2):
+        caplog.clear()
+        with jax.log_compiles(True):
+            guide.draw(random.key(seed), params, sample_shape=(7,))
+        counts.append(sum("Compiling" in record.getMessage() for record in caplog.records))
+    assert counts[0] > 0
+    assert counts[1] == 0
 
 
-@pytest.mark.usefixtures("x64")
 def test_other_supports_and_networks_with_params_work() -> None:
     y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
     guide = RiemannianLaplace(positive, prior_metric="expected")
-    params = guide.fit(KEY, y, num_starts=2)
-    draws = guide.draw(random.key(1), params, sample_shape=(200,), log_weight=True)
-    assert bool(jnp.all(draws.samples["rate"] > 0))
-    assert bool(jnp.all((draws.samples["p"] > 0) & (draws.samples["p"] < 1)))
+    params = guide.fit(KEY, y, num_starts=1)
+    bent = guide.draw(random.key(1), params, sample_shape=(200,))
+    straight = RiemannianLaplace(positive, "euclidean")
+    draws = straight.draw(random.key(1), params, y, sample_shape=(200,), log_weight=True)
+    for found in (bent, draws):
+        assert bool(jnp.all(found.samples["rate"] > 0))
+        assert bool(jnp.all((found.samples["p"] > 0) & (found.samples["p"] < 1)))
     mean, _, size = weighted_moments(draws, np.asarray(draws.samples["rate"])[:, None])
     exact = (2 + 80) / (1 + float(jnp.sum(y)))  # conjugate
     # 5 standard errors: a Gamma(82) has sd 1 / sqrt(82) of its mean
@@ -450,7 +519,7 @@ def test_other_supports_and_networks_with_params_work() -> None:
         x = numpyro.sample("x", dist.Normal(0, 1))
         numpyro.sample("y", dist.Normal(x + shift, 1), obs=y)
 
-    guide = RiemannianLaplace(shifted)
+    guide = RiemannianLaplace(shifted, "euclidean")
     params = guide.fit(KEY, jnp.array(5.0))
     assert float(params["shift"]) == 3.0
     np.testing.assert_allclose(params["auto_loc"], [1.0], atol=1e-8)
@@ -470,7 +539,6 @@ def two_outputs(X: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Normal(jnp.sin(X[i] @ w), s), obs=obs)
 
 
-@pytest.mark.usefixtures("x64")
 def test_linearised_predictions_expand_the_parameters_around_the_mode() -> None:
     X, _ = logistic_data(rows=30)
     y = jnp.sin(X @ jnp.array([0.3, -0.2, 0.1]))
@@ -522,6 +590,37 @@ def test_arguments_out_of_range_are_refused(kwargs: dict, error: type, match: st
         RiemannianLaplace(logistic, **kwargs)
 
 
+def test_every_argument_is_in_the_settings_and_what_they_feed() -> None:
+    given = {
+        "metric": "monge",
+        "mode": "hausdorff",
+        "precision": "fisher",
+        "prior_metric": "softabs",
+        "solver": "cg",
+        "alpha2": 2,
+        "damping": 0.5,
+        "batch_size": 7,
+        "rtol": 1e-2,
+        "atol": 1e-3,
+        "max_steps": 9,
+    }
+    plain, guide = RiemannianLaplace(logistic), RiemannianLaplace(logistic, **given)
+    assert guide.settings.as_dict() == given
+    assert guide.settings.record(3) == given
+    for name, value in given.items():
+        one = RiemannianLaplace(logistic, **{name: value})
+        changed = [k for k, v in one.settings.as_dict().items() if v != plain.settings.as_dict()[k]]
+        assert changed == [name]
+        assert f"{name}={value!r}" in repr(one).replace("2.0", "2")
+        # the size of a part changes no program's text, but what it runs on
+        assert (one.settings.fingerprint != plain.settings.fingerprint) == (name != "batch_size")
+    assert plain.settings.record(3)["precision"] == "hessian"
+    assert plain.settings.record(3000)["precision"] == "fisher"
+    assert isinstance(guide.settings, LaplaceSettings)
+    with pytest.raises(AttributeError):
+        guide.settings.rtol = 1.0
+
+
 def test_a_model_that_is_not_a_function_is_refused() -> None:
     with pytest.raises(TypeError, match="model must be a NumPyro model"):
         RiemannianLaplace("logistic")
@@ -548,11 +647,9 @@ def test_a_saddle_is_refused_and_damping_is_a_way_out() -> None:
 
 
 def test_geodesics_that_are_given_up_are_flagged_and_warned_of() -> None:
-    X, y = logistic_data()
-    guide = RiemannianLaplace(logistic, "monge", max_steps=3)
-    params = guide.fit(KEY, X, y, num_starts=1)
+    guide, (_, params) = RiemannianLaplace(logistic, "monge", max_steps=3), fitted(logistic)
     with pytest.warns(SamplingWarning, match="of 20 geodesics failed: no end within max_steps=3"):
-        draws = guide.draw(random.key(1), params, sample_shape=(20,))
+        draws = guide.draw(random.key(1), params, *logistic_data(), sample_shape=(20,))
     assert not bool(jnp.all(draws.success))
     assert bool(jnp.all(jnp.isfinite(draws.unconstrained)))
 
@@ -574,7 +671,6 @@ def test_models_without_observed_sites_have_no_fisher_metric() -> None:
         RiemannianLaplace(standard).fit(KEY, 2)
 
 
-@pytest.mark.usefixtures("x64")
 def test_a_prior_that_is_not_log_concave_is_named() -> None:
     def heavy(y: jax.Array) -> None:
         x = numpyro.sample("x", dist.Cauchy(0, 1))
@@ -582,14 +678,14 @@ def test_a_prior_that_is_not_log_concave_is_named() -> None:
         numpyro.sample("y", dist.Normal(x + z, 0.1), obs=y)
 
     with pytest.raises(ValueError, match=r"along the sites \['x'\].*prior_metric='expected'"):
-        RiemannianLaplace(heavy).fit(KEY, jnp.array(6.0))
-    RiemannianLaplace(heavy, prior_metric="expected").fit(KEY, jnp.array(6.0))
+        RiemannianLaplace(heavy).fit(KEY, jnp.array(6.0), num_starts=1)
+    RiemannianLaplace(heavy, prior_metric="expected").fit(KEY, jnp.array(6.0), num_starts=1)
 
 
 def test_dimensions_too_large_for_what_is_asked_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.laplace.approximation.DENSE_LIMIT", 2)
+    monkeypatch.setattr("numpyro_geom.laplace.settings.DENSE_LIMIT", 2)
     X, y = logistic_data()
     for kwargs, match in (
         ({"precision": "hessian"}, "precision='hessian' forms matrices.*precision='fisher'"),
@@ -598,11 +694,11 @@ def test_dimensions_too_large_for_what_is_asked_are_refused(
         ({"metric": "monge-log"}, "metric='monge-log' forms matrices"),
     ):
         with pytest.raises(ValueError, match=match):
-            RiemannianLaplace(logistic, **kwargs).fit(KEY, X, y, num_starts=1)
-    guide = RiemannianLaplace(logistic)
-    params = guide.fit(KEY, X, y, num_starts=1)
+            RiemannianLaplace(logistic, **kwargs).draw(KEY, near_logistic(), X, y)
     with pytest.raises(ValueError, match="log_weight=True forms matrices"):
-        guide.draw(random.key(1), params, sample_shape=(3,), log_weight=True)
+        RiemannianLaplace(logistic, "euclidean").draw(KEY, near_logistic(), X, y, log_weight=True)
+    with pytest.raises(ValueError, match="matrices of the number of outputs, 60: .* 2. Use solver"):
+        RiemannianLaplace(logistic, solver="woodbury").draw(KEY, near_logistic(), X, y)
 
 
 def test_woodbury_with_priors_that_depend_on_each_other_is_refused() -> None:
@@ -611,8 +707,9 @@ def test_woodbury_with_priors_that_depend_on_each_other_is_refused() -> None:
         x = numpyro.sample("x", dist.Normal(mu, 1))
         numpyro.sample("y", dist.Normal(x, 1), obs=y)
 
+    guide = RiemannianLaplace(related, precision="fisher", solver="woodbury")
     with pytest.raises(ValueError, match="solver='woodbury' needs a prior part that is diagonal"):
-        RiemannianLaplace(related, precision="fisher", solver="woodbury").fit(KEY, jnp.ones(()))
+        guide.draw(KEY, {"auto_loc": jnp.zeros(2)}, jnp.ones(()))
 
 
 def test_float32_with_an_ill_conditioned_precision_is_warned_of() -> None:
@@ -620,18 +717,21 @@ def test_float32_with_an_ill_conditioned_precision_is_warned_of() -> None:
         x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
         numpyro.sample("y", dist.Normal(x * jnp.array([1.0, 3000.0]), 1).to_event(1), obs=y)
 
-    with pytest.warns(SamplingWarning, match="condition number .* float32"):
-        RiemannianLaplace(stretched).fit(KEY, jnp.zeros(2), num_starts=1)
+    start = {"init_params": {"x": jnp.zeros(2)}, "max_steps": 0}  # the mode
+    with (
+        jax.enable_x64(False),
+        pytest.warns(SamplingWarning, match="condition number .* float32"),
+    ):
+        RiemannianLaplace(stretched).fit(KEY, jnp.zeros(2, jnp.float32), **start)
 
 
 def test_params_and_data_that_are_missing_are_asked_for() -> None:
-    X, y = logistic_data()
     guide = RiemannianLaplace(logistic)
     with pytest.raises(RuntimeError, match="does not know the training data"):
         guide.sample_posterior(KEY, {"auto_loc": jnp.zeros(3)})
     free = RiemannianLaplace(lambda: numpyro.sample("x", dist.Normal(0, 1)), "euclidean")
     assert free.sample_posterior(KEY, {"auto_loc": jnp.zeros(1)})["x"].shape == ()
-    guide.fit(KEY, X, y, num_starts=1)
+    guide, _ = fitted(logistic)
     with pytest.raises(ValueError, match="expected params with 'auto_loc'"):
         guide.sample_posterior(KEY, {})
     with pytest.raises(NotImplementedError, match="use `sample_posterior`"):

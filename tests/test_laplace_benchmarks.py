@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import random
 from scripts import load_script
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
@@ -37,7 +36,8 @@ def columns(text: str) -> list[list[str]]:
 def test_networks_have_the_dimensions_that_are_told(scale: ModuleType) -> None:
     for size, hidden in scale.HIDDEN.items():
         assert abs(scale.num_parameters(hidden) / size - 1) < 0.04
-    mode = scale.near_a_mode(*scale.make_data(20), 3, 2)
+    data = scale.make_data(20)
+    mode = jax.eval_shape(lambda *data: scale.near_a_mode(*data, 3, 2), *data)
     assert sum(x.size for x in mode.values()) == scale.num_parameters(3)
     assert scale.applies("fisher, cholesky", 30, 10**6)
     assert not scale.applies("fisher, cholesky", 98, 10)
@@ -137,21 +137,24 @@ def test_pixels_are_standardised_by_the_training_rows(digits: ModuleType) -> Non
 
 def test_linearised_logits_are_the_tangent(digits: ModuleType) -> None:
     """Twice the move: twice the change, four times the distance to the network's own logits."""
-    keys = iter(random.split(random.key(0), 20))
-    sizes = digits.shapes((4, 3))
-    mode = {name: random.normal(next(keys), shape) for name, shape in sizes.items()}
-    step = {name: random.normal(next(keys), shape) for name, shape in sizes.items()}
-    X = random.normal(next(keys), (5, 64)) / 8
+    rng, sizes = np.random.default_rng(0), digits.shapes((4, 3))
+    mode, step = ({name: rng.normal(size=shape) for name, shape in sizes.items()} for _ in range(2))
+    X, moves = rng.normal(size=(5, 64)) / 8, np.array([0.0, 1e-3, 2e-3])
+    draws = jax.tree.map(lambda a, b: a + np.tensordot(moves, b, 0), mode, step)
     with jax.enable_x64(True):
-        mode, step = jax.tree.map(lambda x: jnp.asarray(x, float), (mode, step))
-        moves = jnp.array([0.0, 1e-3, 2e-3])
-        draws = jax.tree.map(lambda a, b: a + jnp.tensordot(moves, b, 0), mode, step)
-        straight = digits.linearised(mode, draws, X)
-        bent = jax.vmap(lambda w: digits.logits(w, X))(draws)
-        np.testing.assert_allclose(straight[0], digits.logits(mode, X), rtol=1e-12)
+        straight, bent = map(
+            np.asarray,
+            jax.jit(
+                lambda mode, draws, X: (
+                    digits.linearised(mode, draws, X),
+                    jax.vmap(lambda w: digits.logits(w, X))(draws),
+                )
+            )(mode, draws, X),
+        )
+        np.testing.assert_allclose(straight[0], bent[0], rtol=1e-12)
         change = straight - straight[0]
         np.testing.assert_allclose(change[2], 2 * change[1], rtol=1e-9)
-        gap = jnp.linalg.norm((bent - straight).reshape(3, -1), axis=1)
+        gap = np.linalg.norm((bent - straight).reshape(3, -1), axis=1)
         assert float(gap[2] / gap[1]) == pytest.approx(4, rel=0.05)
 
 

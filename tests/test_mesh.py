@@ -19,8 +19,9 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run
+from numpyro_geom.rows.mesh_rows import MeshRows
+from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
-from numpyro_geom.runs.mesh_rows import MeshRows
 from numpyro_geom.runs.segments import Segments
 
 ROWS, COLUMNS, BATCH = 301, 3, 16
@@ -47,10 +48,7 @@ KERNELS = {
     "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.05}),
     "NUTS": lambda: NUTS(model, max_tree_depth=3),
 }
-SHAPES = {
-    "SGRLD": [(2, 1), (1, 4), (2, 4)],
-    **{name: [(2, 4)] for name in KERNELS if name != "SGRLD"},
-}
+SHAPES = {"control variate": [(1, 4), (2, 4)], "GGMC": [(2, 4)], "NUTS": [(2, 4)]}
 """Devices for chains, and for rows."""
 
 
@@ -68,7 +66,7 @@ def on(shape):
 def draws(kernel, shape=None):
     """Of `run` without a mesh, or of its segments on one."""
     if shape is None:
-        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=3)
+        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=4)
         return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
     mcmc = make(kernel)
     segments = segments_of(mcmc, shape, 6)
@@ -78,7 +76,7 @@ def draws(kernel, shape=None):
 
 def segments_of(mcmc, shape, length):
     layout = Layout.of(mcmc, **on(shape))
-    return Segments(mcmc, jax.random.key(0), data(), {}, (), None, length, layout)
+    return Segments(Job(mcmc, jax.random.key(0), data()), length, layout)
 
 
 def compare(name):
@@ -90,7 +88,7 @@ def compare(name):
 
 def compare_all(out):
     jax.config.update("jax_enable_x64", True)
-    Path(out).write_text(json.dumps({name: compare(name) for name in KERNELS}))
+    Path(out).write_text(json.dumps({name: compare(name) for name in SHAPES}))
 
 
 # Draws
@@ -111,7 +109,7 @@ def differences(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_draws_do_not_depend_on_the_number_of_devices(differences, name):
     found = differences[name]
     assert found.pop("spread") > 0.01
@@ -151,7 +149,7 @@ def test_only_rows_of_the_minibatch_and_gradients_travel():
     mcmc = make(SGRLD(model, **SETTINGS))
     segments = segments_of(mcmc, (1, 2), 4)
     state = segments.layout.place(segments.start)
-    text = segments._run.lower(state, *counts(), segments._traced).compile().as_text()
+    text = segments.program.lower(state, *counts(), segments.arrays).compile().as_text()
     travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
     shapes = {
         (kind, shape) for all_, kind in travel for shape in re.findall(r"\w\d*\[[\d,]*\]", all_)
@@ -166,7 +164,7 @@ def test_only_rows_of_the_minibatch_and_gradients_travel():
     # and one program does all segments
     for _ in range(2):
         state, _ = segments.advance(state, 2, 1)
-    assert segments._run._cache_size() == 1
+    assert segments.program._cache_size() == 1
     assert state.z["slope"].sharding.spec[0] == "chains"
 
 

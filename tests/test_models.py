@@ -47,7 +47,7 @@ from targets import (
 )
 
 from numpyro_geom import SGRLD
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
 
 linen = pytest.importorskip("flax.linen")
@@ -301,7 +301,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> None:
     args = jax.tree.map(jnp.asarray, case.args)
-    plan = make_plan(case.model, args, {}, case.batch_size)
+    plan = read_subsampling(case.model, args, {}, case.batch_size)
     assert {k: tuple(sorted(v)) for k, v in plan.local_axes.items()} == case.local
     potential = model_potential(case.model, plan, args, {})
     # NumPyro's own answers come from the model with nothing subsampled
@@ -341,7 +341,7 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
 
 def test_epoch_batches_sum_to_the_full_energy(x64: None) -> None:
     y = jnp.asarray(RNG.normal(size=6))
-    plan = make_plan(noncentred, (y,), {}, 2, "epoch")
+    plan = read_subsampling(noncentred, (y,), {}, 2, "epoch")
     potential = model_potential(noncentred, plan, (y,), {})
     position = {
         k: jnp.asarray(RNG.normal(size=s)) for k, s in {"mu": (), "t": (), "z": 6, "u": 6}.items()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_geom.permutation import NUM_ROUNDS, _shift, epoch_indices, permute, round_keys
+from numpyro_geom.rows.permutation import NUM_ROUNDS, _shift, epoch_indices, permute, round_keys
 
 LARGEST = 2**31 - 1
 permute_jit = jax.jit(permute, static_argnums=2)

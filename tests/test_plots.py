@@ -15,9 +15,9 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGHMC, to_inference_data
-from numpyro_geom.diagnostics import bias, plots
-from numpyro_geom.diagnostics.bias_curve import BiasCurve
-from numpyro_geom.diagnostics.scalars import Moments
+from numpyro_geom.diagnostics import BiasCurve, plots
+from numpyro_geom.diagnostics.monte_carlo import MomentEstimates
+from numpyro_geom.diagnostics.step_size_bias import fit_biases
 
 pytestmark = pytest.mark.arviz
 
@@ -119,9 +119,11 @@ def test_energy_of_other_kernels_and_undone_steps() -> None:
 def curve() -> BiasCurve:
     h = np.array([0.4, 0.2, 0.1])
     error = np.array([0.01, 0.02])
-    found = [Moments(0 * error, error, np.array([1 + s, 2.0]), error, error, error) for s in h]
+    found = [
+        MomentEstimates(0 * error, error, np.array([1 + s, 2.0]), error, error, error) for s in h
+    ]
     return BiasCurve(
-        bias._lines(("a", "b"), 0.2, h, found), 0.2, (0.4, 0.2, 0.1), (1, 2, 4), (0, 0, 0)
+        fit_biases(("a", "b"), 0.2, h, found), 0.2, (0.4, 0.2, 0.1), (1, 2, 4), (0, 0, 0)
     )
 
 
@@ -137,7 +139,7 @@ def test_bias_has_points_and_lines_through_zero() -> None:
     np.testing.assert_allclose(ends, [[0.0, 0.412 / 1.1]], atol=1e-12)
     assert len(plots.plot_bias(curve(), "a").containers) == 2
     assert len(plots.plot_bias(curve()).containers) == 4
-    with pytest.raises(ValueError, match=r"no scalars \['c'\]"):
+    with pytest.raises(ValueError, match=r"curve has no variables \['c'\]"):
         plots.plot_bias(curve(), ["c"])
     with pytest.raises(TypeError, match="expected a BiasCurve, got dict"):
         plots.plot_bias({})
@@ -145,8 +147,10 @@ def test_bias_has_points_and_lines_through_zero() -> None:
 
 def test_an_sd_without_a_limit_is_drawn_upright() -> None:
     h, error = np.array([0.4, 0.2, 0.1]), np.array([0.01])
-    found = [Moments(0 * error, error, np.array([s]), error, error, error) for s in (5, 2, 0.5)]
-    steep = BiasCurve(bias._lines(("a",), 0.4, h, found), 0.4, tuple(h), (1, 2, 4), (0, 0, 0))
+    found = [
+        MomentEstimates(0 * error, error, np.array([s]), error, error, error) for s in (5, 2, 0.5)
+    ]
+    steep = BiasCurve(fit_biases(("a",), 0.4, h, found), 0.4, tuple(h), (1, 2, 4), (0, 0, 0))
     assert steep.scalars[1].limit < 0
     containers = {c.get_label(): c for c in plots.plot_bias(steep).containers}
     assert set(containers) == {"mean of a", "sd of a, no verdict"}
@@ -167,7 +171,7 @@ def test_calibration_of_known_predictions() -> None:
     assert twice.get_title() == ax.get_title()
     with pytest.raises(ValueError, match="average over draws first"):
         plots.plot_calibration(np.zeros((3, 4, 2)), labels)
-    with pytest.raises(ValueError, match="not logits"):
+    with pytest.raises(ValueError, match="pass logits=True"):
         plots.plot_calibration(3 * probs, labels)
     with pytest.raises(ValueError, match="sums from 0.8 to 0.8"):
         plots.plot_calibration(np.full((20, 2), 0.4), labels)

@@ -6,7 +6,9 @@ are then exact sums, and "rounding" is a few hundred units of 64-bit roundoff.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,8 @@ from numpyro.infer.util import potential_energy
 from targets import SIGMAS, all_batches, local_latents, normal_mean, regression, regression_data
 
 from numpyro_geom import SGRLD, Shampoo
-from numpyro_geom.minibatch import Plan, draw, gather_local, init_stream, make_plan
+from numpyro_geom.target.minibatch import Subsampling, draw, gather_local, init_stream
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import (
     CURVATURE_KEYS,
     CURVATURE_ROWS,
@@ -81,12 +84,12 @@ def subsampling(y: jax.Array) -> None:
         numpyro.sample("y", dist.Normal(mu, 1), obs=rows)
 
 
-def build(model: Any, args: tuple, batch_size: Any) -> tuple[Plan, Potential]:
-    plan = make_plan(model, args, {}, batch_size)
+def build(model: Any, args: tuple, batch_size: Any) -> tuple[Subsampling, Potential]:
+    plan = read_subsampling(model, args, {}, batch_size)
     return plan, model_potential(model, plan, args, {})
 
 
-def batches_of(plan: Plan) -> dict[str, jax.Array]:
+def batches_of(plan: Subsampling) -> dict[str, jax.Array]:
     """Every joint batch of all subsampled plates, stacked along the first axis."""
     per_plate = [all_batches(plan.sizes[p], b) for p, b in plan.batch_sizes.items()]
     rows = np.meshgrid(*[np.arange(len(b)) for b in per_plate], indexing="ij")
@@ -208,7 +211,7 @@ def test_local_latents_of_two_plates_are_gathered_along_both_axes(x64: None) -> 
                 z = numpyro.sample("z", dist.Normal(0, 1).expand([5]).to_event(1))
                 numpyro.sample("y", dist.Normal(z.sum(-1), 1), obs=y[j[:, None], i])
 
-    plan = make_plan(model, (jnp.asarray(TABLE),), {}, {"row": 2, "group": 2})
+    plan = read_subsampling(model, (jnp.asarray(TABLE),), {}, {"row": 2, "group": 2})
     assert set(plan.local_axes["z"]) == {("group", 1), ("row", 2)}
     z = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4, 5)))
     groups, rows = np.array([2, 0]), np.array([3, 1])
@@ -243,10 +246,35 @@ def test_plan(
     num_data: int,
     steps_per_epoch: int,
 ) -> None:
-    plan = make_plan(model, tuple(jnp.asarray(a) for a in args), {}, batch_size)
+    plan = read_subsampling(model, tuple(jnp.asarray(a) for a in args), {}, batch_size)
     assert dict(plan.batch_sizes) == batch_sizes
     assert plan.num_data == num_data
     assert plan.steps_per_epoch == steps_per_epoch
+
+
+def test_a_subsampling_is_a_value() -> None:
+    args = (jnp.asarray(Y), jnp.asarray(TABLE[0]))
+
+    def read(batch_size: Any, batching: str = "replacement") -> Subsampling:
+        return read_subsampling(two_tables, args, {}, batch_size, batching)
+
+    first = read({"first": 2, "second": 1})
+    same = pickle.loads(pickle.dumps(read({"first": 2, "second": 1})))
+    others = [read({"first": 2}), read({"first": 2, "second": 1}, "epoch"), read(None)]
+    # the order of the plates is that of the keys for their rows
+    others.append(dataclasses.replace(first, batch_sizes={"second": 1, "first": 2}))
+    assert same == first
+    assert hash(same) == hash(first)
+    assert {first: "found"}[same] == "found"
+    assert first not in others
+    assert len({first, same, *others}) == 5
+    assert first.batch_sizes == {"first": 2, "second": 1}
+    assert first.batch_sizes != {"first": 2}
+    assert list(first.sizes) == ["first", "second"]
+    assert len(first.sizes) == 2
+    assert repr(first.batch_sizes) == "{'first': 2, 'second': 1}"
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        first.sizes["first"] = 3
 
 
 def test_without_a_data_plate_n_is_one() -> None:
@@ -254,13 +282,13 @@ def test_without_a_data_plate_n_is_one() -> None:
         mu = numpyro.sample("mu", dist.Normal(0, 5))
         numpyro.sample("y", dist.Normal(mu, 1).expand([5]).to_event(1), obs=y)
 
-    assert make_plan(model, (jnp.asarray(Y),), {}).num_data == 1
+    assert read_subsampling(model, (jnp.asarray(Y),), {}).num_data == 1
 
 
 # --- the covariance of the minibatch gradient
 
 
-def covariance_of_batches(plan: Plan, potential: Potential, position: dict) -> np.ndarray:
+def covariance_of_batches(plan: Subsampling, potential: Potential, position: dict) -> np.ndarray:
     """Exact covariance of the minibatch gradient, over all equally likely batches."""
 
     def gradient(batch: dict) -> jax.Array:
@@ -426,7 +454,7 @@ def test_functions_with_one_required_argument_are_deterministic() -> None:
 # --- the stream of rows
 
 
-def epoch_rows(plan: Plan, seed: int, num_steps: int) -> dict[str, np.ndarray]:
+def epoch_rows(plan: Subsampling, seed: int, num_steps: int) -> dict[str, np.ndarray]:
     """Rows of consecutive batches under ``batching="epoch"``, end to end, for each plate."""
     stream = init_stream(plan, random.key(seed))
 
@@ -440,7 +468,7 @@ def epoch_rows(plan: Plan, seed: int, num_steps: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("num_rows", "batch_size"), [(5, 2), (10, 3), (7, 6), (97, 32), (128, 16)])
 def test_every_row_comes_once_an_epoch(num_rows: int, batch_size: int) -> None:
-    plan = make_plan(normal_mean, (jnp.zeros(num_rows),), {}, batch_size, "epoch")
+    plan = read_subsampling(normal_mean, (jnp.zeros(num_rows),), {}, batch_size, "epoch")
     epochs = 4
     num_steps = -(-epochs * num_rows // batch_size)
     rows = epoch_rows(plan, 0, num_steps)["data"]
@@ -453,20 +481,20 @@ def test_every_row_comes_once_an_epoch(num_rows: int, batch_size: int) -> None:
 
 def test_two_plates_have_streams_of_their_own() -> None:
     args = (jnp.zeros(8), jnp.zeros(8))
-    plan = make_plan(two_tables, args, {}, {"first": 4, "second": 2}, "epoch")
+    plan = read_subsampling(two_tables, args, {}, {"first": 4, "second": 2}, "epoch")
     rows = epoch_rows(plan, 0, 4)
     first, second = rows["first"], rows["second"]
     np.testing.assert_array_equal(np.sort(first.reshape(2, 8)), np.tile(np.arange(8), (2, 1)))
     np.testing.assert_array_equal(np.sort(second), np.arange(8))
     assert not np.array_equal(first[:8], second)
-    replacement = make_plan(two_tables, args, {}, {"first": 4, "second": 4})
+    replacement = read_subsampling(two_tables, args, {}, {"first": 4, "second": 4})
     batch, stream = draw(replacement, random.key(0), ())
     assert stream == ()
     assert not np.array_equal(batch["first"], batch["second"])
 
 
 def test_rows_drawn_with_replacement_are_uniform_and_independent() -> None:
-    plan = make_plan(normal_mean, (jnp.zeros(4),), {}, 2)
+    plan = read_subsampling(normal_mean, (jnp.zeros(4),), {}, 2)
     keys = random.split(random.key(0), 40_000)
     rows = np.asarray(jax.vmap(lambda key: draw(plan, key, ())[0]["data"])(keys))
     counts = np.bincount(4 * rows[:, 0] + rows[:, 1], minlength=16)

@@ -15,7 +15,8 @@ from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
-from numpyro_geom.diagnostics import predictive_regression
+from numpyro_geom.diagnostics.finished_mcmc import as_if_run
+from numpyro_geom.diagnostics.network_curvature import _curvatures
 from numpyro_geom.diagnostics.predictive import (
     classification,
     confidence,
@@ -215,7 +216,7 @@ def test_distances_in_arviz_objects() -> None:
     np.testing.assert_allclose(draw_distances(idata), draw_distances(flat))
     for names in (["a"], "a"):
         np.testing.assert_allclose(draw_distances(idata, var_names=names), draw_distances(a))
-    with pytest.raises(ValueError, match="var_names must be variables of the posterior"):
+    with pytest.raises(ValueError, match="the posterior has no variables"):
         draw_distances(idata, var_names=["c"])
 
 
@@ -265,7 +266,7 @@ def test_distances_of_a_run_are_within_its_chains() -> None:
     with pytest.raises(ValueError, match="has not run"):
         draw_distances(mcmc)
     draws = {"w": x[..., :3], "b": x[..., 3]}
-    mcmc._states, mcmc._last_state = {mcmc._sample_field: draws}, None
+    mcmc = as_if_run(mcmc, draws)
     np.testing.assert_allclose(draw_distances(mcmc), draw_distances(x))
     with pytest.raises(ValueError, match=r"begin with \(2, 30\), which looks like \(chains, draws"):
         draw_distances(draws)
@@ -299,7 +300,7 @@ def test_memory_of_curvature_does_not_grow_with_rows() -> None:
     def fn(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.tanh(x @ w).sum()
 
-    of_all = jax.jit(partial(predictive_regression._curvatures, fn, jax.random.key(0), 2))
+    of_all = jax.jit(partial(_curvatures, fn, jax.random.key(0), 2))
     program = of_all.lower(jnp.ones((1, 3, width)), jnp.ones((rows, 3))).compile()
     # one hidden layer of all rows
     assert program.memory_analysis().temp_size_in_bytes < 4 * rows * width
@@ -308,7 +309,7 @@ def test_memory_of_curvature_does_not_grow_with_rows() -> None:
 def test_rows_in_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     fn = lambda a, x: 0.5 * a * x @ x  # noqa: E731
     draws, X = jnp.array([1.0, 3.0]), jnp.arange(1.0, 6)[:, None]
-    monkeypatch.setattr(predictive_regression, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("numpyro_geom.diagnostics.network_curvature.ROWS_AT_ONCE", 2)
     # Hessian a, gradient a x
     expected = np.broadcast_to(1 / np.arange(1.0, 6), (2, 5))
     np.testing.assert_allclose(input_curvature(fn, draws, X), expected, rtol=1e-5)

@@ -98,8 +98,20 @@ def mesh_of_the_other():
     return Mesh(np.array(devices).reshape(2, 1), ("chains", "rows"))
 
 
+def in_memory_and_on_disk(folder, out):
+    """Tell draws, and errors that one of the processes alone would meet; then run for long."""
+    tell(out, in_memory(folder))
+    on_disk(folder / "run", 20_000)
+
+
+def tell(out, found):
+    """In full or not at all."""
+    new = Path(f"{out}.new")
+    new.write_text(json.dumps(found))
+    new.replace(out)
+
+
 def in_memory(folder):
-    """Draws, and errors that one of the processes alone would meet."""
     process = jax.process_index()
     errors = []
     attempts = [
@@ -130,12 +142,11 @@ def on_disk(folder, num_samples):
 WORKER = """
 import sys
 sys.path[:0] = [{tests!r}]
-import json, pathlib
+import pathlib
 import test_processes
 test_processes.join({process}, {port}, {cache!r})
-folder = pathlib.Path({folder!r})
-found = test_processes.{call}
-pathlib.Path({out!r}).write_text(json.dumps(found))
+folder, out = pathlib.Path({folder!r}), {out!r}
+test_processes.{call}
 """
 
 
@@ -180,7 +191,23 @@ class Pair:
             process.wait()
 
     def told(self):
-        """What both return; fails with what they printed if one hangs or fails."""
+        """What both have told so far; fails with what they printed if one hangs or fails."""
+        self.wait_for(lambda: all(out.exists() for out in self.outs))
+        return [json.loads(out.read_text()) for out in self.outs]
+
+    def wait_for(self, condition):
+        """Until a condition is met; fails if a process has failed, or it takes too long."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            if condition():
+                return
+            if any(process.poll() for process in self.processes):
+                pytest.fail(f"a process failed; {self.said()}")
+            time.sleep(0.02)
+        pytest.fail(f"a process hung; {self.said()}")
+
+    def ended(self):
+        """What both return at their end."""
         until = time.monotonic() + PATIENCE
         for process in self.processes:
             try:
@@ -189,7 +216,7 @@ class Pair:
                 pytest.fail(f"a process hung; {self.said()}")
         if any(process.returncode for process in self.processes):
             pytest.fail(f"a process failed; {self.said()}")
-        return [json.loads(out.read_text()) for out in self.outs]
+        return self.told()
 
     def said(self):
         return "\n".join(
@@ -215,10 +242,16 @@ def assert_close(found, alone):
     np.testing.assert_allclose(found, alone[:, : np.shape(found)[1]], rtol=0, atol=1e-12)
 
 
-def test_draws_and_errors(tmp_path, cache, alone):
-    (tmp_path / "file").write_text("")
-    with Pair(tmp_path, cache, tmp_path, "in_memory(folder)") as pair:
-        first, second = pair.told()
+def wait_for(pair, folder, segments):
+    """Until a run has saved so many segments."""
+
+    def saved():
+        return (int(path.stem) for path in (folder / "state").glob("*.npz"))
+
+    pair.wait_for(lambda: max(saved(), default=0) >= segments)
+
+
+def check_draws_and_errors(first, second, alone):
     assert first["finished"]
     assert second["finished"]
     assert first["draws"] == second["draws"]
@@ -240,21 +273,11 @@ def test_draws_and_errors(tmp_path, cache, alone):
         assert "expected devices of all of them, or of one's own alone" in text
 
 
-def wait_for(pair, folder, segments):
-    """Until a run has saved so many segments."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if max((int(p.stem) for p in (folder / "state").glob("*.npz")), default=0) >= segments:
-            return
-        if any(process.poll() is not None for process in pair.processes):
-            pytest.fail(f"a process ended; {pair.said()}")
-        time.sleep(0.02)
-    pytest.fail(f"the run did not advance; {pair.said()}")
-
-
-def test_a_killed_process_and_a_signal(tmp_path, cache, alone):
+def test_draws_and_errors_a_killed_process_and_a_signal(tmp_path, cache, alone):
+    (tmp_path / "file").write_text("")
     folder = tmp_path / "run"
-    with Pair(tmp_path, cache, folder, "on_disk(folder, 20_000)") as pair:
+    with Pair(tmp_path, cache, tmp_path, "in_memory_and_on_disk(folder, out)") as pair:
+        check_draws_and_errors(*pair.told(), alone)
         wait_for(pair, folder, 5)
         pair.processes[0].send_signal(signal.SIGKILL)  # the one that writes
         try:  # it notices by a broken connection, or by heartbeats that are missing
@@ -262,11 +285,11 @@ def test_a_killed_process_and_a_signal(tmp_path, cache, alone):
         except subprocess.TimeoutExpired:
             pytest.fail(f"the other process waits for ever; {pair.said()}")
         assert other != 0
-    with Pair(tmp_path, cache, folder, "on_disk(folder, 20_000)") as pair:
+    with Pair(tmp_path, cache, folder, "tell(out, test_processes.on_disk(folder, 20_000))") as pair:
         before = max(int(p.stem) for p in (folder / "state").glob("*.npz"))
         wait_for(pair, folder, before + 2)
         pair.processes[1].send_signal(signal.SIGTERM)
-        first, second = pair.told()
+        first, second = pair.ended()
     assert first == second
     assert not first["finished"]
     assert_close(np.array(first["draws"])[:, :200], alone)

@@ -16,8 +16,8 @@ from scripts import load_script
 from targets import SIGMAS, run
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
-from numpyro_geom.diagnostics.summary import SamplingWarning, warn_if_unreliable
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import function_potential, model_potential
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup import step_size as auto
@@ -54,7 +54,7 @@ def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
         with numpyro.plate("data", 300) as i:
             numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
 
-    plan = make_plan(model, (X, y), {}, 30)
+    plan = read_subsampling(model, (X, y), {}, 30)
     potential = model_potential(model, plan, (X, y), {})
     w = jnp.array([0.3, -0.2, 0.1, 0.5])
     scores = -(y - X @ w)[:, None] * X

@@ -14,8 +14,9 @@ from jax import random
 from numpyro.infer import Predictive
 from targets import linear, linear_moments, normal_mean, regression, regression_data, replayed
 
-from numpyro_geom import swag
-from numpyro_geom.swag import SWAG, SWAGParams
+from numpyro_geom.baselines import swag_path
+from numpyro_geom.baselines.swag import SWAG
+from numpyro_geom.baselines.swag_path import SWAGParams
 
 X, Y = regression_data(500, 3)
 SHORT: dict[str, Any] = {
@@ -42,9 +43,9 @@ def curvature_and_noise(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_moments_are_those_of_the_sequence() -> None:
     values = np.random.default_rng(0).normal(3.0, 1e-3, size=(11, 5)).astype(np.float32)
-    moments = swag.init_moments(jnp.zeros(5), 4)
+    moments = swag_path.init_moments(jnp.zeros(5), 4)
     for value in values:
-        moments = swag.update_moments(moments, jnp.asarray(value))
+        moments = swag_path.update_moments(moments, jnp.asarray(value))
     exact = values.astype(np.float64)
     np.testing.assert_allclose(moments.mean, exact.mean(axis=0), rtol=1e-6)
     # with raw second moments nothing of 1e-6 would be left beside 9 in float32
@@ -64,7 +65,7 @@ def test_covariance_of_draws_is_half_diagonal_and_half_low_rank() -> None:
         deviations=jnp.asarray(rng.normal(size=(rank, size))),
         learning_rate=jnp.asarray(0.1),
     )
-    draws = np.asarray(swag.draw(random.key(2), params, (num,)), np.float64)
+    draws = np.asarray(swag_path.draw(random.key(2), params, (num,)), np.float64)
     d = np.asarray(params.deviations, np.float64)
     expected = np.diag(params.variance) / 2 + d.T @ d / (2 * (rank - 1))
     variances = np.diag(expected)
@@ -159,7 +160,7 @@ def test_a_given_rate_is_used() -> None:
 def test_sites_are_constrained_and_deterministic_sites_included() -> None:
     guide = SWAG(replayed, **SHORT)
     params = guide.fit(random.key(0), X, Y)
-    for shape in ((), (3,), (2, 3), (40,)):
+    for shape in ((), (6,), (2, 3), (40,)):
         draws = guide.sample_posterior(random.key(1), params, sample_shape=shape)
         assert {k: v.shape for k, v in draws.items()} == {
             "w": (*shape, 3),

@@ -25,7 +25,8 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inference_data
-from numpyro_geom.diagnostics.report import diagnose
+from numpyro_geom.diagnostics import diagnose
+from numpyro_geom.diagnostics.finished_mcmc import as_if_run
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03
@@ -112,9 +113,9 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
             chain_method="vectorized",
             progress_bar=False,
         )
-        # as `mcmc.run` leaves it, which would compile the kernel anew for every run
-        mcmc._args, mcmc._kwargs, mcmc._last_state = args, {}, state
-        mcmc._states = {**found, "z": jax.device_get(constrain(found["z"]))}
+        # `mcmc.run` would compile the kernel anew for every run
+        draws = jax.device_get(constrain(found.pop("z")))
+        mcmc = as_if_run(mcmc, draws, *args, fields=found, last_state=state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns of, the report says too
             return state, to_inference_data(mcmc, gradients=True)
@@ -164,8 +165,8 @@ def judge(posterior: P.Posterior, name: str, label: str, sd: np.ndarray, draws: 
                 "kernel": label,
                 "setting": kind,
                 "error": worst_error(posterior, idata, sd),
-                "flags": list(dict.fromkeys(kind_of(line.name) for line in report.flagged)),
-                "figures": [[line.name, line.value, line.error] for line in report.lines],
+                "flags": list(dict.fromkeys(kind_of(check.name) for check in report.flagged)),
+                "figures": [list(check[:3]) for check in report.checks],
             }
         )
         row = found[-1]
@@ -225,7 +226,7 @@ def table(done: dict[str, Any]) -> str:
 
 
 def kind_of(name: str) -> str:
-    """A line's name, that of a site's temperature without the site."""
+    """A check's name, that of a site's temperature without the site."""
     whole = "configurational temperature"
     return whole if name.startswith(whole) else name
 
@@ -248,12 +249,13 @@ REASONS = {
     "temperatures": {"configurational temperature", "kinetic temperature"},
     "bias of the step size": {"bias of variances, both"},
     "relaxation times": {"relaxation times a chain spans"},
+    "curvature that varies": {"largest over smallest curvature"},
     "undone steps, acceptance": {"draws with undone steps", "divergences", "acceptance rate"},
 }
 
 
 def flags(run: dict) -> list[str]:
-    """Lines that are flagged."""
+    """Checks that are flagged."""
     return run["flags"]
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -30,7 +31,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
-from numpyro_geom._reader import Reader
+from numpyro_geom.rows.reader import Reader
 
 COLUMNS = 20
 MEGABYTE = 2**20
@@ -83,8 +84,8 @@ def status(field: str) -> float:
     return float(text.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> None:
-    """A run in this process, under a limit; prints what it took."""
+def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict:
+    """A run in this process, under a limit; what it took."""
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit * MEGABYTE, limit * MEGABYTE))
     private, done = [0.0], threading.Event()
@@ -105,11 +106,13 @@ def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> Non
     finally:
         done.set()
         watcher.join()
-    print(json.dumps({"private": max(private), "peak": status("VmHWM"), "mean": mean}))
+    return {"private": max(private), "peak": status("VmHWM"), "mean": mean}
 
 
-def run_child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict | None:
-    """The same in a fresh process; None if it did not get through."""
+def in_a_fresh_process(
+    folder: Path, rows: int, on_host: bool, limit: int, steps: int
+) -> dict | None:
+    """The same; None if it did not get through."""
     settings = [str(folder), str(rows), str(int(on_host)), str(limit), str(steps)]
     told = subprocess.run(
         [sys.executable, __file__, "--child", *settings], capture_output=True, text=True
@@ -117,7 +120,14 @@ def run_child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) ->
     return json.loads(told.stdout.splitlines()[-1]) if told.returncode == 0 else None
 
 
-def memory_table(folder: Path, sizes: list[int], limit: int, steps: int) -> list[str]:
+def without_limit(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict | None:
+    """The same here, for a quick look."""
+    return child(folder, rows, on_host, 0, steps)
+
+
+def memory_table(
+    folder: Path, sizes: list[int], limit: int, steps: int, run_child: Callable
+) -> list[str]:
     lines = [
         "| rows | file, MB | rows in | limit of private memory, MB | peak private, MB | "
         "peak with mapped pages, MB |",
@@ -209,7 +219,7 @@ def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
     ):
         kernel = SGRLD(model, step_size=1e-9, num_steps=1, batch_size=100)
         state = kernel.init(jax.random.key(0), 0, None, data, {})
-        potential = kernel._potential(data, {})
+        potential = kernel.potential(data, {})
         full = jax.jit(
             lambda z, p=potential: p.on_all_rows(  # type: ignore[misc]
                 lambda rows: jax.value_and_grad(p.energy)(z, rows)
@@ -259,18 +269,19 @@ def main() -> None:
     if options.child:
         folder, *numbers = options.child
         rows, on_host, limit, steps = map(int, numbers)
-        child(Path(folder), rows, bool(on_host), limit, steps)
+        print(json.dumps(child(Path(folder), rows, bool(on_host), limit, steps)))
         return
     models, batch_sizes = list(MODELS), [100, 1000, 10_000]
-    sizes = [options.rows // 10, options.rows]
+    sizes, run_child = [options.rows // 10, options.rows], in_a_fresh_process
     if options.quick:
+        run_child = without_limit
         options.rows, options.steps, options.seconds, options.repeats = 20_000, 50, 0.01, 1
         models, batch_sizes, sizes = ["logistic"], [100], [options.rows]
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         for rows in sizes:
             write_rows(folder, rows, np.float64)
-        lines = memory_table(folder, sizes, options.limit, options.steps)
+        lines = memory_table(folder, sizes, options.limit, options.steps, run_child)
         for rows in sizes:
             (folder / f"x{name_of(rows, np.float64)}").unlink()
         write_rows(folder, options.rows, np.float32)

@@ -19,7 +19,7 @@ from jax import lax, random
 from speed import logistic, logistic_rows, race, sampler
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Factors
-from numpyro_geom.minibatch import make_plan
+from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "momentum.md"
@@ -157,7 +157,7 @@ def trajectory_table(small: bool) -> str:
     """A trajectory of GGMC against what it is made of."""
     num_rows, batch = (20_000, 256) if small else (200_000, 256)
     X, y = logistic_rows(num_rows, 50)
-    plan = make_plan(logistic, (X, y), {}, batch, "replacement")
+    plan = read_subsampling(logistic, (X, y), {}, batch, "replacement")
     start = {"w": jnp.zeros(50)}
 
     def later(kernel: GGMC) -> Callable[[], Any]:

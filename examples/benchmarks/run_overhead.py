@@ -25,7 +25,8 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGRLD
-from numpyro_geom.runs import disk, run
+from numpyro_geom.runs import run
+from numpyro_geom.runs.disk import OnDisk
 from numpyro_geom.runs.segments import Segments
 
 MEGABYTE = 2**20
@@ -71,21 +72,20 @@ def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
     x, y = data(2000, 20)
 
     def go(num_samples: int, length: int) -> tuple[list[float], list[float]]:
-        """Seconds of the chains in each segment, and of all there is to a segment."""
+        """Seconds of the chains in each segment, and of storing it."""
         mcmc = MCMC(kernels()[name], num_warmup=length, num_samples=num_samples, progress_bar=False)
         with (
             tempfile.TemporaryDirectory() as directory,
             timed(Segments, "advance") as chains,
-            timed(disk._Task, "next") as all_of_it,
+            timed(OnDisk, "keep") as stored,
         ):
             run(mcmc, jax.random.key(0), x, y, directory=directory, draws_per_segment=length)
         # the first segment is warm-up, and compiles
-        return chains[1:], all_of_it[1:]
+        return chains[1:], stored[1:]
 
     chains, _ = go(400, 200)
     length = max(20, round(200 * seconds / min(chains)))
-    chains, all_of_it = go(segments * length, length)
-    storing = [whole - part for whole, part in zip(all_of_it, chains, strict=True)]
+    chains, storing = go(segments * length, length)
     return {
         "segment": sum(chains) / segments,
         "storing": sum(storing) / segments,

@@ -29,8 +29,9 @@ from jax.sharding import Mesh  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
 
 from numpyro_geom import SGRLD  # noqa: E402
+from numpyro_geom.rows.mesh_rows import MeshRows  # noqa: E402
+from numpyro_geom.runs.job import Job  # noqa: E402
 from numpyro_geom.runs.mesh import Layout  # noqa: E402
-from numpyro_geom.runs.mesh_rows import MeshRows  # noqa: E402
 from numpyro_geom.runs.segments import Segments  # noqa: E402
 
 BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4}
@@ -79,13 +80,14 @@ def work(
     layout = Layout.of(mcmc, mesh, "chains", "rows")
     x = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
     y = np.zeros(rows, np.int32)
-    segments = Segments(mcmc, jax.random.key(0), (x, y), {}, (), None, 1, layout)
+    segments = Segments(Job(mcmc, jax.random.key(0), (x, y)), 1, layout)
     one = jnp.int32(1)
-    gather = MeshRows._rows
+    gather = MeshRows.rows
     if name == "NUTS":  # XLA would count the branch, never taken, for rows in another order
-        MeshRows._rows = lambda self, i: self.__jax_array__()
-    program = segments._run.lower(layout.place(segments.start), one, one, segments._traced)
-    MeshRows._rows = gather
+        MeshRows.rows = lambda self, i: self.__jax_array__()
+    state = layout.place(segments.start)
+    program = segments.program.lower(state, one, one, segments.arrays)
+    MeshRows.rows = gather
     compiled = program.compile()
     exchanged = {"batch": 0, "others": 0}
     for types in re.findall(TRAVEL, compiled.as_text()):
@@ -94,7 +96,7 @@ def work(
             of_batch = batch in sizes and name == "SGRLD"
             exchanged["batch" if of_batch else "others"] += BYTES[kind] * math.prod(sizes)
     cost = compiled.cost_analysis()
-    held = sum(s.data.nbytes for a in segments._traced for s in a.addressable_shards[:1])
+    held = sum(s.data.nbytes for a in segments.arrays for s in a.addressable_shards[:1])
     return Work(float(cost["flops"]), held, exchanged["batch"], exchanged["others"])
 
 

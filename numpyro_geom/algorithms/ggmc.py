@@ -15,14 +15,14 @@ from .._checks import check_int
 from .._start import check_always_noisy
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
 from ..algorithm import Algorithm, Draw, Facts, Rule, metric_learner
-from ..batch_loop import loop_over_batches
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
+from ..rows.loop import loop_over_batches
 from ..settings import Settings
 from ..state import SGState, is_by_site, virials
+from ..target.expansion import Expansion
 from ..target.potential import Potential, takes_rng_key
 from ..target.target import Target
-from ..warmup.step_size import MAX_NUM_STEPS, Adaptation, num_steps_from
+from ..warmup.step_size import MAX_NUM_STEPS, Adaptation
 from ..warmup.timetable import settling_steps, what_is_due
 from .momentum import (
     Momentum,
@@ -30,6 +30,7 @@ from .momentum import (
     given_friction,
     init_momentum,
     kinetic_temperature,
+    num_steps,
     relaxation_rate,
 )
 
@@ -99,7 +100,7 @@ class GGMC(SGKernel):
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
         batch_size: rows a gradient, an int, a dict plate -> int, or None for all rows.
         num_steps: L, or ``"auto"``: with minibatches as many as cost about as much as the energy
-            on all rows, otherwise half a relaxation time.
+            on all rows, otherwise a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"``; with ``"epoch"`` the reverse of a sequence of batches is not
             as likely as the sequence.
@@ -229,7 +230,7 @@ def _num_steps(
 ) -> jax.Array:
     """With minibatches, as many as cost about as much as the energy on all rows."""
     if potential.steps_per_epoch == 1:
-        return num_steps_from(adaptation, rate, step_size, warming)
+        return num_steps(adaptation, rate, step_size, warming)
     steps = -(-potential.steps_per_epoch // GRADIENT_COST)
     return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
 

@@ -21,6 +21,7 @@ no faster than that of a Langevin step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +34,17 @@ from ..settings import Settings
 from ..state import SGState
 from ..target.potential import Potential
 from ..warmup import step_size as auto
-from ..warmup.step_size import Adaptation
+from ..warmup.step_size import MOMENTUM_DRAW_LENGTH, Adaptation, num_steps_from
 
 PyTree = Any
 
 INTEGRATORS = ("baoab", "euler")
 MOST_FRICTION = 1.0
 """Largest gamma h that ``friction="auto"`` chooses; the step shrinks where noise asks for more."""
+
+
+num_steps = partial(num_steps_from, draw_length=MOMENTUM_DRAW_LENGTH)
+"""Steps of a draw under ``num_steps="auto"``."""
 
 
 class Momentum(NamedTuple):
@@ -139,7 +144,7 @@ def rule_with_friction(
         propose=propose,
         rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
         bias=bias,
-        num_steps=auto.num_steps_from,
+        num_steps=num_steps,
         observe=auto.halve_if_undone,
         noise=noise,
     )

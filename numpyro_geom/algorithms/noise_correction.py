@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from .._util import tree_normal, tree_scale, tree_vdot
 from ..algorithm import Step
-from ..minibatch import Plan
 from ..settings import Settings
 from ..state import Chain, StepReport
+from ..target.minibatch import Subsampling
 from ..target.potential import Potential
 
 PyTree = Any
@@ -68,7 +68,7 @@ def check_noise_correction(settings: Settings) -> None:
         )
 
 
-def check_noisy(potential: Potential, plan: Plan | None) -> None:
+def check_noisy(potential: Potential, plan: Subsampling | None) -> None:
     """Raise where there is no noise, or batches that have no halves."""
     if potential.deterministic:
         raise ValueError(

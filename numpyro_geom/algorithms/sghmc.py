@@ -12,11 +12,11 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner, repeat
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
 from ..schedules import Constant
 from ..settings import Settings
 from ..state import Chain, StepReport
+from ..target.expansion import Expansion
 from ..target.potential import Potential
 from ..warmup.timetable import settling_steps
 from .momentum import (
@@ -78,7 +78,7 @@ class SGHMC(SGKernel):
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule. Papers' learning rate is N h^2.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
-        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
+        num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.

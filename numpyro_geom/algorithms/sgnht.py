@@ -33,10 +33,10 @@ from .._checks import check_choice
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Step, metric_learner, repeat
-from ..expansion import Expansion
 from ..kernel import PyTree, SGKernel
 from ..settings import Settings
 from ..state import Chain, StepReport
+from ..target.expansion import Expansion
 from ..target.potential import Potential
 from ..warmup.timetable import settling_steps
 from .momentum import (
@@ -127,7 +127,7 @@ class SGNHT(SGKernel):
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
-        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
+        num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.

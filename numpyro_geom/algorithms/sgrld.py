@@ -11,10 +11,10 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice
 from .._start import check_always_noisy
 from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner, repeat
-from ..expansion import Expansion
 from ..gamma import GAMMA_ESTIMATORS, GAMMA_MODES
 from ..kernel import PyTree, SGKernel
 from ..settings import Settings
+from ..target.expansion import Expansion
 from ..target.potential import Potential
 from ..warmup.timetable import settling_steps
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
@@ -79,7 +79,7 @@ class SGRLD(SGKernel):
             pass over all rows, for targets with several modes; None leaves the anchor where
             warm-up found the middle of the target.
         noise_correction: inject less noise where the minibatch gradient brings its own, see
-            `numpyro_geom.kernels.noise_correction`. Needs a diagonal metric, an even batch size,
+            `numpyro_geom.algorithms.noise_correction`. Needs a diagonal metric, an even batch size,
             a temperature above 0 and ``gamma`` ``"frozen"`` or ``"none"``. What noise is
             correlated between coordinates remains, and the automatic step size then counts that
             alone.
@@ -201,7 +201,7 @@ def _check(settings: Settings) -> None:
     gamma, metric = settings.gamma, settings.metric
     check_choice("gamma", gamma, GAMMA_MODES)
     check_choice("gamma_estimator", settings.gamma_estimator, GAMMA_ESTIMATORS)
-    if gamma == "auxiliary" and not hasattr(metric, "from_gradient"):
+    if gamma == "auxiliary" and not metric.has_auxiliary:
         raise TypeError(
             f"gamma='auxiliary' needs a metric with a method from_gradient, and {metric!r} has "
             "none: add it, or use gamma='frozen'"

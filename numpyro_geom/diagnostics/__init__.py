@@ -1,17 +1,20 @@
 """What a run says: export to ArviZ, reports and warnings, comparisons, scores and pictures."""
 
 from . import plots, predictive, stein
-from .bias import bias_vs_step
-from .bias_curve import BiasCurve, ScalarBias
-from .compare import compare
-from .comparison import Comparison, ScalarDifference
+from .against_reference import compare
+from .checks import Check
 from .inference_data import to_inference_data
-from .joint import Distance
+from .joint_distances import Distance
+from .reference_table import Comparison, ScalarDifference
 from .report import Report, diagnose
-from .summary import SamplingWarning, print_summary, step_size_summary, warn_if_unreliable
+from .sampling_warning import SamplingWarning
+from .step_size_bias import bias_vs_step
+from .step_size_bias_table import BiasCurve, ScalarBias
+from .summary import print_summary, step_size_summary, warn_if_unreliable
 
 __all__ = [
     "BiasCurve",
+    "Check",
     "Comparison",
     "Distance",
     "Report",

@@ -1,45 +1,33 @@
 """Export of a run to ArviZ: InferenceData under ArviZ 0.2x, a DataTree under ArviZ 1.x.
 
-Groups are built as xarray datasets, which both lines of ArviZ share; only `_container`
-knows which of them is installed. Everything that needs the data replays the model on all rows,
-in chunks, whatever the sampler subsampled.
+Groups are built as xarray datasets, which both lines of ArviZ share; only `container` knows which
+of them is installed. What needs the data replays the model on all rows, in chunks, whatever the
+sampler subsampled.
 """
 
 from __future__ import annotations
 
 import datetime
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import xarray as xr
 from numpyro.infer import MCMC
-from numpyro.primitives import Messenger
-from numpyro.util import is_prng_key
 
-from .._checks import check_flag, check_int
+from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
-from .replay import (
-    Arrays,
-    Model,
-    host,
-    is_numeric,
-    latent_draws,
-    observed_values,
-    pointwise_log_prob,
-    predictive_values,
-    read_model,
-)
-from .results import of_draws, of_mcmc, paths, warn_if_far
-from .summary import check_run, warn_if_unreliable
-from .temperature import gradients_at_draws
-
-MAX_CONSTANT_SIZE = 10**6
-"""Entries up to which an argument of the model is stored without being asked for."""
-
-SAMPLE_DIMS = ["chain", "draw"]
+from .arrays import Arrays, host
+from .constants import constants
+from .container import Labels, container
+from .finished_mcmc import check_run
+from .full_data import FullDataModel, latent_draws, observed_values, read_model
+from .full_data_draws import pointwise_log_prob, predictive_values
+from .gradients import gradients_at_draws
+from .guide_checks import guide_checks
+from .run_checks import run_checks
+from .run_record import record_of_guide, record_of_mcmc
+from .summary import warn_of_record
 
 
 def to_inference_data(
@@ -143,18 +131,6 @@ def to_inference_data(
         >>> idata = to_inference_data(mcmc, log_likelihood=True)
         >>> idata.log_likelihood["y"].dims
         ('chain', 'draw', 'data')
-
-        From a guide:
-
-        >>> from numpyro_geom import RiemannianLaplace
-        >>> guide = RiemannianLaplace(model, metric="euclidean")
-        >>> params = guide.fit(jax.random.key(2), y)
-        >>> draws = guide.draw(jax.random.key(3), params, sample_shape=(4, 50))
-        >>> idata = to_inference_data(draws, log_likelihood=True)
-        >>> idata.sample_stats["success"].dims
-        ('chain', 'draw')
-        >>> idata.posterior.attrs["metric"]
-        'euclidean'
     """
     _check_source(mcmc)
     if chunk_size is not None:
@@ -163,31 +139,27 @@ def to_inference_data(
     for name, value in (("coords", coords), ("dims", dims)):
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
-    results = of_draws(mcmc) if isinstance(mcmc, LaplaceDraws) else of_mcmc(mcmc)
-    model = None
-    if results.model is not None:
-        model = read_model(results.model, results.args, results.kwargs)
+    of_guide = isinstance(mcmc, LaplaceDraws)
+    run = record_of_guide(mcmc) if of_guide else record_of_mcmc(mcmc)
+    model = None if run.model is None else read_model(run.model, run.args, run.kwargs)
     pointwise = _pointwise_sites(model, log_likelihood)
-    if check_flag("gradients", gradients) and (model is None or not results.targets_model):
+    if check_flag("gradients", gradients) and (model is None or not run.targets_model):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
             "potential_fn, and not an expansion with target='factors'"
         )
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)
-    if isinstance(mcmc, LaplaceDraws):
-        warn_if_far(mcmc)
-    else:
-        warn_if_unreliable(mcmc)
+    warn_of_record(run, guide_checks if of_guide else run_checks)
 
-    posterior = results.posterior
+    posterior = run.posterior
     shape = next(iter(posterior.values())).shape[:2]
     observed = {} if model is None else observed_values(model)
     groups: dict[str, Arrays] = {
         "posterior": posterior,
-        "sample_stats": results.sample_stats,
+        "sample_stats": run.sample_stats,
         "observed_data": observed,
-        "constant_data": _constants(model, constant_data, observed),
+        "constant_data": constants(model, constant_data, observed),
     }
     if model is not None and pointwise:
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
@@ -206,28 +178,19 @@ def to_inference_data(
     if isinstance(prior, Mapping):
         groups["prior"], groups["prior_predictive"] = _split_prior(model, prior)
 
-    labels = _Labels(model, coords, dims, {n for arrays in groups.values() for n in arrays})
+    labels = Labels(model, coords, dims, {n for arrays in groups.values() for n in arrays})
     created = {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
-        **results.library,
+        **run.library,
     }
     datasets = {
         group: labels.dataset(group, arrays, created) for group, arrays in groups.items() if arrays
     }
-    datasets["posterior"].attrs.update(results.attributes)
-    for name, text in results.descriptions.items():
-        if name in results.sample_stats:
+    datasets["posterior"].attrs.update(run.attributes)
+    for name, text in run.descriptions.items():
+        if name in run.sample_stats:
             datasets["sample_stats"][name].attrs["description"] = text
-    return _container(datasets)
-
-
-def _container(datasets: dict[str, Any]) -> Any:
-    """The one place that knows the lines of ArviZ: what the installed one works on."""
-    import arviz  # slow to import, and only needed here
-
-    if int(arviz.__version__.partition(".")[0]) >= 1:
-        return xr.DataTree.from_dict(datasets)
-    return arviz.InferenceData(**datasets)
+    return container(datasets)
 
 
 # Requests
@@ -245,7 +208,7 @@ def _check_source(mcmc: Any) -> None:
     check_run(mcmc)
 
 
-def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
+def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
     """Names of the sites whose log likelihood is asked for."""
     if request is False:
         return []
@@ -270,7 +233,7 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
     return list(names)
 
 
-def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> None:
+def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: Any) -> None:
     if value is None or value is False or isinstance(value, Mapping):
         return
     if value is not True:
@@ -279,15 +242,10 @@ def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> 
         raise ValueError(f"{name}=True needs a kernel with a model, and this one has potential_fn")
     if rng_key is None:
         raise ValueError(f"{name}=True draws anew: pass rng_key, such as jax.random.key(0)")
-    if not is_prng_key(rng_key):
-        raise TypeError(f"rng_key must be a single key, such as jax.random.key(0), got {rng_key!r}")
+    check_key("rng_key", rng_key)
 
 
 # Arrays by name
-
-
-def _same(x: Any, y: np.ndarray) -> bool:
-    return x.shape == y.shape and np.array_equal(host(x), y, equal_nan=y.dtype.kind == "f")
 
 
 def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
@@ -304,7 +262,7 @@ def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
     return found
 
 
-def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """Prior draws of latent and of observed sites, both shaped (chains, draws, ...)."""
     latent: Arrays = {}
     observed: Arrays = {}
@@ -318,131 +276,3 @@ def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays,
         is_observed = name in sites and sites[name].kind == "observed"
         (observed if is_observed else latent)[name] = x
     return latent, observed
-
-
-def _constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
-    """Array arguments of the model by name, without those that are observed values."""
-    if isinstance(request, Mapping):
-        return {name: host(x) for name, x in request.items()}
-    if request is not None and not isinstance(request, bool):
-        raise TypeError(
-            f"constant_data must be True, False, None or a dict, got {type(request).__name__}"
-        )
-    if request is False or model is None:
-        return {}
-    arguments = _arguments(model.fn, *model.arguments)
-    return {
-        name: host(leaf)
-        for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
-        if is_numeric(leaf)
-        and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
-        and not any(_same(leaf, values) for values in observed.values())
-    }
-
-
-def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names in the model's signature."""
-    while isinstance(fn, Messenger) and fn.fn is not None:
-        fn = fn.fn
-    try:
-        signature = inspect.signature(fn)
-        bound = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # no signature to read
-        return dict(kwargs)
-    found: dict[str, Any] = {}
-    for name, value in bound.items():
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            found.update(value)
-        else:
-            found[name] = value
-    return found
-
-
-# Labels
-
-
-class _Labels:
-    """Names of dimensions and their coordinates, from plates and from the user."""
-
-    def __init__(
-        self,
-        model: Model | None,
-        coords: Mapping[str, Sequence] | None,
-        dims: Mapping[str, Sequence[str | None]] | None,
-        variables: Collection[str],
-    ) -> None:
-        self.sites = {} if model is None else model.sites
-        self.sizes = {} if model is None else model.sizes
-        self.coords = {} if coords is None else coords
-        self.dims = {} if dims is None else dims
-        self.variables = {_clean(name) for name in variables}
-
-    def plate(self, name: str) -> str:
-        taken = self.variables | set(SAMPLE_DIMS)
-        return f"{_clean(name)}_dim" if _clean(name) in taken else _clean(name)
-
-    def axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
-        """A name for every axis after those of chains and draws."""
-        names: list[str | None] = [None] * len(shape)
-        site = self.sites.get(name)
-        has_events = group != "log_likelihood"
-        if site is not None:
-            rows = len(shape) - (site.event_dim if has_events else 0)
-            for order, (plate, dim) in enumerate(site.plates):
-                # which axes of a deterministic site are events is not known: plates come first
-                axis = order if site.kind == "deterministic" else rows + dim
-                if 0 <= axis < len(shape) and shape[axis] == self.sizes[plate]:
-                    names[axis] = self.plate(plate)
-            if has_events and len(site.event_names) <= len(shape):
-                names[len(shape) - len(site.event_names) :] = site.event_names
-        given = list(self.dims.get(name, self.dims.get(_clean(name), ())))
-        if len(given) > len(shape) and has_events:
-            raise ValueError(
-                f"dims[{name!r}] names {len(given)} dimensions, and {name!r} in {group} has "
-                f"{len(shape)} (after chain and draw): {shape}"
-            )
-        for axis, chosen in enumerate(given[: len(shape)]):
-            names[axis] = names[axis] if chosen is None else chosen
-        unnamed = iter(range(len(shape)))
-        return [f"{_clean(name)}_dim_{next(unnamed)}" if n is None else n for n in names]
-
-    def dataset(self, group: str, arrays: Arrays, attrs: dict[str, Any]) -> xr.Dataset:
-        """One group as a dataset with coordinates for all dimensions."""
-        leading = [] if group.endswith("data") else SAMPLE_DIMS
-        variables: dict[str, tuple[list[str], np.ndarray]] = {}
-        sizes: dict[str, int] = {}
-        for name, x in arrays.items():
-            dims = leading + self.axes(name, x.shape[len(leading) :], group)
-            for dim, size in zip(dims, x.shape, strict=True):
-                if sizes.setdefault(dim, size) != size:
-                    raise ValueError(
-                        f"dimension {dim!r} has {size} entries in {name!r} and {sizes[dim]} "
-                        f"elsewhere in {group}: give it another name in `dims`"
-                    )
-                if dim in self.variables:
-                    raise ValueError(
-                        f"dims[{name!r}] names a dimension {dim!r}, which is a variable: expected "
-                        "another name"
-                    )
-            if _clean(name) in variables:
-                raise ValueError(
-                    f"two variables of {group} are called {_clean(name)!r}, in which '/' and '.' "
-                    "are one: rename a site"
-                )
-            variables[_clean(name)] = (dims, x)
-        coords = {}
-        for dim, size in sizes.items():
-            labels = np.asarray(self.coords.get(dim, np.arange(size)))
-            if labels.shape != (size,):
-                raise ValueError(
-                    f"coords[{dim!r}] must have {size} labels, one for each entry of dimension "
-                    f"{dim!r} in {group}, got shape {labels.shape}"
-                )
-            coords[dim] = labels
-        if leading:
-            attrs = {**attrs, "sample_dims": leading}
-        return xr.Dataset(variables, coords, attrs)
-
-
-def _clean(name: str) -> str:
-    return name.replace("/", ".")

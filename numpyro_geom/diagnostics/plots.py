@@ -1,7 +1,8 @@
 """Pictures of draws and of what the other diagnostics found; each returns its axes.
 
-All take ``ax=`` and draw with Matplotlib alone, so that they are the same under both lines of
-ArviZ, whose own plots differ in names, arguments and what they return.
+All take ``ax=``, the axes to draw on in place of new ones, and draw with Matplotlib alone (an
+ImportError says how to get it), so that they are the same under both lines of ArviZ, whose own
+plots differ in names, arguments and what they return.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import numpy as np
 from scipy.stats import norm
 
 from .._checks import check_int
-from .bias_curve import BiasCurve, ScalarBias
-from .compare import common, differences
-from .comparison import ScalarDifference
-from .landscape import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
-from .predictive_input import TOLERANCE, class_labels, prediction
-from .scalars import effective_size, moments
+from .against_reference import common, differences
+from .arrays import Arrays, chosen, group_of
+from .energy_plots import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .monte_carlo import effective_size, estimate_moments
+from .predictive_input import by_confidence, class_labels, prediction
+from .reference_table import ScalarDifference
+from .step_size_bias_table import BiasCurve, ScalarBias
 
 __all__ = [
     "geodesic_paths",
@@ -60,7 +62,6 @@ def plot_comparison(
 
     Raises:
         TypeError, ValueError: as `compare`; and for more than 16 scalars or other axes than that.
-        ImportError: without Matplotlib.
     """
     plt = pyplot()
     x, y, _, _ = common(draws, reference, var_names)
@@ -83,7 +84,7 @@ def plot_comparison(
         panels = np.atleast_1d(np.asarray(ax, object)).ravel()
         if panels.size != number:
             raise ValueError(f"ax must be {number} axes, one a scalar, got {panels.size}")
-    found = differences(x, y, moments(x.values), moments(y.values))
+    found = differences(x, y, estimate_moments(x.values), estimate_moments(y.values))
     for k, row in enumerate(found):
         _panel(panels[k], x.values[..., k], y.values[..., k], row, legend=k == 0)
     return panels[:number]
@@ -143,7 +144,6 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
     Raises:
         TypeError: for anything without ``sample_stats``.
         ValueError: where they have neither ``energy`` nor ``lp``.
-        ImportError: without Matplotlib.
     """
     stats = _stats(idata)
     if "energy" not in stats and "lp" not in stats:
@@ -173,7 +173,6 @@ def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
     Raises:
         TypeError: for anything without ``sample_stats``.
         ValueError: where they have no temperature.
-        ImportError: without Matplotlib.
     """
     stats = _stats(idata)
     names = [n for n in ("configurational_temperature", "kinetic_temperature") if n in stats]
@@ -200,13 +199,13 @@ def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
     return ax
 
 
-def _stats(idata: Any) -> dict[str, np.ndarray]:
+def _stats(idata: Any) -> Arrays:
     if not hasattr(idata, "sample_stats"):
         raise TypeError(
             "expected an InferenceData or DataTree with sample_stats, got "
             f"{type(idata).__name__}: use `to_inference_data(mcmc)`"
         )
-    return {str(name): np.asarray(x) for name, x in idata["sample_stats"].data_vars.items()}
+    return group_of(idata, "sample_stats")
 
 
 def _traces(ax: Any, values: np.ndarray) -> None:
@@ -231,19 +230,13 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     Raises:
         TypeError: for another object than a BiasCurve.
         ValueError: for unknown names.
-        ImportError: without Matplotlib.
     """
     if not isinstance(curve, BiasCurve):
         raise TypeError(f"expected a BiasCurve, got {type(curve).__name__}")
-    known = list(dict.fromkeys(s.name for s in curve.scalars))
-    names = [names] if isinstance(names, str) else names
-    missing = [name for name in names or () if name not in known]
-    if missing:
-        raise ValueError(f"the curve has no scalars {missing}: it has {known}")
     if names is None:
-        ranked = sorted(curve.scalars, key=lambda s: -abs(s.bias) / s.bias_error)
-        shown = ranked[:MOST_LINES]
+        shown = list(curve.ranked(MOST_LINES))
     else:
+        names = chosen(names, {s.name for s in curve.scalars}, "the curve")
         shown = [s for s in curve.scalars if s.name in names]
     ax = axes_or_new(ax, (6, 4))
     sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
@@ -267,7 +260,7 @@ def _bias_line(ax: Any, s: ScalarBias, sd: float, h: np.ndarray, color: str, shi
     at = np.append(h, 0.0) + offset
     values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
     errors = np.append(np.array(s.errors), s.limit_error) / sd
-    label = f"{s.moment} of {s.name}" + (", no verdict" if is_sd and s.limit <= 0 else "")
+    label = f"{s.moment} of {s.name}" + (", no verdict" if s.is_negative else "")
     ax.errorbar(at, values, errors, linestyle="none", markerfacecolor=face, label=label, **style)
     ends = np.array([0.0, 1.03 * h.max()])
     ax.plot(ends, s.slope * ends / sd, color=color, linestyle="-" if is_sd else "--", linewidth=1)
@@ -291,34 +284,20 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
         TypeError: for labels that are not integers.
         ValueError: for shapes that do not fit, probabilities out of range or that do not sum to 1,
             labels that are not those of classes, and fewer bins than one.
-        ImportError: without Matplotlib.
 
     Source: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
-    p, truth = np.asarray(probs, float), np.asarray(labels)
-    if p.ndim == 1:
-        p = np.stack([1 - p, p], axis=1)
-    if p.ndim != 2 or truth.shape != p.shape[:1] or not len(truth):
+    if np.ndim(probs) > 2:
         raise ValueError(
-            "expected probs of shape (rows, classes) or (rows,) and labels of shape (rows,), got "
-            f"{np.shape(probs)} and {truth.shape}: average over draws first"
+            "expected probs of shape (rows, classes) or (rows,), got "
+            f"{np.shape(probs)}: average over draws first"
         )
-    total = p.sum(axis=1)
-    if not np.all((p >= 0) & (p <= 1)) or np.abs(total - 1).max() > TOLERANCE:
-        raise ValueError(
-            "probs must be between 0 and 1 and sum to 1 over classes, got sums from "
-            f"{total.min():.6g} to {total.max():.6g}: give probabilities, not logits"
-        )
-    predicted = prediction(p[None], None, logits=False)
+    predicted = prediction(np.asarray(probs)[None], None, logits=False)
     truth, bins = class_labels(labels, predicted), check_int("bins", bins)
-    confidence = predicted.mean.max(axis=1)
-    right = (p.argmax(axis=1) == truth).astype(float)
-    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    counts = np.bincount(index, minlength=bins)
+    counts, sure, right = by_confidence(predicted.mean, truth, bins)
     used = counts > 0
     n = counts[used]
-    mean = np.bincount(index, confidence, bins)[used] / n
-    share = np.bincount(index, right, bins)[used] / n
+    mean, share = sure[used] / n, right[used] / n
     error = np.sqrt(np.maximum(share * (1 - share), 0.25 / (n + 1)) / n)
     ece = float(np.sum(n * np.abs(share - mean)) / n.sum())
 
@@ -327,7 +306,9 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
     ax.errorbar(mean, share, error, fmt="o-", color=DRAWS, markersize=4, capsize=2, linewidth=1)
     middle = (np.arange(bins) + 0.5) / bins
     ax.bar(middle, 0.18 * counts / counts.max(), width=0.9 / bins, color=REFERENCE, zorder=0)
-    low = np.floor(10 * confidence.min()) / 10
+    low = np.floor(10 * predicted.mean.max(axis=1).min()) / 10
     ax.set(xlim=(low, 1.01), ylim=(0, 1.02), xlabel="confidence", ylabel="share correct")
-    ax.set_title(f"expected calibration error {ece:.3f}, {n.sum():,} predictions", fontsize="small")
+    ax.set_title(
+        f"expected calibration error {ece:.3f}, {n.sum():,.0f} predictions", fontsize="small"
+    )
     return ax

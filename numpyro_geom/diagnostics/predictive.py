@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import entr, logsumexp
 
 from .._checks import check_int
-from .predictive_input import class_labels, log_sum_exp, prediction, sorted_scores
-from .predictive_regression import Regression, draw_distances, input_curvature, regression
+from .network_curvature import input_curvature
+from .predictive_input import by_confidence, class_labels, prediction, sorted_scores
+from .regression_measures import Regression, regression
+from .successive_draws import draw_distances
 
 __all__ = [
     "Classification",
@@ -109,15 +112,15 @@ def classification(
     p, log_p = predicted
     mean = predicted.mean
     of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
-    most = of_label.max(axis=0)
-    impossible = np.flatnonzero(np.isneginf(most))
+    log_mean = logsumexp(of_label, axis=0) - np.log(len(p))
+    impossible = np.flatnonzero(np.isneginf(log_mean))
     if impossible.size:
         raise ValueError(
             f"all draws give probability 0 to the label of {impossible.size} rows (the first is "
             f"{impossible[0]}), so the NLL is infinite: pass logits=True with the logits, which do "
             "not underflow, or bound the probabilities away from 0"
         )
-    nll = -float(np.mean(most + np.log(np.exp(of_label - most).mean(axis=0))))
+    nll = -float(np.mean(log_mean))
     nll_draws = -of_label.mean(axis=1)
     rows, classes = mean.shape
     share = 0.5 if classes == 2 else 1.0
@@ -134,7 +137,7 @@ def classification(
         confidence=float(mean.max(axis=1).mean()),
         entropy=float(_entropy(mean).mean()),
         ambiguity=float(nll_draws.mean()) - nll,
-        ambiguity_geometric=-float(np.mean(log_sum_exp(log_p.mean(axis=0)))),
+        ambiguity_geometric=-float(np.mean(logsumexp(log_p.mean(axis=0), axis=-1))),
         variance=share * float(p.var(axis=0).sum(axis=1).mean()),
     )
 
@@ -150,9 +153,9 @@ def expected_calibration_error(
 
     Args:
         source: as in `classification`.
-        labels: classes 0, 1, ..., shape (rows,).
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        labels: likewise.
+        var_name: likewise.
+        logits: likewise.
         bins: number of bins.
 
     Returns:
@@ -179,8 +182,8 @@ def confidence(source: Any, *, var_name: str | None = None, logits: bool = False
 
     Args:
         source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        var_name: likewise.
+        logits: likewise.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -200,8 +203,8 @@ def predictive_entropy(
 
     Args:
         source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
+        var_name: likewise.
+        logits: likewise.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -273,14 +276,9 @@ def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
 
 
 def _calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
-    sure = mean.max(axis=1)
-    right = mean.argmax(axis=1) == y
-    edges = np.linspace(0, 1, bins + 1)
-    number = np.clip(np.digitize(sure, edges, right=True) - 1, 0, bins - 1)
-    gap = np.bincount(number, weights=right - sure, minlength=bins)
-    return float(np.abs(gap).sum() / sure.size)
+    counts, sure, right = by_confidence(mean, y, bins)
+    return float(np.abs(right - sure).sum() / counts.sum())
 
 
 def _entropy(mean: np.ndarray) -> np.ndarray:
-    safe = np.where(mean > 0, mean, 1.0)
-    return np.abs(np.sum(safe * np.log(safe), axis=-1))
+    return np.asarray(entr(mean).sum(axis=-1))

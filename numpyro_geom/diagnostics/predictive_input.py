@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import logsumexp
 
 from .._checks import check_flag
+from .arrays import group_of
 
 GROUPS = ("posterior_predictive", "posterior")
 """Where an ArviZ object is searched for the variable, in this order."""
@@ -35,16 +37,13 @@ class Prediction(NamedTuple):
 def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     """Check the source of a measure and read it."""
     check_flag("logits", logits)
-    x = _values(source, var_name)
     what = "logits" if logits else "probabilities"
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{what} must be real numbers, got dtype {x.dtype}")
+    x = real_numbers(what, _values(source, var_name))
     if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
         raise ValueError(
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
             f"rows) for those of class 1 of two, got {x.shape}: one prediction is p[None]"
         )
-    x = x.astype(np.float64)
     bad = ~np.isfinite(x)
     if bad.any():
         raise ValueError(
@@ -54,7 +53,7 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     if logits:
         if x.ndim == 2:
             x = np.stack([np.zeros_like(x), x], axis=-1)
-        x = x - log_sum_exp(x)[..., None]
+        x = x - logsumexp(x, axis=-1, keepdims=True)
         return Prediction(np.exp(x), x)
     if x.ndim == 2:
         if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < TOLERANCE:
@@ -91,25 +90,26 @@ def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
     return y
 
 
+def by_confidence(
+    mean: np.ndarray, y: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, sums of confidences and right predictions in bins (l, r] of equal width."""
+    sure = mean.max(axis=1)
+    number = np.digitize(sure, np.linspace(0, 1, bins + 1), right=True) - 1
+    number = np.clip(number, 0, bins - 1)
+    right = (mean.argmax(axis=1) == y).astype(float)
+    return tuple(np.bincount(number, w, bins) for w in (np.ones(len(y)), sure, right))  # type: ignore[return-value]
+
+
 def sorted_scores(name: str, value: Any) -> np.ndarray:
     """A sorted vector."""
-    x = np.asarray(jax.device_get(value))
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    x = real_numbers(name, value)
     if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
         raise ValueError(
             f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
             f"with {np.isnan(x).sum()} NaN"
         )
-    return np.sort(x.astype(np.float64))
-
-
-def log_sum_exp(x: np.ndarray) -> np.ndarray:
-    """Over the last axis; -inf where all entries are."""
-    most = x.max(axis=-1, keepdims=True)
-    most = np.where(np.isfinite(most), most, 0.0)
-    with np.errstate(divide="ignore"):
-        return most[..., 0] + np.log(np.exp(x - most).sum(axis=-1))
+    return np.sort(x)
 
 
 def _values(source: Any, var_name: str | None) -> np.ndarray:
@@ -122,13 +122,31 @@ def _values(source: Any, var_name: str | None) -> np.ndarray:
                 f"source is {type(source).__name__}: pass such an object, or an array alone"
             )
         return np.asarray(jax.device_get(source))
-    for group in groups:
-        variables = getattr(source, group)
-        if var_name is not None and var_name in variables:
-            x = variables[var_name].transpose("chain", "draw", ...).values
+    variables = {group: group_of(source, group) for group in groups}
+    for arrays in variables.values():
+        if var_name in arrays:
+            x = arrays[var_name]
             return x.reshape((-1, *x.shape[2:]))
-    known = {group: sorted(getattr(source, group).data_vars) for group in groups}
+    known = {group: sorted(arrays) for group, arrays in variables.items()}
     raise ValueError(
         f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
         f"{known}. A `numpyro.deterministic` site in the model stores them"
     )
+
+
+def real_array(name: str, value: Any) -> np.ndarray:
+    """A finite array in 64 bits."""
+    x = real_numbers(name, value)
+    if not np.isfinite(x).all():
+        raise ValueError(
+            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
+        )
+    return x
+
+
+def real_numbers(name: str, value: Any) -> np.ndarray:
+    """An array in 64 bits."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    return x.astype(np.float64)

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from numpyro.util import is_prng_key
 
-from .._checks import check_choice, check_int
+from .._checks import check_choice, check_int, check_key
 from .stein_kernel import Whitened, diagonal, kernel, off_diagonal, whiten
 from .stein_scores import ScoredDraws, scores
 
@@ -175,8 +174,7 @@ def ksd_test(
     """
     num_bootstrap = check_int("num_bootstrap", num_bootstrap)
     chunk_size = check_int("chunk_size", chunk_size)
-    if not is_prng_key(rng_key):
-        raise TypeError(f"rng_key must be a single key, such as jax.random.key(0), got {rng_key!r}")
+    check_key("rng_key", rng_key)
     at = whiten(draws, scores, precondition)
     num_draws = at.z.shape[0]
     _check_pair(num_draws)

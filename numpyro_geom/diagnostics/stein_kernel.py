@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy.spatial.distance import pdist
 
 from .._checks import check_choice
 
@@ -181,11 +182,8 @@ def _named_root(x: np.ndarray, kind: str) -> np.ndarray:
         root = x.std(axis=0)
     else:
         rows = np.unique(np.linspace(0, num_draws - 1, MEDIAN_DRAWS).astype(int))
-        some = x[rows] - x.mean(axis=0)
-        squares = np.sum(some**2, axis=1)
-        distances = squares[:, None] + squares - 2 * some @ some.T
-        upper = distances[np.triu_indices(len(some), 1)]
-        root = np.full(dim, np.sqrt(max(np.median(upper), 0.0)) if upper.size else 0.0)
+        distances = pdist(x[rows])
+        root = np.full(dim, np.median(distances) if distances.size else 0.0)
     # equal draws have a spread of rounding errors
     still = np.flatnonzero(root <= 1e-12 * np.abs(x).max(axis=0))
     if still.size:

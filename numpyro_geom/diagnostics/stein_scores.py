@@ -14,16 +14,18 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
 from numpyro.infer.util import unconstrain_fn
-from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from .._checks import check_int
+from .._mcmc import arguments_of
 from ..kernel import SGKernel
 from ..laplace.draws import Data
-from ..minibatch import SubsamplePlates, make_plan
+from ..target.minibatch import SubsamplePlates
+from ..target.plates import read_subsampling
 from ..target.potential import model_potential
-from .replay import Arrays, read_model
-from .summary import check_run
+from .arrays import Arrays, group_of, stored_name
+from .finished_mcmc import check_run
+from .full_data import read_model
 
 ROWS_AT_ONCE = 2**18
 """Rows times draws whose gradients are computed at once."""
@@ -102,9 +104,9 @@ def scores(
     if isinstance(source, MCMC):
         check_run(source)
         if not args and not kwargs:
-            args, kwargs = source._args, source._kwargs
+            args, kwargs = arguments_of(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            model = source.sampler.runnable_model
+            model = source.sampler.runnable_model or model
     if draws_at_once is not None:
         draws_at_once = check_int("draws_at_once", draws_at_once)
     if batch_size is not None and not is_prng_key(rng_key):
@@ -115,7 +117,7 @@ def scores(
     key: Any = rng_key
     data = Data.of(args, kwargs)
     args, kwargs = data.build(data.arrays)
-    plan = make_plan(model, args, kwargs, batch_size)
+    plan = read_subsampling(model, args, kwargs, batch_size)
     if plan.has_params:
         _check_params(model, args, kwargs)
     shapes = {
@@ -187,43 +189,30 @@ def _values(source: Any, names: list[str]) -> Mapping[str, Any]:
     elif isinstance(source, Mapping) and not hasattr(source, "posterior"):
         return source
     elif hasattr(source, "posterior"):
-        posterior = source.posterior
-        stored = {name: name.replace("/", ".") for name in names}  # as `to_inference_data` does
-        return {
-            name: posterior[key].transpose("chain", "draw", ...).values
-            for name, key in stored.items()
-            if key in posterior
-        }
+        posterior = group_of(source, "posterior")
+        stored = {name: stored_name(name) for name in names}
+        return {name: posterior[key] for name, key in stored.items() if key in posterior}
     raise TypeError(
         "source must be an MCMC of a model, an ArviZ object with a posterior, or a dict of draws "
         f"by site, got {type(source).__name__}"
     )
 
 
-class _FreeParams(Messenger):
-    """Names of the `param` sites that no handler gave a value."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.names: list[str] = []
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] in ("param", "mutable") and msg["value"] is None:
-            self.names.append(msg["name"])
-
-
 def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
-    free = _FreeParams()
+    """Raise where a `param` site has no value."""
+    free: list[str] = []
+    start = init_to_uniform()
 
-    def run() -> None:
-        seeded = handlers.seed(SubsamplePlates(model), random.key(0))
-        with free:
-            handlers.substitute(seeded, substitute_fn=init_to_uniform())(*args, **kwargs)
+    def value_of(site: dict[str, Any]) -> Any:
+        if site["type"] in ("param", "mutable") and site["value"] is None:
+            free.append(site["name"])
+        return start(site)
 
-    jax.eval_shape(run)
-    if free.names:
+    seeded = handlers.seed(SubsamplePlates(model), random.key(0))
+    jax.eval_shape(lambda: handlers.substitute(seeded, substitute_fn=value_of)(*args, **kwargs))
+    if free:
         raise ValueError(
-            f"the model has param sites {free.names}, whose values the draws do not tell: pass "
+            f"the model has param sites {free}, whose values the draws do not tell: pass "
             "`numpyro.handlers.substitute(model, data=params)` instead"
         )
 

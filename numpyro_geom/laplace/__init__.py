@@ -2,6 +2,7 @@
 
 from .draws import FitReport, LaplaceDraws
 from .guide import RiemannianLaplace
+from .metrics import RiemannianMetric
 from .predictive import Predictions
 
-__all__ = ["FitReport", "LaplaceDraws", "Predictions", "RiemannianLaplace"]
+__all__ = ["FitReport", "LaplaceDraws", "Predictions", "RiemannianLaplace", "RiemannianMetric"]

@@ -1,89 +1,25 @@
-"""The approximation at a mode: which metric, precision and solver, and the way of one draw.
+"""The approximation at a mode: its Fisher metric, its solver and its precision.
 
-All of it is pure functions of a `Target`; `numpyro_geom.laplace.guide` compiles and runs them.
+Pure functions of the settings and a target, or of a `Posterior` from which targets are made;
+`numpyro_geom.laplace.guide` compiles and runs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ..fisher import Structure
-from .geodesic import Geodesic, exponential_map
-from .log_map import log_map, shoot
-from .metrics import (
-    DENSE_LIMIT,
-    HIGHEST,
-    Metric,
-    Prior,
-    dense_metric,
-    expected_prior,
-    fisher_metric,
-    hessian_prior,
-    log_det,
-    monge_acceleration,
-    softabs_prior,
-    velocity_from,
-)
-from .target import Target
+from ..information.model import learn_structure
+from .metrics import RiemannianMetric, fisher_metric
+from .quadratic import Quadratic, expected_prior, fisher_form, hessian_prior, softabs_prior
+from .settings import LaplaceSettings, check_dense, is_wide
+from .target import Posterior, Target, make_target
 
 Flat = jax.Array
-
-
-class Settings(NamedTuple):
-    """Arguments of the guide, checked, and what is known of the model; see `RiemannianLaplace`.
-
-    Attributes:
-        metric: name or function.
-        mode: name.
-        precision: name, or None for the choice that fits.
-        prior_metric: name.
-        solver: name.
-        alpha2: scale of the gradient in Monge's metric.
-        damping: added to P.
-        rtol: of the geodesics.
-        atol: of the geodesics.
-        max_steps: of the geodesics.
-        structure: of the Fisher form.
-        diagonal_prior: whether the prior part of the metric is diagonal.
-    """
-
-    metric: str | Callable
-    mode: str
-    precision: str | None
-    prior_metric: str
-    solver: str
-    alpha2: float
-    damping: float
-    rtol: float
-    atol: float
-    max_steps: int
-    structure: Structure = Structure()
-    diagonal_prior: bool = False
-
-    @property
-    def needs_outputs(self) -> bool:
-        """Whether the metric of the draws is information of observed sites."""
-        return self.metric in ("fisher", "empirical-fisher")
-
-    def uses_fisher(self, size: int) -> bool:
-        """Whether the Fisher form of the model has any part in the draws."""
-        return (
-            self.needs_outputs
-            or self.chosen_precision(size) == "fisher"
-            or self.mode == "hausdorff"
-        )
-
-    def chosen_precision(self, size: int) -> str:
-        """The precision, in D = ``size`` dimensions."""
-        if self.precision is not None:
-            return self.precision
-        wide = size > DENSE_LIMIT and self.metric != "monge-log"
-        return "fisher" if wide or self.mode == "hausdorff" else "hessian"
 
 
 class AtMode(NamedTuple):
@@ -105,95 +41,122 @@ class AtMode(NamedTuple):
     prior: jax.Array
 
 
-class Start(NamedTuple):
-    """How a geodesic starts.
+def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Target]:
+    """The posterior with its Fisher form, and with the form that the metric is made of."""
+    target = make_target(posterior)
+    if settings.metric != "empirical-fisher":
+        return target, target
+    return target, make_target(posterior, empirical=True)
 
-    Attributes:
-        velocity: v.
-        found: whether the logarithmic map converged, where there is one.
-        square: s'Ps of the Gaussian draw s behind v.
-        volume: log |det dv/ds|.
+
+def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Posterior:
+    """The posterior with its structure, from a look at its program and at some values.
+
+    Args:
+        settings: of the guide.
+        posterior: with concrete data.
+        start: a position, shape (D,).
     """
-
-    velocity: Flat
-    found: jax.Array
-    square: jax.Array
-    volume: jax.Array
-
-
-def check_dense(size: int, what: str, instead: str) -> None:
-    """Raise where D x D matrices would be too large."""
-    if size > DENSE_LIMIT:
+    if not settings.uses_fisher(posterior.size):
+        return posterior
+    model, plan, args, kwargs, *_ = posterior
+    structure = learn_structure(model, plan, args, kwargs, posterior.unravel(start))
+    target = make_target(posterior._replace(structure=structure))
+    if target.num_outputs == 0 and settings.needs_outputs:
         raise ValueError(
-            f"{what} forms matrices of the model's dimension, {size}: expected at most "
-            f"{DENSE_LIMIT}. Use {instead}"
+            "the model has no observed site with a distribution (numpyro.factor has none), and "
+            f"metric={settings.metric!r} is the information of such sites: expected "
+            "`numpyro.sample(..., obs=data)`. Pass the data, metric='monge', or a function of the "
+            "position that returns your metric"
         )
+    diagonal = settings.prior_metric != "softabs" and _is_diagonal(settings, target, start)
+    return posterior._replace(structure=structure, diagonal_prior=diagonal)
 
 
-def prior_part(settings: Settings, target: Target) -> Prior:
+def _is_diagonal(settings: LaplaceSettings, target: Target, start: Flat) -> bool:
+    """Whether Q is diagonal: Q z is then Q 1 times z, entry by entry, for a random z."""
+
+    def gap(theta: Flat, z: Flat) -> jax.Array:
+        product = prior_part(settings, target).product
+        diagonal = product(theta, jnp.ones_like(theta))
+        scale = jnp.max(jnp.abs(diagonal)) * jnp.max(jnp.abs(z))
+        return jnp.max(jnp.abs(product(theta, z) - diagonal * z)) / scale
+
+    key_theta, key_z = random.split(random.key(1))
+    theta = start + random.normal(key_theta, start.shape) / 10
+    z = random.normal(key_z, theta.shape, theta.dtype)
+    return bool(jax.jit(gap)(theta.astype(z.dtype), z) < 1e-4)
+
+
+def prior_part(settings: LaplaceSettings, target: Target) -> Quadratic:
     """The prior part of the Fisher metric."""
     if settings.prior_metric == "softabs":
         return softabs_prior(target)
     make = hessian_prior if settings.prior_metric == "hessian" else expected_prior
-    return make(target, diagonal=settings.diagonal_prior)
+    return make(target, diagonal=target.diagonal_prior)
 
 
-def fisher_of(settings: Settings, target: Target, solver: str, mode: Flat | None) -> Metric:
-    """The Fisher metric."""
+def fisher_of(settings: LaplaceSettings, target: Target) -> Quadratic:
+    """The Fisher metric, as a quadratic form."""
+    return fisher_form(target, prior_part(settings, target))
+
+
+def fisher_metric_of(settings: LaplaceSettings, target: Target, loc: Flat) -> RiemannianMetric:
+    """The Fisher metric for geodesics from ``loc``, by the cheapest solver."""
     # a hundredth of the geodesic's own tolerance is as good as exact
-    tolerance = settings.rtol / 100
-    return fisher_metric(target, prior_part(settings, target), solver, mode, tolerance)
+    prior, tolerance = prior_part(settings, target), settings.rtol / 100
+    return fisher_metric(target, prior, choose_solver(settings, target), loc, tolerance)
 
 
-def choose_solver(settings: Settings, target: Target) -> str:
+def choose_solver(settings: LaplaceSettings, target: Target) -> str:
     """The cheapest solver, or the one that was asked for if it can be had."""
-    few = target.num_outputs < target.size and target.num_outputs <= DENSE_LIMIT
-    if settings.solver == "woodbury" and not settings.diagonal_prior:
+    few = target.num_outputs < target.size and not is_wide(target.num_outputs)
+    if settings.solver == "woodbury" and not target.diagonal_prior:
         raise ValueError(
             "solver='woodbury' needs a prior part that is diagonal (independent priors, "
             "prior_metric='hessian' or 'expected'), and this model's is not: use 'cholesky' or 'cg'"
         )
     if settings.solver != "auto":
         chosen = settings.solver
-    elif few and settings.diagonal_prior:
+    elif few and target.diagonal_prior:
         chosen = "woodbury"
     else:
-        chosen = "cholesky" if target.size <= DENSE_LIMIT else "cg"
+        chosen = "cg" if is_wide(target.size) else "cholesky"
     if chosen == "cholesky":
         check_dense(target.size, "solver='cholesky'", "solver='cg'")
-    if chosen == "woodbury" and target.num_outputs > DENSE_LIMIT:
-        raise ValueError(
-            f"solver='woodbury' forms matrices of the number of outputs, {target.num_outputs}: "
-            f"expected at most {DENSE_LIMIT}. Use solver='cholesky' or 'cg'"
-        )
+    if chosen == "woodbury":
+        what, instead = "solver='woodbury'", "solver='cholesky' or 'cg'"
+        check_dense(target.num_outputs, what, instead, of="number of outputs")
     return chosen
 
 
-def objective(settings: Settings, target: Target) -> Callable[[Flat], jax.Array]:
+def objective(settings: LaplaceSettings, target: Target) -> Callable[[Flat], jax.Array]:
     """What the mode minimises: U, or U + log det G / 2."""
     if settings.mode == "euclidean":
         return target.energy
     return lambda theta: target.energy(theta) + half_log_det(settings, target, theta)
 
 
-def half_log_det(settings: Settings, target: Target, theta: Flat) -> jax.Array:
+def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.Array:
     """The log volume log det G / 2 of the Fisher metric."""
     check_dense(target.size, "mode='hausdorff'", "mode='euclidean'")
-    return log_det(fisher_of(settings, target, "cholesky", None).dense(theta)) / 2
+    factor = jnp.linalg.cholesky(fisher_of(settings, target).dense(theta))
+    return jnp.sum(jnp.log(jnp.diagonal(factor)))  # NaN where G is not positive definite
 
 
-def at_mode(settings: Settings, target: Target, loc: Flat) -> AtMode:
+def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMode:
     """See `AtMode`."""
+    target, _ = targets(settings, posterior)
     slope = jax.grad(objective(settings, target))(loc)
     prior = _prior_bend(settings, target, loc)
     if not _forms_precision(settings, target):
-        solve = fisher_of(settings, target, choose_solver(settings, target), loc).solver(loc)
+        solve = fisher_metric_of(settings, target, loc).solver(loc)
         distance = jnp.sqrt(jnp.vdot(slope, solve(slope)) / target.size)
         nan = jnp.full((), jnp.nan, loc.dtype)
         return AtMode(jnp.zeros((0, 0), loc.dtype), nan, nan, distance, prior)
     eye = jnp.eye(target.size, dtype=loc.dtype)
     if settings.chosen_precision(target.size) == "fisher":
-        matrix = fisher_of(settings, target, "cholesky", None).dense(loc)
+        matrix = fisher_of(settings, target).dense(loc)
     else:
         _, push = jax.linearize(jax.grad(target.energy), loc)
         matrix = lax.map(push, eye, batch_size=64)
@@ -209,7 +172,7 @@ def at_mode(settings: Settings, target: Target, loc: Flat) -> AtMode:
     )
 
 
-def _forms_precision(settings: Settings, target: Target) -> bool:
+def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:
     """Whether P is formed, or its draws come from perturb-and-solve."""
     if settings.metric == "monge-log":
         check_dense(target.size, "metric='monge-log'", "metric='monge'")
@@ -223,7 +186,7 @@ def _forms_precision(settings: Settings, target: Target) -> bool:
     return False
 
 
-def _prior_bend(settings: Settings, target: Target, loc: Flat) -> Flat:
+def _prior_bend(settings: LaplaceSettings, target: Target, loc: Flat) -> Flat:
     """See `AtMode.prior`."""
     none = jnp.zeros_like(loc)
     if not settings.uses_fisher(target.size) or settings.prior_metric != "hessian":
@@ -233,119 +196,7 @@ def _prior_bend(settings: Settings, target: Target, loc: Flat) -> Flat:
         values = prior.diagonal(loc)
         lowest = jnp.argmin(values)
         return none.at[lowest].set(jnp.minimum(values[lowest] / jnp.max(jnp.abs(values)), 0))
-    if target.size > DENSE_LIMIT:
+    if is_wide(target.size):
         return none
     values, vectors = jnp.linalg.eigh(prior.dense(loc))
     return vectors[:, 0] * jnp.minimum(values[0] / jnp.max(jnp.abs(values)), 0)
-
-
-def gaussian_fn(
-    settings: Settings, target: Target, loc: Flat, at: AtMode
-) -> Callable[[jax.Array], tuple[Flat, jax.Array]]:
-    """``rng_key ->`` a draw s ~ N(0, P^-1), and s'Ps."""
-    if at.factor.size:
-
-        def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
-            noise = random.normal(key, loc.shape, loc.dtype)
-            return velocity_from(at.factor, noise), jnp.vdot(noise, noise)
-
-        return from_factor
-
-    metric = fisher_of(settings, target, choose_solver(settings, target), loc)
-    solve = metric.solver(loc)
-
-    def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
-        draw = solve(metric.perturb(loc, key))
-        return draw, jnp.vdot(draw, metric.product(loc, draw))
-
-    return perturb_and_solve
-
-
-def start_of(settings: Settings, at: AtMode, draw: Flat, square: jax.Array) -> Start:
-    """The geodesic's start that belongs to a Gaussian draw; see `gaussian_fn`."""
-    if settings.metric != "monge-log":
-        return Start(draw, jnp.ones((), bool), square, jnp.zeros((), draw.dtype))
-    precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
-    velocity, found = log_map(precision, draw, settings.alpha2)
-
-    def end(v: Flat) -> Geodesic:
-        position = shoot(precision, v, settings.alpha2)
-        return Geodesic(position, found, jnp.zeros((), jnp.int32))
-
-    return Start(velocity, found, square, -with_log_volume(end, velocity)[1])
-
-
-def end_fn(
-    settings: Settings, target: Target, own: Target, loc: Flat
-) -> Callable[[Flat], Geodesic]:
-    """``velocity -> Geodesic``.
-
-    Args:
-        settings: of the guide.
-        target: the posterior.
-        own: the same, with the form of the metric of the draws.
-        loc: where geodesics start.
-    """
-    name = settings.metric
-    if name == "euclidean":
-        return lambda v: Geodesic(loc + v, jnp.all(jnp.isfinite(v)), jnp.zeros((), jnp.int32))
-    acceleration: Callable[[Flat, Flat], Flat]
-    if name in ("monge", "monge-log"):
-        acceleration = monge_acceleration(target.energy, settings.alpha2)
-    elif callable(name):
-        given: Callable[[Any], Any] = name
-        metric = dense_metric(lambda theta: jnp.asarray(given(target.unravel(theta))))
-        acceleration = metric.acceleration
-    else:
-        solver = choose_solver(settings, own)
-        acceleration = fisher_of(settings, own, solver, loc).acceleration
-    return lambda v: exponential_map(
-        acceleration,
-        loc,
-        v,
-        rtol=settings.rtol,
-        atol=settings.atol,
-        max_steps=settings.max_steps,
-    )
-
-
-def draw_one(
-    target: Target, start: Start, end: Callable[[Flat], Geodesic], *, log_weight: bool
-) -> tuple[Geodesic, jax.Array]:
-    """A draw, and the log of its importance weight up to a constant (0 unless asked for).
-
-    The weight is -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus infinity for a
-    geodesic that failed.
-    """
-    if not log_weight:
-        geodesic = end(start.velocity)
-        volume = jnp.zeros((), start.velocity.dtype)
-    else:
-        check_dense(target.size, "log_weight=True", "log_weight=False")
-        # the geodesic after the volume of the start: no two calls of LAPACK at a time
-        known = jnp.isfinite(start.volume)
-        geodesic, volume = with_log_volume(end, jnp.where(known, start.velocity, 0.0))
-        geodesic = geodesic._replace(success=geodesic.success & known)
-    geodesic = geodesic._replace(success=geodesic.success & start.found)
-    if not log_weight:
-        return geodesic, volume
-    weight = -target.energy(geodesic.position) + start.square / 2 + start.volume + volume
-    usable = geodesic.success & jnp.isfinite(weight)
-    return geodesic, jnp.where(usable, weight, -jnp.inf)
-
-
-def with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
-    """A geodesic and log |det d position / dx|, by derivatives along all directions."""
-
-    def along(u: Flat) -> tuple[Geodesic, Flat]:
-        def position(v: Flat) -> tuple[Flat, Geodesic]:
-            geodesic = end(v)
-            return geodesic.position, geodesic
-
-        _, push, geodesic = jax.jvp(position, (x,), (u,), has_aux=True)
-        return geodesic, push
-
-    # the geodesic is the same along all directions, and is followed once
-    eye = jnp.eye(x.size, dtype=x.dtype)
-    geodesic, jacobian = jax.vmap(along, out_axes=(None, 0))(eye)
-    return geodesic, jnp.linalg.slogdet(jacobian)[1]

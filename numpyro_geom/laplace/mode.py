@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from .approximation import objective, targets
+from .settings import LaplaceSettings
+from .target import Posterior
+
 Flat = jax.Array
 
 NEWTON_LIMIT = 200
@@ -33,6 +37,15 @@ class Runs(NamedTuple):
     objective: jax.Array
     gradient_norm: jax.Array
     num_steps: jax.Array
+
+
+def find_modes(
+    settings: LaplaceSettings, posterior: Posterior, loc: None, starts: Flat, *, max_steps: int
+) -> Runs:
+    """Search from each start for what ``settings.mode`` asks for."""
+    target, _ = targets(settings, posterior)
+    newton = settings.mode == "euclidean" and target.size <= NEWTON_LIMIT
+    return search(objective(settings, target), starts, max_steps, newton=newton)
 
 
 def search(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import _unconstrain_reparam
 
-from ..minibatch import SubsamplePlates
+from ..information.model import is_unit
+from ..target.minibatch import SubsamplePlates
+from .settings import LaplaceSettings
+from .target import Posterior
 
 PyTree = Any
 Flat = jax.Array
@@ -36,12 +37,10 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    model: Callable,
-    args: tuple,
-    kwargs: dict,
-    unravel: Callable[[Flat], PyTree],
-    rng_key: jax.Array,
+    settings: LaplaceSettings,
+    posterior: Posterior,
     loc: Flat,
+    rng_key: jax.Array,
     draws: Flat,
     *,
     linearized: bool,
@@ -49,16 +48,15 @@ def predict(
     """Distributions of the observed sites at each draw, sampled and evaluated.
 
     Args:
-        model: a NumPyro model, ``param`` sites substituted.
-        args: its arguments: the new rows.
-        kwargs: its keyword arguments.
-        unravel: flat position -> dict of unconstrained site values.
-        rng_key: of what is sampled.
+        settings: of the guide.
+        posterior: the model with the new rows.
         loc: the mode, shape (D,).
+        rng_key: of what is sampled.
         draws: flat unconstrained positions, shape (num_draws, D).
         linearized: whether the parameters of the distributions, on their own unconstrained space,
             are replaced by their first-order expansion in the position around the mode.
     """
+    model, _, args, kwargs, unravel, *_ = posterior
 
     def sites(flat: Flat) -> tuple[dict, dict]:
         run = handlers.substitute(
@@ -70,7 +68,7 @@ def predict(
         found = {
             name: site
             for name, site in trace.items()
-            if site["type"] == "sample" and name not in latent and not _is_factor(site["fn"])
+            if site["type"] == "sample" and name not in latent and not is_unit(site["fn"])
         }
         given = {name: site["value"] for name, site in found.items() if site["is_observed"]}
         return {name: site["fn"] for name, site in found.items()}, given
@@ -100,12 +98,6 @@ def predict(
 
     keys = random.split(rng_key, draws.shape[0])
     return lax.map(one, (keys, draws), batch_size=DRAWS_AT_ONCE)
-
-
-def _is_factor(fn: Any) -> bool:
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, dist.Unit)
 
 
 def _supports(fn: Any) -> list:

@@ -10,20 +10,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ..fisher import (
-    Form,
-    Structure,
-    likelihood_form,
-    num_rows,
-    prior_energy_fn,
-    prior_form,
-    root_transpose,
-)
-from ..minibatch import Batch, Plan
+from ..information.form import Form, Structure, num_rows, root_transpose
+from ..information.model import likelihood_form, prior_energy_fn, prior_form
+from ..target.minibatch import Batch, Subsampling
 from ..target.potential import model_potential
 
 PyTree = Any
 Flat = jax.Array
+
+
+class Posterior(NamedTuple):
+    """A model with its data, and what is known of its structure.
+
+    Attributes:
+        model: a NumPyro model, ``param`` sites substituted.
+        plan: from `numpyro_geom.target.plates.read_subsampling`.
+        args: model arguments, possibly traced.
+        kwargs: model keyword arguments.
+        unravel: flat position -> dict of unconstrained site values.
+        size: D.
+        structure: from `numpyro_geom.information.model.learn_structure`.
+        diagonal_prior: whether the prior part of the metric is diagonal.
+    """
+
+    model: Callable
+    plan: Subsampling
+    args: tuple
+    kwargs: dict
+    unravel: Callable[[Flat], PyTree]
+    size: int
+    structure: Structure = Structure()
+    diagonal_prior: bool = False
 
 
 class Target(NamedTuple):
@@ -42,6 +59,7 @@ class Target(NamedTuple):
         sum_prior: likewise, for what depends on the prior alone.
         share: the share of all rows that a batch is.
         num_outputs: rows of the form's K on all data, M.
+        diagonal_prior: whether the prior part of the metric is diagonal.
     """
 
     size: int
@@ -54,38 +72,22 @@ class Target(NamedTuple):
     sum_prior: Callable[[Callable[[Batch], PyTree]], PyTree]
     share: Callable[[Batch], float]
     num_outputs: int
+    diagonal_prior: bool
 
 
-def make_target(
-    model: Callable,
-    plan: Plan,
-    args: tuple,
-    kwargs: dict,
-    unravel: Callable[[Flat], PyTree],
-    size: int,
-    *,
-    structure: Structure,
-    empirical: bool = False,
-) -> Target:
-    """Build a `Target`.
+def make_target(posterior: Posterior, *, empirical: bool = False) -> Target:
+    """Energy, prior and Fisher form of a posterior.
 
     Args:
-        model: a NumPyro model, ``param`` sites substituted.
-        plan: from `numpyro_geom.minibatch.make_plan`.
-        args: model arguments, possibly traced.
-        kwargs: model keyword arguments.
-        unravel: flat position -> dict of unconstrained site values.
-        size: D.
-        structure: from `numpyro_geom.fisher.learn_structure`.
+        posterior: the model with its data.
         empirical: whether the form is that of the empirical Fisher matrix.
     """
+    model, plan, args, kwargs, unravel, size, structure, diagonal_prior = posterior
     potential = model_potential(model, plan, args, kwargs)
     sum_rows = potential.on_all_rows
     assert sum_rows is not None
-    form = _on_flat(
-        likelihood_form(model, plan, args, kwargs, empirical=empirical, structure=structure),
-        unravel,
-    )
+    form = likelihood_form(model, plan, args, kwargs, empirical=empirical, structure=structure)
+    form = _on_flat(form, unravel)
     prior_energy = prior_energy_fn(model, plan, args, kwargs)
     by_rows = bool(plan.local_axes) or any(s.factor and s.plates for s in plan.sites)
     position = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
@@ -100,6 +102,7 @@ def make_target(
         sum_prior=sum_rows if by_rows else lambda fn: fn({}),
         share=lambda rows: float(np.prod([r.shape[0] / plan.sizes[p] for p, r in rows.items()])),
         num_outputs=num_rows(form, position, {}),
+        diagonal_prior=diagonal_prior,
     )
 
 

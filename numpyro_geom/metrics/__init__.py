@@ -6,6 +6,7 @@ See `numpyro_geom.metrics.base` for the protocol, and for a metric of one's own 
 from __future__ import annotations
 
 from .base import Metric, MetricState, get_metric
+from .foreign import ForeignMetric
 from .identity import Identity
 from .monge import Monge
 from .rmsprop import RMSprop
@@ -23,6 +24,7 @@ METRICS: dict[str, type[Metric]] = {
 
 __all__ = [
     "METRICS",
+    "ForeignMetric",
     "Identity",
     "Metric",
     "MetricState",

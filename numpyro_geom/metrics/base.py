@@ -5,44 +5,8 @@ g = grad Uhat / N into a preconditioner A = G^-1, in the update of the position
 
     theta' = theta - h A grad Uhat + tau h Gamma + sqrt(2 h tau) A^{1/2} xi.
 
-Any object with these methods is a metric; none of the classes here needs to be a base of it:
-
-- ``init(position) -> state``: a NamedTuple with a field ``statistic``, the pytree from which A is
-  computed and in which A is differentiable;
-- ``statistic(grad) -> pytree``: the increment s(g), in the structure of ``state.statistic``;
-- ``update(state, grad) -> state``: V <- decay V + (1 - decay) s(g), or a rule of one's own;
-- ``apply_inverse(state, vector)``: A x, and ``apply_inverse_sqrt(state, vector)``: A^{1/2} x;
-- ``decay``: memory of the statistic, in [0, 1); 0 is no memory.
-
-Optional: ``interval`` (steps between recomputations of A, 1 unless given; None is one epoch, which
-a kernel fills in with `dataclasses.replace`), ``is_diagonal`` (True where A is a diagonal matrix,
-which the correction of minibatch noise needs), ``default_gamma`` (the treatment of Gamma that
-`SGRLD` takes if none is given; ``"frozen"`` without it), ``from_gradient(state, grad, floor)``
-(A as a function of one gradient-like vector, which the auxiliary metric needs),
-``apply_sqrt(state, vector)`` (G^{1/2} x) and ``log_det(state)`` (log det G).
-
-With the base class a metric is its statistic and its two products. Here a diagonal metric with a
-cube root in place of RMSprop's square root::
-
-    @dataclasses.dataclass(frozen=True)
-    class CubeRoot(Metric):
-        decay: float = 0.99
-        eps: float = 1e-4
-
-        def statistic(self, grad):
-            return jax.tree.map(jnp.square, grad)
-
-        def apply_inverse(self, state, vector):
-            return jax.tree.map(
-                lambda v, x: x / (v + self.eps) ** (1 / 3), state.statistic, vector
-            )
-
-        def apply_inverse_sqrt(self, state, vector):
-            return jax.tree.map(
-                lambda v, x: x / (v + self.eps) ** (1 / 6), state.statistic, vector
-            )
-
-    kernel = SGRLD(model, metric=CubeRoot())
+With the base class `Metric` a metric is its statistic and its two products; the page on metrics has
+an example. An object of another class is one too if it has ``decay`` and the methods in `PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -75,28 +39,31 @@ class Metric(ABC):
     """Base class of metrics whose statistic is an exponential moving average from zero.
 
     V <- decay V + (1 - decay) s(g) at every step, V = 0 at the start. A subclass is a frozen
-    dataclass with a field ``decay``; it supplies ``statistic``, ``apply_inverse`` and
-    ``apply_inverse_sqrt``, and may override the rest. See the module's text for the protocol and
-    an example.
+    dataclass, usually with a field ``decay``; it supplies ``statistic``, ``apply_inverse`` and
+    ``apply_inverse_sqrt``, and may override the rest. The state is a NamedTuple with a field
+    ``statistic``, in which A is differentiable.
 
     Attributes:
-        is_diagonal: whether A is a diagonal matrix.
-        decay: memory of the statistic, in [0, 1).
-        interval: steps between recomputations of A; None is one epoch.
+        decay: memory of the statistic, in [0, 1); 0 is no memory.
+        interval: steps between recomputations of A; None is one epoch, which a kernel fills in
+            with `dataclasses.replace`.
+        default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
+        is_diagonal: whether A is a diagonal matrix, which the correction of minibatch noise needs.
     """
 
-    is_diagonal: ClassVar[bool] = False
-    default_gamma: ClassVar[str] = "frozen"
-    decay: float
+    decay: float = 0.0
     interval: int | None = 1
+    default_gamma: ClassVar[str] = "frozen"
+    is_diagonal: ClassVar[bool] = False
+
+    @property
+    def has_auxiliary(self) -> bool:
+        """Whether there is a ``from_gradient``, which ``gamma="auxiliary"`` needs."""
+        return type(self).from_gradient is not Metric.from_gradient
 
     @abstractmethod
     def statistic(self, grad: PyTree) -> PyTree:
-        """The increment s(g).
-
-        Args:
-            grad: g = grad Uhat / N, a pytree like the position, in nats per row and unit of it.
-        """
+        """The increment s(g), in the structure of ``state.statistic``; g is like the position."""
 
     @abstractmethod
     def apply_inverse(self, state: Any, vector: PyTree) -> PyTree:
@@ -107,21 +74,25 @@ class Metric(ABC):
         """A^{1/2} x with the symmetric positive definite root, a pytree like ``vector``."""
 
     def init(self, position: PyTree) -> Any:
-        """The state before any gradient: V = 0.
-
-        Args:
-            position: unconstrained position, any pytree of floating-point arrays.
-        """
+        """The state before any gradient, V = 0, at a position: any pytree of floating points."""
         return MetricState(zeros_of(jax.eval_shape(self.statistic, position)))
 
     def update(self, state: Any, grad: PyTree) -> Any:
-        """The state after a gradient: V <- decay V + (1 - decay) s(g).
+        """The state after a gradient g: V <- decay V + (1 - decay) s(g)."""
+        return state._replace(statistic=self.average(state.statistic, grad))
+
+    def from_gradient(self, state: Any, grad: PyTree, floor: Any) -> Any:
+        """Optional: the state whose A is a function of one gradient-like vector alone.
 
         Args:
-            state: the state before.
-            grad: g = grad Uhat / N, a pytree like the position.
+            state: a state of this metric, for what does not depend on the vector.
+            grad: a vector like g.
+            floor: standard deviation of the vector's noise, a scalar in its units: the scale on
+                which A has to be smooth.
         """
-        return state._replace(statistic=self.average(state.statistic, grad))
+        raise NotImplementedError(
+            f"gamma='auxiliary' needs a method from_gradient, and {type(self).__name__} has none"
+        )
 
     def average(self, average: PyTree, grad: PyTree) -> PyTree:
         """``decay * average + (1 - decay) * statistic(grad)``, in the dtypes of ``average``."""
@@ -131,23 +102,35 @@ class Metric(ABC):
             self.statistic(grad),
         )
 
+    def steps_between_updates(self) -> int:
+        """``interval``; an error where it is None, which is a number of steps to a kernel only."""
+        if self.interval is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}(interval=None) means one epoch, and outside a kernel nothing says how "
+                f"many steps that is: give a number of steps, {name}(interval=...)"
+            )
+        return self.interval
 
-def get_metric(metric: Any) -> Any:
+
+def get_metric(metric: Any) -> Metric:
     """The metric of a name, or the object itself where it is a metric.
 
     Args:
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` (each with
-            its default settings), or an object that follows the protocol.
+            its default settings), a `Metric`, or any object with `PROTOCOL` and ``decay``.
 
     Returns:
-        A metric.
+        A metric; an object that is no `Metric` comes back in a `ForeignMetric`.
 
     Raises:
         ValueError: for an unknown name.
         TypeError: for a class, and for an object without the protocol's methods.
     """
-    from . import METRICS  # not above: the metrics import this module
+    from . import METRICS, ForeignMetric  # not above: they import this module
 
+    if isinstance(metric, Metric):
+        return metric
     if isinstance(metric, str):
         if metric not in METRICS:
             raise ValueError(
@@ -166,9 +149,9 @@ def get_metric(metric: Any) -> Any:
         raise TypeError(
             f"metric must be one of {sorted(METRICS)} or an object with {', '.join(PROTOCOL)} and "
             f"decay; got {metric!r} of type {type(metric).__name__}, which lacks "
-            f"{', '.join(missing)}"
+            f"{', '.join(missing)}: subclass Metric, which has defaults for the rest"
         )
-    return metric
+    return ForeignMetric(metric, getattr(metric, "interval", 1))
 
 
 def zeros_of(shapes: PyTree) -> PyTree:

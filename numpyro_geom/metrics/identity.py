@@ -33,15 +33,10 @@ class Identity(Metric):
     """
 
     is_diagonal: ClassVar[bool] = True
-    decay = 0.0  # without an annotation: a constant, not a field
 
     def statistic(self, grad: PyTree) -> PyTree:
         """Nothing: the empty pytree."""
         return ()
-
-    def init(self, position: PyTree) -> MetricState:
-        """The state, which is empty and stays so."""
-        return MetricState(())
 
     def update(self, state: MetricState, grad: PyTree) -> MetricState:
         """The state as it was."""
@@ -55,13 +50,7 @@ class Identity(Metric):
         """The vector."""
         return vector
 
-    def apply_inverse_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
-        """The vector."""
-        return vector
-
-    def apply_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
-        """The vector."""
-        return vector
+    apply_inverse_sqrt = apply_sqrt = apply_inverse
 
     def log_det(self, state: MetricState) -> Array:
         """Log det I = 0."""

@@ -55,7 +55,6 @@ class Monge(Metric):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_number("alpha2", self.alpha2, least=0.0)
         check_decay(self.decay)
 

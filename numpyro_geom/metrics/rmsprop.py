@@ -49,7 +49,6 @@ class RMSprop(Metric):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_decay(self.decay)
         check_number("eps", self.eps, above=0.0)
 
@@ -58,13 +57,7 @@ class RMSprop(Metric):
         return jax.tree.map(jnp.square, grad)
 
     def from_gradient(self, state: MetricState, grad: PyTree, floor: Any) -> MetricState:
-        """The state in which sqrt(V) is sqrt(grad^2 + floor^2).
-
-        Args:
-            state: a state of this metric; nothing of it is kept.
-            grad: a vector like g.
-            floor: standard deviation of the vector's noise, a scalar in its units.
-        """
+        """The state in which sqrt(V) is sqrt(grad^2 + floor^2)."""
         return MetricState(jax.tree.map(lambda v: (v * v + floor**2).astype(v.dtype), grad))
 
     def apply_inverse(self, state: MetricState, vector: PyTree) -> PyTree:

@@ -71,7 +71,6 @@ class Wenzel(Metric):
     interval: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_decay(self.decay)
         check_number("eps", self.eps, above=0.0)
         check_interval(self.interval)
@@ -88,13 +87,8 @@ class Wenzel(Metric):
 
     def update(self, state: WenzelState, grad: PyTree) -> WenzelState:
         """The state after a gradient; A changes at every ``interval``-th only."""
-        if self.interval is None:
-            raise ValueError(
-                "Wenzel(interval=None) means one epoch, and outside a kernel nothing says how many "
-                "steps that is: give a number of steps, Wenzel(interval=...)"
-            )
         running = self.average(state.running, grad)
-        steps = (state.steps + 1) % self.interval
+        steps = (state.steps + 1) % self.steps_between_updates()
         due = steps == 0
         # A select of a few scalars: cheaper than any branch.
         statistic = jax.tree.map(
@@ -103,13 +97,7 @@ class Wenzel(Metric):
         return state._replace(statistic=statistic, running=running, steps=steps)
 
     def from_gradient(self, state: WenzelState, grad: PyTree, floor: Any) -> WenzelState:
-        """The state in which V is the site's mean of grad^2 + floor^2, at once.
-
-        Args:
-            state: a state of this metric; its step count is kept.
-            grad: a vector like g.
-            floor: standard deviation of the vector's noise, a scalar in its units.
-        """
+        """The state in which V is the site's mean of grad^2 + floor^2, at once."""
         statistic = jax.tree.map(
             lambda s, old: (s + floor**2).astype(old.dtype), self.statistic(grad), state.statistic
         )

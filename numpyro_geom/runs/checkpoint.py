@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ import jax
 import numpy as np
 
 from .files import sync_directory, write_atomically
+from .fingerprint import warn
+from .keys import as_words, from_words
 
 PyTree = Any
 KEEP_EVERY = 10
@@ -76,6 +80,16 @@ class Checkpoints:
             if number % KEEP_EVERY:
                 self._path(number).unlink(missing_ok=True)
 
+    def newest(self, read: Callable[[int], Any], at_most: float = math.inf) -> Any:
+        """What a function returns for the newest that it can read, warning of others; or None."""
+        for number in self.numbers():
+            if number <= at_most:
+                try:
+                    return read(number)
+                except DamagedError as error:
+                    warn(f"{error}: the run goes on from an earlier state")
+        return None
+
     def record(self, number: int) -> dict[str, Any]:
         """What is known of the run, without the state.
 
@@ -122,30 +136,22 @@ class Checkpoints:
         return self.folder / f"{number:08d}.npz"
 
 
-def _is_key(x: Any) -> bool:
-    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _stored(x: Any) -> np.ndarray:
-    array = np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+    array = as_words(x)
     # bfloat16 and its like are unknown to NumPy's format
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
 
 
 def _restored(array: np.ndarray, like: Any) -> jax.Array:
-    wanted = jax.random.key_data(like) if _is_key(like) else like
-    dtype = np.dtype(wanted.dtype)
-    if dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
-        array = array.view(dtype)
-    if array.shape != wanted.shape or array.dtype != dtype:
+    wanted = as_words(like)
+    if wanted.dtype.kind == "V" and array.dtype.itemsize == wanted.dtype.itemsize:
+        array = array.view(wanted.dtype)
+    if array.shape != wanted.shape or array.dtype != wanted.dtype:
         raise DamagedError(
             f"a checkpoint holds an array of shape {array.shape} and type {array.dtype} where the "
-            f"kernel's state has {wanted.shape} and {dtype}"
+            f"kernel's state has {wanted.shape} and {wanted.dtype}"
         )
-    value = jax.numpy.asarray(array)
-    return (
-        jax.random.wrap_key_data(value, impl=jax.random.key_impl(like)) if _is_key(like) else value
-    )
+    return from_words(array, like)
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> bytes:

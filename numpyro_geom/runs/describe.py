@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import datetime
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +12,13 @@ import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
-from ..diagnostics.inference_data import _constants, _Labels
-from ..diagnostics.replay import observed_values, read_model
-from ..diagnostics.results import _sample_stats, of_mcmc, paths
-from ..diagnostics.summary import facts_as_attributes
+from .._mcmc import holding, sample_field
+from ..diagnostics.arrays import paths
+from ..diagnostics.constants import constants
+from ..diagnostics.container import Labels
+from ..diagnostics.full_data import observed_values, read_model
+from ..diagnostics.run_facts import facts_as_attributes
+from ..diagnostics.run_record import record_of_mcmc, sample_stats
 from ..kernel import SGKernel
 
 PyTree = Any
@@ -28,14 +30,12 @@ class Describer:
 
     Args:
         mcmc: whose draws they are.
-        args: the model's arguments.
-        kwargs: its keyword arguments.
+        arguments: the model's, positional and by keyword.
         created_at: when the run was begun, in ISO format.
     """
 
-    def __init__(self, mcmc: MCMC, args: tuple, kwargs: dict[str, Any], created_at: str) -> None:
-        self._view = view_of(mcmc, args, kwargs)
-        self._created = {"created_at": created_at}
+    def __init__(self, mcmc: MCMC, arguments: tuple, created_at: str) -> None:
+        self._mcmc, self._arguments, self._created_at = mcmc, arguments, created_at
         self._static: dict[str, dict[str, np.ndarray]] | None = None
         self._model: Any = None
 
@@ -46,70 +46,66 @@ class Describer:
             states: by field of the state, arrays of shape (chains, draws, ...).
             last_state: the chains' state after them.
         """
-        view = self._view
-        view._states, view._states_flat, view._last_state = dict(states), None, last_state
-        with _no_draws_yet():
-            results = of_mcmc(view)
+        view = holding(self._mcmc, self._arguments, states, last_state)
+        results = _quietly(record_of_mcmc, view)
         if self._static is None:
             observed = {}
             if results.model is not None:
                 self._model = read_model(results.model, results.args, results.kwargs)
                 observed = observed_values(self._model)
-            constants = _constants(self._model, None, observed)
-            self._static = {"observed_data": observed, "constant_data": constants}
+            given = constants(self._model, None, observed)
+            self._static = {"observed_data": observed, "constant_data": given}
         groups = {
             "posterior": results.posterior,
             "sample_stats": results.sample_stats,
             **self._static,
         }
-        labels = _Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
-        attributes = {**self._created, **results.library}
+        labels = Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
+        attributes = {"created_at": self._created_at, **results.library}
         found = {
             group: labels.dataset(group, arrays, attributes)
             for group, arrays in groups.items()
             if arrays
         }
-        found["posterior"].attrs.update(self._attributes(results.attributes))
+        # those that depend on the draws are set when there are all
+        later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
+        settings = {name: x for name, x in results.attributes.items() if name not in later}
+        found["posterior"].attrs.update(settings)
         for name, text in results.descriptions.items():
             if name in results.sample_stats:
                 found["sample_stats"][name].attrs["description"] = text
         return found
 
-    def summarise(self, datasets: Datasets, states: Mapping[str, PyTree]) -> None:
+    def summarise(
+        self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
+    ) -> None:
         """Set attributes that depend on all draws.
 
         Args:
             datasets: what `datasets` has returned for the last segment.
             states: fields of all draws, the draw itself left out.
+            last_state: the chains' state after them.
         """
-        view = self._view
-        view._states = {**states, view._sample_field: {}}
-        if isinstance(view.sampler, SGKernel) and view._last_state is not None:
+        if _is_ours(self._mcmc):
+            states = {**states, sample_field(self._mcmc): {}}
+            view = holding(self._mcmc, self._arguments, states, last_state)
             datasets["posterior"].attrs.update(facts_as_attributes(view))
 
-    def _attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that do not depend on the draws."""
-        if not isinstance(self._view.sampler, SGKernel):
-            return dict(attributes)
-        with _no_draws_yet():
-            facts = facts_as_attributes(self._view)
-        return {name: x for name, x in attributes.items() if name not in facts}
+
+def now() -> str:
+    """The time in ISO format."""
+    return datetime.datetime.now(datetime.UTC).isoformat()
 
 
-@contextlib.contextmanager
-def _no_draws_yet() -> Iterator[None]:
+def _is_ours(mcmc: MCMC) -> bool:
+    return isinstance(mcmc.sampler, SGKernel)
+
+
+def _quietly(function: Callable[[MCMC], Any], mcmc: MCMC) -> Any:
     """Before the first segment draws are zero, and means of them say nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-def view_of(mcmc: MCMC, args: tuple, kwargs: dict[str, Any]) -> MCMC:
-    """A copy of an MCMC that has these arguments, and nothing of an earlier run."""
-    view = copy.copy(mcmc)
-    view._args, view._kwargs = args, kwargs
-    view._states = view._states_flat = None
-    return view
+        return function(mcmc)
 
 
 class Names:
@@ -130,17 +126,18 @@ class Names:
         leaves, structure = jax.tree.flatten({name: shapes[name] for name in others})
         # no whole numbers, which the export might compute
         marks = [np.full((1, 1), k + 0.5) for k in range(len(leaves))]
-        view = view_of(mcmc, (), {})
-        view._states = {field: {}, **jax.tree.unflatten(structure, marks)}
-        self.stats: dict[str, list[tuple[str, int]]] = {name: [] for name in others}
-        found = {float(x.ravel()[0]): name for name, x in _sample_stats(view).items()}
-        for name in others:
-            for mark in jax.tree.leaves(view._states[name]):
-                value = float(mark[0, 0])
-                if value in found:
-                    self.stats[name].append((found[value], 1))
-                elif -value in found:
-                    self.stats[name].append((found[-value], -1))
+        fields: dict[str, PyTree] = jax.tree.unflatten(structure, marks)
+        view = holding(mcmc, ((), {}), {field: {}, **fields})
+        found = {float(x.ravel()[0]): name for name, x in sample_stats(view).items()}
+        self.stats: dict[str, list[tuple[str, int]]] = {
+            name: [
+                (found[sign * float(mark[0, 0])], sign)
+                for mark in jax.tree.leaves(fields[name])
+                for sign in (1, -1)
+                if sign * float(mark[0, 0]) in found
+            ]
+            for name in others
+        }
 
     def read(self, groups: Any, *, all_of_them: bool = True) -> dict[str, PyTree]:
         """Fields of all draws, shaped (chains, draws, ...); or only those with a number a draw."""

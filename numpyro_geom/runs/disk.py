@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from ..diagnostics.inference_data import _container
-from .checkpoint import Checkpoint, Checkpoints, DamagedError
-from .describe import Datasets, Describer, Names, view_of
-from .files import stop_on_signal
-from .fingerprint import differences, fingerprint, versions
+from .._mcmc import LazyMCMC, holding
+from ..diagnostics.container import container
+from .checkpoint import Checkpoint, Checkpoints
+from .describe import Datasets, Describer, Names, now
+from .fingerprint import check_same, fingerprint, versions, warn
+from .job import Job
 from .mesh import Layout
-from .plan import Done, Job, Plan, do_segment, no_draws, progress_of, show, warn, warn_if_stopped
-from .processes import Alone
-from .result import Run, StoredMCMC, finish
-from .segments import Segments
+from .result import Run
+from .segments import Done, Segments
 from .store import DrawStore
 
 PyTree = Any
@@ -27,181 +26,129 @@ STORE = "draws.zarr"
 STATES = "state"
 
 
-def run_on_disk(
-    job: Job,
-    folder: Path,
-    length: int | None,
-    resume: bool | str,
-    layout: Layout | None,
-    processes: Alone,
-) -> Run:
-    """Begin a run, or go on with the one that the folder holds.
+class OnDisk:
+    """Keeps the segments of a run in a folder, and begins it there or goes on with it.
 
     Of several processes the first alone writes to the folder and reads states from it; the others
     open the draws at the end.
-    """
-    mcmc, (args, kwargs) = job.mcmc, job.for_readers(layout)
-    record = processes.first(lambda: _newest_record(folder, Checkpoints(folder / STATES), resume))
-    if record is not None and length is None:
-        length = record["length"]
-    segments = Segments(*job, length, layout)
-    plan = Plan.of(mcmc, segments.length)
-    about = processes.first(lambda: _about(job, plan, record, layout))
-    if record is not None:
-        _check_same(folder, record, about, plan)
-    store = DrawStore(folder / STORE, plan.length)
-    describer = Describer(mcmc, args, kwargs, str(about["created_at"]))
-    task = _Task(folder / STATES, segments, plan, store, describer, about, processes)
-    here = task.resume(begin=record is None)
-    processes.all(lambda: _check_visible(store))
-    with stop_on_signal() as stop, progress_of(mcmc, plan, here.number) as progress:
-        stopped = processes.signal(stop.signal)
-        while here.number < plan.segments and stopped is None:
-            number, here = here.number, task.next(here)
-            show(progress, plan, number, here.record["divergences"], here.state)
-            stopped = processes.signal(stop.signal)
-    draws = here.record["draws"]
-    warn_if_stopped(stopped, draws, plan, "call `run` again with the same arguments to go on")
-    names = Names(mcmc, segments.shapes)
-    if draws:
-        processes.first(lambda: task.summarise(names, here))
-    result = finish(StoredMCMC.of(view_of(mcmc, args, kwargs), store, names), here.state)
-    groups = store.open()
-    datasets = {name: groups[name].to_dataset() for name in groups.children}
-    return Run(result, _container(datasets), draws, draws == plan.num_draws)
 
-
-def _about(job: Job, plan: Plan, record: Any, layout: Layout | None) -> dict[str, Any]:
-    """What is saved of the run with each state."""
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    return {
-        "length": plan.length,
-        "fingerprint": fingerprint(*job, plan.length),
-        "versions": versions() | ({} if layout is None else {"mesh": layout.text}),
-        "created_at": now if record is None else record["created_at"],
-    }
-
-
-def _check_visible(store: DrawStore) -> None:
-    if not (store.path / "zarr.json").is_file():
-        raise FileNotFoundError(
-            f"{store.path}, which process 0 has made, is not there for process "
-            f"{jax.process_index()}: expected a directory on a file system that all processes share"
-        )
-
-
-def _newest_record(folder: Path, checkpoints: Checkpoints, resume: bool | str) -> Any:
-    """What the newest checkpoint that can be read knows of the run; None if there is no run."""
-    numbers = checkpoints.numbers()
-    if numbers and resume is False:
-        raise FileExistsError(
-            f"{folder} holds a run: expected resume='auto' to go on with it, or another directory"
-        )
-    if not numbers and resume is True:
-        raise FileNotFoundError(
-            f"{folder} holds no run: expected the directory of one, or resume='auto' to begin"
-        )
-    for number in numbers:
-        try:
-            return checkpoints.record(number)
-        except DamagedError as error:
-            warn(f"{error}: the run goes on from an earlier state")
-    if numbers:
-        raise ValueError(
-            f"none of the states in {checkpoints.folder} can be read: restore one from a copy, or "
-            "begin anew in another directory"
-        )
-    return None
-
-
-def _check_same(folder: Path, record: dict, about: dict, plan: Plan) -> None:
-    changed = differences(record["fingerprint"], about["fingerprint"])
-    if changed:
-        raise ValueError(
-            f"{folder} holds a run that differs in: {'; '.join(changed)}. Expected the same "
-            "arguments as before, or another directory"
-        )
-    if record["draws"] > plan.num_draws:
-        raise ValueError(
-            f"{folder} holds {record['draws']} draws, more than num_samples asks for "
-            f"({plan.num_draws}): expected at least as many, or another directory"
-        )
-    changed = differences(record["versions"], about["versions"])
-    if changed:
-        warn(f"the run was begun with other versions, and draws may differ: {'; '.join(changed)}")
-
-
-class _Task:
-    """The segments of a run on disk, done one after the other.
+    Args:
+        job: the run.
+        length: draws a segment; None for those of the run that the folder holds.
+        layout: where arrays are.
+        folder: where to keep the run.
+        resume: as for `numpyro_geom.run`.
 
     Attributes:
+        segments: of the run.
         visible: draws that readers of the store see.
         damaged: numbers of segments to do again before the newest state is gone on from.
         newest: the newest state, to which the run comes back after repairs.
     """
 
+    to_go_on = "call `run` again with the same arguments to go on"
+
     def __init__(
-        self,
-        folder: Path,
-        segments: Segments,
-        plan: Plan,
-        store: DrawStore,
-        describer: Describer,
-        about: dict[str, Any],
-        processes: Alone,
+        self, job: Job, length: int | None, layout: Layout, folder: Path, resume: bool | str
     ) -> None:
-        self.processes, self.store = processes, store
-        if processes.is_first:
-            self.checkpoints = Checkpoints(folder)
-        self.segments, self.plan = segments, plan
-        self.describer, self.about = describer, about
+        self.processes, self.folder = layout.processes, folder
+        record = self.processes.first(lambda: _newest_record(folder, resume))
+        self._begins = record is None
+        if record is not None and length is None:
+            length = record["length"]
+        self.segments = Segments(job, length, layout)
+        self.about = self.processes.first(lambda: self._about(record))
+        if record is not None:
+            self._check_same(record)
+        self.store = DrawStore(folder / STORE, self.segments.lengths.length)
+        if self.processes.is_first:
+            self.checkpoints = Checkpoints(folder / STATES)
+        self._arguments = layout.readable((job.args, job.kwargs))
+        self.describer = Describer(job.mcmc, self._arguments, str(self.about["created_at"]))
         self.visible = 0
         self.damaged: set[int] = set()
         self.newest: Checkpoint | None = None
 
-    def resume(self, begin: bool) -> Checkpoint:
+    def start(self) -> Checkpoint:
         """Where to go on, or begin: after the last segment that is good, and so are all before."""
-        if begin:
+        if self._begins:
             self.processes.first(self._begin)
-        return self._shared(self._find)
+        found = self._shared(self._find)
+        self.processes.all(self._check_visible)
+        return found
 
-    def next(self, here: Checkpoint) -> Checkpoint:
-        """Do a segment and store it."""
-        done = do_segment(self.segments, self.plan, here.number, here.state)
-        after = Checkpoint(
-            here.number + 1,
-            done.state,
-            {
-                **self.about,
-                "draws": self.plan.draws(here.number + 1),
-                "divergences": here.record["divergences"] + done.divergences,
-            },
-        )
-        if self.processes.first(lambda: self._keep(here.number, done, after)):
+    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+        """Store a segment; returns where to go on."""
+        after = after._replace(record={**self.about, **after.record})
+        if self.processes.first(lambda: self._keep(number, done, after)):
             return after
         return self._shared(lambda: self.newest)
 
-    def summarise(self, names: Names, here: Checkpoint) -> None:
+    def result(self, here: Checkpoint) -> Run:
+        """All draws, as they are in the store."""
+        job, draws = self.segments.job, here.record["draws"]
+        names = Names(job.mcmc, self.segments.shapes)
+        if draws:
+            self.processes.first(lambda: self._summarise(names, here))
+        held = holding(job.mcmc, self._arguments, None, here.state)
+        mcmc = LazyMCMC.of(held, partial(_read, self.store, names))
+        mcmc.post_warmup_state = here.state
+        groups = self.store.open()
+        datasets = {name: groups[name].to_dataset() for name in groups.children}
+        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
+
+    def _about(self, record: Any) -> dict[str, Any]:
+        """What is saved of the run with each state."""
+        length, layout = self.segments.lengths.length, self.segments.layout
+        return {
+            "length": length,
+            "fingerprint": fingerprint(self.segments.job, length),
+            "versions": versions() | ({"mesh": layout.text} if layout.mesh is not None else {}),
+            "created_at": now() if record is None else record["created_at"],
+        }
+
+    def _check_same(self, record: dict[str, Any]) -> None:
+        check_same(self.folder, record, self.about)
+        draws, wanted = record["draws"], self.segments.lengths.num_draws
+        if draws > wanted:
+            raise ValueError(
+                f"{self.folder} holds {draws} draws, more than num_samples asks for "
+                f"({wanted}): expected at least as many, or another directory"
+            )
+
+    def _check_visible(self) -> None:
+        if not (self.store.path / "zarr.json").is_file():
+            raise FileNotFoundError(
+                f"{self.store.path}, which process 0 has made, is not there for process "
+                f"{jax.process_index()}: expected a directory on a file system that all processes "
+                "share"
+            )
+
+    def _summarise(self, names: Names, here: Checkpoint) -> None:
         """Give the store the attributes that depend on all draws."""
-        datasets = self.describer.datasets(no_draws(self.segments), here.state)
+        datasets = self._no_draws(here.state)
         with self.store.open() as groups:
-            self.describer.summarise(datasets, names.read(groups, all_of_them=False))
+            states = names.read(groups, all_of_them=False)
+        self.describer.summarise(datasets, states, here.state)
         self.store.grow(datasets, self.visible)
 
+    def _no_draws(self, state: PyTree) -> Datasets:
+        return self.describer.datasets(self.segments.no_draws, state)
+
     def _begin(self) -> None:
-        first = Checkpoint(0, self.segments.start, {**self.about, "draws": 0, "divergences": 0})
-        self.store.create(self.describer.datasets(no_draws(self.segments), first.state), 0)
-        self.checkpoints.save(first)
+        start = self.segments.start
+        self.store.create(self._no_draws(start), 0)
+        self.checkpoints.save(Checkpoint(0, start, {**self.about, "draws": 0, "divergences": 0}))
 
     def _find(self) -> Checkpoint:
-        plan = self.plan
-        self.newest = self._load(plan.segments)
+        lengths = self.segments.lengths
+        self.newest = self._load(lengths.segments)
         self.visible = self.newest.record["draws"]
-        if self.newest.record["draws"] < plan.draws(self.newest.number):
+        if self.visible < lengths.draws(self.newest.number):
             # a run that is made longer: its last segment was a short one, and is done again
             self.newest = self._load(self.newest.number - 1)
-        datasets = self.describer.datasets(no_draws(self.segments), self.newest.state)
-        first = plan.warmup_segments
+        datasets = self._no_draws(self.newest.state)
+        first = lengths.warmup_segments
         for number in range(first, self.newest.number):
             problem = self.store.problem(number - first, datasets)
             if problem:
@@ -230,7 +177,8 @@ class _Task:
         return Checkpoint(number, self.processes.spread(state), record)
 
     def _commit(self, number: int, done: Done, after: Checkpoint) -> None:
-        segment = number - self.plan.warmup_segments
+        lengths = self.segments.lengths
+        segment = number - lengths.warmup_segments
         datasets: Datasets = {}
         try:
             if done.draws:
@@ -241,24 +189,49 @@ class _Task:
             self.checkpoints.save(after)
         except OSError as error:
             with contextlib.suppress(OSError):
-                if segment * self.plan.length >= self.visible:
+                if segment * lengths.length >= self.visible:
                     self.store.discard(segment, datasets)
             raise OSError(
                 error.errno,
-                f"{error.strerror}: segment {number + 1} of {self.plan.segments} could not be "
-                f"stored. All before it are safe; make {self.store.path.parent} writable, with "
+                f"{error.strerror}: segment {number + 1} of {lengths.segments} could not be "
+                f"stored. All before it are safe; make {self.folder} writable, with "
                 "room for more, and call `run` again with the same arguments",
             ) from error
 
     def _load(self, at_most: int) -> Checkpoint:
         """The newest good checkpoint with a number of at most so many."""
-        for number in self.checkpoints.numbers():
-            if number <= at_most:
-                try:
-                    return self.checkpoints.load(number, self.segments.start)
-                except DamagedError as error:
-                    warn(f"{error}: the run goes on from an earlier state")
-        raise ValueError(
-            f"no state in {self.checkpoints.folder} from which the run could go on can be read: "
-            "restore one from a copy, or begin anew in another directory"
+        found = self.checkpoints.newest(
+            lambda number: self.checkpoints.load(number, self.segments.start), at_most
         )
+        if found is None:
+            raise ValueError(
+                f"no state in {self.checkpoints.folder} from which the run could go on can be "
+                "read: restore one from a copy, or begin anew in another directory"
+            )
+        return found
+
+
+def _read(store: DrawStore, names: Names) -> dict[str, PyTree]:
+    with store.open() as groups:
+        return names.read(groups)
+
+
+def _newest_record(folder: Path, resume: bool | str) -> Any:
+    """What the newest checkpoint that can be read knows of the run; None if there is no run."""
+    checkpoints = Checkpoints(folder / STATES)
+    numbers = checkpoints.numbers()
+    if numbers and resume is False:
+        raise FileExistsError(
+            f"{folder} holds a run: expected resume='auto' to go on with it, or another directory"
+        )
+    if not numbers and resume is True:
+        raise FileNotFoundError(
+            f"{folder} holds no run: expected the directory of one, or resume='auto' to begin"
+        )
+    found = checkpoints.newest(checkpoints.record)
+    if numbers and found is None:
+        raise ValueError(
+            f"none of the states in {checkpoints.folder} can be read: restore one from a copy, or "
+            "begin anew in another directory"
+        )
+    return found

@@ -8,10 +8,9 @@ goes on from it does to the chains what it would have done without the break, bi
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,17 +18,20 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
 from .._checks import check_int
-from ..diagnostics.inference_data import _container
-from ..host_rows import source_errors
-from .describe import Describer, view_of
-from .disk import run_on_disk
+from .._mcmc import holding
+from ..diagnostics.container import container
+from ..rows.bad_rows import checked_rows
+from ..rows.host_rows import source_errors
+from .checkpoint import Checkpoint
+from .describe import Describer, now
+from .disk import OnDisk
 from .files import only_writer, stop_on_signal
+from .fingerprint import check_alike, warn
+from .job import Job
 from .mesh import Layout
-from .plan import Job, Plan, check_alike, do_segment, no_draws, progress_of, show, warn_if_stopped
-from .processes import Alone
-from .result import Run, finish
-from .rows import checked_rows
-from .segments import Segments
+from .progress import Progress
+from .result import Run
+from .segments import Done, Segments
 
 PyTree = Any
 
@@ -124,19 +126,94 @@ def run(
     """
     _check(mcmc, resume, directory)
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
-    processes = Alone() if layout is None else layout.processes
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
     args, kwargs = checked_rows(args, kwargs, on_bad_rows)
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
-    check_alike(processes, job, draws_per_segment, directory, resume)
-    with source_errors((args, kwargs)):
+    given = {"draws_per_segment": draws_per_segment, "directory": directory, "resume": resume}
+    check_alike(layout.processes, job, **given)
+    with source_errors((args, kwargs)), contextlib.ExitStack() as held:
         if directory is None:
-            return _run_in_memory(job, draws_per_segment, layout, processes)
+            return _all_of_it(InMemory(job, draws_per_segment, layout))
         folder = Path(directory).expanduser()
-        with contextlib.ExitStack() as held:
-            processes.first(lambda: _take(folder, held))
-            return run_on_disk(job, folder, draws_per_segment, resume, layout, processes)
+        layout.processes.first(lambda: _take(folder, held))
+        return _all_of_it(OnDisk(job, draws_per_segment, layout, folder, resume))
+
+
+class Keeper(Protocol):
+    """Keeps what is done of a run.
+
+    Attributes:
+        segments: of the run.
+        to_go_on: what a user can do about a run that was stopped.
+    """
+
+    segments: Segments
+    to_go_on: str
+
+    def start(self) -> Checkpoint:
+        """Where to begin, or to go on."""
+
+    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+        """Keep a segment; returns where to go on."""
+
+    def result(self, here: Checkpoint) -> Run:
+        """All that is kept."""
+
+
+class InMemory:
+    """Keeps the draws of a run in memory."""
+
+    to_go_on = "with a directory it could go on"
+
+    def __init__(self, job: Job, length: int | None, layout: Layout) -> None:
+        self.segments = Segments(job, length, layout)
+        self._kept = [jax.tree.map(lambda x: x[:, :0], self.segments.no_draws)]
+
+    def start(self) -> Checkpoint:
+        """Before the first segment."""
+        return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
+
+    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+        """Keep the draws of a segment."""
+        self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
+        return after
+
+    def result(self, here: Checkpoint) -> Run:
+        """All draws."""
+        job, layout = self.segments.job, self.segments.layout
+        arguments = layout.readable((job.args, job.kwargs))
+        states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *self._kept)
+        mcmc = holding(job.mcmc, arguments, states, here.state)
+        mcmc.post_warmup_state = here.state
+        describer = Describer(job.mcmc, arguments, now())
+        datasets = describer.datasets(states, here.state)
+        draws = here.record["draws"]
+        if draws:
+            describer.summarise(datasets, states, here.state)
+        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
+
+
+def _all_of_it(keeper: Keeper) -> Run:
+    """Do segment after segment, to the end or until a signal."""
+    segments = keeper.segments
+    lengths, signal_of = segments.lengths, segments.layout.processes.signal
+    here = keeper.start()
+    shown = segments.job.mcmc.progress_bar
+    with stop_on_signal() as stop, Progress(lengths, here.number, shown) as progress:
+        stopped = signal_of(stop.signal)
+        while here.number < lengths.segments and stopped is None:
+            number, done = here.number, segments.do(here.number, here.state)
+            divergences = here.record["divergences"] + done.divergences
+            record = {"draws": lengths.draws(number + 1), "divergences": divergences}
+            here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
+            progress.update(number, here.record["divergences"], here.state)
+            stopped = signal_of(stop.signal)
+    draws = here.record["draws"]
+    if stopped is not None and draws < lengths.num_draws:
+        warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "
+             f"{keeper.to_go_on}")  # fmt: skip
+    return keeper.result(here)
 
 
 def _take(folder: Path, held: contextlib.ExitStack) -> None:
@@ -156,32 +233,3 @@ def _check(mcmc: Any, resume: Any, directory: Any) -> None:
         raise ValueError("resume=True needs a directory: expected the one of the run to go on with")
     if directory is not None and not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")
-
-
-def _run_in_memory(job: Job, length: int | None, layout: Layout | None, processes: Alone) -> Run:
-    segments = Segments(*job, length, layout)
-    mcmc = job.mcmc
-    plan = Plan.of(mcmc, segments.length)
-    state, kept, number, divergences = segments.start, [], 0, 0
-    with stop_on_signal() as stop, progress_of(mcmc, plan, 0) as progress:
-        stopped = processes.signal(stop.signal)
-        while number < plan.segments and stopped is None:
-            done = do_segment(segments, plan, number, state)
-            state = done.state
-            divergences += done.divergences
-            kept.append(jax.tree.map(lambda x, n=done.draws: x[:, :n], done.states))
-            show(progress, plan, number, divergences, state)
-            number += 1
-            stopped = processes.signal(stop.signal)
-    draws = plan.draws(number)
-    warn_if_stopped(stopped, draws, plan, "with a directory it could go on")
-    args, kwargs = job.for_readers(layout)
-    result = finish(view_of(mcmc, args, kwargs), state)
-    empty = jax.tree.map(lambda x: x[:, :0], no_draws(segments))
-    result._states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), empty, *kept)
-    created_at = datetime.datetime.now(datetime.UTC).isoformat()
-    describer = Describer(mcmc, args, kwargs, created_at)
-    datasets = describer.datasets(result._states, state)
-    if draws:
-        describer.summarise(datasets, result._states)
-    return Run(result, _container(datasets), draws, draws == plan.num_draws)

@@ -20,10 +20,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
-from ..host_rows import HostRows
-from ..minibatch import _abstract_trace
-from .mesh_rows import MeshRows
-from .processes import Alone, Together, local
+from ..rows.host_rows import host_rows_in
+from ..rows.mesh_rows import MeshRows
+from ..target.plates import abstract_trace
+from .keys import local
+from .processes import Alone, Together
 
 PyTree = Any
 
@@ -33,20 +34,20 @@ class Layout:
     """Where the arrays of a run are.
 
     Attributes:
-        mesh: the devices.
+        mesh: the devices; None for one, wherever JAX has them.
         chain_axis: axis of the mesh that shares out the chains, or None.
         data_axis: axis that shares out the rows of the data, or None.
         num_chains: chains of the run.
     """
 
-    mesh: Mesh
-    chain_axis: str | None
-    data_axis: str | None
-    num_chains: int
+    mesh: Mesh | None = None
+    chain_axis: str | None = None
+    data_axis: str | None = None
+    num_chains: int = 1
 
     @classmethod
-    def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout | None:
-        """Check what the user gave; None without a mesh.
+    def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout:
+        """Check what the user gave.
 
         Raises:
             TypeError: if ``mesh`` is no mesh.
@@ -60,7 +61,7 @@ class Layout:
                     f"{' and '.join(given)} name axes of a mesh, and there is none: pass "
                     "mesh=jax.make_mesh(...), or drop them"
                 )
-            return None
+            return cls()
         if not isinstance(mesh, Mesh):
             raise TypeError(
                 f"mesh must be a jax.sharding.Mesh such as jax.make_mesh((8,), ('rows',)), got "
@@ -89,95 +90,142 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """Axes and their sizes, for records."""
-        return ", ".join(f"{name} {size}" for name, size in self.mesh.shape.items())
+        """Axes of a mesh and their sizes, for records."""
+        shape = {} if self.mesh is None else self.mesh.shape
+        return ", ".join(f"{name} {size}" for name, size in shape.items())
 
-    @property
-    def replicated(self) -> NamedSharding:
-        """The same on all devices."""
-        return NamedSharding(self.mesh, PartitionSpec())
+    def at(self, *axes: str | None) -> NamedSharding:
+        """Shared out over these axes of the mesh, by axis of the array; otherwise the same."""
+        return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[arg-type]
 
     def arguments(self, model: Callable | None, data: tuple) -> tuple:
-        """The model's arguments on the mesh: rows shared out, other arrays on each device.
+        """The model's arguments; on a mesh rows shared out, other arrays on each device.
 
         Raises:
             ValueError: if there is an axis for rows and no argument has any; for `HostRows`.
         """
-        if any(isinstance(x, HostRows) for x in jax.tree.leaves(data, is_leaf=_is_host_rows)):
+        if self.mesh is None:
+            return data
+        if host_rows_in(data):
             raise ValueError(
                 "HostRows stay on the host and a mesh shares rows out over devices: expected the "
                 "array itself (a memory map will do: each process reads its own rows), or no mesh"
             )
-        sizes: set[int] = set()
-        if self.data_axis is not None:
-            sizes = _numbers_of_rows(model, data)
-        found = 0
-
-        def place(x: Any) -> Any:
-            nonlocal found
-            if not _is_array(x):
-                return x
-            if x.ndim and x.shape[0] in sizes:
-                found += 1
-                return MeshRows.of(x, self.mesh, self.data_axis)  # type: ignore[arg-type]
-            dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-            return jax.make_array_from_callback(
-                x.shape, self.replicated, lambda index: np.asarray(x[index]).astype(dtype)
-            )
-
-        data = jax.tree.map(place, data)
-        if self.data_axis is not None and not found:
+        sizes = set() if self.data_axis is None else _numbers_of_rows(model, data)
+        arrays, fill = split_arrays(data)
+        has_rows = [x.ndim > 0 and x.shape[0] in sizes for x in arrays]
+        if self.data_axis is not None and not any(has_rows):
             raise ValueError(
                 f"data_axis={self.data_axis!r} shares out rows, and no argument has as many rows "
                 f"as a plate with observed sites (of sizes {sorted(sizes)}): pass the data as "
                 "arguments of the model, in plates, or drop data_axis"
             )
-        return data
+
+        def place(x: Any, by_rows: bool) -> Any:
+            if by_rows:
+                return MeshRows.of(x, self.mesh, self.data_axis)  # type: ignore[arg-type]
+            dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+            return jax.make_array_from_callback(
+                x.shape, self.at(), lambda index: np.asarray(x[index]).astype(dtype)
+            )
+
+        return fill([place(*each) for each in zip(arrays, has_rows, strict=True)])
+
+    def readable(self, data: tuple) -> tuple:
+        """The arguments for a model that is run as it is: NumPy arrays may do on a mesh alone."""
+        if self.mesh is None:
+            return data
+        arrays, fill = split_arrays(data)
+        return fill([jnp.asarray(x) for x in arrays])
+
+    def start(
+        self, kernel: Any, init: Callable, rng_key: jax.Array, init_params: PyTree, data: tuple
+    ) -> PyTree:
+        """What ``init(rng_key, init_params, data)``, the kernel's, returns.
+
+        On a mesh it is compiled: several processes can only do together what is one program.
+        """
+        if self.mesh is None:
+            return init(rng_key, init_params, data)
+        arrays, fill = split_arrays(data)
+        compiled = jax.jit(
+            lambda rng_key, init_params, arrays: init(rng_key, init_params, fill(arrays)),
+            out_shardings=self.at(),
+        )
+        state = self.visible(compiled(rng_key, init_params, arrays))
+        fixed = jax.tree.leaves(getattr(kernel, "fixed", None))
+        if any(isinstance(x, jax.core.Tracer) for x in fixed):
+            raise ValueError(
+                "`param` or `mutable` sites of the model begin with values that depend on the "
+                "data, which a mesh cannot do: expected values that do not, or a run without mesh"
+            )
+        energy = getattr(state, "potential_energy", 0.0)
+        if not np.all(np.isfinite(energy)):
+            raise ValueError(
+                f"the energy is not finite where the chain starts (potential energy {energy}): "
+                "pass other `init_params` or another `init_strategy`"
+            )
+        return state
+
+    def outputs(self, state: PyTree) -> dict[str, Any]:
+        """Arguments for ``jax.jit`` of a program that returns states of chains, and draws."""
+        if self.mesh is None:
+            return {}
+        return {"out_shardings": (self.shardings(state), self.at())}
 
     def draws(self, tree: PyTree, axis: int = 0) -> PyTree:
         """Within compiled code: arrays whose chains, on this axis, are shared out."""
         if self.chain_axis is None or self.num_chains == 1:
             return tree
-        spec = PartitionSpec(*[None] * axis, self.chain_axis)
-        return lax.with_sharding_constraint(tree, NamedSharding(self.mesh, spec))
+        return lax.with_sharding_constraint(tree, self.at(*[None] * axis, self.chain_axis))
 
     def shardings(self, state: PyTree) -> PyTree:
         """Where the state of the chains is."""
 
         def one(x: Any) -> NamedSharding:
             by_chain = self.num_chains > 1 and x.ndim and x.shape[0] == self.num_chains
-            spec = PartitionSpec(self.chain_axis) if by_chain else PartitionSpec()
-            return NamedSharding(self.mesh, spec)
+            return self.at(self.chain_axis) if by_chain else self.at()
 
         return jax.tree.map(one, state)
 
     def place(self, state: PyTree) -> PyTree:
-        """The state of the chains on the mesh, from wherever it is."""
+        """The state of the chains where the program needs it, from wherever it is."""
+        if self.mesh is None:
+            return state
         if not self._is_shared:
             return jax.device_put(state, self.shardings(state))
-        return _moved(self, jax.tree.structure(state), True)(state)
+        return _moved(state, self, to_chains=True)
 
     def visible(self, state: PyTree) -> PyTree:
         """The state of the chains as every process can read it."""
         if not self._is_shared:
             return state
-        return local(_moved(self, jax.tree.structure(state), False)(state))
+        return local(_moved(state, self, to_chains=False))
 
     @property
     def _is_shared(self) -> bool:
-        return len(_processes(self.mesh)) > 1
+        return self.mesh is not None and len(_processes(self.mesh)) > 1
 
 
-@functools.lru_cache(maxsize=16)
-def _moved(layout: Layout, structure: Any, to_chains: bool) -> Callable[[PyTree], PyTree]:
-    """A program that moves a state between being shared out and being everywhere."""
-    if not to_chains:
-        return jax.jit(lambda state: state, out_shardings=layout.replicated)
+def split_arrays(data: tuple) -> tuple[list, Callable[[list], tuple]]:
+    """The arrays among the arguments, and a function that puts others in their places."""
+    leaves, structure = jax.tree.flatten(data)
+    places = [k for k, x in enumerate(leaves) if _is_array(x)]
 
-    def constrain(state: PyTree) -> PyTree:
-        return lax.with_sharding_constraint(state, layout.shardings(state))
+    def fill(arrays: list) -> tuple:
+        filled = list(leaves)
+        for k, x in zip(places, arrays, strict=True):
+            filled[k] = x
+        return jax.tree.unflatten(structure, filled)
 
-    return jax.jit(constrain)
+    return [leaves[k] for k in places], fill
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "to_chains"))
+def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
+    """A state from everywhere to where its chains are, or back."""
+    shardings = layout.shardings(state) if to_chains else layout.at()
+    return lax.with_sharding_constraint(state, shardings)
 
 
 def _is_array(x: Any) -> bool:
@@ -187,10 +235,6 @@ def _is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
 
 
-def _is_host_rows(x: Any) -> bool:
-    return isinstance(x, HostRows)
-
-
 def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:
     """Sizes of the plates that have observed sites."""
     if model is None:
@@ -198,26 +242,21 @@ def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:
             "data_axis shares out the rows of a model's plates, and this kernel has no model: "
             "expected a kernel with one, or drop data_axis"
         )
-    leaves, structure = jax.tree.flatten(data)
-    places = [k for k, x in enumerate(leaves) if _is_array(x)]
+    arrays, fill = split_arrays(data)
     sizes: set[int] = set()
 
     def look(arrays: list) -> None:
-        filled = list(leaves)
-        for k, x in zip(places, arrays, strict=True):
-            filled[k] = x
-        args, kwargs = jax.tree.unflatten(structure, filled)
-        trace, _ = _abstract_trace(model, args, kwargs, {})
+        args, kwargs = fill(arrays)
+        trace, _ = abstract_trace(model, args, kwargs, {})
         for site in trace.values():
             if site["type"] == "sample" and site["is_observed"]:
                 sizes.update(frame.size for frame in site["cond_indep_stack"])
 
     # shapes alone: the data may be too large for one device
-    shapes = [
-        jax.ShapeDtypeStruct(leaves[k].shape, jax.dtypes.canonicalize_dtype(leaves[k].dtype))
-        for k in places
-    ]
-    jax.eval_shape(look, shapes)
+    jax.eval_shape(
+        look,
+        [jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays],
+    )
     return sizes
 
 

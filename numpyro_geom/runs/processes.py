@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+
+from .keys import as_words, from_words
 
 PyTree = Any
 
@@ -23,6 +24,7 @@ PyTree = Any
 class Alone:
     """The only process of a run."""
 
+    several = False
     is_first = True
 
     def first(self, function: Callable[[], Any]) -> Any:
@@ -44,6 +46,8 @@ class Alone:
 
 class Together(Alone):
     """One of several processes, all of which call the same methods in the same order."""
+
+    several = True
 
     def __init__(self) -> None:
         self.is_first = jax.process_index() == 0
@@ -81,16 +85,10 @@ class Together(Alone):
 
     def spread(self, state: PyTree) -> PyTree:
         """Arrays and keys of the first process."""
-        leaves, structure = jax.tree.flatten(state)
-        words = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
-        words = multihost_utils.broadcast_one_to_all([np.asarray(x) for x in words])
-        found = [
-            jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(y))
-            if _is_key(y)
-            else jnp.asarray(np.asarray(x, y.dtype))
-            for x, y in zip(words, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, found)
+        words = multihost_utils.broadcast_one_to_all(jax.tree.map(as_words, state))
+        return jax.tree.map(
+            lambda x, like: from_words(np.asarray(x, as_words(like).dtype), like), words, state
+        )
 
     def signal(self, name: str | None) -> str | None:
         """The signal that this process was sent, or another one of them."""
@@ -106,19 +104,3 @@ class Together(Alone):
 
     def _gather(self, number: int | bool) -> np.ndarray:
         return np.asarray(multihost_utils.process_allgather(np.int32(number))).reshape(-1)
-
-
-def local(tree: PyTree) -> PyTree:
-    """Arrays and keys that every process has in full, as arrays of this process alone."""
-
-    def one(x: Any) -> Any:
-        if not _is_key(x):
-            return jnp.asarray(np.asarray(x))
-        words = jnp.asarray(np.asarray(jax.random.key_data(x)))
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-
-    return jax.tree.map(one, tree)
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from .job import Lengths
+
 PyTree = Any
 
 
@@ -14,12 +16,14 @@ class Progress:
     """Calls of ``kernel.sample`` done, their rate, time left, divergences and step size.
 
     Args:
-        done: calls that an earlier run has done.
-        total: calls of the whole run.
+        lengths: of the run.
+        number: segments that an earlier run has done.
         shown: whether to show the bar.
     """
 
-    def __init__(self, done: int, total: int, shown: bool) -> None:
+    def __init__(self, lengths: Lengths, number: int, shown: bool) -> None:
+        done, total = lengths.steps(number), lengths.steps(lengths.segments)
+        self._lengths = lengths
         self._bar = tqdm(total=total, initial=done, disable=not shown, unit="step")
 
     def __enter__(self) -> Progress:
@@ -28,19 +32,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def update(self, steps: int, phase: str, divergences: int, state: PyTree) -> None:
-        """A segment is done."""
+    def update(self, number: int, divergences: int, state: PyTree) -> None:
+        """The segment with this number is done."""
+        lengths = self._lengths
         facts = {"divergences": str(divergences)}
-        step_size = _step_size(state)
-        if step_size is not None:
-            facts["step size"] = f"{step_size:.2e}"
+        step_size = getattr(getattr(state, "adapt_state", state), "step_size", None)
+        if step_size is not None:  # a mean over the chains
+            facts["step size"] = f"{float(np.mean(np.asarray(step_size))):.2e}"
+        phase = "warmup" if number < lengths.warmup_segments else "sample"
         self._bar.set_description(phase, refresh=False)
         self._bar.set_postfix(facts, refresh=False)
-        self._bar.update(steps)
+        self._bar.update(lengths.steps(number + 1) - lengths.steps(number))
         self._bar.refresh()
-
-
-def _step_size(state: PyTree) -> float | None:
-    """A mean over the chains; None for kernels that have none."""
-    found = getattr(getattr(state, "adapt_state", state), "step_size", None)
-    return None if found is None else float(np.mean(np.asarray(found)))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
-from .mesh import Layout
+from .._mcmc import fields_of, traces_arguments
+from .job import Job, Lengths
+from .keys import is_key
+from .mesh import Layout, split_arrays
 
 PyTree = Any
 MAX_SEGMENT_BYTES = 2**25
@@ -25,79 +27,93 @@ MAX_SEGMENT_BYTES = 2**25
 MAX_SEGMENT_DRAWS = 1000
 
 
+class Done(NamedTuple):
+    """A segment.
+
+    Attributes:
+        state: of the chains after it.
+        states: by field of the state arrays of shape (chains, length, ...), zero beyond the draws.
+        draws: number of draws of each chain.
+        divergences: among them, of all chains.
+    """
+
+    state: PyTree
+    states: dict[str, PyTree]
+    draws: int
+    divergences: int
+
+
 class Segments:
     """The chains of an MCMC at their start, and how they move.
 
     Args:
-        mcmc: kernel, number of chains, warm-up, how chains are run. It is not changed, apart
-            from what ``init`` sets in its kernel.
-        rng_key: as for ``mcmc.run``.
-        args: the model's arguments.
-        kwargs: its keyword arguments.
-        extra_fields: as for ``mcmc.run``.
-        init_params: as for ``mcmc.run``.
+        job: what is run. Its MCMC is not changed, apart from what ``init`` sets in its kernel.
         length: draws a segment; None for up to 1,000 and 32 MiB.
-        layout: where arrays are, on a mesh of devices; None for one device.
+        layout: where arrays are.
 
     Attributes:
+        job: as given.
+        layout: as given.
         start: the state before the first step, with a leading axis of chains if there are
             several.
         shapes: of a segment's draws, by field of the state: (chains, length, ...).
-        length: draws a segment.
+        lengths: how the run is cut.
+        program: ``(state, draws, steps, arrays)`` to the state after so many draws, and the draws.
+        arrays: what the program is given of the model's arguments.
     """
 
-    def __init__(
-        self,
-        mcmc: MCMC,
-        rng_key: jax.Array,
-        args: tuple,
-        kwargs: dict[str, Any],
-        extra_fields: tuple[str, ...],
-        init_params: PyTree,
-        length: int | None,
-        layout: Layout | None = None,
-    ) -> None:
-        self.mcmc = mcmc
-        self.layout = layout
-        self.data: tuple = (args, kwargs)
-        if layout is not None:
-            self.data = layout.arguments(getattr(mcmc.sampler, "model", None), self.data)
-            arrays, fill = _arrays(self.data)
-        self.fields, self.removed = _fields(mcmc, extra_fields)
+    def __init__(self, job: Job, length: int | None, layout: Layout | None = None) -> None:
+        self.job, mcmc = job, job.mcmc
+        self.layout = layout = Layout() if layout is None else layout
+        data = layout.arguments(getattr(mcmc.sampler, "model", None), (job.args, job.kwargs))
+        self.arrays: Any = ()
+        self._data: Callable[[Any], tuple] = lambda _: data
+        if layout.mesh is not None:
+            self.arrays, self._data = split_arrays(data)
+        elif traces_arguments(mcmc):  # they are part of the program otherwise, as in MCMC
+            self.arrays, self._data = data, lambda arrays: arrays
+        self.fields, self._removed = fields_of(mcmc, job.extra_fields)
         self.together = mcmc.num_chains == 1 or mcmc.chain_method == "vectorized"
-        if layout is None:
-            self.start = _strong(self._init(rng_key, init_params, self.data))
-        else:
-            self.start = self._init_on_mesh(layout, rng_key, init_params, arrays, fill)
+        self.start = _strong(
+            layout.start(mcmc.sampler, self._init, job.rng_key, job.init_params, data)
+        )
         one = self.start if self.together else _take(self.start, 0)
-        if layout is None:
-            draw = jax.eval_shape(partial(self._collect, data=self.data), one)
-        else:  # a kernel keeps what it derives from arrays, and these should not outlive the run
-            draw = jax.eval_shape(lambda x, arrays: self._collect(x, fill(arrays)), one, arrays)
+        # a kernel keeps what it derives from arrays, and these should not outlive the run
+        draw = jax.eval_shape(
+            lambda x, arrays: self._collect(x, self._data(arrays)), one, self.arrays
+        )
         chains = 1 if self.together else mcmc.num_chains
-        size = chains * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(draw))
         if length is None:
-            num_draws = mcmc.num_samples // mcmc.thinning
-            length = min(MAX_SEGMENT_DRAWS, num_draws, max(1, MAX_SEGMENT_BYTES // max(1, size)))
-        self.length = length
-        self.shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
+            size = chains * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(draw))
+            most = max(1, MAX_SEGMENT_BYTES // max(1, size))
+            length = min(MAX_SEGMENT_DRAWS, job.num_draws, most)
+        self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
+        shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
         if not self.together:
-            self.shapes = _widened(self.shapes, chains)
-        # JAX sorts the entries of a dict
-        self.shapes = {name: self.shapes[name] for name in self.fields}
-        # arguments are part of the program unless asked otherwise, as in MCMC
-        self._traced: Any = self.data if mcmc._jit_model_args else None
-        self._run = jax.jit(self._segment)
-        if layout is not None:
-            self._traced = arrays
-            self._run = jax.jit(
-                lambda state, draws, steps, arrays: self._segment(
-                    state, draws, steps, fill(arrays)
-                ),
-                out_shardings=(layout.shardings(self.start), layout.replicated),
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes
             )
+        # JAX sorts the entries of a dict
+        self.shapes = {name: shapes[name] for name in self.fields}
+        self.program = jax.jit(self._segment, **layout.outputs(self.start))
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
         self._mapped: dict[tuple[int, int], Callable] = {}
+
+    @property
+    def no_draws(self) -> dict[str, PyTree]:
+        """Draws of a segment that has not been done."""
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes)
+
+    def do(self, number: int, state: PyTree) -> Done:
+        """Do the segment with this number, the first of which is 0."""
+        lengths = self.lengths
+        draws = lengths.draws(number + 1) - lengths.draws(number)
+        if number < lengths.warmup_segments:
+            steps = lengths.steps(number + 1) - lengths.steps(number)
+            return Done(*self.advance(state, 1, steps), 0, 0)
+        state, states = self.advance(state, draws, lengths.thinning)
+        diverging = states.get("diverging", np.zeros((1, 0)))
+        return Done(state, states, draws, int(np.sum(diverging[:, :draws])))
 
     def advance(self, state: PyTree, draws: int, steps: int) -> tuple[PyTree, dict[str, PyTree]]:
         """Take the chains through so many draws of so many calls of ``kernel.sample`` each.
@@ -106,33 +122,29 @@ class Segments:
             The state after them; and by field of the state NumPy arrays of shape
             (chains, length, ...), zero beyond the last draw.
         """
-        method = self.mcmc.chain_method
-        counts = jnp.asarray(draws, jnp.int32), jnp.asarray(steps, jnp.int32)
-        if self.layout is not None:
-            state, values = self._run(self.layout.place(state), *counts, self._traced)
+        method, num_chains = self.job.mcmc.chain_method, self.job.mcmc.num_chains
+        given = jnp.asarray(draws, jnp.int32), jnp.asarray(steps, jnp.int32), self.arrays
+        if self.together:
+            state, values = self.program(self.layout.place(state), *given)
             state = self.layout.visible(state)
-        elif self.together:
-            state, values = self._run(state, *counts, self._traced)
         elif method == "sequential":
             found = []
-            for chain in range(self.mcmc.num_chains):
-                one, values = self._run(_take(state, chain), *counts, self._traced)
+            for chain in range(num_chains):
+                one, values = self.program(_take(state, chain), *given)
                 found.append((one, jax.device_get(values)))
             state = _stack(*(one for one, _ in found))
             values = jax.tree.map(lambda *x: np.stack(x), *(values for _, values in found))
         elif method == "parallel":
-            state, values = self._parallel(state, *counts, self._traced)
+            state, values = self._parallel(state, *given)
         else:
             if (draws, steps) not in self._mapped:
-                self._mapped[draws, steps] = method(
-                    lambda one: self._run(one, *counts, self._traced)
-                )
+                self._mapped[draws, steps] = method(lambda one: self.program(one, *given))
             state, values = self._mapped[draws, steps](state)
         return state, self._by_chain(jax.device_get(values))
 
     def _init(self, rng_key: jax.Array, init_params: PyTree, data: tuple) -> PyTree:
         """The start of all chains, with the keys that ``mcmc.run`` would use."""
-        mcmc, (args, kwargs) = self.mcmc, data
+        mcmc, (args, kwargs) = self.job.mcmc, data
         init_params = jax.tree.map(
             lambda x: lax.convert_element_type(x, jnp.result_type(x)), init_params
         )
@@ -141,46 +153,17 @@ class Segments:
         init = partial(mcmc.sampler.init, model_args=args, model_kwargs=kwargs)
         if self.together:
             return init(rng_key, mcmc.num_warmup, init_params)
-        states = [
-            init(
-                rng_key[k], mcmc.num_warmup, None if init_params is None else _take(init_params, k)
-            )
-            for k in range(mcmc.num_chains)
+        starts = [
+            None if init_params is None else _take(init_params, k) for k in range(mcmc.num_chains)
         ]
-        return _stack(*states)
-
-    def _init_on_mesh(
-        self,
-        layout: Layout,
-        rng_key: jax.Array,
-        init_params: PyTree,
-        arrays: list,
-        fill: Callable[[list], tuple],
-    ) -> PyTree:
-        """The same, compiled: several processes can only do together what is one program."""
-        init = jax.jit(
-            lambda rng_key, init_params, arrays: self._init(rng_key, init_params, fill(arrays)),
-            out_shardings=layout.replicated,
-        )
-        state = layout.visible(_strong(init(rng_key, init_params, arrays)))
-        kept = jax.tree.leaves(getattr(self.mcmc.sampler, "fixed", None))
-        if any(isinstance(x, jax.core.Tracer) for x in kept):
-            raise ValueError(
-                "`param` or `mutable` sites of the model begin with values that depend on the "
-                "data, which a mesh cannot do: expected values that do not, or a run without mesh"
-            )
-        energy = getattr(state, "potential_energy", 0.0)
-        if not np.all(np.isfinite(energy)):
-            raise ValueError(
-                f"the energy is not finite where the chain starts (potential energy {energy}): "
-                "pass other `init_params` or another `init_strategy`"
-            )
-        return state
+        return _stack(*(init(rng_key[k], mcmc.num_warmup, start) for k, start in enumerate(starts)))
 
     def _collect(self, state: PyTree, data: tuple) -> dict[str, PyTree]:
         """What is kept of a state, by field; the draw in the model's own space."""
-        mcmc = self.mcmc
-        values = dict(zip(self.fields, _attributes(state, self.fields), strict=True))
+        mcmc = self.job.mcmc
+        found = nested_attrgetter(*self.fields)(state)
+        found = (found,) if len(self.fields) == 1 else found
+        values = dict(zip(self.fields, found, strict=True))
         transform = mcmc.postprocess_fn
         if transform is None:
             transform = mcmc.sampler.postprocess_fn(*data)
@@ -194,14 +177,14 @@ class Segments:
             )
         else:
             draw = transform(draw)
-        if self.removed:
-            draw = {name: x for name, x in draw.items() if name not in self.removed}
+        if self._removed:
+            draw = {name: x for name, x in draw.items() if name not in self._removed}
         values[self.fields[0]] = draw
         return values
 
-    def _segment(self, state: PyTree, draws: jax.Array, steps: jax.Array, data: Any) -> PyTree:
-        args, kwargs = data = self.data if data is None else data
-        sample = self.mcmc.sampler.sample
+    def _segment(self, state: PyTree, draws: jax.Array, steps: jax.Array, arrays: Any) -> PyTree:
+        args, kwargs = data = self._data(arrays)
+        sample = self.job.mcmc.sampler.sample
 
         def draw(k: jax.Array, carry: tuple) -> tuple:
             state, kept = carry
@@ -211,61 +194,30 @@ class Segments:
 
         shapes = self._on_axis(jax.eval_shape(partial(self._collect, data=data), state))
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        if self.layout is not None:
-            kept = self.layout.draws(kept, axis=1)
-        return lax.fori_loop(0, draws, draw, (state, kept))
+        return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
         """Shapes of a segment given those of a draw."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.length, *x.shape), x.dtype), draw)
+        return jax.tree.map(partial(_with_axis, self.lengths.length), draw)
 
     def _by_chain(self, values: PyTree) -> PyTree:
         """Chains on the first axis, draws on the second."""
         if not self.together:
             return values
-        if self.mcmc.num_chains == 1:
+        if self.job.mcmc.num_chains == 1:
             return jax.tree.map(lambda x: x[np.newaxis], values)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), values)
 
 
-def _arrays(data: tuple) -> tuple[list, Callable[[list], tuple]]:
-    """The arrays among the arguments, and a function that puts others in their places."""
-    leaves, structure = jax.tree.flatten(data)
-    places = [k for k, x in enumerate(leaves) if isinstance(x, jax.Array)]
-
-    def fill(arrays: list) -> tuple:
-        filled = list(leaves)
-        for k, x in zip(places, arrays, strict=True):
-            filled[k] = x
-        return jax.tree.unflatten(structure, filled)
-
-    return [leaves[k] for k in places], fill
-
-
-def _widened(shapes: PyTree, chains: int) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
-
-
-def _fields(mcmc: MCMC, extra_fields: tuple[str, ...]) -> tuple[tuple[str, ...], set[str]]:
-    """Fields of the state to keep, the draw first; and sites of the draw to leave out."""
-    field = mcmc._sample_field
-    asked = (field, *mcmc._default_fields, *extra_fields)
-    removed = {name.removeprefix(f"~{field}.") for name in asked if name.startswith(f"~{field}.")}
-    return tuple(dict.fromkeys(name for name in asked if not name.startswith("~"))), removed
-
-
-def _attributes(state: PyTree, fields: tuple[str, ...]) -> tuple:
-    found = nested_attrgetter(*fields)(state)
-    return (found,) if len(fields) == 1 else tuple(found)
+def _with_axis(size: int, x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
 
 
 def _strong(state: PyTree) -> PyTree:
     """Without weak types, which a checkpoint would lose and the program be compiled anew for."""
     return jax.tree.map(
         lambda x: (
-            x
-            if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.extended)
-            else lax.convert_element_type(x, jnp.asarray(x).dtype)
+            x if is_key(jnp.asarray(x)) else lax.convert_element_type(x, jnp.asarray(x).dtype)
         ),
         state,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,10 @@ class DrawStore:
             datasets: groups by name; variables with a dimension ``draw`` have one segment of it.
             draws: how many there are.
         """
-        for group, dataset in datasets.items():
-            for name, variable in dataset.variables.items():
-                folder = self.path / group / str(name)
-                folder.mkdir(parents=True, exist_ok=True)
-                if "draw" not in variable.dims and variable.size:
-                    self._write_chunk(folder / _key(variable, 0), variable.values)
-                    sync_directory(folder)
+        for folder, variable in self._variables(datasets):
+            folder.mkdir(parents=True, exist_ok=True)
+            if "draw" not in variable.dims and variable.size:
+                self._write_chunk(folder / _key(variable, 0), variable.values)
         self.grow(datasets, draws)
 
     def write(self, segment: int, datasets: Datasets) -> None:
@@ -67,16 +64,12 @@ class DrawStore:
         Raises:
             OSError: if one cannot be written.
         """
-        for group, dataset in datasets.items():
-            for name, variable in dataset.variables.items():
-                if "draw" not in variable.dims or not variable.size:
-                    continue
+        for folder, variable in self._variables(datasets):
+            if "draw" in variable.dims and variable.size:
                 values = variable.values
-                if name == "draw":
+                if folder.name == "draw":
                     values = segment * self.length + np.arange(self.length)
-                folder = self.path / group / str(name)
                 self._write_chunk(folder / _key(variable, segment), values)
-                sync_directory(folder)
 
     def grow(self, datasets: Datasets, draws: int) -> None:
         """Let readers see so many draws, in one instant."""
@@ -121,15 +114,17 @@ class DrawStore:
         """All groups, whose values are read when they are asked for."""
         return xr.open_datatree(self.path, engine="zarr", consolidated=True)
 
+    def _variables(self, datasets: Datasets) -> Iterator[tuple[Path, xr.Variable]]:
+        """Each with its folder."""
+        for group, dataset in datasets.items():
+            for name, variable in dataset.variables.items():
+                yield self.path / group / str(name), variable
+
     def _chunks(self, segment: int, datasets: Datasets) -> list[tuple[Path, int]]:
         """Files of a segment and their sizes."""
         return [
-            (
-                self.path / group / str(name) / _key(variable, segment),
-                variable.nbytes + CHECKSUM_BYTES,
-            )
-            for group, dataset in datasets.items()
-            for name, variable in dataset.variables.items()
+            (folder / _key(variable, segment), variable.nbytes + CHECKSUM_BYTES)
+            for folder, variable in self._variables(datasets)
             if "draw" in variable.dims and variable.size
         ]
 
@@ -138,6 +133,7 @@ class DrawStore:
         content = content.astype(content.dtype.newbyteorder("<"), copy=False)
         raw = content.reshape(-1).view(np.uint8)
         write_atomically(path, raw, _checksum(raw))
+        sync_directory(path.parent)
 
 
 def _checksum(content: np.ndarray) -> bytes:

@@ -18,11 +18,11 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
-from .. import minibatch
 from .._util import key_word, scattered
-from ..host_rows import HostRows, host_rows_in
-from ..minibatch import Batch, Plan
-from ..row_fetch import Hint, batches_at_once, fetch, hint_part, hints
+from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
+from ..rows.host_rows import HostRows, host_rows_in
+from . import minibatch
+from .minibatch import Batch, Subsampling
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
@@ -73,12 +73,12 @@ class Potential(NamedTuple):
     full_energy: Callable[[PyTree], jax.Array] | None = None
 
 
-def model_potential(model: Callable, plan: Plan, args: tuple, kwargs: dict) -> Potential:
+def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Potential:
     """The potential of a NumPyro model, with minibatches as the plan says.
 
     Args:
         model: a NumPyro model; ``param`` sites already substituted.
-        plan: from `numpyro_geom.minibatch.make_plan`.
+        plan: from `numpyro_geom.target.plates.read_subsampling`.
         args: model arguments; arrays in them may be traced.
         kwargs: model keyword arguments.
     """
@@ -221,7 +221,7 @@ def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...
     return parts
 
 
-def _sum_over_chunks(plan: Plan, fn: Callable[[Batch], PyTree]) -> PyTree:
+def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree:
     """``sum_k w_k fn(chunk k)``, where w_k is the chunk's share of its plate's rows.
 
     A plate scales what is in it by its size over the rows it got, and w_k takes that back, while
@@ -290,7 +290,7 @@ def _add_from_host(
 
 
 def _row_energies(
-    model: Callable, plan: Plan, args: tuple, kwargs: dict, plate: str, batch: Batch
+    model: Callable, plan: Subsampling, args: tuple, kwargs: dict, plate: str, batch: Batch
 ) -> Callable[[PyTree], jax.Array]:
     """Energies of single rows of a plate: position -> array of shape (rows of the batch,).
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .._util import all_finite
-from ..expansion import Expansion, with_expansion
 from .control_variate import Control, with_control_variate
+from .expanded import with_expansion
+from .expansion import Expansion
 from .potential import Potential
 
 PyTree = Any

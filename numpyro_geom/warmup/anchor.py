@@ -39,7 +39,7 @@ def search_with_anchor(
     return jax.lax.fori_loop(0, REFINEMENTS, refine, position)
 
 
-def move_to_mean(potential: Potential, control: Control, restarting: jax.Array | bool) -> Control:
+def move_to_mean(potential: Potential, control: Control, restarting: jax.Array) -> Control:
     """Move the anchor to the mean of the last draws, if they are enough.
 
     Args:

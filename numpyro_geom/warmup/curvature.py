@@ -80,7 +80,9 @@ def measure(
         products = [(noise_factor * w, _score_covariance(f, unravel(flat))) for w, f in groups]
 
         def covariance(v: jax.Array) -> jax.Array:
-            total = sum(w * ravel_pytree(product(unravel(v)))[0] for w, product in products)
+            total = jnp.zeros_like(v)
+            for w, product in products:
+                total = total + w * ravel_pytree(product(unravel(v)))[0]
             return total if known_noise is None else total - ravel_pytree(known_noise)[0] * v
 
         def product(v: jax.Array) -> jax.Array:

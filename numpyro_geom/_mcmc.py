@@ -1,0 +1,83 @@
+"""What NumPyro's `MCMC` keeps under private names: the only place that knows these."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpyro.infer import MCMC
+from numpyro.infer.mcmc import MCMCKernel
+
+PyTree = Any
+
+
+def model_of(kernel: MCMCKernel) -> Callable | None:
+    """The model that a kernel was given; None if it has none."""
+    given = getattr(getattr(kernel, "settings", None), "model", None)
+    return getattr(kernel, "_model", given)
+
+
+def arguments_of(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
+    """The model's arguments in the last run."""
+    return mcmc._args, mcmc._kwargs
+
+
+def states_of(mcmc: MCMC) -> dict[str, PyTree] | None:
+    """What the last run has collected, by field: arrays of shape (chains, draws, ...)."""
+    return mcmc._states
+
+
+def sample_field(mcmc: MCMC) -> str:
+    """Field of the state that holds the draw."""
+    return mcmc._sample_field
+
+
+def fields_of(mcmc: MCMC, extra_fields: tuple[str, ...]) -> tuple[tuple[str, ...], set[str]]:
+    """Fields of the state to collect, the draw first; and sites of the draw to leave out."""
+    field = mcmc._sample_field
+    asked = (field, *mcmc._default_fields, *extra_fields)
+    removed = {name.removeprefix(f"~{field}.") for name in asked if name.startswith(f"~{field}.")}
+    return tuple(dict.fromkeys(name for name in asked if not name.startswith("~"))), removed
+
+
+def traces_arguments(mcmc: MCMC) -> bool:
+    """Whether the model's arguments are no part of the compiled program."""
+    return mcmc._jit_model_args
+
+
+def holding(
+    mcmc: MCMC,
+    arguments: tuple[tuple, dict[str, Any]],
+    states: Mapping[str, PyTree] | None = None,
+    last_state: PyTree = None,
+) -> MCMC:
+    """A copy of an MCMC that has these arguments and draws, and nothing of an earlier run."""
+    new = copy.copy(mcmc)
+    new._args, new._kwargs = arguments
+    new._states, new._states_flat = None if states is None else dict(states), None
+    new._last_state = last_state
+    return new
+
+
+class LazyMCMC(MCMC):
+    """An MCMC whose draws are read when they are asked for."""
+
+    _read: Callable[[], PyTree] | None
+    _loaded: PyTree = None
+
+    @classmethod
+    def of(cls, mcmc: MCMC, read: Callable[[], PyTree]) -> LazyMCMC:
+        """A copy of ``mcmc`` with the draws that a function returns."""
+        new = cls.__new__(cls)
+        new.__dict__.update({name: x for name, x in vars(mcmc).items() if name != "_states"})
+        new._read = read
+        return new
+
+    @property
+    def _states(self) -> PyTree:
+        return self._loaded if self._read is None else self._read()
+
+    @_states.setter
+    def _states(self, states: PyTree) -> None:  # it has run by itself
+        self._read, self._loaded = None, states

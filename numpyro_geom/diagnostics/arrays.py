@@ -1,0 +1,91 @@
+"""Arrays by name, from pytrees and from ArviZ containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Arrays = dict[str, np.ndarray]
+
+
+def host(x: Any) -> np.ndarray:
+    """A NumPy array of a type that can be stored."""
+    array = np.asarray(jax.device_get(x))
+    # bfloat16 and its like are unknown to xarray and netCDF
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def is_numeric(x: Any) -> bool:
+    """Whether it is an array of numbers or of truth values."""
+    return isinstance(x, (np.ndarray, jax.Array)) and (
+        jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
+    )
+
+
+def paths(
+    tree: PyTree, root: str, is_leaf: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Leaves of a pytree, named by path; ``root`` comes before paths that start with a number."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
+        keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
+        if not keys or not isinstance(keys[0], str):
+            keys.insert(0, root)
+        yield ".".join(map(str, keys)), leaf
+
+
+def stored_name(name: Any) -> str:
+    """What an export calls a site: netCDF reserves the slash."""
+    return str(name).replace("/", ".")
+
+
+def entry_names(name: str, shape: Sequence[int], chosen: Any = None) -> list[str]:
+    """``w[0, 1]`` and so on, of all entries or of the chosen ones; ``w`` for a scalar."""
+    if not shape:
+        return [name]
+    numbers = range(int(np.prod(shape))) if chosen is None else chosen
+    indices = (np.unravel_index(k, tuple(shape)) for k in numbers)
+    return [f"{name}[{', '.join(map(str, index))}]" for index in indices]
+
+
+def evenly(size: int, most: int) -> np.ndarray:
+    """Numbers of up to ``most`` of so many entries, spread over all of them."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
+
+
+def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """The names of one or several variables, each once.
+
+    Raises:
+        ValueError: for none, and for unknown ones.
+    """
+    given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    missing = [name for name in given if name not in known]
+    if not given:
+        raise ValueError(f"expected names of variables, got none: {what} has {sorted(known)}")
+    if missing:
+        raise ValueError(f"{what} has no variables {missing}: it has {sorted(known)}")
+    return given
+
+
+def variables_of(dataset: Any, *, numeric: bool = True) -> Arrays:
+    """Variables of a dataset that have chains and draws, these first.
+
+    Args:
+        dataset: a Dataset, or a DataTree node that holds one.
+        numeric: leave out what is neither a number nor a truth value.
+    """
+    return {
+        str(name): x.transpose("chain", "draw", ...).values
+        for name, x in dataset.data_vars.items()
+        if {"chain", "draw"} <= set(x.dims) and (not numeric or x.dtype.kind in "biuf")
+    }
+
+
+def group_of(container: Any, name: str) -> Arrays:
+    """Variables of a group of an InferenceData or DataTree; none if it is missing."""
+    return variables_of(container[name]) if hasattr(container, name) else {}

@@ -1,0 +1,140 @@
+"""What a check of a run is, and every threshold that one has.
+
+`draw_checks` looks at the draws, `moment_checks` at gradients at them, `run_checks` at what the
+run says of itself, `guide_checks` at the draws of a guide. `diagnose`, `step_size_summary` and
+`warn_if_unreliable` show what these find, and judge nothing themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+LEAST_DRAWS = 8
+"""Draws a chain that split chains need."""
+LEAST_ESS = 400
+"""Effective draws in all chains together (Vehtari et al., Bayesian Analysis 16(2), 2021)."""
+LARGEST_RHAT = 1.01
+"""Of up to four chains (the same source); see `largest_rhat`."""
+TOLERATED_MEAN = 0.25
+"""Error of a mean, in standard deviations: it widens the spread around the true mean by 3%."""
+TOLERATED_SD = 0.05
+"""Relative error of a standard deviation that the default ``bias_tolerance`` allows."""
+TOLERATED_VARIANCE = 2 * TOLERATED_SD
+"""Of a variance, likewise; for temperatures and step sizes where no ``bias_tolerance`` is known."""
+ROUNDING = 1.05
+"""Times the tolerance: the automatic step size reaches it, up to rounding."""
+BINDING = 0.8
+"""Share of the tolerance from which the larger term of a bias is what binds: the rules of kernels
+with a momentum aim at tolerance / (1 + tolerance)."""
+ENOUGH_RELAXATIONS = 50
+"""Relaxation times below which a run is too short: about 25 independent draws."""
+WIDE_CURVATURE = 10.0
+"""Ratio of curvatures measured along a chain above which one step size does not fit."""
+LARGEST_CLAMPED = 0.05
+"""Share of entries with more noise than there is to take from."""
+LEAST_ACCEPTANCE = 0.5
+"""Share of the acceptance rate that was aimed at."""
+LARGEST_SHAPE = 0.7
+"""Pareto shape from which weights correct nothing (Vehtari et al., JMLR 25(72), 2024)."""
+FEWEST_WEIGHTS = 25
+"""Draws below which a tail, a fifth of them, has fewer than the five values that a shape needs."""
+EQUAL_WEIGHTS = 0.01
+"""Range of log weights, in nats, below which there is no tail that a shape could describe."""
+FALSE_ALARMS = 0.01
+"""Chance that Monte Carlo error alone flags one of the figures of a check."""
+
+HIDDEN = "Monte Carlo error hides it; run longer to tell"
+
+
+class Check(NamedTuple):
+    """One figure of a run, and whether it is as it should be.
+
+    Attributes:
+        name: of the figure.
+        value: the figure; NaN where there is only something to say.
+        error: its Monte Carlo standard error; None where it has none.
+        threshold: what it should be, in words; empty where any value is fine.
+        ok: whether it is; None where any value is fine, or Monte Carlo error hides it.
+        where: what the figure is of, the worst coordinate for instance.
+        advice: what to do if it is not what it should be.
+    """
+
+    name: str
+    value: float
+    error: float | None = None
+    threshold: str = ""
+    ok: bool | None = None
+    where: str = ""
+    advice: str = ""
+
+    @property
+    def remark(self) -> str:
+        """What the figure is of, and what to do if it is flagged."""
+        if self.ok is False and self.advice:
+            return f"{self.where}: {self.advice}" if self.where else self.advice
+        return self.where
+
+    @property
+    def figure(self) -> str:
+        """The value with its error, in a few digits."""
+        if np.isnan(self.value):
+            return "-"
+        error = "" if self.error is None else f" +- {self.error:.2g}"
+        # R-hat is judged by its third decimal
+        return (f"{self.value:.4g}" if self.name == "R-hat" else digits(self.value)) + error
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a line, for a warning."""
+        expected = f", expected {self.threshold}" if self.threshold else ""
+        return f"{self.name}: {self.figure}{expected}; {self.remark}"
+
+
+def at_most(name: str, value: float, bound: float, **more: Any) -> Check:
+    """A check that a figure is no larger than this."""
+    return Check(name, value, threshold=f"at most {bound:.3g}", ok=bool(value <= bound), **more)
+
+
+def at_least(name: str, value: float, bound: float, **more: Any) -> Check:
+    """A check that a figure is no smaller than this."""
+    return Check(name, value, threshold=f"at least {bound:.3g}", ok=bool(value >= bound), **more)
+
+
+def none_of(name: str, count: int, **more: Any) -> Check:
+    """A check that something never happened."""
+    return Check(name, float(count), threshold="0", ok=count == 0, **more)
+
+
+def largest_rhat(chains: int) -> float:
+    """What R-hat is at 400 effective draws, which spread the means of the half chains.
+
+    Of four chains it is the usual 1.01. More chains share the draws, and each says less.
+    """
+    return max(LARGEST_RHAT, (1 + 2 * chains / LEAST_ESS) ** 0.5)
+
+
+def by_chance(count: int, effective: Any) -> Any:
+    """Standard errors that the largest of so many figures exceeds by chance, two-sided."""
+    return student.isf(FALSE_ALARMS / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
+
+
+def verdict(wrong: bool, error: float, size: float, tolerated: float) -> bool | None:
+    """Whether a figure is as it should be; None where Monte Carlo error hides it."""
+    if wrong:
+        return False
+    return True if max(error, size) <= tolerated else None
+
+
+def digits(x: float) -> str:
+    """Three digits; large figures are counts."""
+    text = f"{x:.3g}"
+    return f"{float(text):,.0f}" if 1000 <= abs(x) < 1e9 else text
+
+
+def span(values: Any) -> str:
+    """One figure, or the range over chains where they differ visibly."""
+    low, high = digits(float(np.min(values))), digits(float(np.max(values)))
+    return low if low == high else f"{low} to {high}"

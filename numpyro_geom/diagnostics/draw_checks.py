@@ -1,0 +1,120 @@
+"""Checks of the draws themselves: how well the chains mix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from .arrays import Arrays, entry_names, evenly
+from .checks import LEAST_DRAWS, LEAST_ESS, Check, at_least, at_most, largest_rhat, none_of
+from .run_record import RunRecord
+
+MAX_ENTRIES = 500
+"""Entries of a variable that R-hat and effective sample sizes look at, evenly spaced."""
+
+
+def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
+    """R-hat and effective sample sizes of these draws, or why there are none."""
+    names, values = _entries(posterior)
+    if not names:
+        return
+    finite = np.isfinite(values).all((0, 1))
+    if not finite.all():
+        yield none_of(
+            "entries that are not finite",
+            int((~finite).sum()),
+            where=f"{names[int(np.argmin(finite))]}, for instance",
+            advice="check that the model is proper there; the lines below leave them out",
+        )
+    if "guide" in run.attributes:  # independent draws, to which none of this applies
+        return
+    moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
+    if values.shape[1] < LEAST_DRAWS:
+        yield at_least(
+            "draws a chain",
+            float(values.shape[1]),
+            LEAST_DRAWS,
+            advice="nothing can be said of so few: increase num_samples",
+        )
+    elif not moving.any():
+        yield at_least(
+            "entries that change from draw to draw",
+            0.0,
+            1,
+            advice="the chain does not move: look at undone steps, acceptance and step size",
+        )
+    else:
+        kept = [name for name, x in zip(names, moving, strict=True) if x]
+        yield from _mixing(kept, values[..., moving], run, seconds)
+
+
+def _mixing(
+    names: list[str], values: np.ndarray, run: RunRecord, seconds: float | None
+) -> Iterator[Check]:
+    found = _arviz_figures(values)
+    longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
+    if "rhat" in found:
+        worst = int(np.argmax(found["rhat"]))
+        yield at_most(
+            "R-hat",
+            float(found["rhat"][worst]),
+            largest_rhat(values.shape[0]),
+            where=names[worst],
+            advice=f"chains disagree; {longer}",
+        )
+    for kind in ("bulk", "tail"):
+        worst = int(np.argmin(found[kind]))
+        name, value = f"effective sample size, {kind}", float(found[kind][worst])
+        yield at_least(name, value, LEAST_ESS, where=names[worst], advice=longer)
+    bulk, gradients = float(found["bulk"].min()), _gradients(run)
+    if gradients is not None:
+        yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
+    if seconds is not None:
+        yield Check("effective draws a second", bulk / seconds)
+
+
+def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
+    """Names and values of the scalars to look at, shaped (chains, draws, scalars)."""
+    names: list[str] = []
+    columns = []
+    for name, x in posterior.items():
+        if x.size == 0:
+            continue
+        flat = x.reshape((*x.shape[:2], -1))
+        chosen = evenly(flat.shape[2], MAX_ENTRIES)
+        names += entry_names(name, x.shape[2:], chosen)
+        columns.append(flat[..., chosen].astype(float))
+    return names, np.concatenate(columns, -1) if columns else np.zeros((0, 0, 0))
+
+
+def _arviz_figures(values: np.ndarray) -> Arrays:
+    """Effective sample sizes of each entry, 0 for none, and R-hat of several chains."""
+    import arviz  # slow to import, and only needed here
+
+    # a dataset is what both lines of ArviZ take
+    data = xr.Dataset({"x": (["chain", "draw", "entry"], values)})
+    found = {}
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that do not move
+        for kind in ("bulk", "tail"):
+            found[kind] = np.nan_to_num(arviz.ess(data, method=kind)["x"].values, nan=0.0)
+        if values.shape[0] > 1:
+            found["rhat"] = arviz.rhat(data)["x"].values
+    return found
+
+
+def _gradients(run: RunRecord) -> float | None:
+    chains = next(iter(run.posterior.values())).shape[0]
+    if "gradients" in run.attributes:
+        return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
+    steps = run.sample_stats.get("n_steps")
+    if steps is None:
+        return None
+    return float(steps.sum()) * int(run.attributes.get("thinning", 1))
+
+
+def _batches(run: RunRecord) -> str:
+    rows = json.loads(run.attributes.get("batch_sizes", "{}"))
+    return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""

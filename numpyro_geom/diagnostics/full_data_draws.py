@@ -1,0 +1,223 @@
+"""Likelihoods and predictions of a model on all rows, for all draws.
+
+They are evaluated in chunks of draws and rows, so that the device holds a bounded number of values,
+and are collected on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro import handlers
+
+from .arrays import Arrays
+from .full_data import FullDataModel
+
+CHUNK_SIZE = 2**18
+"""Pointwise values that are evaluated at once, rows times draws, unless memory forbids."""
+CHUNK_MEMORY = 2**28
+"""Bytes of temporary device memory above which the automatic chunk is made smaller."""
+DRAWS_AT_ONCE = 64
+"""Draws that share one pass over a chunk of rows, where there are enough rows."""
+PROBE_ROWS = 8
+"""Rows on which a model is tried to find out whether its rows can be taken apart."""
+
+
+def pointwise_log_prob(
+    model: FullDataModel, draws: Arrays, names: list[str], chunk_size: int | None
+) -> Arrays:
+    """Pointwise log likelihood, sites together that are indexed by the same largest plate."""
+    by_plate: dict[str | None, list[str]] = {}
+    for name in names:
+        by_plate.setdefault(row_plate(model, draws, name), []).append(name)
+    found: Arrays = {}
+    num_draws = next(iter(draws.values())).shape[0]
+    for plate, group in by_plate.items():
+        num_rows = 1 if plate is None else model.sizes[plate]
+        found |= _evaluate(
+            _log_prob_fn(model, group, plate),
+            model.arrays,
+            draws,
+            num_draws,
+            num_rows,
+            {} if plate is None else _local_axes(model, plate),
+            {n: None if plate is None else dict(model.sites[n].plates)[plate] for n in group},
+            chunk_size,
+        )
+    return {name: found[name] for name in names}
+
+
+def _log_prob_fn(model: FullDataModel, names: list[str], plate: str | None) -> Callable:
+    def log_prob(arrays: list, _: jax.Array, draw: dict, rows: jax.Array) -> dict[str, jax.Array]:
+        fn = handlers.substitute(handlers.seed(model.fn, random.key(0)), data=draw)
+        trace = model.trace(fn, arrays, {} if plate is None else {plate: rows})
+        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
+
+    return log_prob
+
+
+def _local_axes(model: FullDataModel, plate: str) -> dict[str, int]:
+    """Latent sites that live in the plate, with the axis of its rows (after that of draws)."""
+    return {
+        name: 1 + len(site.batch_shape) + dim
+        for name, site in model.sites.items()
+        for p, dim in site.plates
+        if site.kind == "latent" and p == plate
+    }
+
+
+def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
+    """The largest plate of an observed site, or None where its rows cannot be taken apart.
+
+    The model is tried on a few rows, twice, in other company and order. One that does not index
+    its data by the plate fails or keeps another shape; one that mixes its rows (a cumulative sum,
+    a normalisation over the batch) gives other values.
+    """
+    site = model.sites[name]
+    if not site.plates:
+        return None
+    plate, dim = max(site.plates, key=lambda pair: model.sizes[pair[0]])
+    size = model.sizes[plate]
+    if size <= 2 * PROBE_ROWS:
+        return None
+    few = np.arange(PROBE_ROWS) * (size // PROBE_ROWS)
+    others = np.where(np.arange(PROBE_ROWS) % 2 == 0, few, few + 1)[::-1]
+    expected = list(site.batch_shape)
+    expected[dim] = PROBE_ROWS
+    local_axes = _local_axes(model, plate)
+    log_prob = jax.jit(_log_prob_fn(model, [name], plate))
+    found = []
+    for rows in (few, others):
+        draw = {
+            n: np.take(x[0], rows, local_axes[n] - 1) if n in local_axes else x[0]
+            for n, x in draws.items()
+        }
+        try:
+            values = log_prob(model.arrays, np.int32(0), draw, rows.astype(np.int32))[name]
+        except Exception:  # whatever a user's model raises when shapes do not fit
+            return None
+        if values.shape != tuple(expected):
+            return None
+        found.append(np.asarray(values))
+    even = np.arange(0, PROBE_ROWS, 2)
+    alone, again = np.take(found[0], even, dim), np.take(found[1], PROBE_ROWS - 1 - even, dim)
+    # rounding is far smaller, and rows that depend on each other far more different
+    return plate if np.allclose(alone, again, rtol=1e-3, atol=1e-3, equal_nan=True) else None
+
+
+def predictive_values(
+    model: FullDataModel,
+    draws: Arrays,
+    num_draws: int,
+    names: list[str],
+    rng_key: Any,
+    chunk_size: int | None,
+) -> Arrays:
+    """Values of sites with observed ones drawn anew, all rows, for each draw (or from the prior).
+
+    A draw has its own key, so the result does not depend on the chunks.
+    """
+
+    def sample(arrays: list, number: jax.Array, draw: dict, _: Any) -> dict[str, jax.Array]:
+        fn = handlers.seed(model.fn, random.fold_in(rng_key, number))
+        trace = model.trace(handlers.uncondition(handlers.substitute(fn, data=draw)), arrays)
+        return {name: trace[name]["value"] for name in names}
+
+    try:
+        return _evaluate(
+            sample, model.arrays, draws, num_draws, 1, {}, dict.fromkeys(names), chunk_size
+        )
+    except NotImplementedError as error:
+        raise ValueError(
+            "the model has a site whose distribution cannot be drawn from, such as an "
+            "ImproperUniform: give the draws as a dict, or replace the distribution"
+        ) from error
+
+
+# In chunks
+
+
+def _evaluate(
+    fn: Callable[[list, jax.Array, dict, jax.Array], dict],
+    arrays: list[jax.Array],
+    draws: Arrays,
+    num_draws: int,
+    num_rows: int,
+    local_axes: Mapping[str, int],
+    row_axes: Mapping[str, int | None],
+    chunk_size: int | None,
+) -> Arrays:
+    """All values of ``fn(arrays, number of the draw, draw, rows)``, with bounded device memory.
+
+    Args:
+        fn: pure; its results are a dict of arrays.
+        arrays: passed through.
+        draws: one entry a draw, on the host.
+        num_draws: draws.
+        num_rows: rows.
+        local_axes: for sites that have an entry a row, its axis (that of draws included).
+        row_axes: for each result, the negative axis of the rows, or None if it has none.
+        chunk_size: most entries of all results together that are computed at once.
+
+    Returns:
+        Arrays on the host, draws first.
+    """
+    batched = jax.vmap(fn, (None, 0, 0, None))
+
+    def abstract(n_draws: int, n_rows: int) -> tuple:
+        chunk = {}
+        for name, x in draws.items():
+            shape = [n_draws, *x.shape[1:]]
+            if name in local_axes:
+                shape[local_axes[name]] = n_rows
+            chunk[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        numbers, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (n_draws, n_rows))
+        return arrays, numbers, chunk, rows
+
+    whole = jax.eval_shape(batched, *abstract(num_draws, num_rows))
+    per_row = max(1, sum(s.size for s in whole.values()) // (num_draws * num_rows))
+    held = max(1, sum(x[0].size for name, x in draws.items() if name not in local_axes))
+    limit = CHUNK_SIZE if chunk_size is None else chunk_size
+    for _ in range(5):
+        n_draws, n_rows = _chunk_shape(num_draws, num_rows, per_row, held, limit)
+        compiled = jax.jit(batched).lower(*abstract(n_draws, n_rows)).compile()
+        memory = compiled.memory_analysis()
+        excess = 0.0 if memory is None else memory.temp_size_in_bytes / CHUNK_MEMORY
+        if chunk_size is not None or excess <= 1 or n_draws * n_rows == 1:
+            break
+        limit = max(1, int(n_draws * n_rows * per_row / (1.2 * excess)))
+
+    found = {name: np.empty(s.shape, s.dtype) for name, s in whole.items()}
+    for first in range(0, num_draws, n_draws):
+        # the last chunk repeats its last entry, so that all have one shape: one compilation
+        numbers = np.minimum(np.arange(first, first + n_draws, dtype=np.int32), num_draws - 1)
+        some = {name: x[numbers] for name, x in draws.items()}
+        shared = {name: jnp.asarray(x) for name, x in some.items() if name not in local_axes}
+        for start in range(0, num_rows, n_rows):
+            rows = np.minimum(np.arange(start, start + n_rows, dtype=np.int32), num_rows - 1)
+            local = {n: jnp.asarray(np.take(some[n], rows, axis=a)) for n, a in local_axes.items()}
+            chunk = {**shared, **local}
+            values = compiled(arrays, jnp.asarray(numbers), chunk, jnp.asarray(rows))
+            for name, value in jax.device_get(values).items():
+                where = [slice(first, first + n_draws)] + [slice(None)] * (value.ndim - 1)
+                axis = row_axes[name]
+                if axis is not None:
+                    where[axis] = slice(start, start + n_rows)
+                target = found[name][tuple(where)]
+                target[...] = value[tuple(slice(n) for n in target.shape)]
+    return found
+
+
+def _chunk_shape(
+    num_draws: int, num_rows: int, per_row: int, held: int, limit: int
+) -> tuple[int, int]:
+    """Draws and rows of a chunk: many draws share a pass over rows, the rest goes to rows."""
+    most = max(1, min(num_draws, limit // held, limit // per_row))
+    n_draws = min(most, DRAWS_AT_ONCE)
+    n_rows = max(1, min(num_rows, limit // (per_row * n_draws)))
+    return max(n_draws, min(most, limit // (per_row * n_rows))), n_rows

@@ -1,0 +1,138 @@
+r"""Errors of means and standard deviations that gradients at the draws reveal.
+
+For a target exp(-U / tau) and a vector field phi, integration by parts gives
+
+    E[phi . grad U] = tau E[div phi].
+
+Two fields a coordinate j turn it into errors of moments, whatever the kernel and however the draws
+came about. With the draws' mean m, covariance S and standard deviations s, and those of the
+target with a star,
+
+    phi = S e_j:                  mean[(S grad U)_j] / (tau s_j)       is about (m_j - m*_j) / s_j
+    phi = S e_j (theta_j - m_j):  mean[(theta_j - m_j) (S grad U)_j] / (tau s_j^2)
+                                                                       is about (s_j / s*_j)^2
+
+In expectation draws of any target give 0 and 1. For a Gaussian one the first is the error of the
+mean, and the second that of the variance to first order, Monte Carlo error of these draws included.
+S makes them errors of coordinate j: with phi = e_j (theta_j - m_j), the configurational temperature
+of a coordinate, stiff directions that hardly contribute to its variance would dominate. That is
+what is left where draws are too few to know S, and its diagonal stands in: 0 and 1 are still right
+for draws of the target, and what differs from that is no error of a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import entry_names, evenly
+from .gradients import GRADIENT, POSITION
+from .monte_carlo import effective_size
+from .scalar_draws import named
+
+MAX_FULL_COVARIANCE = 200
+"""Coordinates above which S is diagonal."""
+DRAWS_A_COORDINATE = 10
+"""Effective draws for each coordinate below which S is diagonal: its noise would be the result."""
+MAX_ENTRIES = 500
+"""Coordinates that are looked at where S is diagonal, evenly spaced."""
+
+
+class MomentErrors(NamedTuple):
+    """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,).
+
+    Attributes:
+        names: of the coordinates, such as ``w[3]``.
+        mean: error of the mean, in standard deviations.
+        mean_error: its Monte Carlo standard error.
+        mean_size: effective draws behind it.
+        sd: relative error of the standard deviation.
+        sd_error: its Monte Carlo standard error.
+        sd_size: effective draws behind it.
+        full: whether S is more than its diagonal; if not, see the module's docstring.
+        left_out: draws whose position or gradient is not finite.
+        hidden: coordinates that are left out because no draw has a gradient there.
+    """
+
+    names: list[str]
+    mean: np.ndarray
+    mean_error: np.ndarray
+    mean_size: np.ndarray
+    sd: np.ndarray
+    sd_error: np.ndarray
+    sd_size: np.ndarray
+    full: bool
+    left_out: int
+    hidden: list[str]
+
+
+def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
+    """Errors of means and standard deviations, from positions and gradients.
+
+    S comes from the other half of each chain, so that its noise does not add up.
+
+    Args:
+        arrays: what `gradients_at_draws` returns, at least four draws.
+        temperature: tau of the target, above 0.
+    """
+    names, z, grad = _columns(arrays)
+    told = ~np.isnan(grad).all((0, 1))
+    hidden, names = list(named(names, ~told)), list(named(names, told))
+    z, grad = z[..., told], grad[..., told]
+    finite = np.isfinite(z).all(-1) & np.isfinite(grad).all(-1)
+    left_out = int((~finite).sum())
+    if finite.sum() < 4 or not names:
+        none = np.full(len(names), np.nan)
+        return MomentErrors(names, none, none, none, none, none, none, False, left_out, hidden)
+    middle = np.mean(z[finite], 0)
+    centred = np.where(finite[..., None], z - middle, 0.0)
+    size = z.shape[-1]
+    full = size <= MAX_FULL_COVARIANCE
+    full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
+    if not full and size > MAX_ENTRIES:
+        some = evenly(size, MAX_ENTRIES)
+        names, centred, grad = [names[k] for k in some], centred[..., some], grad[..., some]
+    half = z.shape[1] // 2
+    parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
+    mean, ratio = np.full((2, *centred.shape), np.nan)
+    for here, there in parts:
+        others = centred[:, there][finite[:, there]]
+        variance = np.mean(others**2, 0)
+        scale = np.where(variance > 0, variance, np.nan)
+        pull = grad[:, here]
+        pull = pull @ (others.T @ others / len(others)) if full else pull * variance
+        mean[:, here] = pull / (temperature * np.sqrt(scale))
+        ratio[:, here] = centred[:, here] * pull / (temperature * scale)
+    # of a Gaussian the spreads are 1 and 2^1/2; a low estimate has a low spread of its own
+    mean, mean_error, mean_size = _mean_and_error(mean, finite, 1.0)
+    ratio, error, sd_size = _mean_and_error(ratio, finite, 2**0.5)
+    sd = np.sqrt(np.maximum(ratio, 0.0))
+    sd_error = error / (2 * np.maximum(sd, 0.5))
+    return MomentErrors(
+        names, mean, mean_error, mean_size, sd - 1, sd_error, sd_size, full, left_out, hidden
+    )
+
+
+def _mean_and_error(
+    values: np.ndarray, finite: np.ndarray, least_spread: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means over draws of (chains, draws, D), their Monte Carlo errors, and effective draws."""
+    mean = values[finite].mean(0)
+    filled = np.where(finite[..., None], values, mean)
+    spread = np.maximum(filled.std((0, 1)), least_spread)
+    effective = effective_size(np.nan_to_num(filled))
+    return mean, spread / np.sqrt(effective), effective
+
+
+def _columns(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of all coordinates, and positions and gradients of shape (chains, draws, D)."""
+    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
+    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
+
+    def flat(prefix: str) -> np.ndarray:
+        parts = [arrays[prefix + site] for site in sites]
+        return np.concatenate([x.reshape((*x.shape[:2], -1)).astype(float) for x in parts], -1)
+
+    return names, flat(POSITION), flat(GRADIENT)

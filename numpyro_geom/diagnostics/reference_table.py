@@ -1,0 +1,162 @@
+"""What a comparison of draws with reference draws found, as a table with a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .joint_distances import Distance
+from .text_table import Table, TextTable
+
+FALSE_ALARM = 0.01
+"""Probability that two runs on one target are said to differ."""
+SHOWN = 25
+"""Scalars in the text of a comparison; the table has them all."""
+FEW = 100
+"""Effective draws below which a verdict says little."""
+COLUMNS = {
+    "mean_error": ("mean error", "+.3f"),
+    "mean_noise": ("+-", ".3f"),
+    "sd_ratio": ("sd ratio", ".3f"),
+    "sd_noise": ("+-", ".3f"),
+    "w1": ("W1", ".3f"),
+    "w1_floor": ("floor", ".3f"),
+    "coverage": ("in 90%", ".3f"),
+    "coverage_noise": ("+-", ".3f"),
+    "ess": ("ESS", ".0f"),
+    "reference_ess": ("ref. ESS", ".0f"),
+    "p_value": ("p, corrected", ".2g"),
+}
+"""Of the table in the text: title and format of each figure."""
+
+
+class ScalarDifference(NamedTuple):
+    """How the draws of one scalar differ from the reference's; errors are standard errors.
+
+    Attributes:
+        name: of the scalar.
+        mean_error: (mean - reference mean) / reference sd.
+        mean_noise: Monte Carlo error of that.
+        sd_ratio: sd / reference sd.
+        sd_noise: Monte Carlo error of that.
+        w1: Wasserstein-1 distance / reference sd.
+        w1_floor: its mean where both have one law.
+        w1_noise: bound on its standard deviation there.
+        coverage: share of the draws in the reference's central 90% interval.
+        coverage_noise: Monte Carlo error of that.
+        ess: effective sample size of the draws, the smaller of those of mean and sd.
+        reference_ess: the same of the reference.
+        p_value: smallest of the four comparisons, corrected for their number over all scalars.
+    """
+
+    name: str
+    mean_error: float
+    mean_noise: float
+    sd_ratio: float
+    sd_noise: float
+    w1: float
+    w1_floor: float
+    w1_noise: float
+    coverage: float
+    coverage_noise: float
+    ess: float
+    reference_ess: float
+    p_value: float
+
+    @property
+    def least_ess(self) -> float:
+        """Effective sample size of the side that has fewer."""
+        return min(self.ess, self.reference_ess)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(TextTable):
+    """What `compare` found; prints as a table and a verdict.
+
+    Attributes:
+        scalars: the differences, one a scalar, in the order of the draws.
+        joint: distances between the joint laws; none where there are too few effective draws.
+        left_out: variables that only one of the two has.
+        constant: scalars that are one and the same number in both.
+        sizes: chains and draws of each, of the draws and of the reference.
+        within_noise: whether nothing is larger than chance allows, at 1% for all together.
+        verdict: that in words.
+    """
+
+    scalars: tuple[ScalarDifference, ...]
+    joint: tuple[Distance, ...]
+    left_out: tuple[str, ...]
+    constant: tuple[str, ...]
+    sizes: tuple[tuple[int, int], tuple[int, int]]
+    within_noise: bool = field(init=False)
+    verdict: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        differs = self._differing
+        object.__setattr__(self, "within_noise", not differs)
+        object.__setattr__(self, "verdict", self._verdict(differs))
+
+    def to_dataframe(self) -> Any:
+        """All scalars as a pandas DataFrame, indexed by name."""
+        import pandas as pd
+
+        return pd.DataFrame(self.scalars, columns=ScalarDifference._fields).set_index("name")
+
+    @property
+    def _differing(self) -> list[str]:
+        share = FALSE_ALARM / 2  # half for the scalars, half for the joint distances
+        found = [s.name for s in self.scalars if s.p_value < share]
+        if self.joint:
+            found += [d.name for d in self.joint if d.p_value < share / len(self.joint)]
+        return found
+
+    def _verdict(self, differs: list[str]) -> str:
+        worst = min(self.scalars, key=lambda s: s.p_value)
+        number = len(self.scalars)
+        largest = (
+            f"{worst.name} has mean {worst.mean_error:+.2g} +- {worst.mean_noise:.1g} sd off, sd "
+            f"{worst.sd_ratio:.3g} +- {worst.sd_noise:.1g} of the reference's"
+        )
+        if differs:
+            named = ", ".join(differs[:5]) + (", ..." if len(differs) > 5 else "")
+            return f"differs: {len(differs)} of {number + len(self.joint)} ({named}); {largest}"
+        mean = max(s.mean_noise for s in self.scalars)
+        sd = max(s.sd_noise for s in self.scalars)
+        text = (
+            f"within noise: {number} scalars and {len(self.joint)} joint distances agree as two "
+            f"runs on one target would; Monte Carlo errors are up to {mean:.1g} sd of a mean and "
+            f"{100 * sd:.2g}% of an sd"
+        )
+        least = min(self.scalars, key=lambda s: s.least_ess)
+        if least.least_ess < FEW:
+            text += f". That says little: {least.name} has {least.least_ess:.0f} effective draws"
+        return text
+
+    def _table(self) -> Table:
+        shown = self.scalars
+        if len(shown) > SHOWN:
+            shown = tuple(sorted(shown, key=lambda s: s.p_value)[:SHOWN])
+        header = ["scalar", *(title for title, _ in COLUMNS.values())]
+        rows = [
+            [s.name, *(format(getattr(s, name), spec) for name, (_, spec) in COLUMNS.items())]
+            for s in shown
+        ]
+        return header, rows
+
+    def _lines(self) -> list[str]:
+        own, other = (f"{chains} chains of {draws}" for chains, draws in self.sizes)
+        lines = [f"draws: {own}; reference: {other}"]
+        if len(self.scalars) > SHOWN:
+            lines.append(f"the {SHOWN} of {len(self.scalars)} scalars that differ the most")
+        for d in self.joint:
+            lines.append(
+                f"{d.name}: {d.value:.3f}, by chance {d.floor:.3f} +- {d.floor_error:.3f} "
+                f"(p = {d.p_value:.2g})"
+            )
+        if not self.joint:
+            lines.append("joint distances: not computed, too few effective draws")
+        if self.left_out:
+            lines.append(f"in one of the two only, left out: {', '.join(self.left_out)}")
+        if self.constant:
+            lines.append(f"constant, left out: {', '.join(self.constant)}")
+        return [*lines, self.verdict]

@@ -1,0 +1,89 @@
+"""What checks need to know of a run besides its draws and their figures, as attributes.
+
+They are numbers, one a chain or one for all, and texts: what netCDF can store. So a run and what it
+was exported to are judged by the same facts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from ..kernel import SGKernel
+
+
+def is_measured(mcmc: MCMC) -> bool:
+    """Whether warm-up has measured curvature and noise: not where nothing was automatic."""
+    kernel = mcmc.sampler
+    # the first measurement is before the second draw
+    return isinstance(kernel, SGKernel) and kernel.measures and int(np.min(mcmc.last_state.i)) > 1
+
+
+def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
+    """Facts of a run of one of this package's kernels.
+
+    Returns:
+        ``gradients`` and ``passes`` over the data of a chain; where they apply ``target_accept``;
+        ``clamped``, the share of entries with more noise than is injected; ``relaxation_steps`` in
+        which the slowest direction relaxes, and ``relaxations``, how many of these a chain spans;
+        ``curvature_ratio``, largest over smallest in the second half of warm-up;
+        ``warmup_shrink``, what undone steps in warm-up left of the step size;
+        ``bias_discretisation`` and ``bias_noise``, relative errors of variances, with
+        ``bias_terms``, their formulas; or ``bias_note``, why there are none.
+    """
+    kernel, state = mcmc.sampler, mcmc.last_state
+    fields = jax.device_get(mcmc.get_extra_fields(group_by_chain=True))
+    adaptation, dynamics = jax.device_get((state.adaptation, state.dynamics))
+    h, steps = (np.asarray(fields[name], float) for name in ("step_size", "num_steps"))
+    taken = mcmc.thinning * steps.sum(1)
+    epoch = 1 if kernel.plan is None else kernel.plan.steps_per_epoch
+    found: dict[str, Any] = {"gradients": taken, "passes": taken / epoch}
+    if kernel.facts.trajectory:  # one gradient more than steps, and an energy of all rows
+        trajectories = taken / steps.mean(1)
+        found["gradients"] = taken + trajectories
+        found["passes"] = (taken + trajectories) / epoch + trajectories
+    if kernel.facts.adjusted:
+        found["target_accept"] = kernel.facts.target_accept
+    clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
+    if clamped is not None:
+        found["clamped"] = np.mean(clamped)
+    text = {"bias_note": _without_bias(kernel)}
+    if is_measured(mcmc):
+        rate = _by_chain(kernel.rule.rate(adaptation.slowest, dynamics))
+        curvature, noise = _by_chain(adaptation.curvature), _by_chain(adaptation.noise)
+        found["relaxation_steps"] = 1 / (h.mean(1) * rate)
+        found["relaxations"] = mcmc.thinning * (h * steps).sum(1) * rate
+        found["curvature_ratio"] = curvature / np.maximum(
+            _by_chain(adaptation.curvature_low), 1e-30
+        )
+        found["warmup_shrink"] = _by_chain(adaptation.shrink)
+        if not text["bias_note"]:
+            parts = kernel.rule.bias(curvature, noise, h.mean(1), dynamics)
+            found["bias_discretisation"], found["bias_noise"], terms = parts
+            text = {"bias_terms": terms}
+    elif not text["bias_note"]:
+        text["bias_note"] = (
+            "not measured, because step_size and num_steps are both given (num_steps='auto' "
+            "measures it, and the relaxation time)"
+        )
+    # of a single chain a number
+    numbers = {name: np.squeeze(np.asarray(x, float)).tolist() for name, x in found.items()}
+    return {**numbers, **text}
+
+
+def _by_chain(x: Any) -> np.ndarray:
+    return np.atleast_1d(np.asarray(x, float))
+
+
+def _without_bias(kernel: SGKernel) -> str:
+    """Why the step size of a kernel has no such bias; empty where it has."""
+    if kernel.facts.adjusted:
+        return "none, steps are Metropolis-adjusted"
+    if kernel.temperature == 0:
+        return "temperature 0: the draws are the path of an optimiser, not of a posterior"
+    if kernel.rule.bias is None:
+        return f"not that of a step size, see the docstring of {type(kernel).__name__}"
+    return ""

@@ -1,0 +1,265 @@
+"""Draws and what is known of them, in one form, whether of a run, a guide or a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.infer import MCMC, NUTS
+
+from .._mcmc import arguments_of
+from ..kernel import SGKernel
+from ..laplace.draws import LaplaceDraws
+from ..target.potential import takes_rng_key
+from .arrays import Arrays, group_of, host, is_numeric
+from .finished_mcmc import draws_by_name
+from .run_facts import facts_as_attributes, is_measured
+
+SITE_TEMPERATURE = "configurational_temperature."
+"""What the name of a site's temperature among ``sample_stats`` begins with."""
+RENAMED = {
+    "adapt_state.step_size": "step_size",
+    "num_steps": "n_steps",
+    "accept_prob": "acceptance_rate",
+}
+
+
+class RunRecord(NamedTuple):
+    """Draws and what is known of them.
+
+    Attributes:
+        posterior: draws by name, shaped (chains, draws, ...).
+        sample_stats: figures of each draw by name, shaped likewise.
+        attributes: of ``posterior``: settings of what drew, and `facts_as_attributes`.
+        unconstrained: what `gradients_at_draws` returns; empty where it was not asked for.
+        model: what drew them, `param` sites at their values; None with ``potential_fn``.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        descriptions: what the figures are, by name.
+        library: attributes of every group.
+        targets_model: whether the draws are meant to be of the model's posterior.
+    """
+
+    posterior: Arrays
+    sample_stats: Arrays
+    attributes: Mapping[str, Any]
+    unconstrained: Arrays = {}
+    model: Callable | None = None
+    args: tuple = ()
+    kwargs: dict[str, Any] = {}
+    descriptions: dict[str, str] = {}
+    library: dict[str, str] = {}
+    targets_model: bool = False
+
+    @property
+    def temperature(self) -> float:
+        """Tau of the target."""
+        return float(self.attributes.get("temperature", 1.0))
+
+    @property
+    def of_this_package(self) -> bool:
+        """Whether a stochastic-gradient kernel drew them."""
+        return "final_step_size" in self.attributes
+
+
+def record_of_container(container: Any) -> RunRecord:
+    """Read an InferenceData or DataTree with a ``posterior``."""
+    names = ("posterior", "sample_stats", "unconstrained_posterior")
+    posterior, stats, unconstrained = (group_of(container, name) for name in names)
+    return RunRecord(posterior, stats, container["posterior"].attrs, unconstrained)
+
+
+def record_of_mcmc(mcmc: MCMC) -> RunRecord:
+    """Read a run that has been checked."""
+    kernel = mcmc.sampler
+    model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
+    library = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
+    if isinstance(kernel, SGKernel):
+        library = _this_library()
+        if model is not None:
+            model = kernel.runnable_model
+            # as the kernel does: traced row indices cannot index a NumPy array
+            args, kwargs = jax.tree.map(
+                lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
+            )
+    return RunRecord(
+        posterior=draws_by_name(mcmc),
+        sample_stats=sample_stats(mcmc),
+        attributes=_attributes(mcmc),
+        model=model,
+        args=args,
+        kwargs=kwargs,
+        descriptions=_descriptions(kernel),
+        library=library,
+        # an expansion with target="factors" replaces priors
+        targets_model=model is not None and not getattr(kernel, "replaced_sites", ()),
+    )
+
+
+def record_of_guide(draws: LaplaceDraws) -> RunRecord:
+    """Read the draws of a guide.
+
+    Raises:
+        ValueError: unless they have one or two dimensions.
+    """
+    shape = np.shape(draws.success)
+    if len(shape) not in (1, 2) or 0 in shape:
+        got = f"sample_shape={shape}" if shape else "a single draw, sample_shape=()"
+        raise ValueError(
+            "expected draws with sample_shape=(draws,) or (chains, draws), at least one, got "
+            f"{got}: call `guide.draw(rng_key, params, sample_shape=(4, 500))`, for instance"
+        )
+
+    def by_chain(x: Any) -> np.ndarray:
+        array = host(x)
+        return array[np.newaxis] if len(shape) == 1 else array
+
+    stats = {"success": draws.success, "n_fevals": draws.num_evaluations}
+    if draws.log_weight is not None:
+        stats["log_weight"] = draws.log_weight
+    attributes = {
+        "guide": "RiemannianLaplace",
+        **_storable(draws.settings),
+        "seconds_per_draw": float(draws.seconds),
+        **package_versions(),
+    }
+    if draws.pareto_k is not None:
+        attributes["pareto_k"] = float(draws.pareto_k)
+    return RunRecord(
+        posterior={name: by_chain(x) for name, x in draws.samples.items()},
+        sample_stats={name: by_chain(x) for name, x in stats.items()},
+        attributes=attributes,
+        model=draws.model,
+        args=draws.args,
+        kwargs=draws.kwargs,
+        descriptions={
+            "success": "whether the geodesic was followed to its end",
+            "n_fevals": "evaluations of the geodesic's acceleration",
+            "log_weight": "log target density minus log density of the draw, up to a constant; "
+            "-inf where the geodesic failed",
+        },
+        library=_this_library(),
+        targets_model=True,
+    )
+
+
+def sample_stats(mcmc: MCMC) -> Arrays:
+    """Figures of each draw, by the names that ArviZ has for them."""
+    kernel = mcmc.sampler
+    stats: Arrays = {}
+    for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
+        if field == "site_temperatures" and len(value) > 1:  # of a single site it is that of all
+            stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
+        if not is_numeric(value):
+            continue
+        if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel.facts.adjusted:
+            continue
+        x = host(value)
+        if field == "potential_energy":
+            if isinstance(kernel, SGKernel):
+                stats["energy"] = x
+            stats["lp"] = -x
+        else:
+            stats[RENAMED.get(field, field)] = x
+    if isinstance(kernel, NUTS) and "n_steps" in stats:
+        stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
+    return stats
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that draws depend on."""
+    from .. import __version__  # not yet defined while the package is being imported
+
+    return {
+        "numpyro_geom_version": __version__,
+        "numpyro_version": numpyro.__version__,
+        "jax_version": jax.__version__,
+        "arviz_version": metadata.version("arviz"),
+    }
+
+
+def _attributes(mcmc: MCMC) -> dict[str, Any]:
+    """What is needed to repeat a run, and its facts."""
+    kernel, state = mcmc.sampler, mcmc.last_state
+    attrs: dict[str, Any] = {
+        "kernel": type(kernel).__name__,
+        "num_chains": mcmc.num_chains,
+        "num_warmup": mcmc.num_warmup,
+        "num_samples": mcmc.num_samples,
+        "thinning": mcmc.thinning,
+        **package_versions(),
+    }
+    if not isinstance(kernel, SGKernel):
+        return attrs
+    attrs.update(_storable(kernel.settings.record()))
+    if kernel.plan is not None:
+        attrs["num_data"] = kernel.plan.num_data
+        attrs["plate_sizes"] = json.dumps(dict(kernel.plan.sizes))
+        attrs["batch_sizes"] = json.dumps(dict(kernel.plan.batch_sizes))
+    attrs["seed"] = json.dumps(np.asarray(state.seed).tolist())
+    figures = {
+        "final_step_size": state.step_size,
+        "final_num_steps": state.num_steps,
+        "steps_taken": state.steps_taken,
+    }
+    if is_measured(mcmc):
+        figures["lam_H"] = state.adaptation.curvature
+        figures["lam_C"] = state.adaptation.noise
+        figures["lam_min"] = state.adaptation.slowest
+    # a number, or one a chain
+    attrs.update({name: np.asarray(x).tolist() for name, x in figures.items()})
+    return {**attrs, **facts_as_attributes(mcmc)}
+
+
+def _descriptions(kernel: Any) -> dict[str, str]:
+    """What the figures in ``sample_stats`` are, energies above all."""
+    if not isinstance(kernel, SGKernel):
+        return {}
+    if kernel.plan is None:
+        estimated = takes_rng_key(kernel.potential_fn)  # type: ignore[arg-type]
+    else:
+        estimated = bool(kernel.plan.batch_sizes)
+    source = "minibatch estimate" if estimated else "on all data"
+    of_step, of_draw = "where the last step of the draw started", "mean over the draw's steps"
+    temperature = (
+        "(z - c) . grad U / D, with c where the chain was at the end of warm-up; its mean "
+    )
+    texts = {
+        "energy": f"U in nats {of_step}, {source}",
+        "lp": f"minus U in nats {of_step}, {source}",
+        "diverging": "a step of the draw was not finite or unstable, and was undone",
+        "grad_norm": f"Euclidean norm of grad U {of_step}, {source}",
+        "configurational_temperature": f"{of_draw} of {temperature}is the temperature",
+        "kinetic_temperature": f"r'M^-1 r / D of the momentum, a {of_draw}",
+        "step_size": "h of the last step of the draw",
+        "n_steps": "stochastic-gradient steps of the draw",
+        "acceptance_rate": "mean acceptance probability of the draw's steps",
+    }
+    if kernel.facts.trajectory:
+        at_start = "at the trajectory's start"
+        texts |= {
+            "energy": "U in nats of the draw, on all data",
+            "lp": "minus U in nats of the draw, on all data",
+            "diverging": "the trajectory's energy error was not finite or above 1000 tau",
+            "acceptance_rate": "acceptance probability of the draw's trajectory",
+            "kinetic_temperature": "r'M^-1 r / D of the draw's momentum, after the trajectory",
+            "grad_norm": f"{texts['grad_norm']}; {at_start}",
+            "configurational_temperature": f"{at_start} {temperature}is the temperature",
+        }
+    return texts
+
+
+def _storable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in types that netCDF can store."""
+    return {n: int(value) if isinstance(value, bool) else value for n, value in settings.items()}
+
+
+def _this_library() -> dict[str, str]:
+    version = package_versions()["numpyro_geom_version"]
+    return {"inference_library": "numpyro_geom", "inference_library_version": version}

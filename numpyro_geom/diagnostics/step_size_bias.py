@@ -1,0 +1,292 @@
+"""Bias of the step size without a reference: runs at several step sizes, and a line to h = 0."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from numpyro.util import is_prng_key
+from scipy import stats
+
+from .._checks import check_int, check_number
+from ..kernel import SGKernel, SGState
+from ..schedules import Constant
+from .arrays import chosen, paths
+from .monte_carlo import MomentEstimates, estimate_moments
+from .scalar_draws import Scalars, named, to_scalars
+from .step_size_bias_table import BiasCurve, ScalarBias
+
+SETTLING = 5
+"""A fifth as many draws as are kept are dropped first at each new step size."""
+
+
+def bias_vs_step(
+    kernel: SGKernel,
+    rng_key: jax.Array,
+    *args: Any,
+    factors: Sequence[float] = (1.0, 0.5, 0.25),
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+    var_names: str | Sequence[str] | None = None,
+    init_params: Any = None,
+    **kwargs: Any,
+) -> BiasCurve:
+    """Run a kernel at several step sizes and extrapolate its means and sds to h = 0.
+
+    Without a Metropolis test the bias of a mean or an sd is b h to first order, from
+    discretisation and minibatch noise alike. So a line is fitted to each moment, with the inverse
+    squares of its Monte Carlo errors for weights; it meets h = 0 at the unbiased value (Richardson
+    extrapolation), and b h over the sd at the smallest h is the bias, with an error bar, and
+    without any reference. An F test tells where a line does not fit. Both allow for few effective
+    draws, whose errors are themselves uncertain.
+
+    The kernel warms up once, by its own rules, and so learns metric, friction and step size; its
+    own step size, a number or the median over chains of the automatic one, times each of
+    ``factors`` is then run from where the last run ended. Draws are the same time apart at every
+    step size: the number of steps grows as h falls, so that all have about as many effective
+    draws. All runs share one compiled program. Expect the cost of ``sum(1 / f)`` ordinary runs.
+
+    What h -> 0 leaves invariant need not be the posterior: Adam-SGLD, and SGRLD with
+    ``gamma="none"`` or ``"published"``, are biased there too, which this cannot see. A metric that
+    keeps adapting (``gamma="corrected"``) has a bias in h of its own, and rarely a straight one.
+
+    Args:
+        kernel: with ``step_size="auto"`` or a number; it is not changed.
+        rng_key: a key.
+        *args: of the model.
+        factors: multiples of the kernel's own step size, at least three.
+        num_warmup: draws of warm-up.
+        num_samples: draws of each chain at each step size; a fifth as many are dropped before.
+        num_chains: vectorised chains; with many, errors are better known.
+        var_names: site or sites to report, deterministic ones included; None for the latent ones.
+            Entries that never change, such as those above the diagonal of a Cholesky factor, are
+            left out.
+        init_params: start of each chain, as for `numpyro.infer.MCMC.run`: with a leading axis of
+            chains if there are several.
+        **kwargs: of the model.
+
+    Returns:
+        The curve; ``print`` shows it, `numpyro_geom.diagnostics.plots.plot_bias` draws it.
+
+    Raises:
+        TypeError: for another kernel than this package's, and for other arguments of a wrong type.
+        ValueError: for kernels whose bias is not that of a step size, a step size that changes,
+            temperature 0, values out of range, unknown sites, and scalars that stand still in a
+            run.
+
+    Examples:
+        >>> import jax
+        >>> from numpyro_geom import SGRLD
+        >>> from numpyro_geom.diagnostics import bias_vs_step
+        >>> kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.4, num_steps=5)
+        >>> curve = bias_vs_step(kernel, jax.random.key(0), num_warmup=20, num_samples=500,
+        ...                      num_chains=16, init_params=jax.numpy.zeros(16))
+        >>> bool(curve.scalars[1].bias > 0.05)  # of the sd; 1 / sqrt(1 - h / 2) in theory
+        True
+
+    Source: Talay and Tubaro (1990) for the expansion in h; Vollmer, Zygalakis and Teh (JMLR 17,
+    2016) for minibatch gradients.
+    """
+    sizes = _check(kernel, factors)
+    if not hasattr(rng_key, "dtype") or not is_prng_key(rng_key):
+        raise TypeError(
+            "the second argument must be a key such as jax.random.key(0), before the arguments of "
+            f"the model, got {type(rng_key).__name__}"
+        )
+    num_warmup = check_int("num_warmup", num_warmup, least=0)
+    num_samples = check_int("num_samples", num_samples, least=8)
+    num_chains = check_int("num_chains", num_chains)
+    if kernel.automatic and num_warmup == 0:
+        raise ValueError("step_size='auto' is found in warm-up, and num_warmup is 0: expected both")
+    kernel = kernel.replace()
+    keys = random.split(rng_key, num_chains)
+    if num_chains == 1 and init_params is not None:
+        init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
+    state = kernel.init(keys, num_warmup, init_params, args, kwargs)
+    constrain = jax.vmap(kernel.postprocess_fn(args, kwargs))
+    names = _choose(jax.eval_shape(constrain, state.z), state.z, var_names)
+    state = jax.jit(
+        lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
+    )(state)
+    own = kernel.schedule.step_size if isinstance(kernel.schedule, Constant) else None
+    step_size = float(np.median(state.step_size)) if own is None else own
+    num_steps = kernel.settings.given_num_steps
+    num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
+
+    @jax.jit
+    def reported(z: Any) -> dict[str, jax.Array]:
+        # within the program: what is not asked for is neither computed nor kept
+        found = dict(paths(jax.vmap(constrain)(z), "z"))
+        return {name: found[name] for name in names}
+
+    step_sizes = tuple(step_size * factor for factor in sizes)
+    steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
+    # all runs share one program: a draw is so many draws of the largest number of steps that fits
+    unit = math.gcd(*steps)
+    dropped = -(-num_samples // SETTLING)
+    kernel = kernel.replace(
+        step_size=_one_after_another(step_sizes, [(dropped + num_samples) * n for n in steps]),
+        num_steps=unit,
+    )
+    kernel.init(keys, 0, state.z, args, kwargs)
+    state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
+    run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
+    found, undone, standing = [], [], []
+    for h, number in zip(step_sizes, steps, strict=True):
+        state, z, flags = run(state, jnp.asarray(number // unit))
+        arrays = {name: np.asarray(x) for name, x in reported(z).items()}
+        scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
+        found.append(estimate_moments(scalars.values))
+        standing.append(_standing(scalars))
+        undone.append(int(flags.sum()))
+    same = _constant(scalars.names, np.stack(standing))
+    found = [MomentEstimates(*(x[~same] for x in m)) for m in found]
+    biases = fit_biases(named(scalars.names, ~same), step_size, np.array(step_sizes), found)
+    constant = named(scalars.names, same)
+    return BiasCurve(biases, step_size, step_sizes, steps, tuple(undone), constant)
+
+
+def _one_after_another(step_sizes: Sequence[float], lengths: Sequence[int]) -> Callable:
+    """A schedule that takes so many steps of each size."""
+    values, ends = jnp.asarray(step_sizes), jnp.cumsum(jnp.asarray(lengths))[:-1]
+    return lambda t: values[jnp.searchsorted(ends, t, side="right")]
+
+
+def _run(
+    kernel: SGKernel,
+    dropped: int,
+    num_samples: int,
+    args: tuple,
+    kwargs: dict,
+    state: SGState,
+    repeats: jax.Array,
+) -> tuple[SGState, Any, jax.Array]:
+    """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
+
+    def draw(state: SGState, _: None) -> tuple[SGState, Any]:
+        def part(_: int, carry: tuple) -> tuple:
+            state, undone = carry
+            state = kernel.sample(state, args, kwargs)
+            return state, undone | state.diverging
+
+        undone = jnp.zeros_like(state.diverging)
+        state, undone = lax.fori_loop(0, repeats, part, (state, undone))
+        return state, (state.z, undone)
+
+    state, _ = lax.scan(lambda s, x: (draw(s, x)[0], None), state, None, dropped)
+    state, (z, undone) = lax.scan(draw, state, None, num_samples)
+    return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), z), undone
+
+
+def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
+    """The factors in falling order, once the kernel has been found fit."""
+    if not isinstance(kernel, SGKernel):
+        raise TypeError(
+            f"expected a kernel of numpyro_geom, such as SGRLD(model), got {type(kernel).__name__}"
+        )
+    name = type(kernel).__name__
+    if kernel.facts.adjusted:
+        raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
+    if kernel.rule.bias is None:
+        raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
+    if not kernel.automatic and not isinstance(kernel.schedule, Constant):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.schedule!r}")
+    if kernel.temperature == 0:
+        raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
+    if not isinstance(factors, Iterable):
+        raise TypeError(f"factors must be a sequence of numbers, got {factors!r}")
+    sizes = sorted({check_number("factors", f, above=0.0) for f in factors}, reverse=True)
+    if len(sizes) < 3:
+        raise ValueError(
+            f"factors must be at least three different numbers, got {list(factors)}: with fewer "
+            "nothing tells whether a line fits"
+        )
+    return tuple(sizes)
+
+
+def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the sites to report; by default those of the position."""
+    known = [name for name, _ in paths(values, "z")]
+    if names is None:
+        return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
+    return tuple(chosen(names, known, "the model"))
+
+
+def _standing(scalars: Scalars) -> np.ndarray:
+    """The value of a scalar that is one in all draws; NaN of one that moves."""
+    first = scalars.values[0, 0]
+    return np.where(np.all(scalars.values == first, axis=(0, 1)), first, np.nan)
+
+
+def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
+    """Which scalars are one same value in all runs; ``standing`` has shape (runs, scalars)."""
+    same = np.all(standing == standing[0], axis=0)
+    stuck = np.any(np.isfinite(standing), axis=0) & ~same
+    if np.any(stuck):
+        raise ValueError(
+            f"expected scalars that vary, got {list(named(names, stuck))}, the same in all draws "
+            "of a run but not of all runs: look for undone steps, or leave them out by var_names"
+        )
+    if np.all(same):
+        raise ValueError(f"expected scalars that vary, got none: {list(names)} never change")
+    return same
+
+
+def fit_biases(
+    names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[MomentEstimates]
+) -> tuple[ScalarBias, ...]:
+    """Weighted least squares of mean and sd of all scalars, one estimate a step size."""
+    size = np.min([m.least_size for m in found], axis=0)
+    scale = found[-1].sd  # the limit can be below 0
+    fits = {
+        "mean": _fit(step_sizes, [m.mean for m in found], [m.mean_error for m in found], size),
+        "sd": _fit(step_sizes, [m.sd for m in found], [m.sd_error for m in found], size),
+    }
+    for fit in fits.values():
+        fit["bias"], fit["bias_error"] = (fit[n] * own / scale for n in ("slope", "slope_error"))
+    return tuple(
+        ScalarBias(
+            name=name,
+            moment=moment,
+            ess=float(size[k]),
+            values=tuple(fit["values"][:, k].tolist()),
+            errors=tuple(fit["errors"][:, k].tolist()),
+            **{n: float(x[k]) for n, x in fit.items() if x.ndim == 1},
+        )
+        for k, name in enumerate(names)
+        for moment, fit in fits.items()
+    )
+
+
+def _fit(
+    h: np.ndarray, moments: list[np.ndarray], noise: list[np.ndarray], size: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values = limit + slope h, weights 1 / errors^2; fields as in `ScalarBias`.
+
+    Errors are known from ``size`` effective draws, and squares of residuals have an F law.
+    """
+    values, errors = np.stack(moments), np.stack(noise)
+    weights = 1 / errors**2
+    total = weights.sum(0)
+    centre = (weights * h[:, None]).sum(0) / total
+    offset = h[:, None] - centre
+    spread = (weights * offset**2).sum(0)
+    slope = (weights * offset * values).sum(0) / spread
+    middle = (weights * values).sum(0) / total
+    residual = (weights * (values - middle - slope * offset) ** 2).sum(0) / (len(h) - 2)
+    return {
+        "values": values,
+        "errors": errors,
+        "limit": middle - slope * centre,
+        "limit_error": np.sqrt(1 / total + centre**2 / spread),
+        "slope": slope,
+        "slope_error": np.sqrt(1 / spread),
+        "fit": stats.f.sf(residual, len(h) - 2, np.maximum(size - 1, 1.0)),
+    }

@@ -1,0 +1,189 @@
+"""What runs at several step sizes found, as a table with a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t
+
+from .reference_table import FEW
+from .text_table import Table, TextTable
+
+FALSE_ALARM = 0.01
+"""Probability that some bias is reported where there is none."""
+SHOWN = 30
+"""Lines of the table in the text; the data frame has them all."""
+
+
+class ScalarBias(NamedTuple):
+    """How the mean or the sd of one scalar depends on the step size; errors are standard errors.
+
+    Attributes:
+        name: of the scalar.
+        moment: ``"mean"`` or ``"sd"``.
+        values: the moment at each step size.
+        errors: Monte Carlo errors of these.
+        limit: the fitted line at h = 0.
+        limit_error: its error.
+        slope: of the line, per unit of h.
+        slope_error: its error.
+        bias: slope times the kernel's own step size over the sd at the smallest h, which unlike
+            the limit is always positive: for a mean in sds, for an sd relative.
+        bias_error: its error.
+        fit: probability of deviations from the line as large, by chance (F test).
+        ess: least effective sample size of mean and sd over the runs.
+    """
+
+    name: str
+    moment: str
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+    limit: float
+    limit_error: float
+    slope: float
+    slope_error: float
+    bias: float
+    bias_error: float
+    fit: float
+    ess: float
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether it is an sd whose line is not above 0 at h = 0."""
+        return self.moment == "sd" and self.limit <= 0
+
+
+@dataclass(frozen=True, repr=False)
+class BiasCurve(TextTable):
+    """What `bias_vs_step` found; prints as a table and a verdict.
+
+    Attributes:
+        scalars: mean and sd of each scalar.
+        step_size: h, the kernel's own.
+        step_sizes: those that were run.
+        num_steps: steps a draw at each of them.
+        undone: draws with undone steps at each of them.
+        constant: scalars that are one and the same number in all runs, left out.
+    """
+
+    scalars: tuple[ScalarBias, ...]
+    step_size: float
+    step_sizes: tuple[float, ...]
+    num_steps: tuple[int, ...]
+    undone: tuple[int, ...]
+    constant: tuple[str, ...] = ()
+
+    def to_dataframe(self) -> Any:
+        """All means and sds as a pandas DataFrame; ``at_<h>`` and ``error_<h>`` for each run."""
+        import pandas as pd
+
+        rows = []
+        for s in self.scalars:
+            row = s._asdict()
+            values, errors = row.pop("values"), row.pop("errors")
+            for h, value, error in zip(self.step_sizes, values, errors, strict=True):
+                row[f"at_{h:.3g}"], row[f"error_{h:.3g}"] = value, error
+            rows.append(row)
+        return pd.DataFrame(rows).set_index(["name", "moment"])
+
+    @property
+    def biased(self) -> tuple[ScalarBias, ...]:
+        """Those with more bias than chance allows, at 1% for all together; the largest first.
+
+        By Student's t, with one degree of freedom less than effective draws; without those in
+        ``negative``.
+        """
+        level = FALSE_ALARM / 2 / len(self.scalars)
+        limits = t.isf(level, np.maximum([s.ess - 1 for s in self.scalars], 1.0))
+        seen = [
+            s
+            for s, limit in zip(self.scalars, limits, strict=True)
+            if not s.is_negative and abs(s.bias) > limit * s.bias_error
+        ]
+        return tuple(sorted(seen, key=lambda s: -abs(s.bias)))
+
+    @property
+    def negative(self) -> tuple[ScalarBias, ...]:
+        """Sds whose line is not above 0 at h = 0, of which nothing can be said."""
+        return tuple(s for s in self.scalars if s.is_negative)
+
+    @property
+    def bent(self) -> tuple[ScalarBias, ...]:
+        """Those that a line in h does not fit, at 1% for all together; the worst first."""
+        found = [s for s in self.scalars if s.fit < FALSE_ALARM / len(self.scalars)]
+        return tuple(sorted(found, key=lambda s: s.fit))
+
+    @property
+    def verdict(self) -> str:
+        """The largest bias at the kernel's own step size, or how much could have been seen."""
+        where = f"at h = {self.step_size:.3g}, the kernel's own"
+        if self.biased:
+            worst = self.biased[0]
+            unit, percent = ("%", 100) if worst.moment == "sd" else (" sd", 1)
+            text = (
+                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, the "
+                f"most {worst.moment} of {worst.name}, {percent * worst.bias:+.2g} +- "
+                f"{percent * worst.bias_error:.1g}{unit}"
+            )
+        else:
+            errors = {"mean": 0.0, "sd": 0.0}
+            for s in self.scalars:
+                if not s.is_negative:
+                    errors[s.moment] = max(errors[s.moment], s.bias_error)
+            text = (
+                f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
+                f"within noise, which is up to {errors['mean']:.1g} sd for means and "
+                f"{100 * errors['sd']:.2g}% for sds"
+            )
+            least = min(self.scalars, key=lambda s: s.ess)
+            if least.ess < FEW:
+                text += f". That says little: {least.name} has {least.ess:.0f} effective draws"
+        if self.bent:
+            text += (
+                f". A line in h does not fit {_named(self.bent)}: the limits at h = 0 are off, "
+                "use smaller factors"
+            )
+        if self.negative:
+            text += (
+                f". A line in h gives an sd below 0 at h = 0 for {_named(self.negative)}, of which "
+                "there is no verdict: use smaller factors"
+            )
+        return text
+
+    def ranked(self, most: int) -> tuple[ScalarBias, ...]:
+        """Those whose bias stands out the most against its error."""
+        return tuple(sorted(self.scalars, key=lambda s: -abs(s.bias) / s.bias_error)[:most])
+
+    def _table(self) -> Table:
+        header = ["scalar", "", *(f"h={h:.3g}" for h in self.step_sizes)]
+        header += ["h -> 0", "+-", f"bias at {self.step_size:.3g}", "+-", "line fits, p"]
+        shown = self.scalars if len(self.scalars) <= SHOWN else self.ranked(SHOWN)
+        rows = []
+        for s in shown:
+            percent, unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
+            limits = [*(f"{v:.4g}" for v in (*s.values, s.limit)), f"{s.limit_error:.2g}"]
+            bias = [f"{percent * s.bias:+.3f}{unit}", f"{percent * s.bias_error:.2g}"]
+            rows.append([s.name, s.moment, *limits, *bias, f"{s.fit:.2g}"])
+        return header, rows
+
+    def _lines(self) -> list[str]:
+        lines = []
+        if len(self.scalars) > SHOWN:
+            lines.append(f"the {SHOWN} of {len(self.scalars)} whose bias stands out the most")
+        lines.append(f"steps a draw: {', '.join(map(str, self.num_steps))}")
+        if any(self.undone):
+            lines.append(
+                f"draws with undone steps: {', '.join(map(str, self.undone))}. They avoid part of "
+                "the target, which no line in h describes: use smaller factors"
+            )
+        if self.constant:
+            lines.append(f"constant, left out: {', '.join(self.constant)}")
+        return [*lines, self.verdict]
+
+
+def _named(scalars: tuple[ScalarBias, ...]) -> str:
+    """How many, and the first of them."""
+    names = ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
+    return f"{len(scalars)} of them ({names})"

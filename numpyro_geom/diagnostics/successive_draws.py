@@ -1,0 +1,104 @@
+"""How far apart successive draws are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from .._checks import check_flag
+from .arrays import chosen, variables_of
+from .finished_mcmc import check_run, draws_by_name
+from .predictive_input import real_array
+
+MANY = 10
+"""Times as long is the second axis of arrays whose first is rather one of chains."""
+
+
+def draw_distances(
+    draws: Any, *, normalised: bool = False, var_names: str | Sequence[str] | None = None
+) -> np.ndarray:
+    """Euclidean distances between successive draws, |theta' - theta| or |theta' - theta| / |theta|.
+
+    Args:
+        draws: a run MCMC; an ArviZ object with a ``posterior``; an array, shape (draws, D) or
+            (chains, draws, D); or a dict of arrays by site (nested ones too) of one chain, each
+            shaped (draws, ...), which ``get_samples(group_by_chain=True)`` does not give: pass
+            the MCMC. All sites count together.
+        normalised: divide by the norm of the earlier draw, which takes out the scale that
+            normalisation layers leave free.
+        var_names: of an ArviZ object, the variable or variables to take; None for all, and
+            deterministic sites are among them.
+
+    Returns:
+        Shape (draws - 1,), or (chains, draws - 1) with chains.
+
+    Raises:
+        TypeError: for values that are not real numbers.
+        ValueError: for shapes that do not fit, fewer than two draws, values that are not finite,
+            unknown variables, a dict whose leading axis seems to be one of chains, an MCMC that
+            has not run, or a draw of norm 0 that is to be divided by.
+
+    Examples:
+        >>> from numpyro_geom.diagnostics.predictive import draw_distances
+        >>> draw_distances([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]])
+        array([0., 5.])
+        >>> draw_distances([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]], normalised=True)
+        array([0., 1.])
+
+    References:
+        Kim et al., "Parameter Expanded SG-MCMC" (ICLR 2025), section 5.3.
+    """
+    parts = _parts(draws, var_names)
+    square = sum(np.sum(np.diff(x, axis=-2) ** 2, axis=-1) for x in parts)
+    distance = np.sqrt(square)
+    if not check_flag("normalised", normalised):
+        return distance
+    norm = np.sqrt(sum(np.sum(x[..., :-1, :] ** 2, axis=-1) for x in parts))
+    if (norm == 0).any():
+        raise ValueError(
+            f"normalised=True divides by the norm of a draw, and {(norm == 0).sum()} draws are 0: "
+            "use normalised=False"
+        )
+    return distance / norm
+
+
+def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray]:
+    """Finite float64 arrays, all of shape (draws, k) or all of (chains, draws, k)."""
+    if hasattr(draws, "posterior"):
+        posterior = variables_of(draws["posterior"], numeric=False)
+        names = posterior if var_names is None else chosen(var_names, posterior, "the posterior")
+        values, leading = [posterior[name] for name in names], 2
+    elif var_names is not None:
+        raise ValueError("var_names is for ArviZ objects: pick entries of a dict before the call")
+    elif isinstance(draws, MCMC):
+        check_run(draws)
+        values, leading = list(draws_by_name(draws).values()), 2
+    elif isinstance(draws, Mapping):
+        values, leading = [np.asarray(x) for x in jax.tree.leaves(dict(draws))], 1
+        _check_not_chains(values)
+    else:
+        values = [np.asarray(jax.device_get(draws))]
+        leading = values[0].ndim - 1
+    shapes = {x.shape[:leading] for x in values}
+    if len(shapes) != 1 or leading not in (1, 2) or 0 in (shape := shapes.pop()) or shape[-1] < 2:
+        raise ValueError(
+            "draws must be an array of shape (draws, D) or (chains, draws, D), or a dict of arrays "
+            "that all have the same number of draws, at least two; got "
+            f"{[x.shape for x in values]}"
+        )
+    return [real_array("draws", x).reshape((*shape, -1)) for x in values]
+
+
+def _check_not_chains(values: list[np.ndarray]) -> None:
+    """Raise where all arrays begin with (a few, very many), which is rather (chains, draws)."""
+    leads = {x.shape[:2] for x in values}
+    if len(leads) == 1 and len(lead := leads.pop()) == 2 and lead[1] > MANY * lead[0]:
+        raise ValueError(
+            f"arrays in a dict must have shape (draws, ...), and all begin with {lead}, which "
+            "looks like (chains, draws): pass the MCMC itself or one chain; if these are draws, "
+            "then as one array (draws, D)"
+        )

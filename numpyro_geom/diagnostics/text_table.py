@@ -1,0 +1,58 @@
+"""Results that print as a table with lines of text below, in notebooks too."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+class TextTable:
+    """What has a table and lines of text; shown by ``print``, and as HTML in a notebook."""
+
+    def _table(self) -> Table:
+        """Header and rows."""
+        raise NotImplementedError
+
+    def _lines(self) -> list[str]:
+        """Lines of text below the table."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join([align(*self._table()), "", *self._lines()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        header, rows = self._table()
+        body = "".join(_row(row, "td") for row in rows)
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
+        head = f"<thead>{_row(header, 'th')}</thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table>{below}"
+
+
+def align(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """A text table: the first ``left`` columns to the left, the others to the right."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
+    def line(row: Sequence[Any]) -> str:
+        cells = zip(row, widths, strict=True)
+        return "  ".join(
+            cell.ljust(width) if k < left else cell.rjust(width)
+            for k, (cell, width) in enumerate(cells)
+        ).rstrip()
+
+    return "\n".join(map(line, table))
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    style = ' style="background:#fdd;color:#000"' if cells[0] == FLAGGED else ""
+    return f"<tr{style}>" + "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in cells) + "</tr>"
+
+
+FLAGGED = "!!"
+"""First cell of a row that stands out."""

@@ -1,0 +1,246 @@
+"""Fisher information of NumPyro distributions, as a root that is applied to tangents.
+
+`fisher_root` maps a distribution d and a tangent of its parameters eta to an array w, linear in the
+tangent, with
+
+    sum_k w_k^2 = eta' F(eta) eta',    F = E[score score'],  score = d log p(y; eta) / d eta,
+
+per batch entry. So J' F J of a model is a sum of squares of what forward mode returns, and no
+matrix is built. `prior_root` does the same for a prior and its unconstrained value. Closed forms
+are in `scalars` and `vectors`; here are distributions made of others, and the fallbacks.
+
+Accuracy: closed forms hold in the arithmetic of the parameters, also where a naive formula cancels
+(large concentrations, nearly Poisson counts) and where probabilities underflow (w is 0 there).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import singledispatch
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import lax, random
+from numpyro.distributions.transforms import AbsTransform, AffineTransform
+
+from .arrays import as_float, drop_null, is_constant, leaves, masked, merge_events, spread, stack
+
+NUM_SCORES = 64
+"""Draws of the Monte Carlo fallback of `fisher_root`: one component each. The error of one entry's
+information is about sqrt(2 / NUM_SCORES) of it, and averages out over entries."""
+
+
+@singledispatch
+def fisher_root(d: Any, tangent: Any) -> jax.Array:
+    """A root of the Fisher information of a distribution, applied to a tangent.
+
+    With w the result, ``sum(w**2, -1)`` is tangent' F tangent, F = E[score score'], per batch
+    entry, and w is linear in the tangent: F = R' R and w = R tangent.
+
+    By type of ``d``, along its bases:
+
+    - a closed form, with as few components as F has rank: 1 for Bernoulli or Poisson, 2 for Normal
+      or Gamma, K - 1 for K categories, D + D (D + 1) / 2 for MultivariateNormal.
+    - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
+      TransformedDistribution too where no parameter is in the transforms (information is
+      invariant), or where they shift and scale a location-scale family.
+    - ``Unit`` (`numpyro.factor`) and ImproperUniform have no component: they hold no data.
+    - any other with ``enumerate_support``: sqrt(p(y)) times the score at each y, exact.
+    - any other: scores at `NUM_SCORES` draws with a fixed key, over sqrt(NUM_SCORES). Where NumPyro
+      reparametrises the draws they move with the parameters, so that w is smooth; other draws are
+      taken as constants, and w jumps where they do. Gamma draws have no second derivative by
+      reverse over reverse mode (a loop inside of JAX); forward over reverse mode has it.
+
+    Uniform and Pareto move the ends of their support: what is returned is E[score score'], which
+    is not the information in the usual sense. NegativeBinomial: the mean part is exact, the part of
+    the dispersion is a quadrature of 48 nodes.
+
+    Args:
+        d: the distribution; under `jax.vmap` it must be built inside the mapped function.
+        tangent: of the same structure, as `jax.jvp` of a function that builds ``d`` returns it. A
+            leaf that is None or of type float0 is a parameter that is known to be constant: its
+            components are left out (1 in place of 2 for Normal with a known scale).
+
+    Returns:
+        w of shape ``d.batch_shape + (k,)``.
+
+    Raises:
+        TypeError: where there is neither a closed form nor a sampler with a differentiable
+            ``log_prob``, and for Delta.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_geom.information import fisher_root
+        >>> d, tangent = jax.jvp(lambda scale: dist.Normal(0.0, scale), (2.0,), (1.0,))
+        >>> jnp.sum(fisher_root(d, tangent) ** 2)  # 2 / scale^2
+        Array(0.5, dtype=float32)
+
+        One's own distribution, with parameters as NumPyro keeps them:
+
+        >>> class Rayleigh(dist.Distribution):
+        ...     arg_constraints = {"scale": dist.constraints.positive}
+        ...     support = dist.constraints.positive
+        ...
+        ...     def __init__(self, scale):
+        ...         self.scale = jnp.asarray(scale)
+        ...         super().__init__(self.scale.shape)
+        >>> @fisher_root.register(Rayleigh)
+        ... def _(d, tangent):
+        ...     return (2 * tangent.scale / d.scale)[..., None]
+        >>> float(fisher_root(*jax.jvp(Rayleigh, (4.0,), (1.0,)))[0])
+        0.5
+    """
+    if not isinstance(d, dist.Distribution):
+        raise TypeError(f"fisher_root needs a numpyro Distribution, got {type(d).__name__}")
+    return _general(d, tangent)
+
+
+def _general(d: Any, tangent: Any) -> jax.Array:
+    if all(is_constant(t) for t in leaves(tangent)):
+        return stack([], d.batch_shape)
+    try:
+        return _by_enumeration(d, tangent) if d.has_enumerate_support else _by_draws(d, tangent)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        name = type(d).__name__
+        raise TypeError(
+            f"no Fisher information for {name}: expected a closed form, a finite support, or a "
+            f"sampler and a differentiable log_prob, got {type(error).__name__}: {error}. Register "
+            f"a root with @fisher_root.register({name}), see numpyro_geom.information.fisher_root"
+        ) from error
+
+
+@fisher_root.register
+def _(d: dist.Independent, tangent: Any) -> jax.Array:
+    w = fisher_root(d.base_dist, tangent.base_dist)
+    return merge_events(w, d.reinterpreted_batch_ndims)
+
+
+@fisher_root.register
+def _(d: dist.ExpandedDistribution, tangent: Any) -> jax.Array:
+    w = fisher_root(d.base_dist, tangent.base_dist)
+    return spread(w, d.batch_shape)
+
+
+@fisher_root.register
+def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
+    return masked(d, fisher_root(d.base_dist, tangent.base_dist))
+
+
+@fisher_root.register
+def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
+    """Move shifts and scales into the base, and drop what is left if it has no parameter."""
+    base, dbase = core(d.base_dist), core(tangent.base_dist)
+    steps = list(zip(d.transforms, tangent.transforms, strict=True))
+    bijective = not any(isinstance(t, AbsTransform) for t in d.transforms)
+    if bijective and _without_parameters(steps):
+        return fisher_root(d.base_dist, tangent.base_dist)
+    while steps and isinstance(base, LOCATION_SCALE) and isinstance(steps[0][0], AffineTransform):
+        base, dbase = _affine(base, dbase, *steps.pop(0))
+    if not bijective or not _without_parameters(steps):
+        return _general(d, tangent)
+    return merge_events(
+        spread(fisher_root(base, dbase), d.base_dist.shape()), d.base_dist.event_dim
+    )
+
+
+def _without_parameters(steps: list) -> bool:
+    return all(is_constant(t) for _, dt in steps for t in leaves(dt))
+
+
+@fisher_root.register(dist.FoldedDistribution)
+def _(d: Any, tangent: Any) -> jax.Array:
+    return _general(d, tangent)
+
+
+@fisher_root.register(dist.Unit)
+@fisher_root.register(dist.ImproperUniform)
+def _(d: Any, tangent: Any) -> jax.Array:
+    return stack([], d.batch_shape)
+
+
+@fisher_root.register
+def _(d: dist.Delta, tangent: Any) -> jax.Array:
+    if is_constant(tangent.v):
+        return stack([], d.batch_shape)
+    raise TypeError(
+        "Delta has no Fisher information (its log_prob has no derivative): use numpyro.factor for "
+        "a term of the log density, or a Normal with a small scale for a soft constraint"
+    )
+
+
+def core(d: Any) -> Any:
+    """What is inside of Independent and ExpandedDistribution; of a tangent as well."""
+    while isinstance(d, (dist.Independent, dist.ExpandedDistribution)):
+        d = d.base_dist
+    return d
+
+
+LOCATION_SCALE = (dist.Normal, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel, dist.StudentT)
+
+
+def _affine(d: Any, dd: Any, t: Any, dt: Any) -> tuple[Any, Any]:
+    """A location-scale distribution and its tangent after y = t.loc + t.scale x.
+
+    The scale keeps the sign of ``t.scale``: the closed forms hold for both signs.
+    """
+    parameters = {name: getattr(d, name) for name in d.arg_constraints}
+    parameters |= {"loc": t.loc + t.scale * d.loc, "scale": t.scale * d.scale}
+    dnew = copy.copy(dd)
+    dnew.loc = _linear((1.0, dt.loc), (d.loc, dt.scale), (t.scale, dd.loc))
+    dnew.scale = _linear((d.scale, dt.scale), (t.scale, dd.scale))
+    return type(d)(**parameters, validate_args=False), dnew
+
+
+def _linear(*terms: tuple[Any, Any]) -> Any:
+    moving = [c * t for c, t in terms if not is_constant(t)]
+    return sum(moving[1:], moving[0]) if moving else None
+
+
+# --- fallbacks
+
+
+def _by_enumeration(d: Any, tangent: Any) -> jax.Array:
+    try:
+        support = d.enumerate_support(expand=True)
+    except (NotImplementedError, jax.errors.JAXTypeError):
+        # unequal supports in one batch, or a size that depends on a traced value
+        return _by_draws(d, tangent)
+    log_prob, score = _scores(d, tangent, support)
+    root = jnp.exp(jnp.moveaxis(log_prob, 0, -1) / 2)
+    return drop_null(root * jnp.moveaxis(score, 0, -1), root)
+
+
+def _by_draws(d: Any, tangent: Any) -> jax.Array:
+    draws = d.sample(random.key(0), (NUM_SCORES,))
+    if not is_reparametrised(d):
+        draws = lax.stop_gradient(draws)
+    _, score = _scores(d, tangent, draws)
+    return jnp.moveaxis(score, 0, -1) / math.sqrt(NUM_SCORES)
+
+
+def _scores(d: Any, tangent: Any, values: Any) -> tuple[jax.Array, jax.Array]:
+    """Log p(y) and its derivative along the tangent, y held fixed; y along the first axis."""
+    values_of, treedef = jax.tree.flatten(d, is_leaf=lambda x: x is None)
+    dots = leaves(tangent)
+    moving = [i for i, t in enumerate(dots) if not is_constant(t)]
+
+    def log_prob(floats: list) -> jax.Array:
+        new = list(values_of)
+        for i, x in zip(moving, floats, strict=True):
+            new[i] = x
+        return jnp.asarray(jax.tree.unflatten(treedef, new).log_prob(values))
+
+    primals = [as_float(values_of[i]) for i in moving]
+    return jax.jvp(log_prob, (primals,), ([jnp.asarray(dots[i]) for i in moving],))
+
+
+def is_reparametrised(d: Any) -> bool:
+    """Whether draws are differentiable functions of the parameters, with the right law."""
+    # NumPyro calls what has no parameters of its own reparametrised, mixtures among them
+    if isinstance(d, dist.TransformedDistribution):
+        return is_reparametrised(core(d.base_dist))
+    return bool(d.arg_constraints) and d.has_rsample

@@ -1,0 +1,287 @@
+"""What NumPyro asks of a guide, and what a guide knows: the model, its data, compiled programs."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoContinuous
+
+from ..bound import on_device
+from ..information.form import Structure
+from ..target.minibatch import Subsampling
+from ..target.plates import read_subsampling
+from . import sampling
+from .approximation import at_mode, half_log_det, learn, targets
+from .checks import check_precision
+from .draws import Data
+from .geodesic import Geodesic
+from .settings import LaplaceSettings
+from .target import Posterior
+
+Flat = jax.Array
+
+SUMMARY_DRAWS = 2000
+"""Draws behind `median` and `quantiles`."""
+
+
+class BoundGuide(AutoContinuous):
+    """A guide without a distribution in closed form, which runs functions of a `Posterior`.
+
+    Args:
+        model: a NumPyro model.
+        settings: of the approximation.
+        prefix: of the guide's parameters.
+        init_loc_fn: NumPyro's strategy for where the search for a mode starts.
+    """
+
+    prototype_trace: Any
+
+    def __init__(
+        self, model: Callable, settings: LaplaceSettings, prefix: str, init_loc_fn: Callable
+    ) -> None:
+        self.settings = settings
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        self._data: Data | None = None
+        self._learned: dict[str, Any] = {}
+        self._programs: dict = {}
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.settings.as_dict().items())
+        return f"{type(self).__name__}({getattr(self.model, '__name__', self.model)}, {arguments})"
+
+    def __getstate__(self) -> dict:
+        # NumPyro orders the leaves of a distribution anew in every process, and the structure
+        # counts them: without it programs are slower and give the same
+        learned = self._learned | {"structure": Structure()}
+        return super().__getstate__() | {"_programs": {}, "_learned": learned}
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = on_device(args, kwargs)  # traced row indices cannot index a NumPy array
+        with handlers.block():
+            self._plan: Subsampling = read_subsampling(
+                self.model, args, kwargs, self.settings.batch_size
+            )
+        super()._setup_prototype(*args, **kwargs)
+        self._data, self._learned = None, {}
+        if any(map(is_traced, jax.tree.leaves((args, kwargs, self._init_latent)))):
+            return
+        self._data = Data.of(args, kwargs)
+        with handlers.block(), jax.ensure_compile_time_eval():
+            posterior = learn(self.settings, self._posterior({}, args, kwargs), self._init_latent)
+        names = ("structure", "diagonal_prior")
+        self._learned = {name: getattr(posterior, name) for name in names}
+
+    def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
+        kwargs.pop("sample_shape", None)
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        latent, log_density = loc, jnp.zeros(())
+        if numpyro.get_mask() is False:  # Predictive asks for draws
+            params = self._fixed_params() | {f"{self.prefix}_loc": loc}
+            key = numpyro.prng_key()[None]
+            with handlers.block():
+                geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
+            latent = geodesics.position[0]
+        elif self.settings.mode == "hausdorff":
+            with handlers.block():
+                posterior = self._posterior({}, *on_device(args, kwargs))
+                target, _ = targets(self.settings, posterior)
+                log_density = half_log_det(self.settings, target, loc)
+        return numpyro.sample(
+            f"_{self.prefix}_latent",
+            dist.Delta(latent, log_density=log_density, event_dim=1),
+            infer={"is_auxiliary": True},
+        )
+
+    def _get_posterior(self) -> Any:
+        raise NotImplementedError(
+            "a RiemannianLaplace guide has no distribution in closed form: use `sample_posterior`"
+        )
+
+    def get_transform(self, params: dict) -> Any:
+        """There is none in closed form."""
+        return self._get_posterior()
+
+    def get_posterior(self, params: dict) -> Any:
+        """There is none in closed form."""
+        return self._get_posterior()
+
+    @abstractmethod
+    def draw(self, rng_key: jax.Array, params: dict[str, jax.Array], *args: Any, **kw: Any) -> Any:
+        """Draws with an account of each."""
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, jax.Array],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Values of all sites, those of `draw`, which documents the arguments.
+
+        Returns:
+            Site name -> values in the site's support, deterministic sites included.
+        """
+        return self.draw(rng_key, params, *args, sample_shape=sample_shape, **kwargs).samples
+
+    def median(self, params: dict[str, jax.Array], *args: Any, **kwargs: Any) -> dict:
+        """Median of every entry of every site; see `quantiles`."""
+        return jax.tree.map(lambda x: x[0], self.quantiles(params, [0.5], *args, **kwargs))
+
+    def quantiles(
+        self, params: dict[str, jax.Array], quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict:
+        """Quantiles of every entry of every site, over 2,000 draws with a fixed key.
+
+        Args:
+            params: from `fit`, or of SVI.
+            quantiles: probabilities, a number or a list.
+            args: the training data; those of `fit` or SVI unless any are given.
+            kwargs: likewise.
+
+        Returns:
+            Site name -> array whose first dimension is that of ``quantiles``.
+        """
+        shape = (SUMMARY_DRAWS,)
+        draws = self.draw(random.key(0), params, *args, sample_shape=shape, **kwargs)
+        probabilities = jnp.asarray(quantiles, jnp.result_type(float))
+        return jax.tree.map(lambda x: jnp.quantile(x, probabilities, axis=0), draws.samples)
+
+    def _starts(
+        self, rng_key: jax.Array, num_starts: int, init: Mapping | None, args: tuple, kwargs: dict
+    ) -> Flat:
+        """Bind the model anew, and take positions of ``init_loc_fn``, or the one that is given."""
+        keys = random.split(rng_key, num_starts)
+        self.prototype_trace = None
+        with handlers.seed(rng_seed=keys[0]):
+            self._setup_prototype(*args, **kwargs)
+        if init is not None:
+            return self._flat(init)[None]
+        starts = [self._init_latent]
+        args, kwargs = on_device(args, kwargs)
+        for key in keys[1:]:
+            with handlers.seed(rng_seed=key):
+                super()._setup_prototype(*args, **kwargs)
+            starts.append(self._init_latent)
+        return jnp.stack(starts)
+
+    def _posterior(self, params: dict, args: tuple, kwargs: dict) -> Posterior:
+        """The model with its `param` sites at the given values, or those of the prototype."""
+        model = self.model
+        if self._plan.has_params:
+            model = handlers.substitute(model, data=self._fixed_params() | dict(params))
+        shape = (self._unpack_latent, self.latent_dim)
+        return Posterior(model, self._plan, args, kwargs, *shape, **self._learned)
+
+    def _fixed_params(self) -> dict[str, jax.Array]:
+        kinds = ("param", "mutable")
+        trace = self.prototype_trace.items()
+        return {name: site["value"] for name, site in trace if site["type"] in kinds}
+
+    def _captured(self) -> Data:
+        if self._data is None and self.prototype_trace is None and _needs_nothing(self.model):
+            return Data.of((), {})
+        if self._data is None:
+            raise RuntimeError(
+                "the guide does not know the training data: expected a call of `fit`, of SVI "
+                "outside of jit, or the model's arguments, as in "
+                "`guide.sample_posterior(rng_key, params, *args)`"
+            )
+        return self._data
+
+    def _training_data(self, params: Mapping, args: tuple, kwargs: dict) -> Data:
+        """What is given, or what `fit` was given, for parameters that have a mode."""
+        data = Data.of(args, kwargs) if args or kwargs else self._captured()
+        if self.prototype_trace is None:
+            with handlers.seed(rng_seed=0):
+                self._setup_prototype(*args, **kwargs)
+        if f"{self.prefix}_loc" not in params:
+            raise ValueError(
+                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got "
+                f"{sorted(params)}"
+            )
+        return data
+
+    def _flat(self, values: Mapping[str, Any]) -> Flat:
+        position = self._unpack_latent(self._init_latent)
+        missing = sorted(set(position) ^ set(values))
+        if missing:
+            raise ValueError(
+                f"init_params must have unconstrained values for the sites {sorted(position)}, got "
+                f"{sorted(values)}"
+            )
+        for name, value in position.items():
+            if jnp.shape(values[name]) != value.shape:
+                raise ValueError(
+                    f"init_params[{name!r}] must have shape {value.shape}, got "
+                    f"{jnp.shape(values[name])}"
+                )
+        parts = [jnp.ravel(jnp.asarray(values[n], v.dtype)) for n, v in position.items()]
+        return jnp.concatenate(parts)
+
+    def _run(self, fn: Callable, data: Data, params: dict, *inputs: Any, **static: Any) -> Any:
+        """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
+        learned, chosen = tuple(self._learned.items()), tuple(static.items())
+        key = (fn, chosen, data.signature, learned, self.settings.fingerprint)
+        if key not in self._programs:
+
+            def program(arrays: list, params: dict, *inputs: Any) -> Any:
+                posterior = self._posterior(params, *data.build(arrays))
+                loc = params.get(f"{self.prefix}_loc")
+                return fn(self.settings, posterior, loc, *inputs, **static)
+
+            self._programs[key] = jax.jit(program)
+        return self._programs[key](data.arrays, params, *inputs)
+
+    def _geodesics(
+        self,
+        keys: jax.Array,
+        params: dict,
+        data: Data,
+        log_weight: bool,
+        chunk: int | None,
+        progress_bar: bool,
+    ) -> tuple[Geodesic, jax.Array]:
+        loc, at = params[f"{self.prefix}_loc"], self._run(at_mode, data, params)
+        posterior = self._posterior(params, *data.build(data.arrays))
+        if chunk is None:
+            chunk = sampling.chunk_size(self.settings, posterior, log_weight=log_weight)
+        chunk = max(1, min(chunk, keys.shape[0]))
+        traced = is_traced(at.factor)
+        if not traced:
+            check_precision(self.settings, at, self._unpack_latent, loc)
+        if traced or is_traced(keys):
+            given = (self.settings, posterior, loc, at, keys)
+            return sampling.draw(*given, log_weight=log_weight, chunk=chunk)
+
+        def gaussian(keys: jax.Array) -> tuple:
+            return self._run(sampling.gaussian, data, params, at, keys)
+
+        def follow(draws: jax.Array, squares: jax.Array) -> tuple:
+            inputs = (at, draws, squares)
+            return self._run(sampling.follow, data, params, *inputs, log_weight=log_weight)
+
+        return sampling.draw_in_chunks(gaussian, follow, keys, chunk, progress_bar=progress_bar)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether an array is known by its shape alone."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def _needs_nothing(model: Callable) -> bool:
+    """Whether a model can be called without arguments."""
+    try:
+        inspect.signature(model).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""What a guide refuses, and what it warns of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..diagnostics.sampling_warning import SamplingWarning
+from .approximation import AtMode
+from .draws import FitReport
+from .geodesic import Geodesic
+from .mode import Runs
+from .settings import LaplaceSettings
+
+CONVERGED = 1e-4
+"""A mode is converged where g' P^-1 g / D, its squared distance in posterior sd, is below this."""
+ILL_CONDITIONED = 1e6
+"""Condition number of P above which float32 is not enough."""
+
+
+def best_run(runs: Runs) -> tuple[int, tuple[str, ...]]:
+    """The finite run with the lowest objective, and what became of all.
+
+    Raises:
+        RuntimeError: where no run is finite.
+    """
+    values = np.asarray(runs.objective)
+    finite = np.isfinite(values) & np.isfinite(np.asarray(runs.gradient_norm))
+    if not finite.any():
+        raise RuntimeError(
+            f"the search for a mode ended at finite values in none of {len(values)} runs "
+            f"(objectives {values}): expected at least one. Pass another `init_loc_fn`, "
+            "`init_params`, or check the model and the data for values that are not finite"
+        )
+    best = int(np.argmin(np.where(finite, values, np.inf)))
+    status = ["finite" if ok else "not finite" for ok in finite]
+    status[best] = "best"
+    return best, tuple(status)
+
+
+def check_precision(
+    settings: LaplaceSettings, at: AtMode, unravel: Callable, loc: jax.Array
+) -> None:
+    """Refuse a precision or a prior part that is not positive definite."""
+    bend = np.abs(np.asarray(at.prior))
+    if np.max(bend) > 1e3 * np.finfo(bend.dtype).eps:
+        worst = unravel(jnp.asarray(bend / np.max(bend)))
+        sites = sorted(name for name, x in worst.items() if np.max(x) > 0.1)
+        raise ValueError(
+            "the Hessian of minus the log prior is not positive definite at the mode (its "
+            f"most negative eigenvalue is {-np.linalg.norm(bend):.2g} of the largest), along "
+            f"the sites {sites}: expected a log-concave prior. Use prior_metric='expected' or "
+            "'softabs', or reparametrise these sites"
+        )
+    if at.factor.size == 0:
+        return
+    smallest, largest = float(at.smallest), float(at.largest)
+    if not smallest > 0 or not np.all(np.isfinite(at.factor)):
+        raise ValueError(
+            f"the {settings.chosen_precision(loc.size)} precision at the mode is not positive "
+            f"definite: expected eigenvalues above 0, got a smallest of {smallest:.4g} (largest "
+            f"{largest:.4g}). The position is a saddle or flat: use precision='fisher', "
+            f"damping={max(1e-6 * abs(largest), -2 * smallest):.2g}, or search again with more "
+            "`num_starts`"
+        )
+    if loc.dtype == np.float32 and largest > ILL_CONDITIONED * smallest:
+        warnings.warn(
+            f"the precision has condition number {largest / smallest:.2g}, and float32 carries "
+            f"{ILL_CONDITIONED:g}: expect many rejected steps and inexact draws. Use float64 "
+            "(numpyro.enable_x64()) or standardise the inputs",
+            SamplingWarning,
+            stacklevel=3,
+        )
+
+
+def warn_unless_converged(report: FitReport) -> None:
+    """Of a best run that is not at a mode."""
+    if report.distance**2 < CONVERGED:
+        return
+    best = report.status.index("best")
+    warnings.warn(
+        f"the search for a mode has not converged: the best of {len(report.status)} runs is "
+        f"{report.distance:.2g} posterior standard deviations from the mode (root mean square; "
+        f"expected below {CONVERGED**0.5:g}), |gradient| {report.gradient_norm[best]:.3g}. Raise "
+        "`max_steps` or `num_starts`, or use float64 (numpyro.enable_x64())",
+        SamplingWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_failures(settings: LaplaceSettings, geodesics: Geodesic) -> None:
+    """Of geodesics that were not followed to their end."""
+    failed = int(np.sum(~np.asarray(geodesics.success)))
+    if not failed:
+        return
+    why = f"no end within max_steps={settings.max_steps}, or not finite"
+    if settings.metric == "monge-log":
+        why += ", or a logarithmic map that did not converge"
+    warnings.warn(
+        f"{failed} of {geodesics.success.shape[0]} geodesics failed: {why}. These draws are where "
+        "the solver stopped, and `draw(...).success` tells which; leaving them out biases the "
+        "rest. Raise max_steps, loosen rtol, standardise the inputs, or use metric='fisher'",
+        SamplingWarning,
+        stacklevel=3,
+    )

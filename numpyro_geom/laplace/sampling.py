@@ -1,0 +1,258 @@
+"""Draws: a Gaussian velocity at the mode, and where its geodesic is after unit time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.scipy.linalg import solve_triangular
+from numpyro.infer.util import constrain_fn
+from tqdm import tqdm
+
+from ..target.minibatch import SubsamplePlates
+from ..target.potential import CHUNK_ROWS
+from .approximation import AtMode, choose_solver, fisher_metric_of, fisher_of, targets
+from .geodesic import Geodesic, exponential_map
+from .log_map import log_map, shoot
+from .metrics import RiemannianMetric, dense_metric, monge_acceleration
+from .settings import LaplaceSettings, check_dense
+from .target import Posterior, Target
+
+Flat = jax.Array
+HIGHEST = lax.Precision.HIGHEST
+
+CHUNK_ENTRIES = 2**23
+"""Floating point numbers of the draws that are solved together, about."""
+MOST_AT_ONCE = 1024
+
+
+class Start(NamedTuple):
+    """How a geodesic starts.
+
+    Attributes:
+        velocity: v.
+        found: whether the logarithmic map converged, where there is one.
+        square: s'Ps of the Gaussian draw s behind v.
+        volume: log |det dv/ds|.
+    """
+
+    velocity: Flat
+    found: jax.Array
+    square: jax.Array
+    volume: jax.Array
+
+
+def draw(
+    settings: LaplaceSettings,
+    posterior: Posterior,
+    loc: Flat,
+    at: AtMode,
+    keys: jax.Array,
+    *,
+    log_weight: bool,
+    chunk: int,
+) -> tuple[Geodesic, jax.Array]:
+    """A draw for each key, under a transformation of JAX; see `draw_in_chunks` for arrays."""
+
+    def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
+        first = gaussian(settings, posterior, loc, at, key[None])
+        ends = follow(settings, posterior, loc, at, *first, log_weight=log_weight)
+        return jax.tree.map(lambda x: x[0], ends)
+
+    return lax.map(one, keys, batch_size=chunk)
+
+
+def draw_in_chunks(
+    gaussian: Callable[[jax.Array], tuple],
+    follow: Callable[[Flat, jax.Array], tuple],
+    keys: jax.Array,
+    chunk: int,
+    *,
+    progress_bar: bool,
+) -> tuple[Geodesic, jax.Array]:
+    """A draw for each key, chunk by chunk, from compiled functions of one chunk each.
+
+    Args:
+        gaussian: see there, of the keys.
+        follow: see there, of draws and squares.
+        keys: shape (n,).
+        chunk: draws at once.
+        progress_bar: whether to show one on work of more than five seconds.
+    """
+    count = keys.shape[0]
+    pieces = [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]  # equal shapes
+    starts = [gaussian(keys[piece]) for piece in pieces]
+    draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+    # a chunk takes as long as its longest geodesic: short and long ones go apart
+    order = np.argsort(np.asarray(squares), kind="stable")
+    parts = []
+    for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
+        now = order[piece]
+        parts.append(jax.block_until_ready(follow(draws[now], squares[now])))
+    back = np.argsort(order, kind="stable")
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count][back], *parts)
+
+
+def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
+    """Draws whose numbers fit in a bounded memory together."""
+    target, _ = targets(settings, posterior)
+    rows = target.num_outputs
+    if settings.batch_size is not None or posterior.plan.batch_sizes:
+        rows = min(rows, CHUNK_ROWS)
+    entries = 20 * target.size + 20 * rows
+    if settings.needs_outputs and choose_solver(settings, target) != "cg":
+        fast = posterior.structure.affine and posterior.structure.diagonal
+        entries += (0 if fast else rows * target.size) + target.size**2
+    if log_weight:
+        entries *= target.size + 1
+    return int(np.clip(CHUNK_ENTRIES // entries, 1, MOST_AT_ONCE))
+
+
+def gaussian(
+    settings: LaplaceSettings, posterior: Posterior, loc: Flat, at: AtMode, keys: jax.Array
+) -> tuple[Flat, jax.Array]:
+    """Draws s ~ N(0, P^-1), one for each key, and s'Ps."""
+    if at.factor.size:
+
+        def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
+            noise = random.normal(key, loc.shape, loc.dtype)
+            draw = solve_triangular(at.factor, noise, trans=1, lower=True)
+            return draw, jnp.vdot(noise, noise)
+
+        return jax.vmap(from_factor)(keys)
+
+    target, _ = targets(settings, posterior)
+    metric, solve = fisher_of(settings, target), fisher_metric_of(settings, target, loc).solver(loc)
+
+    def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
+        draw = solve(metric.perturb(loc, key))
+        return draw, jnp.vdot(draw, metric.product(loc, draw))
+
+    return jax.vmap(perturb_and_solve)(keys)
+
+
+def follow(
+    settings: LaplaceSettings,
+    posterior: Posterior,
+    loc: Flat,
+    at: AtMode,
+    draws: Flat,
+    squares: jax.Array,
+    *,
+    log_weight: bool,
+) -> tuple[Geodesic, jax.Array]:
+    """Where the geodesics of Gaussian draws end, and the logs of their weights; see `draw_one`."""
+    target, own = targets(settings, posterior)
+    end = end_fn(settings, target, own, loc)
+
+    def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
+        return draw_one(target, start_of(settings, at, draw, square), end, log_weight=log_weight)
+
+    return jax.vmap(one)(draws, squares)
+
+
+def constrain(settings: LaplaceSettings, posterior: Posterior, loc: Flat, flat: Flat) -> dict:
+    """Site values at flat positions, deterministic sites included."""
+    model, (_, _, args, kwargs, unravel, *_) = SubsamplePlates(posterior.model), posterior
+
+    def one(flat: Flat) -> dict:
+        return constrain_fn(model, args, kwargs, unravel(flat), return_deterministic=True)
+
+    return lax.map(one, flat, batch_size=32)
+
+
+def start_of(settings: LaplaceSettings, at: AtMode, draw: Flat, square: jax.Array) -> Start:
+    """The geodesic's start that belongs to a Gaussian draw; see `gaussian`."""
+    if settings.metric != "monge-log":
+        return Start(draw, jnp.ones((), bool), square, jnp.zeros((), draw.dtype))
+    precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
+    velocity, found = log_map(precision, draw, settings.alpha2)
+
+    def end(v: Flat) -> Geodesic:
+        position = shoot(precision, v, settings.alpha2)
+        return Geodesic(position, found, jnp.zeros((), jnp.int32))
+
+    return Start(velocity, found, square, -with_log_volume(end, velocity)[1])
+
+
+def end_fn(
+    settings: LaplaceSettings, target: Target, own: Target, loc: Flat
+) -> Callable[[Flat], Geodesic]:
+    """``velocity -> Geodesic``.
+
+    Args:
+        settings: of the guide.
+        target: the posterior.
+        own: the same, with the form of the metric of the draws.
+        loc: where geodesics start.
+    """
+    if settings.metric == "euclidean":
+        return lambda v: Geodesic(loc + v, jnp.all(jnp.isfinite(v)), jnp.zeros((), jnp.int32))
+    acceleration = acceleration_fn(settings, target, own, loc)
+    return lambda v: exponential_map(
+        *(acceleration, loc, v),
+        rtol=settings.rtol,
+        atol=settings.atol,
+        max_steps=settings.max_steps,
+    )
+
+
+def acceleration_fn(
+    settings: LaplaceSettings, target: Target, own: Target, loc: Flat
+) -> Callable[[Flat, Flat], Flat]:
+    """``(position, velocity) -> theta''``; arguments are those of `end_fn`."""
+    metric = settings.metric
+    if metric in ("monge", "monge-log"):
+        return monge_acceleration(target.energy, settings.alpha2)
+    if isinstance(metric, RiemannianMetric):
+        return metric.acceleration
+    if callable(metric):
+        given: Callable[[Any], Any] = metric
+        return dense_metric(lambda theta: jnp.asarray(given(target.unravel(theta)))).acceleration
+    return fisher_metric_of(settings, own, loc).acceleration
+
+
+def draw_one(
+    target: Target, start: Start, end: Callable[[Flat], Geodesic], *, log_weight: bool
+) -> tuple[Geodesic, jax.Array]:
+    """A draw, and the log of its importance weight up to a constant (0 unless asked for).
+
+    The weight is -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus infinity for a
+    geodesic that failed.
+    """
+    if not log_weight:
+        geodesic = end(start.velocity)
+        volume = jnp.zeros((), start.velocity.dtype)
+    else:
+        check_dense(target.size, "log_weight=True", "log_weight=False")
+        # the geodesic after the volume of the start: no two calls of LAPACK at a time
+        known = jnp.isfinite(start.volume)
+        geodesic, volume = with_log_volume(end, jnp.where(known, start.velocity, 0.0))
+        geodesic = geodesic._replace(success=geodesic.success & known)
+    geodesic = geodesic._replace(success=geodesic.success & start.found)
+    if not log_weight:
+        return geodesic, volume
+    weight = -target.energy(geodesic.position) + start.square / 2 + start.volume + volume
+    usable = geodesic.success & jnp.isfinite(weight)
+    return geodesic, jnp.where(usable, weight, -jnp.inf)
+
+
+def with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
+    """A geodesic and log |det d position / dx|, by derivatives along all directions."""
+
+    def along(u: Flat) -> tuple[Geodesic, Flat]:
+        def position(v: Flat) -> tuple[Flat, Geodesic]:
+            geodesic = end(v)
+            return geodesic.position, geodesic
+
+        _, push, geodesic = jax.jvp(position, (x,), (u,), has_aux=True)
+        return geodesic, push
+
+    # the geodesic is the same along all directions, and is followed once
+    eye = jnp.eye(x.size, dtype=x.dtype)
+    geodesic, jacobian = jax.vmap(along, out_axes=(None, 0))(eye)
+    return geodesic, jnp.linalg.slogdet(jacobian)[1]

@@ -1,0 +1,121 @@
+"""Rows of the data that hold NaN: named, or left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import check_choice
+from .host_rows import HostRows, is_host_rows
+
+PyTree = Any
+ON_BAD_ROWS = ("error", "drop", "keep")
+CHUNK_BYTES = 2**26
+NAMED = 10
+"""Rows that an error names."""
+
+
+def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple[tuple, dict]:
+    """The model's arguments, without rows that hold NaN if those are to be dropped.
+
+    A row is an index of an array's first axis. Dropped rows are taken out of every array with as
+    many rows as the one that holds NaN.
+
+    Args:
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+        on_bad_rows: ``"error"``, ``"drop"`` or ``"keep"``, which does not look.
+
+    Raises:
+        ValueError: for ``"error"`` and NaN, naming arguments and rows; for ``"drop"`` if no row
+            would be left.
+    """
+    check_choice("on_bad_rows", on_bad_rows, ON_BAD_ROWS)
+    if on_bad_rows == "keep":
+        return args, kwargs
+    bad: dict[int, np.ndarray] = {}
+    told = []
+    for name, array in _arrays(args, kwargs):
+        rows = _bad_rows(array)
+        if len(rows):
+            told.append(f"{name}: {_listed(rows)} of {array.shape[0]}")
+            found = bad.get(array.shape[0], np.zeros(0, int))
+            bad[array.shape[0]] = np.union1d(found, rows)
+    if not bad:
+        return args, kwargs
+    if on_bad_rows == "error":
+        raise ValueError(
+            f"the data hold NaN in {'; '.join(told)}. Expected numbers: repair the rows, pass "
+            "on_bad_rows='drop' to leave them out of every array with as many rows, or 'keep' if "
+            "the model masks them"
+        )
+    for size, rows in bad.items():
+        if len(rows) == size:
+            raise ValueError(
+                f"no row would be left: all {size} hold NaN. Expected data, got {'; '.join(told)}"
+            )
+    good = {size: np.delete(np.arange(size), rows) for size, rows in bad.items()}
+
+    def without(x: Any) -> Any:
+        if not _has_rows(x) or x.shape[0] not in good:
+            return x
+        rows = good[x.shape[0]]
+        if isinstance(x, HostRows):
+            return HostRows(_Selected(x, rows), timeout=x.timeout)
+        return x[rows]
+
+    args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=is_host_rows)
+    return args, kwargs
+
+
+class _Selected:
+    """Some of the rows of a source, as a source."""
+
+    def __init__(self, source: HostRows, rows: np.ndarray) -> None:
+        self.source, self.rows = source, rows
+        self.shape, self.dtype = (len(rows), *source.shape[1:]), source.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self.source.reader.read(self.rows[index], self.dtype)
+
+
+def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    trees = {"args": list(args), "kwargs": dict(kwargs)}
+    for root, tree in trees.items():
+        leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]
+        for path, leaf in leaves:
+            if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+                yield root + jax.tree_util.keystr(path), leaf
+
+
+def _has_rows(x: Any) -> bool:
+    here = getattr(x, "is_fully_addressable", True)  # of another process nothing can be read
+    return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
+
+
+def _bad_rows(array: Any) -> np.ndarray:
+    """Indices of rows that hold NaN; reads a part at a time."""
+    size = array.shape[0]
+    width = math.prod(array.shape[1:])
+    step = max(1, CHUNK_BYTES // max(1, width * array.dtype.itemsize))
+    found = []
+    for first in range(0, size, step):
+        rows = slice(first, min(size, first + step))
+        part = np.asarray(array[rows]).reshape(-1, width)
+        # a sum is NaN where an entry is, also where infinities cancel: look again at those
+        with np.errstate(all="ignore"):
+            suspects = np.flatnonzero(np.isnan(part.sum(1)))
+        bad = np.isnan(part[suspects]).any(1)
+        found.append(first + suspects[bad])
+    return np.concatenate(found) if found else np.zeros(0, int)
+
+
+def _listed(rows: np.ndarray) -> str:
+    text = ", ".join(map(str, rows[:NAMED]))
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return f"row{'s' if len(rows) > 1 else ''} {text}{more}"

@@ -1,0 +1,141 @@
+"""Rows from the host within a computation: by one call back for as many as can be told.
+
+A loop over minibatches knows which rows come next. It fetches those of many steps at once and
+passes them by `hints` to the `HostRows` that the model indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+HostRows = Any
+"""`numpyro_geom.HostRows`."""
+PIECE = 16384
+"""Entries of an index that travel to the host in one array: JAX copies arrays above 100 KiB in
+a thread of the pool in which computations wait for the call back, and that can deadlock."""
+
+BLOCK_ROWS = 65536
+"""Rows that travel from the host at once, over all batches and arrays that they are for."""
+BLOCK_BYTES = 2**25
+"""Bytes likewise."""
+BLOCK_BATCHES = 64
+"""Batches likewise."""
+
+
+class Hint(NamedTuple):
+    """What is known of an index with which a model will ask for rows.
+
+    Attributes:
+        index: the traced index.
+        rows: rows that are on the device already.
+        used: a list in which to note who was asked.
+    """
+
+    index: Any
+    rows: Mapping[HostRows, jax.Array] = {}
+    used: list[HostRows] | None = None
+
+
+_hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, never changed
+
+
+@contextmanager
+def hints(*given: Hint) -> Iterator[None]:
+    """Tell `HostRows` what is known of an index, for as long as a model is traced."""
+    token = _hints.set([*given, *_hints.get()])
+    try:
+        yield
+    finally:
+        _hints.reset(token)
+
+
+def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
+    """Pass what is known of an index on to a stretch of it."""
+    for hint in hints_of(index):
+        if hint.rows:
+            rows = {x: found[start:stop] for x, found in hint.rows.items()}
+            _hints.get().append(Hint(part, rows))
+
+
+def hints_of(index: Any) -> list[Hint]:
+    """What is known of an index."""
+    return [hint for hint in _hints.get() if hint.index is index]
+
+
+def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
+    """For how many batches rows should travel together, if one has so many of each array."""
+    rows = sum(sizes.values())
+    size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
+    return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))
+
+
+def fetch(
+    wanted: tuple[tuple[HostRows, int], ...], here: tuple, then: tuple = ()
+) -> tuple[jax.Array, ...]:
+    """Rows by one call back to the host, also under `jax.vmap`.
+
+    Args:
+        wanted: pairs of whose rows and the place of their index in ``here``.
+        here: traced indices of any shape.
+        then: those that will be wanted next; empty if that is not known.
+
+    Returns:
+        For each pair, rows of shape ``index.shape + X.shape[1:]``.
+    """
+
+    @custom_vmap
+    def rows(here: tuple, then: tuple) -> tuple[jax.Array, ...]:
+        return _call_host(wanted, here, then)
+
+    @rows.def_vmap
+    def batched_rows(size: int, batched: tuple, here: tuple, then: tuple) -> tuple:
+        here, then = jax.tree.map(
+            lambda x, yes: x if yes else jnp.broadcast_to(x, (size, *x.shape)),
+            (here, then),
+            tuple(batched),
+        )
+        return fetch(wanted, here, then), (True,) * len(wanted)
+
+    return rows(here, then)
+
+
+def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
+    dtypes = tuple(x.dtype for x, _ in wanted)
+    out = tuple(
+        jax.ShapeDtypeStruct(here[k].shape + x.shape[1:], dtype)
+        for (x, k), dtype in zip(wanted, dtypes, strict=True)
+    )
+    pieces = [_pieces(index) for index in (*here, *then)]
+    counts = [len(p) for p in pieces]
+
+    def on_host(*flat: Any) -> tuple[np.ndarray, ...]:
+        parts, at = [], 0
+        for count in counts:
+            parts.append(np.concatenate([np.asarray(p) for p in flat[at : at + count]]))
+            at += count
+        now = parts[: len(here)]
+        # nothing but first rows: the loop is at its end
+        soon = [p if p.any() else None for p in parts[len(here) :]] or [None] * len(here)
+        # all begin before one is waited for
+        for (x, k), dtype in zip(wanted[1:], dtypes[1:], strict=True):
+            x.reader.prepare(now[k], dtype)
+        return tuple(
+            x.reader.take(now[k], dtype, soon[k]).reshape(result.shape)
+            for (x, k), dtype, result in zip(wanted, dtypes, out, strict=True)
+        )
+
+    flat = [p for group in pieces for p in group]
+    return jax.pure_callback(on_host, out, *flat, vmap_method="sequential")
+
+
+def _pieces(index: jax.Array) -> list[jax.Array]:
+    flat = index.reshape(-1).astype(jnp.int32)
+    return [flat[k : k + PIECE] for k in range(0, flat.size, PIECE)] or [flat]

@@ -1,0 +1,222 @@
+"""HostRows: a model argument in the place of an array whose rows stay on the host.
+
+A traced index becomes a call back to the host, which gathers the rows (`rows.fetch`). A loop over
+minibatches fetches those of many steps by one call, while a thread gathers the next (`rows.loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import check_number
+from .fetch import fetch, hints_of
+from .reader import Reader
+
+PyTree = Any
+
+
+class HostRows:
+    """An array whose rows stay on the host, in the place of a device array in a model.
+
+    The model indexes it by the rows of a plate, ``X[i]``, and only those travel to the device;
+    the next minibatches are gathered while it computes. Draws are those from
+    ``jnp.asarray(array_like)``. Anything that needs all of it at once, ``X @ w`` say, is an error.
+
+    Args:
+        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or anything else that has
+            ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
+        timeout: seconds that the source may take for a gather before it counts as stalled; None
+            for any.
+
+    Attributes:
+        source: the array it was made of.
+        timeout: as given.
+        reader: what gathers the rows.
+
+    Raises:
+        TypeError: for what is not such an array.
+        ValueError: for one without rows.
+
+    Examples:
+        >>> import jax, numpy as np
+        >>> from numpyro_geom import HostRows
+        >>> X = HostRows(np.arange(6.0).reshape(3, 2))
+        >>> X.shape, X.dtype
+        ((3, 2), dtype('float32'))
+        >>> jax.jit(lambda i: X[i])(np.array([2, 0])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
+    """
+
+    __iter__ = None
+
+    def __init__(self, array_like: Any, *, timeout: float | None = 300.0):
+        timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
+        _check_source(array_like)
+        self.source, self.timeout = array_like, timeout
+        name = f"HostRows of a {type(array_like).__name__} of shape {self.shape}"
+        self.reader = Reader(array_like, name, timeout)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole."""
+        return tuple(int(n) for n in self.source.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(np.prod(self.shape))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the entries on the device: 32 bits for 64 unless x64 is enabled."""
+        return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype))
+
+    def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
+        """The rows on the host, in stretches: all, or if that is too much some from all over.
+
+        Args:
+            block_bytes: about the size of a stretch.
+            at_most: bytes above which there are gaps between stretches.
+        """
+        row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
+        length = min(len(self), max(1, block_bytes // row_bytes))
+        starts = np.arange(0, len(self), length)
+        if len(self) * row_bytes > at_most:
+            count = max(1, min(len(starts), at_most // (length * row_bytes)))
+            starts = np.linspace(0, len(self) - length, count).astype(int)
+
+        def rows(k: int) -> np.ndarray:
+            return np.arange(starts[k], min(starts[k] + length, len(self)))
+
+        for k in range(len(starts)):
+            then = rows(k + 1) if k + 1 < len(starts) else None
+            yield self.reader.take(rows(k), self.dtype, then)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"HostRows(<{type(self.source).__name__}>, shape={self.shape}, dtype={self.dtype})"
+
+    def __reduce__(self) -> tuple:
+        return partial(HostRows, timeout=self.timeout), (self.source,)
+
+    def __getitem__(self, item: Any) -> jax.Array:
+        """Rows, and of them what further indices (numbers and slices) pick."""
+        first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
+        index = self._index(first)
+        for part in rest:
+            if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
+                raise TypeError(
+                    "HostRows takes rows first, and then numbers or slices: for columns by an "
+                    "array write `X[i][:, columns]`"
+                )
+        rows = self._rows(index)
+        return rows[(slice(None),) * index.ndim + tuple(rest)] if rest else rows
+
+    def _index(self, first: Any) -> Any:
+        if isinstance(first, slice):
+            return jnp.arange(*first.indices(len(self)))
+        index = first if isinstance(first, jax.Array) else np.asarray(first)
+        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
+            raise TypeError(
+                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
+                "such as the rows of a plate, `X[i]`"
+            )
+        return index
+
+    def _rows(self, index: Any) -> jax.Array:
+        for hint in hints_of(index):
+            if self in hint.rows:
+                return hint.rows[self]
+            if hint.used is not None and self not in hint.used:
+                hint.used.append(self)
+        if isinstance(index, jax.core.Tracer):
+            return fetch(((self, 0),), (index,))[0]
+        flat = np.asarray(index).reshape(-1)
+        rows = self.reader.take(flat, self.dtype)
+        return jnp.asarray(rows.reshape(np.shape(index) + self.shape[1:]))
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be used as a whole: its rows stay on the host. Index it by the rows "
+            "of a plate, `with numpyro.plate('data', len(X)) as i:` and `X[i]`; to take all of it "
+            "to the device write `X[:]`"
+        )
+
+    __array__ = __jax_array__ = __bool__ = __pow__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+# no leaves: it goes through jit, vmap and MCMC as part of the structure, the same if it is
+jax.tree_util.register_static(HostRows)
+
+
+def is_host_rows(x: Any) -> bool:
+    """Whether it is one of them: for ``is_leaf``, since it has no leaves."""
+    return isinstance(x, HostRows)
+
+
+def host_rows_in(tree: PyTree) -> list[HostRows]:
+    """Those in a pytree, which has them in its structure and not among its leaves."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
+    return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
+
+
+@contextmanager
+def source_errors(tree: PyTree) -> Iterator[None]:
+    """Raise what a source of ``tree`` raised, not what the computation made of it."""
+    readers = [x.reader for x in host_rows_in(tree)]
+    for reader in readers:
+        reader.error = None
+    try:
+        yield
+    except Exception:
+        for reader in readers:
+            if reader.error is not None:
+                raise reader.error from reader.error.__cause__
+        raise
+
+
+def _check_source(source: Any) -> None:
+    kind = type(source).__name__
+    if isinstance(source, jax.Array):
+        raise TypeError(
+            "HostRows is for rows on the host, and a jax.Array is on a device: pass the array "
+            "itself to the model, or HostRows(np.asarray(array))"
+        )
+    if isinstance(source, HostRows):
+        raise TypeError("expected an array, got HostRows: pass it to the model as it is")
+    missing = [n for n in ("shape", "dtype", "__getitem__") if not hasattr(source, n)]
+    if missing:
+        advice = " (`.to_numpy()`?)" if hasattr(source, "to_numpy") else ""
+        raise TypeError(
+            f"HostRows expects an array with shape, dtype and row indexing, got {kind} without "
+            f"{', '.join(missing)}: pass a NumPy array or memmap{advice}, or one of Zarr or HDF5"
+        )
+    try:
+        dtype = np.dtype(source.dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in "biufc":
+        raise TypeError(
+            f"HostRows expects numbers of a NumPy type, got {kind} of dtype {source.dtype}: "
+            "convert it, for instance by `np.asarray(array, np.float32)`"
+        )
+    if len(source.shape) == 0:
+        raise TypeError(f"HostRows expects an array with rows, got a {kind} of shape ()")
+    if source.shape[0] == 0:
+        raise ValueError(f"HostRows expects at least one row, got shape {tuple(source.shape)}")

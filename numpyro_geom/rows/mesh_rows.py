@@ -1,0 +1,178 @@
+"""MeshRows: an array whose rows are shared out over an axis of a device mesh."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+@jax.tree_util.register_pytree_node_class
+class MeshRows:
+    """An array whose rows are shared out over an axis of a mesh.
+
+    ``X[i]`` with an array of row numbers is what it is for a plain array, computed such that
+    rows travel and the whole does not: each device picks those that it has, and what they have
+    is added up word by word, the other devices' words being zero. Anything else that is done to
+    it is done to the plain array, which XLA keeps where it is.
+
+    Args:
+        blocks: shape (devices, rows of each, ...), the first axis shared out.
+        num_rows: rows that there are; the last block may be padded.
+        mesh: the devices.
+        axis: of the mesh.
+    """
+
+    def __init__(self, blocks: Any, num_rows: int, mesh: Mesh, axis: str) -> None:
+        self.blocks = blocks
+        self._num_rows, self._mesh, self._axis = num_rows, mesh, axis
+
+    @classmethod
+    def of(cls, array: Any, mesh: Mesh, axis: str) -> MeshRows:
+        """Share out an array, of which each process reads the rows of its devices alone."""
+        parts = mesh.shape[axis]
+        rows = -(-array.shape[0] // parts)
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+
+        @functools.cache
+        def block(k: int) -> np.ndarray:
+            found = np.asarray(array[k * rows : (k + 1) * rows]).astype(dtype)
+            padding = [(0, rows - found.shape[0])] + [(0, 0)] * (found.ndim - 1)
+            return np.pad(found, padding)[np.newaxis]
+
+        blocks = jax.make_array_from_callback(
+            (parts, rows, *array.shape[1:]),
+            NamedSharding(mesh, PartitionSpec(axis)),
+            lambda index: block(index[0].start or 0),  # type: ignore[index]
+        )
+        return cls(blocks, array.shape[0], mesh, axis)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the plain array."""
+        return (self._num_rows, *self.blocks.shape[2:])
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the plain array."""
+        return self.blocks.ndim - 1
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the plain array."""
+        return int(np.prod(self.shape))
+
+    @property
+    def dtype(self) -> Any:
+        """Of the entries."""
+        return self.blocks.dtype
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __repr__(self) -> str:
+        return f"MeshRows({self.dtype}{list(self.shape)} over {self._axis!r})"
+
+    def __jax_array__(self) -> jax.Array:
+        plain = self.blocks.reshape(-1, *self.shape[1:])[: self._num_rows]
+        return self._shared_out(plain)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        first, *others = index if isinstance(index, tuple) else (index,)
+        simple = all(isinstance(x, (slice, int, type(None))) for x in others)
+        if not _is_row_numbers(first) or not simple:
+            return self.__jax_array__()[index]
+        first = jnp.asarray(first)
+        found = self.rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
+        return found[(*[slice(None)] * first.ndim, *others)] if others else found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "blocks":
+            raise AttributeError(name)
+        return getattr(self.__jax_array__(), name)
+
+    def tree_flatten(self) -> tuple[tuple, tuple]:
+        """The blocks; and what is known of them."""
+        return (self.blocks,), (self._num_rows, self._mesh, self._axis)
+
+    @classmethod
+    def tree_unflatten(cls, about: tuple, children: tuple) -> MeshRows:
+        """The reverse."""
+        return cls(*children, *about)
+
+    def rows(self, i: jax.Array) -> jax.Array:
+        """Those with the numbers in a flat array."""
+        i = jnp.where(i < 0, i + self._num_rows, i).clip(0, self._num_rows - 1)
+        if i.shape[0] != self._num_rows:
+            return self._gathered(i)
+        # a plate at its full size asks for all rows in order, and those are in place
+        in_order = jnp.all(self._shared_out(i) == jnp.arange(self._num_rows, dtype=i.dtype))
+        return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
+
+    def _gathered(self, i: jax.Array) -> jax.Array:
+        dtype, (parts, rows) = self.dtype, self.blocks.shape[:2]
+
+        def of_one(block: jax.Array, k: jax.Array) -> jax.Array:
+            place = i - (k * rows).astype(i.dtype)
+            mine = (place >= 0) & (place < rows)
+            taken = _words(block[jnp.clip(place, 0, rows - 1)])
+            return jnp.where(mine.reshape(-1, *[1] * (taken.ndim - 1)), taken, 0)
+
+        found = jax.vmap(of_one)(self.blocks, jnp.arange(parts))
+        found = found.sum(0, dtype=found.dtype)
+        if i.shape[0] % parts == 0:
+            found = self._shared_out(found)
+        if jnp.issubdtype(dtype, jnp.bool_):
+            return found.astype(bool)
+        return found if found.dtype == dtype else lax.bitcast_convert_type(found, dtype)
+
+    def _shared_out(self, x: jax.Array) -> jax.Array:
+        if not isinstance(x, jax.core.Tracer):  # only compiled code can share out unevenly
+            return x
+        spec = PartitionSpec(self._axis)
+        return lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
+
+
+def _forwarded(function: Callable, swapped: bool) -> Callable:
+    def method(self: MeshRows, *others: Any) -> jax.Array:
+        here, values = self.__jax_array__(), tuple(_plain(x) for x in others)
+        return function(*values, here) if swapped else function(here, *values)
+
+    return method
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor".split():
+    _function = getattr(operator, f"__{_name}__")
+    setattr(MeshRows, f"__{_name}__", _forwarded(_function, False))
+    setattr(MeshRows, f"__r{_name}__", _forwarded(_function, True))
+for _name in "lt le gt ge eq ne neg abs invert".split():
+    setattr(MeshRows, f"__{_name}__", _forwarded(getattr(operator, f"__{_name}__"), False))
+MeshRows.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _plain(x: Any) -> Any:
+    return x.__jax_array__() if isinstance(x, MeshRows) else x
+
+
+def _words(x: jax.Array) -> jax.Array:
+    """Entries as whole numbers, whose sum with zeros is exact for -0 and NaN too."""
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        return x.astype(jnp.uint8)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitcast_convert_type(x, jnp.dtype(f"u{x.dtype.itemsize}"))
+    return x
+
+
+def _is_row_numbers(x: Any) -> bool:
+    return (
+        isinstance(x, (jax.Array, np.ndarray))
+        and x.ndim > 0
+        and jnp.issubdtype(x.dtype, jnp.integer)
+    )

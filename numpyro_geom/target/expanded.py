@@ -1,0 +1,78 @@
+"""The target of an expanded position: its energy, and a model without the priors it replaces."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from numpyro.distributions import constraints
+from numpyro.primitives import Messenger
+
+from .expansion import Expanded, Expansion
+from .expansion_sides import check_names
+from .potential import Potential
+
+
+class WithoutPrior(Messenger):
+    """A model whose prior of some latent sites is flat: they stay latent, of density one.
+
+    The model of ``Expansion(target="factors")``, which gives these sites another prior. What
+    depended on the prior's own parameters loses that: with w ~ N(0, s), s hears no more from w.
+
+    Args:
+        fn: the model.
+        names: sites, see `Expansion.replaced`.
+
+    Raises:
+        ValueError: when the model runs, for a site whose support is not the whole space, or that
+            is observed.
+    """
+
+    def __init__(self, fn: Callable | None = None, names: Sequence[str] = ()):
+        super().__init__(fn)
+        self.names = frozenset(check_names("names", names))
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Mask the density of the sites."""
+        if msg["type"] != "sample" or msg["name"] not in self.names:
+            return
+        support = msg["fn"].support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if msg["is_observed"] or support != constraints.real:
+            got = "observed" if msg["is_observed"] else f"on {support}"
+            raise ValueError(
+                f"target='factors' puts a Gaussian in place of the prior of site {msg['name']!r}, "
+                f"which is {got}: expected a latent site on the real numbers; use "
+                "target='posterior', or leave the site out of `sites`"
+            )
+        msg["fn"] = msg["fn"].mask(False)
+
+
+def with_expansion(potential: Potential, expansion: Expansion, temperature: Any) -> Potential:
+    """The potential of the expanded position, with the same minibatches.
+
+    Args:
+        potential: of the position dict site -> array; under ``target="factors"`` that of
+            `WithoutPrior`. A control variate goes inside: its anchor is a position of the model.
+        expansion: the settings.
+        temperature: tau, that of the chain.
+    """
+
+    def energy(expanded: Expanded, batch: Any) -> jax.Array:
+        own = expansion.correction(expanded, temperature)
+        return potential.energy(expansion.merge(expanded), batch) + own
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        return tuple(
+            (weight, functools.partial(_of_merged, rows_fn, expansion))
+            for weight, rows_fn in potential.score_noise(rng_key)
+        )
+
+    return potential._replace(energy=energy, score_noise=score_noise)
+
+
+def _of_merged(rows_fn: Callable, expansion: Expansion, expanded: Expanded) -> jax.Array:
+    return rows_fn(expansion.merge(expanded))

@@ -1,0 +1,227 @@
+"""Parameter expansion: sample factors P, V, Q whose product W = P V Q is the model's matrix.
+
+A chain on the factors moves W along other paths than a chain on W itself: the gradient of the
+energy in V is P' G Q', with G that in W, so that the factors are a metric that the chain learns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from .._checks import check_choice, check_int, check_number
+from .expansion_sides import as_pairs, check_names, keep, sides_of
+from .factors import LowRank, Side, divide, half_squares, identity, log_abs_det, on_side, times
+
+PyTree = Any
+Expanded = dict[str, dict[str, Any]]
+
+TARGETS = ("posterior", "factors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Expansion:
+    """Matrix-shaped sites as products W = P_c ... P_1 V Q_1 ... Q_e.
+
+    A site W of shape (m, n), P of shape (m, m), Q of shape (n, n). A convolution kernel
+    (k, k, in, out) is multiplied on its channels, each spatial slice by the same factors; so is
+    any named site of more than two axes on its last two. A vector that shares a side is a Q, for
+    ``x @ W + b`` (the papers' b = P a is the transpose); one without a matrix, of a normalisation
+    layer, is v Q. The target of (V, P, Q), by ``target``:
+
+    - ``"posterior"``: the law of W is the model's, exp(-U / tau), whatever the factors. The energy
+      is U(P V Q) - tau [n log|det P| + m log|det Q| + log q(P, Q)], with one log-determinant more
+      for each vector on the side, and for a kernel as many as it has spatial slices times
+      channels of the other side. W is then independent of (P, Q), whose law is q, entry by entry
+      normal about the identity with standard deviation ``factor_scale`` / sqrt(side).
+    - ``"factors"``: the papers'. In place of the model's priors of W and of the vectors that
+      share a side, V, the vectors and the factors are N(0, scale^2). This CHANGES THE MODEL: the
+      implied prior of W is one of products of Gaussian matrices, with heavier tails. The energy
+      is U(P V Q) without those priors (see `WithoutPrior`) minus the new ones' logarithm, all of
+      it tempered.
+
+    Choose it for networks whose chains explore too little, for which the papers report more
+    diverse draws. On a Gaussian it only costs: the factors' own curvature bounds the step size, and
+    a relaxation takes more steps. Cost per step: the products, and with ``"posterior"`` one LU
+    decomposition of each factor, O(m^3), or O(m rank^2 + rank^3) of a low rank, which forms no m
+    by m matrix. All factors are the identity at the start.
+
+    Args:
+        left: factors on the left, at least 0.
+        right: factors on the right, at least 0; a vector on its own has these.
+        rank: None for full factors. For D + L1' L2 the rows of L1 and L2, an integer up to the
+            side, or a fraction of it below 1 (rounded down, at least 1).
+        sites: what to expand. None for all sites with two axes, or with four as convolution
+            kernels; names; or a mapping from names to `Factors`.
+        biases: None, or a naming rule that pairs a bias with its W: two words such as
+            ``("kernel", "bias")``, of which the last occurrence of the first in W's name is
+            replaced by the second. Where that names a 1-D site, it shares W's right factors.
+        target: ``"posterior"`` or ``"factors"``.
+        factor_scale: c in the standard deviation c / sqrt(side) of the factors' entries about the
+            identity (of L1's and L2's about 0) under ``"posterior"``, and of L1's at the start
+            under both targets; above 0. Factors come close to singular from about 0.5 on.
+        factor_friction: friction on the factors, relative to that on the sites; above 0. The
+            papers' is 0.01, with which energy stays in the factors for long.
+        prior_scale: standard deviation of V and the vectors under ``"factors"``.
+        factor_prior_scale: standard deviation of the factors' entries under ``"factors"``.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> position = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3), "scale": jnp.zeros(())}
+        >>> expansion = Expansion(left=0, sites={"w": Factors(vectors="b")})
+        >>> expanded = expansion.init(jax.random.key(0), position)
+        >>> jax.tree.map(jnp.shape, expanded["factors"])
+        {'w': {'right': ((3, 3),)}}
+        >>> bool(jnp.all(expansion.merge(expanded)["w"] == position["w"]))
+        True
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025, Eq. 9 (layers), Eq. 16 (kernels), appendix B.6 (low rank). The target
+        ``"posterior"`` is ours, and the default. Other deviations: the vectors of a
+        normalisation layer share one product, of ``right`` factors (in their text each has its
+        own, on both sides; their parameter counts have this); factors are square. Their
+        N(0, 0.5) for factors is read as a variance; the start is the identity.
+    """
+
+    left: int = 1
+    right: int = 1
+    rank: int | float | None = None
+    sites: Any = None
+    biases: tuple[str, str] | None = None
+    target: str = "posterior"
+    factor_scale: float = 0.25
+    factor_friction: float = 1.0
+    prior_scale: float = 1.0
+    factor_prior_scale: float = math.sqrt(0.5)
+
+    def __post_init__(self) -> None:
+        for name in ("left", "right"):
+            keep(self, name, check_int(name, getattr(self, name), least=0))
+        keep(self, "rank", _check_rank(self.rank))
+        keep(self, "sites", as_pairs(self.sites))
+        own = any(factors.left or factors.right for _, factors in self.sites or ())
+        if self.left == 0 and self.right == 0 and not own:
+            raise ValueError("left and right are both 0: expected at least one factor on a side")
+        if self.biases is not None:
+            keep(self, "biases", check_names("biases", self.biases))
+            if len(self.biases) != 2 or not all(self.biases):
+                raise ValueError(
+                    "biases must be two words, what W's name has and what its bias's has in its "
+                    f"place, such as ('kernel', 'bias'), got {self.biases!r}"
+                )
+        check_choice("target", self.target, TARGETS)
+        for name in ("factor_scale", "factor_friction", "prior_scale", "factor_prior_scale"):
+            keep(self, name, check_number(name, getattr(self, name), above=0.0))
+
+    def check(self, position: PyTree) -> None:
+        """Raise TypeError or ValueError if the settings do not fit a position."""
+        sides_of(self, position)
+
+    def replaced(self, position: PyTree) -> tuple[str, ...]:
+        """Names of the sites that are multiplied, whose prior ``"factors"`` replaces."""
+        return tuple(sorted({name for side in sides_of(self, position) for name in side.members}))
+
+    def init(self, rng_key: jax.Array, position: PyTree) -> Expanded:
+        """The expanded position whose factors are the identity: it merges to ``position`` exactly.
+
+        Args:
+            rng_key: for L1 of a low rank.
+            position: dict site -> array.
+
+        Returns:
+            ``{"sites": {site: array}, "factors": {site: {"left": (P_1, ...), "right": (...)}}}``.
+            All sites are in ``"sites"``, V and a in the place of W and b. The factors are arrays,
+            or `LowRank`; a side without any is left out. The first is next to V.
+        """
+        sides = sides_of(self, position)
+        factors: dict[str, dict] = {}
+        for key, side in zip(random.split(rng_key, len(sides)), sides, strict=True):
+            factors.setdefault(side.site, {})[side.side] = tuple(
+                self._first_factor(k, side) for k in random.split(key, side.num_factors)
+            )
+        return {"sites": dict(position), "factors": factors}
+
+    def merge(self, expanded: Expanded) -> dict[str, jax.Array]:
+        """The position dict site -> array of an expanded one; ``vmap`` it over chains."""
+        return self._multiply(expanded["sites"], expanded["factors"], times)
+
+    def contract(self, position: PyTree, expanded: Expanded) -> Expanded:
+        """The expanded position with the factors of ``expanded`` that merges to ``position``.
+
+        For when something else has moved the position. Accurate to rounding times the
+        condition numbers of the factors.
+        """
+        factors = expanded["factors"]
+        backwards = jax.tree.map(
+            lambda side: side[::-1], factors, is_leaf=lambda x: isinstance(x, tuple)
+        )
+        return {"sites": self._multiply(position, backwards, divide), "factors": factors}
+
+    def correction(self, expanded: Expanded, temperature: Any) -> jax.Array:
+        """What the expanded energy has besides U of the merged position, up to a constant."""
+        total: Any = 0.0
+        for side in sides_of(self, expanded["sites"]):
+            for factor in expanded["factors"][side.site][side.side]:
+                if self.target == "factors":
+                    total += half_squares(factor, self.factor_prior_scale)
+                    continue
+                off = jax.tree.map(jnp.subtract, factor, identity(side))
+                scale = self.factor_scale / math.sqrt(side.dimension)
+                log_det = side.multiplicity * log_abs_det(factor)
+                total += temperature * (half_squares(off, scale) - log_det)
+        if self.target == "factors":
+            own = [expanded["sites"][name] for name in self.replaced(expanded["sites"])]
+            total += half_squares(own, self.prior_scale)
+        return total
+
+    def friction_scale(self, expanded: Expanded) -> Expanded:
+        """Relative friction: a pytree of numbers, 1 for sites and ``factor_friction`` for factors.
+
+        The numbers stand for whole arrays: the structure is that of ``expanded``, the shapes not.
+        """
+        return {
+            "sites": jax.tree.map(lambda _: 1.0, expanded["sites"]),
+            "factors": jax.tree.map(lambda _: self.factor_friction, expanded["factors"]),
+        }
+
+    def _first_factor(self, rng_key: jax.Array, side: Side) -> Any:
+        factor = identity(side)
+        if not isinstance(factor, LowRank):
+            return factor
+        # L1 = L2 = 0 would be a stationary point of every energy
+        noise = random.normal(rng_key, factor.first.shape, side.dtype)
+        return factor._replace(first=noise * (self.factor_scale / math.sqrt(side.dimension)))
+
+    def _multiply(self, sites: PyTree, factors: PyTree, apply: Callable) -> dict[str, jax.Array]:
+        """Apply the factors of every side, in their order, to what stands on it."""
+        sites = dict(sites)
+        for side in sides_of(self, sites):
+            for name in side.members:
+                for factor in factors[side.site][side.side]:
+                    sites[name] = on_side(sites[name], factor, side.side, apply)
+        return sites
+
+
+def _check_rank(rank: Any) -> int | float | None:
+    if rank is None:
+        return None
+    value = rank.item() if getattr(rank, "shape", None) == () else rank
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if (whole and value.__index__() >= 1) or (isinstance(value, float) and 0 < value < 1):
+        return value.__index__() if whole else value
+    error = ValueError if whole or isinstance(value, float) else TypeError
+    raise error(
+        "rank must be an integer of at least 1, None, or a fraction of the side between 0 and 1, "
+        f"got {rank!r}"
+    )

@@ -1,0 +1,202 @@
+"""Which rows come next: index draws, plate substitution and the N/B scaling.
+
+A NumPyro model says which rows are exchangeable by putting them in a ``plate``, read off it by
+`numpyro_geom.target.plates`. This module draws row indices for the plates that are to be
+subsampled (`draw`), and runs the model with those indices in the plate's place
+(`SubsamplePlates`). NumPyro's plate then scales every site in it by ``size / batch_size``,
+which makes the minibatch energy an unbiased estimate of the full one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro.primitives import Messenger
+
+from ..rows.permutation import epoch_indices
+
+Batch = Any
+"""What a step's energy is estimated from: plate -> row indices, a PRNG key, or an empty dict."""
+
+BATCHING = ("replacement", "epoch")
+
+Value = TypeVar("Value")
+
+
+class ByName(Mapping[str, Value]):
+    """A mapping that is a value: hashable, and equal to one with the same items in this order."""
+
+    def __init__(self, items: Mapping[str, Value]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ByName):
+            return [*self.items()] == [*other.items()]
+        return self._items == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+@dataclass(frozen=True)
+class SampleSite:
+    """What is kept of one ``sample`` site of a model: names and shapes, no arrays."""
+
+    name: str
+    observed: bool
+    plates: tuple[tuple[str, int], ...]
+    batch_shape: tuple[int, ...]
+    event_dim: int
+    discrete: bool
+    factor: bool = False
+
+
+@dataclass(frozen=True)
+class Subsampling:
+    """Which rows of which plates a step draws, and the facts of the model that this needs.
+
+    A value: hashable, so that it can be a static argument of a compiled function.
+
+    Attributes:
+        sizes: size of every plate.
+        batch_sizes: rows drawn a step, for the subsampled plates only.
+        batching: ``"replacement"`` or ``"epoch"``.
+        local_axes: for each latent site that lives in subsampled plates, the axes of its
+            unconstrained value that those plates index, as ``(plate, axis)`` pairs.
+        num_data: number of observations N (1 for a model without a data plate).
+        sites: the sample sites, in the order in which the model runs them.
+        has_params: whether the model has ``param`` or ``mutable`` sites.
+    """
+
+    sizes: Mapping[str, int]
+    batch_sizes: Mapping[str, int]
+    batching: str
+    local_axes: Mapping[str, tuple[tuple[str, int], ...]]
+    num_data: int
+    sites: tuple[SampleSite, ...] = field(repr=False)
+    has_params: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sizes", "batch_sizes", "local_axes"):
+            object.__setattr__(self, name, ByName(getattr(self, name)))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which as many rows were drawn as there are (1 without subsampling)."""
+        steps = (math.ceil(self.sizes[p] / b) for p, b in self.batch_sizes.items())
+        return max(steps, default=1)
+
+
+class SubsamplePlates(Messenger):
+    """Run a model with given row indices in its plates.
+
+    NumPyro's own subsampling draws the indices inside the model by a sequential loop over the
+    batch; handing them in from outside costs a tenth of a step or less. A plate that is not in
+    ``indices`` runs at its full size, also where the model asks for ``subsample_size``.
+
+    Args:
+        fn: the model.
+        indices: plate name -> integer array of row indices.
+        sizes: plate name -> size that the indices were drawn for; another size is an error.
+    """
+
+    def __init__(
+        self,
+        fn: Callable | None = None,
+        indices: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ):
+        super().__init__(fn)
+        self.sizes = {} if sizes is None else sizes
+        self.indices = {} if indices is None else indices
+        self.declared: dict[str, tuple[int, int | None]] = {}
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Substitute plate indices; give models that ask for a key a fixed one."""
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            self.declared[msg["name"]] = (size, subsample_size)
+            expected = self.sizes.get(msg["name"], size)
+            if expected != size:
+                raise ValueError(
+                    f"plate {msg['name']!r} has {size} rows now, and the chain was started with "
+                    f"{expected}: start a new run for other data"
+                )
+            rows = self.indices.get(msg["name"])
+            rows = jnp.arange(size) if rows is None else rows
+            msg["value"] = rows
+            msg["args"] = (size, rows.shape[0])
+        elif msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = random.key(0)
+
+
+def gather_local(subsampling: Subsampling, position: dict, batch: Mapping[str, Any]) -> dict:
+    """Pick the rows of latent sites that live in subsampled plates."""
+    if not subsampling.local_axes:
+        return position
+    gathered = dict(position)
+    for name, axes in subsampling.local_axes.items():
+        for plate, axis in axes:
+            if plate in batch and name in gathered:
+                gathered[name] = jnp.take(gathered[name], batch[plate], axis=axis)
+    return gathered
+
+
+def init_stream(subsampling: Subsampling, rng_key: jax.Array) -> Any:
+    """State of the row stream: empty with replacement; key, epoch and offset per plate else."""
+    if subsampling.batching == "replacement":
+        return ()
+    zero = jnp.zeros((), jnp.int32)
+    return {
+        plate: (key, zero, zero)
+        for plate, key in zip(
+            subsampling.batch_sizes,
+            random.split(rng_key, max(1, len(subsampling.batch_sizes))),
+            strict=False,
+        )
+    }
+
+
+def draw(
+    subsampling: Subsampling, rng_key: jax.Array, stream: Any
+) -> tuple[dict[str, jax.Array], Any]:
+    """Row indices of the next minibatch: plate -> int32 array, and the advanced stream.
+
+    ``"replacement"`` draws independent uniform indices. ``"epoch"`` walks through a fresh keyed
+    permutation every epoch in O(batch) work and memory; all rows come once an epoch.
+    """
+    if not subsampling.batch_sizes:
+        return {}, stream
+    batch, advanced = {}, {}
+    keys = (
+        [rng_key]
+        if len(subsampling.batch_sizes) == 1
+        else random.split(rng_key, len(subsampling.batch_sizes))
+    )
+    for (plate, rows), key in zip(subsampling.batch_sizes.items(), keys, strict=False):
+        size = subsampling.sizes[plate]
+        if subsampling.batching == "replacement":
+            batch[plate] = random.randint(key, (rows,), 0, size)
+        else:
+            plate_key, epoch, offset = stream[plate]
+            batch[plate], epoch, offset = epoch_indices(plate_key, epoch, offset, rows, size)
+            advanced[plate] = (plate_key, epoch, offset)
+    return batch, (advanced if subsampling.batching == "epoch" else stream)

@@ -1,0 +1,255 @@
+"""Reads plates and sites off a NumPyro model, and checks that it can be subsampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import distributions as dist
+from numpyro import handlers
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.inspect import get_dependencies
+
+from .minibatch import SampleSite, SubsamplePlates, Subsampling
+
+Declared = Mapping[str, tuple[int, int | None]]
+"""Plate -> its size, and the ``subsample_size`` that the model asks for."""
+
+
+def read_subsampling(
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    batch_size: int | Mapping[str, int] | None = None,
+    batching: str = "replacement",
+) -> Subsampling:
+    """Read plates and sites off a model and check that it can be subsampled.
+
+    Args:
+        model: a NumPyro model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        batch_size: rows a step: an int for the only plate that holds observed rows, a dict
+            plate -> int, or None for what the model itself subsamples (all rows where it does
+            not). A batch as large as its plate means no subsampling of that plate.
+        batching: ``"replacement"`` or ``"epoch"``.
+
+    Raises:
+        ValueError: for a model without rows or latent sites, with discrete latent sites, for
+            unknown plates, batches larger than their plate, or an observed site that its
+            subsampled plate does not index.
+    """
+    try:
+        trace, declared = abstract_trace(model, args, kwargs, {})
+    except AssertionError as error:
+        if "size of plate" in str(error):
+            raise ValueError(
+                "the data are empty: a plate of the model has size 0; expected at least one row"
+            ) from error
+        raise
+    sites = tuple(_sample_site(s) for s in trace.values() if s["type"] == "sample")
+    # plates inside control flow are known by their sites alone
+    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
+    sizes = {frame.name: frame.size for frame in frames}
+    sizes.update({name: size for name, (size, _) in declared.items()})
+    _check_latents(sites)
+    batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
+    local_axes = {
+        s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in batch_sizes)
+        for s in sites
+        if not s.observed
+    }
+    subsampling = Subsampling(
+        sizes=sizes,
+        batch_sizes=batch_sizes,
+        batching=batching,
+        local_axes={name: axes for name, axes in local_axes.items() if axes},
+        num_data=_count_rows(sites, sizes),
+        sites=sites,
+        has_params=any(s["type"] in ("param", "mutable") for s in trace.values()),
+    )
+    for plate in batch_sizes:
+        if not any(s.observed and plate in dict(s.plates) for s in sites):
+            raise ValueError(
+                f"plate {plate!r} cannot be subsampled: it holds no observed site. Leave it out of "
+                "batch_size, and subsample a plate with observed rows"
+            )
+        _check_indexed(model, args, kwargs, subsampling, plate)
+    if subsampling.local_axes:
+        _check_local(model, args, kwargs, subsampling)
+    return subsampling
+
+
+def abstract_trace(
+    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], Declared]:
+    """Trace the model without computing anything; returns the sites and the declared plates."""
+    record = handlers.trace()
+    plates = SubsamplePlates()
+
+    def run() -> None:
+        plates.indices = {p: jnp.zeros(b, jnp.int32) for p, b in batch_sizes.items()}
+        seeded = handlers.substitute(
+            handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform()
+        )
+        with record, plates:
+            seeded(*args, **kwargs)
+
+    try:
+        jax.eval_shape(run)
+    except Exception as error:
+        error.trace = record.trace  # type: ignore[attr-defined]
+        raise
+    return dict(record.trace), plates.declared
+
+
+def _sample_site(site: dict[str, Any]) -> SampleSite:
+    fn = site["fn"]
+    return SampleSite(
+        name=site["name"],
+        observed=bool(site["is_observed"]),
+        plates=tuple((frame.name, frame.dim) for frame in site["cond_indep_stack"]),
+        batch_shape=tuple(fn.batch_shape),
+        event_dim=fn.event_dim,
+        discrete=bool(fn.support.is_discrete) if not site["is_observed"] else False,
+        factor=isinstance(fn, dist.Unit),
+    )
+
+
+def _check_latents(sites: tuple[SampleSite, ...]) -> None:
+    latent = [s for s in sites if not s.observed]
+    if not latent:
+        raise ValueError(
+            "the model has no latent site: expected at least one `numpyro.sample` without `obs`"
+        )
+    discrete = [s.name for s in latent if s.discrete]
+    if discrete:
+        raise ValueError(
+            f"discrete latent sites {discrete}: gradients need continuous ones. Pass the data if "
+            "a site should be observed, sum the site out of the model, or sample it with "
+            "numpyro.infer.DiscreteGibbs in a numpyro.infer.Gibbs kernel"
+        )
+
+
+def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:
+    """N: the product of nested data plates, the sum over independent ones."""
+    groups = {frozenset(p for p, _ in s.plates) for s in sites if s.observed and s.plates}
+    maximal = [g for g in groups if not any(g < other for other in groups)]
+    return sum(math.prod(sizes[p] for p in g) for g in maximal) if maximal else 1
+
+
+def _resolve_batch_sizes(
+    sites: tuple[SampleSite, ...], declared: Declared, batch_size: int | Mapping[str, int] | None
+) -> dict[str, int]:
+    """Rows a step of every plate that is to be subsampled."""
+    chosen = {p: b for p, (size, b) in declared.items() if b is not None and b < size}
+    if batch_size is not None and not isinstance(batch_size, Mapping):
+        batch_size = {_data_plate(sites, batch_size): batch_size}
+    given = {} if batch_size is None else batch_size
+    inside = {p for s in sites for p, _ in s.plates} - set(declared)
+    for plate in given:
+        if plate in inside:
+            raise ValueError(
+                f"plate {plate!r} is inside control flow such as scan and cannot be subsampled: "
+                "drop it from batch_size"
+            )
+    unknown = sorted(set(given) - set(declared))
+    if unknown:
+        raise ValueError(
+            f"batch_size names unknown plates {unknown}: the model's plates are {sorted(declared)}"
+        )
+    chosen.update(given)
+    for plate, rows in chosen.items():
+        if rows > declared[plate][0]:
+            raise ValueError(
+                f"batch_size={rows} is larger than plate {plate!r}, which has "
+                f"{declared[plate][0]} rows: expected a batch_size between 1 and that"
+            )
+    return {p: b for p, b in chosen.items() if b < declared[p][0]}
+
+
+def _data_plate(sites: tuple[SampleSite, ...], batch_size: int) -> str:
+    """The only plate that holds observed rows."""
+    plates = list(dict.fromkeys(p for s in sites if s.observed for p, _ in s.plates))
+    if len(plates) == 1:
+        return plates[0]
+    if plates:
+        found = f"{len(plates)} ({plates})"
+        advice = f"pass a dict, such as batch_size={ {plates[0]: batch_size} }"
+    else:
+        found = "none"
+        advice = (
+            "put the observed site under `numpyro.plate` and index its data with the plate's "
+            "indices, or drop batch_size"
+        )
+    raise ValueError(
+        f"batch_size={batch_size} needs exactly one plate that holds observed rows, and the model "
+        f"has {found}: {advice}"
+    )
+
+
+def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling) -> None:
+    """Latent rows of a subsampled plate may be used inside that plate only."""
+    depends = get_dependencies(model, args, kwargs)["prior_dependencies"]
+    plates = {s.name: dict(s.plates) for s in subsampling.sites}
+    for name, upstream in depends.items():
+        for latent in upstream:
+            for plate, _ in subsampling.local_axes.get(latent, ()):
+                if plate not in plates.get(name, {plate: 0}):
+                    raise ValueError(
+                        f"latent site {latent!r} has rows in the subsampled plate {plate!r}, and "
+                        f"site {name!r} depends on it outside of that plate: it would see only the "
+                        f"drawn rows. Move {name!r} into the plate, or do not subsample it"
+                    )
+
+
+def _check_indexed(
+    model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling, plate: str
+) -> None:
+    """Run the model abstractly on two rows and find observed sites that kept them all.
+
+    At one row a site that ignores the indices would broadcast silently, so the check uses two
+    whatever the batch size is. A plate of two rows cannot be told from its subsample.
+    """
+    size, probe = subsampling.sizes[plate], 2
+    if size <= probe:
+        return
+
+    def complain(name: str, cause: Exception | None = None) -> None:
+        raise ValueError(
+            f"site {name!r} is not indexed by plate {plate!r}: with {probe} of its {size} rows "
+            f"drawn, the site still has other shapes. Index every array that has one entry a row: "
+            f"`with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` (guard "
+            "`y is None`), or use `numpyro.subsample`; or run without batch_size"
+        ) from cause
+
+    try:
+        trace, _ = abstract_trace(model, args, kwargs, {plate: probe})
+    except (TypeError, ValueError) as error:
+        seen = getattr(error, "trace", {})
+        # sites run in a fixed order: the first one that is missing is where it broke
+        broken = next(
+            (s.name for s in subsampling.sites if s.name not in seen and plate in dict(s.plates)),
+            None,
+        )
+        if broken is None:
+            raise
+        complain(broken, error)
+    for site in trace.values():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        dim = {frame.name: frame.dim for frame in site["cond_indep_stack"]}.get(plate)
+        if dim is None:
+            continue
+        shapes = [jnp.shape(1.0 if site["scale"] is None else site["scale"])]
+        value = jnp.shape(site["value"])
+        rows = value[: len(value) - site["fn"].event_dim]
+        auxiliary = site["infer"].get("is_auxiliary", False)
+        if tuple(rows) != tuple(site["fn"].batch_shape) and not auxiliary:
+            shapes.append(rows)
+        if any(len(shape) >= -dim and shape[dim] not in (1, probe) for shape in shapes):
+            complain(site["name"])

@@ -1,0 +1,41 @@
+"""The kernel and the metric of docs/extending.md: they run, they are right, and they are short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripts import load_script
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "extending.py"
+
+
+def test_toy_kernel_and_metric_sample_the_posterior(capsys: pytest.CaptureFixture) -> None:
+    spreads = load_script("extending").main()
+    # the posterior's is 0.1; bias_tolerance allows 5% of it, and 2,000 draws of an autocorrelation
+    # of e^-1/2 (about 480 in effect) have a standard error of 3.2%: four of them
+    for spread in spreads.values():
+        assert spread == pytest.approx(0.1, rel=0.05 + 4 * 0.032)
+    assert capsys.readouterr().out.startswith("{'ClippedSGLD':")
+
+
+@pytest.mark.parametrize("part", ["kernel", "metric"])
+def test_each_takes_fewer_than_sixty_lines(part: str) -> None:
+    text = SCRIPT.read_text()
+    found = re.search(rf"# --8<-- \[start:{part}\]\n(.*?)# --8<-- \[end:{part}\]", text, re.DOTALL)
+    assert found is not None
+    assert found.group(1).count("\n") < 60
+
+
+def test_an_argument_of_its_own_is_recorded_and_replaced() -> None:
+    kernel = load_script("extending").ClippedSGLD(potential_fn=lambda z: z @ z / 2, most=5.0)
+    assert kernel.settings.record()["most"] == 5.0
+    assert kernel.replace(most=7.0).settings.most == 7.0
+    assert "most=5.0" in repr(kernel)
+    with pytest.raises(ValueError, match="most must be positive"):
+        kernel.replace(most=-1.0)
+    with pytest.raises(ValueError, match="temperature must be"):
+        kernel.replace(temperature=-1.0)
+    with pytest.raises(AttributeError, match=r"settings are frozen: use kernel.replace\(most"):
+        kernel.settings.most = 3.0
