@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -73,13 +74,26 @@ def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture
-def optimised() -> Iterator[None]:
-    """Programs as fast as XLA makes them: for a test whose steps take longer than compiling."""
+@contextmanager
+def _optimisation() -> Iterator[None]:
     before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """LLVM's passes: for a test whose steps take longer than compiling (above some 4 s)."""
+    with _optimisation():
+        yield
+
+
+@pytest.fixture(scope="module")
+def optimised_file() -> Iterator[None]:
+    """The same for all tests of a file, and for what they share."""
+    with _optimisation():
+        yield
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from numpyro_geom import GGMC, SGState
 from numpyro_geom.algorithm import Algorithm
 from numpyro_geom.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("optimised_file")
 PyTree = Any
 NUM_CHAINS = 4096
 BURN_IN = 200

@@ -369,6 +369,7 @@ UNADJUSTED = {
 }
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "metric"), UNADJUSTED)
 def test_auxiliary_has_a_bias_of_order_h_only(target: str, metric: str) -> None:
@@ -478,6 +479,7 @@ def variance_score(x: np.ndarray, mean: float, variance: float) -> tuple[float, 
     return tuple(chains.scores(values, np.array([0.0, variance])))
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
@@ -604,6 +606,7 @@ def test_minibatch_epochs_cancel_their_noise() -> None:
     assert exact < 0.8 * independent
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_minibatch_auxiliary_has_the_variance_of_its_recursion(temperature: float) -> None:
     # grad U / N from a third of the batch, four rows

@@ -204,6 +204,17 @@ def test_a_pickled_run_on_a_function_resumes_without_init_params() -> None:
     np.testing.assert_array_equal(copy.get_samples(), mcmc.get_samples())
 
 
+def test_an_epoch_goes_on_from_draw_to_draw() -> None:
+    """Four draws of one batch each see every row once: their energies average to the full one."""
+    kernel = one_step(normal_mean, batching="epoch", step_size=1e-30)
+    state = kernel.init(random.key(0), 0, {"mu": jnp.array(0.5)}, (Y,), {})
+    sample = jax.jit(lambda s: kernel.sample(s, (Y,), {}))
+    energies = np.array([float((state := sample(state)).potential_energy) for _ in range(12)])
+    full = potential_energy(normal_mean, (Y,), {}, {"mu": jnp.array(0.5)})
+    np.testing.assert_allclose(energies.reshape(3, 4).mean(1), full, rtol=1e-5)  # float32
+    assert np.ptp(energies[:4]) > 0.01 * float(full)
+
+
 def test_jit_model_args() -> None:
     kernel, other = one_step(), 3 * Y
     sample = jax.jit(lambda s, y: kernel.sample(s, (X, y), {}))
@@ -523,6 +534,33 @@ def test_gamma_of_monge_with_alpha_zero_vanishes(gamma: str) -> None:
     expected += jnp.sqrt(2 * h) * random.normal(key_noise, w.shape)
     state = kernel.sample(state, (X, Y), {})
     np.testing.assert_allclose(state.z["w"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "share"), [("corrected", 1.0), ("published", 0.25)])
+def test_divergence_is_scaled_by_the_temperature(gamma: str, share: float) -> None:
+    """With one key a step is a + b tau + c sqrt(tau), b = h Gamma: three of them tell b.
+
+    In one dimension, with U = 2 x^2 and A = 1 / (1 + V^2), Gamma is dA/dV U'' = -8 V / (1 + V^2)^2
+    at the first average V of the gradient, times 1 - decay if published; one probe is exact.
+    """
+    h, x, decay = 1e-2, 0.3, 0.75 if gamma == "published" else 0.0
+    steps = []
+    for tau in (1.0, 4.0, 9.0):
+        kernel = SGRLD(
+            potential_fn=lambda z: 2 * jnp.sum(z**2),
+            metric=Monge(alpha2=1.0, decay=decay),
+            gamma=gamma,
+            step_size=h,
+            num_steps=1,
+            temperature=tau,
+        )
+        state = kernel.init(random.key(0), 0, jnp.full(1, x), (), {})
+        steps.append(float(kernel.sample(state, (), {}).z[0]))
+    design = np.array([[1, tau, np.sqrt(tau)] for tau in (1.0, 4.0, 9.0)])
+    _, found, _ = np.linalg.solve(design, steps)
+    v = 4 * x * (1 - decay)
+    # differences of float32 numbers of order 1, of which this is 5e-3 or more
+    assert found == pytest.approx(share * h * -8 * v / (1 + v**2) ** 2, abs=2e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.25, 3.0])

@@ -451,6 +451,7 @@ def test_moving_support_against_quadrature() -> None:
     assert np.all((draws["b"] >= draws["a"]) & (draws["b"] <= draws["a"] + 2))
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("step_size", [0.08])
 def test_local_latents_have_the_exact_law_of_the_minibatch_chain(step_size: float) -> None:
     """Bias of the step size and of the minibatches included: nothing is left to a tolerance."""
@@ -467,6 +468,7 @@ def test_local_latents_have_the_exact_law_of_the_minibatch_chain(step_size: floa
         assert_moments(draws, mean, posterior)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_regression_has_the_exact_law_of_the_minibatch_chain(temperature: float) -> None:
     inputs, y = regression_data(5, 2, seed=1)

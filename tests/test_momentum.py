@@ -113,6 +113,7 @@ METRICS = {
 }
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "name", "tau"),
@@ -260,6 +261,7 @@ def test_rule_without_noise() -> None:
 DIM = 4
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["baoab", "euler"])
 def test_noise_correction(integrator: str) -> None:
@@ -336,6 +338,7 @@ def variance_ratios(kernel: Any, tau: float, num_chains: int, num_draws: int = 8
     return np.stack(squares), np.stack(thermostat) if thermostat else None
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "h", "noise", "tau", "mass"),
@@ -382,6 +385,7 @@ def test_thermostat_takes_isotropic_noise(
     assert thermostat.std() == pytest.approx(spread, rel=0.05)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 def test_noise_that_differs_between_directions() -> None:
     """What the docstring says is left: h (c_j - c) / (2 tau xi)."""
@@ -402,6 +406,7 @@ def test_noise_that_differs_between_directions() -> None:
     assert (np.abs(found.mean(0) - exact[[0, 8]]) < 0.01 + SIGMAS * error).all(), found.mean(0)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.slow
 @pytest.mark.parametrize(("integrator", "h"), [("badodab", 0.1), ("euler", 0.01)])
 def test_quartic(integrator: str, h: float) -> None:
