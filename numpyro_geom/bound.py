@@ -22,9 +22,10 @@ from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
 from .target.expanded import WithoutPrior
+from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
 from .target.plates import read_subsampling
-from .target.potential import Potential, function_potential, model_potential
+from .target.potential import Potential, model_potential
 from .target.target import Target
 
 PyTree = Any

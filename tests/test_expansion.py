@@ -29,8 +29,9 @@ from numpyro_geom.target import expansion_sides
 from numpyro_geom.target.expanded import WithoutPrior, with_expansion
 from numpyro_geom.target.expansion import Expansion
 from numpyro_geom.target.expansion_sides import Factors
+from numpyro_geom.target.function import function_potential
 from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import function_potential, model_potential
+from numpyro_geom.target.potential import model_potential
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""

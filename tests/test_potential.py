@@ -25,16 +25,10 @@ from numpyro.infer.util import potential_energy
 from targets import SIGMAS, all_batches, local_latents, normal_mean, regression, regression_data
 
 from numpyro_geom import SGRLD, Shampoo
+from numpyro_geom.target.function import CURVATURE_KEYS, function_potential, takes_rng_key
 from numpyro_geom.target.minibatch import Subsampling, draw, gather_local, init_stream
 from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import (
-    CURVATURE_KEYS,
-    CURVATURE_ROWS,
-    Potential,
-    function_potential,
-    model_potential,
-    takes_rng_key,
-)
+from numpyro_geom.target.potential import CURVATURE_ROWS, Potential, model_potential
 
 ROUNDING = 1e-12
 """Relative: sums of at most some thousand terms of like size, at 1e-16 each."""

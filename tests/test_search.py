@@ -12,7 +12,7 @@ from jax import random
 from targets import assert_trees_equal, run
 
 from numpyro_geom import SGRLD, Monge
-from numpyro_geom.target.potential import function_potential
+from numpyro_geom.target.function import function_potential
 from numpyro_geom.warmup.search import find_mode
 
 

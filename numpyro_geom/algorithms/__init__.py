@@ -1,7 +1,8 @@
 """The samplers: each is a class with explicit arguments, and an algorithm as a value."""
 
 from .ggmc import GGMC
-from .sghmc import PXSGHMC, SGHMC
+from .pxsghmc import PXSGHMC
+from .sghmc import SGHMC
 from .sgnht import SGNHT
 from .sgrld import SGRLD
 

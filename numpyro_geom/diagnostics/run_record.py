@@ -16,7 +16,7 @@ from numpyro.infer import MCMC, NUTS
 from .._mcmc import arguments_of
 from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
-from ..target.potential import takes_rng_key
+from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
 from .finished_mcmc import draws_by_name
 from .run_facts import facts_as_attributes, is_measured

@@ -1,0 +1,83 @@
+"""Parameter-expanded stochastic-gradient Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpyro.infer import init_to_uniform
+
+from ..algorithm import Algorithm
+from ..kernel import SGKernel
+from ..settings import Settings
+from ..target.expansion import Expansion
+from .sghmc import check, sghmc
+
+
+class PXSGHMC(SGKernel):
+    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
+
+    Leaves the law of `SGHMC` invariant with ``Expansion(target="posterior")``, the default.
+
+    Args:
+        model: a NumPyro model with a matrix among its latent sites.
+        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        expansion: what to expand, see `numpyro_geom.Expansion`; None for its defaults, one full
+            factor on each side of every matrix and convolution kernel.
+        metric: this and all others as in `SGHMC`.
+        friction: see `SGHMC`.
+        integrator: see `SGHMC`.
+        gamma: see `SGHMC`.
+        step_size: see `SGHMC`.
+        batch_size: see `SGHMC`.
+        num_steps: see `SGHMC`.
+        temperature: see `SGHMC`.
+        batching: see `SGHMC`.
+        bias_tolerance: see `SGHMC`.
+        control_variate: see `SGHMC`.
+        anchor_interval: see `SGHMC`.
+        noise_correction: see `SGHMC`.
+        init_strategy: see `SGHMC`.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> from numpyro_geom import PXSGHMC
+        >>> PXSGHMC(lambda: None, step_size=0.1).settings.integrator
+        'baoab'
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        metric: Any = "identity",
+        friction: float | str = "auto",
+        integrator: str = "baoab",
+        gamma: str = "frozen",
+        step_size: Any = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | str = "auto",
+        temperature: float = 1.0,
+        batching: str = "replacement",
+        bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
+        noise_correction: bool = False,
+        expansion: Expansion | None = None,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        expansion = Expansion() if expansion is None else expansion
+        super().__init__(locals())
+        check(self.settings)
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings, that of `SGHMC`."""
+        return sghmc(settings)
