@@ -56,6 +56,25 @@ def check_energy(name: str, energy: Any) -> None:
         )
 
 
+def check_start(energy: jax.Array) -> None:
+    """Raise unless the energy is finite where chains start."""
+    if not isinstance(energy, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(energy))):
+        raise ValueError(
+            f"the energy is not finite where the chain starts (potential energy {energy}): pass "
+            "other `init_params` or another `init_strategy`"
+        )
+
+
+def check_precision(position: PyTree) -> None:
+    """Raise for 64-bit positions while 64-bit mode is off."""
+    wide = any(x.dtype == jnp.float64 for x in jax.tree.leaves(position))
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise TypeError(
+            "the state is float64 and 64-bit mode is off: expected both alike, switch x64 on "
+            "(`numpyro.enable_x64()`) or start a new run"
+        )
+
+
 def check_floating(position: PyTree) -> None:
     """Raise unless a position has leaves, all of them floating point."""
     leaves = jax.tree.leaves(position)

@@ -14,7 +14,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
-from numpyro.infer.util import initialize_model, transform_fn, unconstrain_fn
+from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
 from ._programs import compiled
 from ._start import check_floating, check_init_params
@@ -68,6 +68,22 @@ class Bound:
             model = WithoutPrior(model, self.replaced)
         return model_potential(model, self.plan, args, kwargs)  # type: ignore[arg-type]
 
+    def constrain_fn(self, args: tuple, kwargs: dict) -> Callable:
+        """From an unconstrained position to site values, with deterministic sites if it has any.
+
+        Where that takes a run of the model, it is one on all rows; rows that no requested site
+        needs are never computed.
+        """
+        if self.model is None:
+            return lambda position: position
+        if self.transforms is not None:
+            return self.transforms
+        model = SubsamplePlates(self.model)
+        # compiled also where the host calls it eagerly, so that unused rows are not gathered
+        return jax.jit(
+            lambda position: constrain_fn(model, args, kwargs, position, return_deterministic=True)
+        )
+
     def target(self, args: tuple, kwargs: dict) -> Target:
         """What a chain samples for these arguments."""
         given = self.settings
@@ -78,6 +94,25 @@ class Bound:
             controlled=given.control_variate,
             transforms=self.transforms,
         )
+
+
+class AllRows(SubsamplePlates):
+    """A model on all its rows, equal to the model it wraps: what an outside reader should see."""
+
+    def __init__(self, model: Callable, runnable: Callable | None):
+        super().__init__(runnable)
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        args, kwargs = on_device(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self.model == (other.model if isinstance(other, AllRows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.model)
 
 
 def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:

@@ -7,10 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from numpyro.util import is_prng_key
 
+from ._programs import compiled
 from ._start import check_energy
 from ._util import tree_vdot
 from .algorithm import Algorithm
+from .bound import Bound
 from .settings import Settings
 from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
@@ -21,6 +24,43 @@ from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
 
 PyTree = Any
+
+
+def start_chains(
+    target: Target,
+    algorithm: Algorithm,
+    bound: Bound,
+    rng_key: jax.Array,
+    num_warmup: int,
+    position: PyTree,
+    *,
+    unknown: bool,
+) -> SGState:
+    """The state of a chain before its first draw, or of several.
+
+    Args:
+        target: what is sampled.
+        algorithm: which samples it.
+        bound: the model.
+        rng_key: one key, or one for each chain.
+        num_warmup: draws of warm-up.
+        position: of the chain, or of all in one pytree.
+        unknown: whether it is NumPyro's and not the user's, so that a search may improve it.
+
+    Raises:
+        ValueError: where the algorithm cannot use the potential.
+    """
+    target.check()
+    algorithm.check(target.potential, bound.plan)
+    settings, searches = bound.settings, algorithm.facts.searches
+    if searches is None:
+        searches = settings.schedule is None or settings.control_variate
+    searching = searches and unknown and num_warmup > 0
+
+    def start(rng_key: jax.Array, position: PyTree) -> SGState:
+        return init_chain(target, algorithm, settings, rng_key, num_warmup, position, searching)
+
+    return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
 
 
 def init_chain(

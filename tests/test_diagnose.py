@@ -311,6 +311,14 @@ def test_figures_are_those_of_the_run() -> None:
     assert line(found, "bias of variances, both").value == pytest.approx(
         float(jnp.max(parts[0] + parts[1])), rel=1e-3
     )
+    for name, value in (
+        ("lam_H", state.adaptation.curvature),
+        ("lam_C", state.adaptation.noise),
+        ("lam_min", state.adaptation.slowest),
+        ("final_step_size", state.step_size),
+        ("final_num_steps", state.num_steps),
+    ):
+        np.testing.assert_array_equal(idata.posterior.attrs[name], value)
     pooled, scale, w = (x for x in found.checks if x.name.startswith("configurational temperature"))
     assert scale.name.endswith(", scale")
     assert pooled.value == pytest.approx((scale.value + 2 * w.value) / 3, rel=1e-4)

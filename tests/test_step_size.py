@@ -151,7 +151,7 @@ def test_default_keeps_the_tolerance_or_says_why_not(name):
     assert np.isfinite(values).all()
     _, _, ratio, ratio_error = P.errors(values, mean, sd)
     error = 2 * ratio * ratio_error  # of the variance ratio, over chains
-    excess = abs(ratio**2 - 1) - kernel.bias_tolerance
+    excess = abs(ratio**2 - 1) - kernel.settings.bias_tolerance
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_if_unreliable(mcmc)

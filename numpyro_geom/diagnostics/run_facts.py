@@ -82,7 +82,7 @@ def _without_bias(kernel: SGKernel) -> str:
     """Why the step size of a kernel has no such bias; empty where it has."""
     if kernel.facts.adjusted:
         return "none, steps are Metropolis-adjusted"
-    if kernel.temperature == 0:
+    if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
     if kernel.rule.bias is None:
         return f"not that of a step size, see the docstring of {type(kernel).__name__}"

@@ -80,10 +80,11 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     kernel = mcmc.sampler
     model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
     library = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
+    replaced: tuple[str, ...] = ()
     if isinstance(kernel, SGKernel):
-        library = _this_library()
+        library, replaced = _this_library(), kernel.bound.replaced
         if model is not None:
-            model = kernel.runnable_model
+            model = kernel.bound.model
             # as the kernel does: traced row indices cannot index a NumPy array
             args, kwargs = jax.tree.map(
                 lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
@@ -98,7 +99,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         descriptions=_descriptions(kernel),
         library=library,
         # an expansion with target="factors" replaces priors
-        targets_model=model is not None and not getattr(kernel, "replaced_sites", ()),
+        targets_model=model is not None and not replaced,
     )
 
 
@@ -222,7 +223,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
     if not isinstance(kernel, SGKernel):
         return {}
     if kernel.plan is None:
-        estimated = takes_rng_key(kernel.potential_fn)  # type: ignore[arg-type]
+        estimated = takes_rng_key(kernel.settings.potential_fn)
     else:
         estimated = bool(kernel.plan.batch_sizes)
     source = "minibatch estimate" if estimated else "on all data"

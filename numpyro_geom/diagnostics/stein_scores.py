@@ -106,7 +106,7 @@ def scores(
         if not args and not kwargs:
             args, kwargs = arguments_of(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            model = source.sampler.runnable_model or model
+            model = source.sampler.bound.model or model
     if draws_at_once is not None:
         draws_at_once = check_int("draws_at_once", draws_at_once)
     if batch_size is not None and not is_prng_key(rng_key):

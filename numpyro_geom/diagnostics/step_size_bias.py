@@ -103,7 +103,7 @@ def bias_vs_step(
     num_warmup = check_int("num_warmup", num_warmup, least=0)
     num_samples = check_int("num_samples", num_samples, least=8)
     num_chains = check_int("num_chains", num_chains)
-    if kernel.automatic and num_warmup == 0:
+    if kernel.settings.schedule is None and num_warmup == 0:
         raise ValueError("step_size='auto' is found in warm-up, and num_warmup is 0: expected both")
     kernel = kernel.replace()
     keys = random.split(rng_key, num_chains)
@@ -115,7 +115,11 @@ def bias_vs_step(
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
-    own = kernel.schedule.step_size if isinstance(kernel.schedule, Constant) else None
+    own = (
+        kernel.settings.schedule.step_size
+        if isinstance(kernel.settings.schedule, Constant)
+        else None
+    )
     step_size = float(np.median(state.step_size)) if own is None else own
     num_steps = kernel.settings.given_num_steps
     num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
@@ -196,9 +200,9 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
     if kernel.rule.bias is None:
         raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
-    if not kernel.automatic and not isinstance(kernel.schedule, Constant):
-        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.schedule!r}")
-    if kernel.temperature == 0:
+    if kernel.settings.schedule is not None and not isinstance(kernel.settings.schedule, Constant):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.settings.schedule!r}")
+    if kernel.settings.temperature == 0:
         raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
     if not isinstance(factors, Iterable):
         raise TypeError(f"factors must be a sequence of numbers, got {factors!r}")

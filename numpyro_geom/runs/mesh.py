@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
+from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 from ..rows.mesh_rows import MeshRows
 from ..target.plates import abstract_trace
@@ -153,7 +154,7 @@ class Layout:
             out_shardings=self.at(),
         )
         state = self.visible(compiled(rng_key, init_params, arrays))
-        fixed = jax.tree.leaves(getattr(kernel, "fixed", None))
+        fixed = jax.tree.leaves(kernel.bound.fixed if isinstance(kernel, SGKernel) else None)
         if any(isinstance(x, jax.core.Tracer) for x in fixed):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "
