@@ -76,7 +76,7 @@ def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @contextmanager
 def _optimisation() -> Iterator[None]:
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
