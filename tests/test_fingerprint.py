@@ -394,7 +394,31 @@ VALUES = {
     "model": model,
     "compiled": jax.jit(documented),
 }
-DIGESTS = {}
+DIGESTS = {
+    "documented": "e003b5c3db49063f",
+    "first lambda": "6362090921c4979c",
+    "second lambda": "906b58374eaa071c",
+    "outer lambda": "5c44ecffa8874888",
+    "inner lambda": "b53ba618a92a8444",
+    "closure": "dfbb42d1bae4c924",
+    "closure of an array": "16186937f33e29ff",
+    "strings": "26341ea8406d3b24",
+    "match": "5b77d6dc8a2769bc",
+    "statements": "a0a577b3de3d415f",
+    "coroutine": "1a25e79ba957dfcb",
+    "decorated": "13f2a78c7813d7c5",
+    "class": "d51245b2b0b44b2b",
+    "method": "b4fddb21b139686f",
+    "class method": "55a9f7693fc8ee17",
+    "data class": "8bc7cdfe64c6dcc9",
+    "object of a data class": "45d47eaa0a3a03e8",
+    "named tuple": "1ba9e202f671a3db",
+    "object": "391e03725b8de7c9",
+    "partial": "123d6b7b7619feb3",
+    "set": "cca62ac542c7ff30",
+    "model": "2ba0cc8ea83e727f",
+    "compiled": "6c9f7374064a9692",
+}
 """The same under Python 3.11, 3.12 and 3.13."""
 
 
