@@ -27,7 +27,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import print_summary
-from numpyro_geom.runs import disk, files, run
+from numpyro_geom.runs import checkpoint, disk, files, run
 from numpyro_geom.runs.digest import digest
 from numpyro_geom.runs.fingerprint import differences, fingerprint
 from numpyro_geom.runs.job import Job
@@ -616,6 +616,14 @@ def test_other_versions_are_told(finished, monkeypatch):
     monkeypatch.setattr(disk, "versions", lambda: {**told, "jax_version": "99"})
     with pytest.warns(RuntimeWarning, match=r"other versions.*jax_version \(was .*, is 99\)"):
         go(finished)
+
+
+@pytest.mark.parametrize("other", [(np.zeros(3),), (np.zeros(2), np.zeros(1))])
+def test_a_state_of_another_form(tmp_path, other):
+    kept = checkpoint.Checkpoints(tmp_path)
+    kept.save(checkpoint.Checkpoint(0, (np.zeros(2),), {}))
+    with pytest.raises(ValueError, match="another form .* Go on with that version, or begin anew"):
+        kept.load(0, other)
 
 
 def test_resume(finished, tmp_path):

@@ -46,6 +46,10 @@ class DamagedError(ValueError):
     """A file whose content does not agree with its checksum."""
 
 
+class OtherFormError(ValueError):
+    """A sound file whose state is not of the kernel's form."""
+
+
 class Checkpoints:
     """The checkpoints of a run, in one folder.
 
@@ -106,15 +110,19 @@ class Checkpoints:
             like: a state of the same structure, shapes and types.
 
         Raises:
-            DamagedError: if the file is damaged, or holds a state of another form.
+            DamagedError: if the file is damaged.
+            OtherFormError: if it holds a state of another form.
         """
         arrays, record = self._read(number)
         leaves, structure = jax.tree.flatten(like)
-        if len(arrays) != len(leaves):
-            raise DamagedError(
-                f"{self._path(number)} holds {len(arrays)} arrays, expected {len(leaves)}"
+        if len(arrays) == len(leaves):
+            found = [_restored(arrays[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
+        if len(arrays) != len(leaves) or any(x is None for x in found):
+            raise OtherFormError(
+                f"{self._path(number)} holds a state of another form than the kernel's: it was "
+                "saved by another version of numpyro_geom or NumPyro. Go on with that version, or "
+                "begin anew in another directory"
             )
-        found = [_restored(arrays[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
         return Checkpoint(number, jax.tree.unflatten(structure, found), record)
 
     def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -142,15 +150,13 @@ def _stored(x: Any) -> np.ndarray:
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
 
 
-def _restored(array: np.ndarray, like: Any) -> jax.Array:
+def _restored(array: np.ndarray, like: Any) -> jax.Array | None:
+    """An array of the type and shape of another one; None if it is not."""
     wanted = as_words(like)
     if wanted.dtype.kind == "V" and array.dtype.itemsize == wanted.dtype.itemsize:
         array = array.view(wanted.dtype)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
-        raise DamagedError(
-            f"a checkpoint holds an array of shape {array.shape} and type {array.dtype} where the "
-            f"kernel's state has {wanted.shape} and {wanted.dtype}"
-        )
+        return None
     return from_words(array, like)
 
 
