@@ -106,8 +106,10 @@ def wishart(dim: int, num: int, seed: int) -> np.ndarray:
     return np.linalg.eigvalsh(np.cov(np.random.default_rng(seed).normal(size=(dim, num))))
 
 
-# A curvature's decay, sample covariances, a condition number of 1e4, one large eigenvalue. Worst
-# relative error over ten starts as measured: 0.00, 0.01, 0.6, 0.1, 0.5, 0.00 per cent.
+# A curvature's decay, sample covariances, a condition number of 1e4, one large eigenvalue. Relative
+# errors over 400 starts as measured: the mean is 0.22 per cent at most ("wishart 1000" and "1e4"), and
+# of these two 1.3 to 2 per cent of starts are off by more than 1 per cent, 1.8 at most. Normal starts
+# do no better (0.24 per cent, 2 per cent of starts, 1.8).
 @pytest.mark.parametrize(
     "eigenvalues",
     [
@@ -121,10 +123,10 @@ def wishart(dim: int, num: int, seed: int) -> np.ndarray:
     ids=["power law", "wishart 100", "wishart 1000", "square wishart", "1e4", "spike"],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_largest_to_one_percent_in_twenty_products(eigenvalues, seed: int) -> None:
+def test_largest_to_two_percent_in_twenty_products(eigenvalues, seed: int) -> None:
     ends = diagonal_ends(jnp.asarray(eigenvalues, jnp.float32), jax.random.key(seed), 20)
     largest = np.abs(eigenvalues).max()
-    assert 0.99 * largest < ends.largest_magnitude <= largest * (1 + rounding(np.float32, 1000))
+    assert 0.98 * largest < ends.largest_magnitude <= largest * (1 + rounding(np.float32, 1000))
 
 
 def test_smallest_of_a_badly_conditioned_operator_is_an_upper_bound(x64: None) -> None:
