@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any
 
 import jax
@@ -23,21 +24,13 @@ from ._start import check_precision, check_start
 from .algorithm import Algorithm, Facts, Rule
 from .bound import AllRows, Bound, bind, on_device
 from .chain import for_new_arguments, next_draw, start_chains
-from .metrics import Metric
 from .settings import Settings
-from .state import Chain, SGState, StepReport
+from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .target.minibatch import Subsampling
-from .target.potential import Potential
 from .warmup.adapt import adapts
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
-
-DEFAULT_FIELDS = (
-    *("z", "diverging", "potential_energy", "grad_norm", "configurational_temperature"),
-    *("site_temperatures", "step_size", "num_steps"),
-)
-"""Fields that NumPyro collects with every draw of any kernel."""
 
 
 class SGKernel(MCMCKernel):
@@ -110,18 +103,9 @@ class SGKernel(MCMCKernel):
         return model if model is None or self._bound is None else AllRows(model, self.bound.model)
 
     @property
-    def metric(self) -> Metric:
-        """The metric."""
-        return self.settings.metric
-
-    @property
     def plan(self) -> Subsampling | None:
         """Plates, batch sizes and N, after ``init``; None with ``potential_fn``."""
         return self.bound.plan
-
-    def potential(self, args: tuple, kwargs: dict | None) -> Potential:
-        """The potential for these model arguments, after ``init``."""
-        return self.bound.potential(*on_device(args, kwargs))
 
     def replace(self, **changes: Any) -> SGKernel:
         """A new kernel with other values of some arguments."""
@@ -222,7 +206,7 @@ class SGKernel(MCMCKernel):
         """
         leaves, treedef = jax.tree.flatten((model_args, model_kwargs))
         cached = self._constrain_cache
-        if cached is not None and cached[1] == treedef and _same(cached[0], leaves):
+        if cached is not None and cached[1] == treedef and all(map(is_, cached[0], leaves)):
             return cached[2]
         constrain = self.bound.constrain_fn(*on_device(model_args, model_kwargs))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -263,7 +247,3 @@ class SGKernel(MCMCKernel):
 
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
-
-
-def _same(old: list, new: list) -> bool:
-    return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))

@@ -13,6 +13,13 @@ from .warmup.step_size import Adaptation
 PyTree = Any
 
 
+DEFAULT_FIELDS = (
+    *("z", "diverging", "potential_energy", "grad_norm", "configurational_temperature"),
+    *("site_temperatures", "step_size", "num_steps"),
+)
+"""Fields that NumPyro collects with every draw of any kernel."""
+
+
 def virials(position: PyTree, centre: PyTree, grad: PyTree) -> jax.Array:
     """(theta - c) . grad U of each latent site, in the order of their names, shape (sites,).
 

@@ -229,8 +229,8 @@ def setup(
 
         @jax.jit
         def learn(others: PyTree) -> PyTree:
-            first = kernel.metric.init(jax.tree.map(lambda v: v[0], others))
-            update = kernel.metric.update
+            first = kernel.settings.metric.init(jax.tree.map(lambda v: v[0], others))
+            update = kernel.settings.metric.update
             return jax.lax.scan(lambda m, z: (update(m, jax.grad(energy)(z)), ()), first, others)[0]
 
         state = chains.past_warmup(state, metric_state=learn(others))
@@ -523,7 +523,7 @@ def test_frozen_at_a_temperature_has_its_variance(temperature: float) -> None:
     )
     x = math.sqrt(temperature) * jax.random.normal(jax.random.key(8), (10_000, 1))
     state = chains.start(kernel, x, seed=9)
-    learned = kernel.metric.init(x[0])._replace(statistic=jnp.array([0.49]))
+    learned = kernel.settings.metric.init(x[0])._replace(statistic=jnp.array([0.49]))
     state = chains.past_warmup(state, metric_state=learned)
     _, draws = chains.run(kernel, state, 6)
     inverse = 1 / (0.7 + 0.5)
@@ -570,7 +570,7 @@ def test_minibatch_frozen_has_the_predicted_variance(temperature: float) -> None
     positions = {"mu": jnp.full((8000,), POSTERIOR_MEAN, jnp.float32)}
     y = jnp.asarray(ROWS, jnp.float32)
     state = chains.start(kernel, positions, seed=11, args=(y,))
-    learned = kernel.metric.init({"mu": 0.0})._replace(statistic={"mu": jnp.array(0.0625)})
+    learned = kernel.settings.metric.init({"mu": 0.0})._replace(statistic={"mu": jnp.array(0.0625)})
     state = chains.past_warmup(state, metric_state=learned)
     _, draws = chains.run(kernel, state, 8, args=(y,))
     x = draws.z["mu"][2:]

@@ -270,9 +270,9 @@ def test_an_interval_of_one_epoch_follows_the_data() -> None:
     """`interval=None` is an epoch of the data at hand, at every `init`."""
     kernel = one_step(metric="wenzel")
     kernel.init(random.key(0), 0, None, (X, Y), {})
-    assert kernel.metric.interval == 4
+    assert kernel.settings.metric.interval == 4
     kernel.init(random.key(0), 0, None, (X[:12], Y[:12]), {})
-    assert kernel.metric.interval == 2
+    assert kernel.settings.metric.interval == 2
 
 
 @pytest.mark.parametrize("model", [regression, replayed], ids=lambda m: m.__name__)

@@ -234,7 +234,7 @@ def test_frozen_metric_leaves_the_target(metric: str) -> None:
         jax.tree.leaves(warm), jax.tree.leaves(state.metric_state), strict=True
     ):
         np.testing.assert_array_equal(before, after)
-    inverse = jax.vmap(kernel.metric.apply_inverse)(warm, jnp.ones((4000, 1)))
+    inverse = jax.vmap(kernel.settings.metric.apply_inverse)(warm, jnp.ones((4000, 1)))
     distance, noise = frozen_law(0.05, np.asarray(inverse[:, 0])).distance(draws.z[5:, :, 0])
     assert distance < noise
 

@@ -84,7 +84,7 @@ def test_stationary_law_is_the_lyapunov_solution(preconditioner: str) -> None:
         num_steps=5,
     )
     state = chains.start(kernel, draw_from(exact, 4000, seed=1), seed=2)
-    known = kernel.metric.init(state.z[0])._replace(statistic=jnp.asarray(np.diag(C)))
+    known = kernel.settings.metric.init(state.z[0])._replace(statistic=jnp.asarray(np.diag(C)))
     state, draws = chains.run(kernel, chains.past_warmup(state, metric_state=known), 12)
     values = second_moments(draws.z)
     assert np.abs(chains.scores(values, moments)).max() < LIMIT

@@ -31,6 +31,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
+from numpyro_geom.bound import on_device
 from numpyro_geom.rows.reader import Reader
 
 COLUMNS = 20
@@ -219,7 +220,7 @@ def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
     ):
         kernel = SGRLD(model, step_size=1e-9, num_steps=1, batch_size=100)
         state = kernel.init(jax.random.key(0), 0, None, data, {})
-        potential = kernel.potential(data, {})
+        potential = kernel.bound.potential(*on_device(data, {}))
         full = jax.jit(
             lambda z, p=potential: p.on_all_rows(  # type: ignore[misc]
                 lambda rows: jax.value_and_grad(p.energy)(z, rows)

@@ -171,7 +171,7 @@ class SWAG:
         args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
         start, fitted = self._prepare(key_start, args, kwargs)
-        if self._kernel.potential(args, kwargs).deterministic:
+        if self._kernel.bound.potential(args, kwargs).deterministic:
             raise ValueError(
                 "SWAG describes the noise of minibatch gradients, and these have none: expected a "
                 "batch_size below the number of rows, got all rows at every step"
@@ -185,7 +185,7 @@ class SWAG:
             rest = iter(arrays)
             rebuilt = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
             args, kwargs = jax.tree.unflatten(treedef, rebuilt)
-            potential = self._kernel.potential(args, kwargs)
+            potential = self._kernel.bound.potential(args, kwargs)
             return descend(self._descent, potential, fitted.unravel, *start)
 
         given = self._learning_rate
