@@ -190,9 +190,3 @@ def test_registration_and_errors() -> None:
         prior_root(dist.Poisson(1.0), jnp.ones(()))
     with pytest.raises(TypeError, match="needs a numpyro Distribution, got float"):
         prior_root(1.0, jnp.ones(()))
-
-
-def test_the_former_name_is_kept() -> None:
-    from numpyro_geom.value_information import value_root
-
-    assert value_root is prior_root
