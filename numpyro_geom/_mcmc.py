@@ -1,4 +1,4 @@
-"""What NumPyro's `MCMC` keeps under private names: the only place that knows these."""
+"""What NumPyro, and its `MCMC`, keep under private names: the only place that knows these."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from numpyro import distributions as dist
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
 PyTree = Any
+
+
+def validates() -> bool:
+    """Whether NumPyro checks values and parameters, as after `numpyro.enable_validation`."""
+    return dist.Distribution._validate_args
 
 
 def model_of(kernel: MCMCKernel) -> Callable | None:

@@ -22,8 +22,10 @@ PyTree = Any
 MOST_PROGRAMS = 64
 """Programs that are kept; the one that was used longest ago goes first."""
 
-_RULES = re.compile(r"\b(jvp_jaxpr_fun|fwd_jaxpr_thunk|bwd)=[^\n]*")
+RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
 """Rules of derivatives, new objects in every trace, that a program no longer needs."""
+_RULES = re.compile(rf"\b({'|'.join(RULES)})=[^\n]*")
+_CALLS_HOST = object()
 
 _programs: OrderedDict[tuple, Callable] = OrderedDict()
 
@@ -45,7 +47,10 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     )(*leaves)
     if any(isinstance(x, jax.core.Tracer) for x in traced.consts):
         return fn(*args)
-    key = _RULES.sub("", str(traced.jaxpr)), *_constants(traced.jaxpr)
+    hidden = list(_hidden(traced.jaxpr))
+    if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
+        return jax.jit(fn)(*args)
+    key = _RULES.sub("", str(traced.jaxpr)), *hidden
     if key not in _programs:
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(
@@ -57,18 +62,26 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
 
 
-def _constants(jaxpr: Jaxpr) -> Iterator[str]:
-    """Digests of the arrays inside of a trace, which its text does not show."""
+def _hidden(jaxpr: Jaxpr) -> Iterator[Any]:
+    """What of a trace its text does not show: digests of arrays inside of it, and functions."""
     for equation in jaxpr.eqns:
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if isinstance(value, ClosedJaxpr):
-                for const in value.consts:
-                    yield _digest(const)
-                yield from _constants(value.jaxpr)
-            elif isinstance(value, Jaxpr):
-                yield from _constants(value)
-            elif isinstance(value, (np.ndarray, jax.Array)):
-                yield _digest(value)
+        if "callback" in equation.primitive.name:
+            yield _CALLS_HOST
+        for variable in equation.invars:
+            literal = getattr(variable, "val", 0)
+            if np.ndim(literal) > 0:
+                yield _digest(literal)
+        for name, value in equation.params.items():
+            for leaf in jax.tree.leaves(value, is_leaf=_is_jaxpr):
+                if isinstance(leaf, ClosedJaxpr):
+                    yield from map(_digest, leaf.consts)
+                    yield from _hidden(leaf.jaxpr)
+                elif isinstance(leaf, Jaxpr):
+                    yield from _hidden(leaf)
+                elif isinstance(leaf, (np.ndarray, jax.Array)):
+                    yield _digest(leaf)
+                elif callable(leaf) and name not in RULES:
+                    yield leaf
 
 
 def _is_jaxpr(x: Any) -> bool:

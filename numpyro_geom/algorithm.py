@@ -133,6 +133,11 @@ class Algorithm(NamedTuple):
     forget: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
 
 
+def adapts(settings: Settings, facts: Facts) -> bool:
+    """Whether anything follows from measurements of curvature and noise."""
+    return settings.schedule is None or settings.given_num_steps is None or facts.measures
+
+
 def langevin_rule(
     settings: Settings, *, adjusted: bool = False, noise: Noise = PLAIN_NOISE
 ) -> Rule:
@@ -201,7 +206,7 @@ def repeat(
         at_rest: ``dynamics -> dynamics``, what it carries after a step that had to be undone.
     """
     schedule, given_num_steps = settings.schedule, settings.given_num_steps
-    adapts = schedule is None or given_num_steps is None or facts.measures
+    adapting = adapts(settings, facts)
     watches_drift = settings.temperature > 0 and not facts.adjusted
 
     def draw(
@@ -232,7 +237,7 @@ def repeat(
             if schedule is not None:
                 h = jnp.asarray(schedule(t), dtype)
                 tau = tau * jnp.asarray(schedule.noise(t), dtype)
-            if adapts:
+            if adapting:
                 h = jnp.where(moving, h, 0.0)
             new, report = step(key_step, seen, batch, chain, h, tau, learning)
             facts = (
@@ -265,7 +270,7 @@ def repeat(
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             # the first step that moves may be long: a chain can start far out
-            jnp.where((state.i == 1) & adapts, jnp.inf, state.drift_ratio).astype(dtype),
+            jnp.where((state.i == 1) & adapting, jnp.inf, state.drift_ratio).astype(dtype),
             jnp.zeros((), jnp.int32),
             jnp.zeros(2 + num_virials, dtype),
         )

@@ -16,8 +16,10 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
+from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating, check_init_params
+from ._util import all_finite
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
@@ -213,12 +215,13 @@ def _bind_model(
         )
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
         found = info.param_info
-        return found.z, found.potential_energy, {} if replays else info.postprocess_fn.args[0]
+        valid = jnp.isfinite(found.potential_energy) & all_finite(found.z_grad)
+        return found.z, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
-        position, energy, transforms = compiled(start)
-        if not _is_traced(energy) and not jnp.all(jnp.isfinite(energy)):
-            start()  # raises what NumPyro has to say of the model
+        position, valid, transforms = compiled(start)
+        if not _is_traced(valid) and (validates() or not jnp.all(valid)):
+            start()  # on values, for what NumPyro has to say of the model
     else:
         position, _, transforms = jax.eval_shape(start)
         transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms

@@ -12,13 +12,13 @@ from numpyro.util import is_prng_key
 from ._programs import compiled
 from ._start import check_energy
 from ._util import tree_vdot
-from .algorithm import Algorithm
+from .algorithm import Algorithm, adapts
 from .bound import Bound
 from .settings import Settings
 from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
 from .target.target import Target
-from .warmup.adapt import adapts, after_draw, before_draw
+from .warmup.adapt import after_draw, before_draw
 from .warmup.start import find_start
 from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
@@ -141,7 +141,7 @@ def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
-    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
+    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
     state = after_draw(state, due, target, algorithm, settings)

@@ -21,13 +21,12 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._start import check_precision, check_start
-from .algorithm import Algorithm, Facts, Rule
+from .algorithm import Algorithm, Facts, Rule, adapts
 from .bound import AllRows, Bound, bind, on_device
 from .chain import for_new_arguments, next_draw, start_chains
 from .settings import Settings
 from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .target.minibatch import Subsampling
-from .warmup.adapt import adapts
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
@@ -49,8 +48,8 @@ class SGKernel(MCMCKernel):
     """
 
     def __init__(self, arguments: Mapping[str, Any], **fixed: Any) -> None:
-        own = ("self", "__class__")
-        self._arguments = {name: x for name, x in arguments.items() if name not in own}
+        given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
+        self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
         self._settings = Settings(self._arguments, fixed)
         self._bound: Bound | None = None
         self._sample_fn: Callable | None = None
@@ -94,7 +93,7 @@ class SGKernel(MCMCKernel):
     @property
     def measures(self) -> bool:
         """Whether warm-up measures curvature and noise."""
-        return adapts(self.settings, self.algorithm(self.settings))
+        return adapts(self.settings, self.facts)
 
     @property
     def model(self) -> Callable | None:
@@ -179,6 +178,7 @@ class SGKernel(MCMCKernel):
         kwargs: dict,
     ) -> PyTree:
         """Read the model, and return where its chains start; see `numpyro_geom.bound.bind`."""
+        self._constrain_cache = None
         batched = not is_prng_key(rng_key)
         self._bound, position = bind(
             self._settings, rng_key, num_warmup, init_params, args, kwargs, batched=batched

@@ -153,6 +153,13 @@ def _probability(name: str, value: Any) -> float:
     return float(value)
 
 
+def _decay(name: str, value: Any) -> float:
+    decay = check_number(name, value, least=0.0)
+    if decay >= 1:
+        raise ValueError(f"{name} must be a number in [0, 1), got {value!r}: 1 would never learn")
+    return decay
+
+
 _positive = partial(check_number, above=0.0)
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -177,6 +184,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_norm": _optional(_positive),
     "target_accept": _probability,
     "eps": _positive,
+    "drift": partial(check_number, least=0.0),
+    "mean_decay": _decay,
+    "square_decay": _decay,
+    "num_data": _optional(check_int),
 }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_int
 from .._start import check_always_noisy
 from ..algorithm import Algorithm, Facts, Rule
 from ..kernel import SGKernel
@@ -182,4 +181,3 @@ def _check(settings: Settings) -> None:
             "full_potential_fn must be the energy itself, f(z), and this one takes a key: "
             "pass the function that potential_fn estimates"
         )
-    check_int("num_data", settings.num_data)

@@ -11,6 +11,7 @@ from ..algorithm import Algorithm
 from ..kernel import SGKernel
 from ..settings import Settings
 from ..target.expansion import Expansion
+from .momentum import check_frozen
 from .sghmc import check, sghmc
 
 
@@ -75,6 +76,7 @@ class PXSGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
+        check_frozen("PXSGHMC", gamma)
         super().__init__(locals())
         check(self.settings)
 

@@ -143,6 +143,7 @@ class SGHMC(SGKernel):
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
+        check_frozen("SGHMC", gamma)
         super().__init__(locals())
         check(self.settings)
 
@@ -248,7 +249,6 @@ def _step(settings: Settings) -> Step:
 def check(settings: Settings) -> None:
     """Raise for combinations that do not work."""
     check_choice("integrator", settings.integrator, INTEGRATORS)
-    check_frozen("SGHMC", settings.gamma)
     if settings.noise_correction:
         check_noise_correction(settings)
     friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion

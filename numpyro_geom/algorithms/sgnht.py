@@ -190,6 +190,7 @@ class SGNHT(SGKernel):
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
+        check_frozen("SGNHT", gamma)
         super().__init__(locals())
         settings = self.settings
         if settings.temperature == 0:
@@ -199,7 +200,6 @@ class SGNHT(SGKernel):
             )
         check_always_noisy(settings.schedule, "SGNHT", ", or SGHMC")
         check_choice("integrator", settings.integrator, tuple(INTEGRATORS))
-        check_frozen("SGNHT", settings.gamma)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""

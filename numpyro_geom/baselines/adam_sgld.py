@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_number
 from .._util import tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
 from ..algorithms.langevin import langevin_move
@@ -114,9 +113,6 @@ class AdamSGLD(SGKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(locals())
-        check_number("drift", drift, least=0.0)
-        _check_decay("mean_decay", mean_decay)
-        _check_decay("square_decay", square_decay)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
@@ -171,10 +167,3 @@ def _step(settings: Settings) -> Step:
 
 def _average(decay: float, average: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(lambda v, x: (decay * v + (1 - decay) * x).astype(v.dtype), average, new)
-
-
-def _check_decay(name: str, value: Any) -> float:
-    decay = check_number(name, value, least=0.0)
-    if decay >= 1:
-        raise ValueError(f"{name} must be a number in [0, 1), got {value!r}: 1 would never learn")
-    return decay

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._util import lazy_cond, tree_where
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, adapts
 from ..settings import Settings
 from ..state import Chain, SGState
 from ..target.target import Target
@@ -18,12 +18,6 @@ from .step_size import Adaptation
 from .timetable import Due
 
 PyTree = Any
-
-
-def adapts(settings: Settings, algorithm: Algorithm) -> bool:
-    """Whether anything follows from measurements of curvature and noise."""
-    given = settings.schedule is not None and settings.given_num_steps is not None
-    return algorithm.facts.measures or not given
 
 
 def before_draw(
@@ -43,7 +37,7 @@ def before_draw(
             due.restarting,
         )
         state = state._replace(control=control)
-    if adapts(settings, algorithm):
+    if adapts(settings, algorithm.facts):
         state = _adapt(state, due, target, algorithm, settings, rng_key)
     position = state.chain.position
     return state._replace(centre=tree_where(due.recentring, position, state.centre))
@@ -115,7 +109,7 @@ def _adapt(
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
         steps = rule.num_steps(adaptation, rate, step_size, due.warming, seen)
-        num_steps = jnp.where(~due.first & due.recentring, steps, num_steps)
+        num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
         step_size=step_size,

@@ -35,6 +35,8 @@ class Due(NamedTuple):
         moving: whether the position moves.
         learning: whether statistics of the metric and of noise may change.
         measuring: whether curvature and noise are measured before the draw.
+        renewing: whether one moves the scale from which acceptance adapts the step size; the last
+            ones leave it alone.
         replacing: whether a measurement replaces earlier ones; the extremes are kept otherwise.
         anchoring: whether the anchor moves to the mean of draws.
         restarting: whether that mean is then started anew.
@@ -47,6 +49,7 @@ class Due(NamedTuple):
     moving: jax.Array
     learning: jax.Array
     measuring: jax.Array
+    renewing: jax.Array
     replacing: jax.Array
     anchoring: jax.Array
     restarting: jax.Array
@@ -65,12 +68,14 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
     sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
     times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
+    measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
     return Due(
         first=i == 0,
         warming=i < num_warmup,
         moving=(i > 0) | (not adapts),
         learning=(i < num_warmup * 7 // 8) | (i == 0),
-        measuring=(i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times)),
+        measuring=measuring,
+        renewing=measuring & (i <= num_warmup * 7 // 8),
         replacing=i <= jnp.maximum(num_warmup // 2, 1),
         anchoring=(i > 1) & jnp.any(i == eighths),
         restarting=i <= num_warmup // 2,
