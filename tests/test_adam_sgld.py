@@ -81,6 +81,7 @@ def test_law_in_one_dimension(drift: float, temperature: float, square_decay: fl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")  # two programs that round alike
 @pytest.mark.parametrize(
     "settings", [{"step_size": 1e-3, "num_steps": 4}, {}], ids=["fixed", "auto"]
 )

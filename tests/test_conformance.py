@@ -76,7 +76,8 @@ CASES: dict[str, Case] = {
     **of_metrics("sghmc", SGHMC, DAMPED),
     **of_metrics("sgnht", SGNHT, DAMPED),
     **of_metrics("ggmc", GGMC, DAMPED),
-    "corrected": option(SGRLD, FIXED, metric="shampoo", gamma="corrected"),
+    # Gamma of Shampoo is unbounded where its statistic is small, as it is at first
+    "corrected": option(SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", gamma="corrected"),
     # more steps a draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
@@ -188,9 +189,13 @@ def test_every_combination_compiles_once_and_moves(program: Program) -> None:
         )
         leaves = jax.tree.leaves((states[-1].z, states[-1].control, states[-1].dynamics))
         assert all(np.all(np.isfinite(x)) for x in leaves)
-        for before, after in zip(states, states[1:], strict=False):
-            assert all(np.all(before.z[site] != after.z[site]) for site in ("w", "s"))
-            assert not after.diverging
+        moved = [
+            all(np.all(before.z[site] != after.z[site]) for site in ("w", "s"))
+            for before, after in zip(states, states[1:], strict=False)
+        ]
+        # a trajectory that is rejected stays where it was
+        assert (any if program.kernel.facts.trajectory else all)(moved)
+        assert not any(state.diverging for state in states[1:])
 
 
 def test_chains_in_a_batch_are_those_one_by_one(program: Program) -> None:

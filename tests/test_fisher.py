@@ -337,7 +337,7 @@ def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
 
 
 def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
+    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
     whole, parts = known("logistic"), known("logistic", batch_size=4)
     v = random.normal(random.key(3), whole.theta.shape)
     for function in ("product", "force"):
@@ -355,7 +355,7 @@ def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch
 def test_perturbations_have_the_metric_as_covariance(
     batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 5)
+    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 5)
     s = known("logistic", **({} if batch_size is None else {"batch_size": batch_size}))
     metric = metric_of(s)
     count = 100_000

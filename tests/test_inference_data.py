@@ -309,6 +309,7 @@ def test_netcdf_round_trip(sgrld: MCMC, tmp_path: Any) -> None:
     read.close()
 
 
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter:UserWarning")  # of few draws
 def test_arviz_summary_loo_and_trace_plot(sgrld: MCMC) -> None:
     idata = to_inference_data(sgrld, log_likelihood=True)
     table = az.summary(idata, var_names=["w"], round_to="none")
@@ -349,7 +350,7 @@ def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC
     y = np.asarray(vector(ROWS))
     assert dict(subsampling.sampler.plan.batch_sizes) == {"data": 10}
     # `param` sites have the values that the kernel sampled with: another key gives another shift
-    shift = float(subsampling.sampler.fixed["shift"])
+    shift = float(subsampling.sampler.bound.fixed["shift"])
     idata = to_inference_data(subsampling, log_likelihood=True, chunk_size=30)
     np.testing.assert_array_equal(idata.observed_data["y"], y)
     residual = y - np.asarray(subsampling.get_samples(True)["mu"], float)[..., None] - shift

@@ -233,7 +233,7 @@ def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
 def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
+    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
     velocity, results = jnp.array([0.3, -0.5, 0.7]), []
     for way in WAYS:
         guide, posterior = bound(metric, way)
@@ -247,7 +247,7 @@ def test_geodesics_do_not_depend_on_how_rows_are_taken(
 
 
 def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.potential.CHUNK_ROWS", 25)
+    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 25)
     X, y = logistic_data()
     results = []
     for metric, way in (("euclidean", "whole"), ("euclidean", "subsampled"), ("fisher", "parts")):

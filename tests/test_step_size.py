@@ -133,6 +133,7 @@ TARGETS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", TARGETS)
 def test_default_keeps_the_tolerance_or_says_why_not(name):
     posterior = TARGETS[name]()

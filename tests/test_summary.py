@@ -205,7 +205,7 @@ def test_where_nothing_was_measured() -> None:
     assert LENGTH not in found
     # h lam_H / 2 is .4 in one of two directions and .1 in the other: the temperature tells
     assert flagged_in(found) == [TEMPERATURE]
-    assert "bias of variances, both       -" in step_size_summary(mcmc)
+    assert re.search(r"bias of variances, both +-  ", step_size_summary(mcmc))
 
 
 def test_one_draw_is_too_early_for_a_measurement() -> None:

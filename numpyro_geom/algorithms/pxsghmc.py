@@ -76,7 +76,7 @@ class PXSGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
-        check_frozen("PXSGHMC", gamma)
+        check_frozen("SGHMC", gamma)
         super().__init__(locals())
         check(self.settings)
 

@@ -77,6 +77,7 @@ class Expansion:
 
     Examples:
         >>> import jax, jax.numpy as jnp
+        >>> from numpyro_geom import Expansion, Factors
         >>> position = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3), "scale": jnp.zeros(())}
         >>> expansion = Expansion(left=0, sites={"w": Factors(vectors="b")})
         >>> expanded = expansion.init(jax.random.key(0), position)
