@@ -107,8 +107,8 @@ def normal_mean(y: jax.Array) -> None:
 
 @pytest.mark.slow
 def test_minibatch_noise_and_the_automatic_step() -> None:
-    # keys 2 to 8 measured: the bias is -2.6 to 1.1 errors off what is expected, 0.0 in the mean, and
-    # 4.2 to 7.8 errors above 0 (6.8 by design): one key in seven is too few for the five of `check`
+    # keys 2 to 8 measured: the bias is -2.6 to 1.1 errors off what is expected, 0.0 in the mean,
+    # and 4.2 to 7.8 errors above 0 (6.8 by design): one of seven falls short of `check`'s five
     y = random.normal(random.key(1), (100,))
     batch_size, factors = 10, (2.0, 1.0, 0.5)
     curve = bias_vs_step(
