@@ -20,7 +20,7 @@ from numpyro_geom import SGHMC, SGRLD, SGKernel
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "draw_length.md"
 LENGTHS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 PRECISIONS = jnp.logspace(0, 2, 8)
-NUM_CHAINS, NUM_GRADIENTS = 16, 40_000
+NUM_CHAINS, NUM_GRADIENTS = 32, 100_000
 
 
 def energy(z: jax.Array) -> jax.Array:

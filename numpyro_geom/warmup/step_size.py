@@ -19,7 +19,7 @@ MAX_NUM_STEPS = 1000
 """Most steps that ``num_steps="auto"`` takes between two draws."""
 DRAW_LENGTH = 0.5
 """Relaxation times that a draw of a Langevin kernel spans under ``num_steps="auto"``, where the
-bounds allow: an autocorrelation exp(-t) has 98% of the most effective draws a gradient there."""
+bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient there."""
 MOMENTUM_DRAW_LENGTH = 1.0
 """The same of kernels with a momentum: (1 + t) exp(-t), at critical friction, has 100% of them at
 1 and 98% at 2, but exp(-t), at a friction that noise makes large, 92% and 76%."""
