@@ -236,7 +236,7 @@ PLACE = {"a": jnp.zeros(2), "b": jnp.zeros(3), "c": jnp.zeros(())}
     ids=["sites", "two groups", "one group"],
 )
 def test_a_group_has_one_rate_from_the_sum_of_its_entries(groups: Any, lam: list) -> None:
-    metric = ISGD(potential_fn=slopes, groups=groups).metric
+    metric = ISGD(potential_fn=slopes, groups=groups).settings.metric
     update = jax.jit(lambda s: metric.update(s, jax.grad(slopes)(PLACE, random.key(0))))
     state = update(update(metric.init(PLACE)))
     np.testing.assert_allclose(state.lam, lam, rtol=1e-5)
