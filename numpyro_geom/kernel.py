@@ -141,7 +141,7 @@ class SGKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict | None,
     ) -> SGState:
-        """Start a chain, or a batch of them if ``rng_key`` is a batch of keys.
+        """Start a chain, or a batch for a batch of keys: search for a mode, and place the anchor.
 
         Raises:
             ValueError: if the model and its arguments do not fit the kernel's settings, or

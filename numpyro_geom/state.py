@@ -81,7 +81,8 @@ class SGState(NamedTuple):
     Attributes:
         i: draws so far, warm-up included.
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
-        potential_energy: minibatch estimate of U at the start of the last step, in nats.
+        potential_energy: minibatch estimate of U at the start of the last step, in nats; before any
+            step, of U where the search for a mode began.
         grad_norm: Euclidean norm of the gradient estimate there.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``; its mean is the temperature.

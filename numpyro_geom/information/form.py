@@ -67,7 +67,7 @@ def root_product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> 
         form: from `likelihood_form` or `prior_form`.
         position: where.
         vector: v, like the position.
-        batch: rows of the data, as a `numpyro_geom.potential.Potential` gives them.
+        batch: rows of the data, as a `numpyro_geom.target.potential.Potential` gives them.
     """
     eta, tangent, rest = jax.jvp(
         lambda x: form.features(x, batch), (position,), (vector,), has_aux=True
