@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from numpyro_geom import _programs
 from numpyro_geom._programs import compiled
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> OrderedDict:
+    """The programs of one test alone."""
+    monkeypatch.setattr(_programs, "_programs", OrderedDict())
+    return _programs._programs
 
 
 def scaled_by(factor: float):
@@ -16,12 +26,22 @@ def scaled_by(factor: float):
     return jax.jit(lambda x: x * inside)
 
 
-def test_equal_traces_share_a_program_and_other_constants_do_not() -> None:
-    before = len(_programs._programs)
+def test_equal_traces_share_a_program_and_other_constants_do_not(programs: OrderedDict) -> None:
     for factor in (2.0, 2.0, 5.0):
         found = compiled(lambda x, f=factor: scaled_by(f)(x) + 1, jnp.ones(3))
         np.testing.assert_array_equal(found, factor * np.arange(3) + 1)
-    assert len(_programs._programs) == before + 2
+    assert len(programs) == 2
+
+
+def test_the_program_that_was_used_longest_ago_goes(
+    programs: OrderedDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_programs, "MOST_PROGRAMS", 2)
+    for size in (1, 2, 1, 3):
+        compiled(lambda x: x + 1, jnp.ones(size))
+    assert len(programs) == 2
+    first, last = programs
+    assert "f32[1]" in first[0] and "f32[3]" in last[0]
 
 
 def test_functions_on_the_host_are_those_of_the_call() -> None:
