@@ -218,6 +218,8 @@ def repeat(
     ) -> SGState:
         potential = target.potential
         key_steps, key_check = random.split(rng_key)
+        with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
+            some_batch, _ = potential.draw(random.key(0), potential.init_stream(random.key(1)))
         dtype = state.potential_energy.dtype
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))
@@ -286,7 +288,7 @@ def repeat(
         chain, trusted, control, taken, facts_, drift_ratio, undone, sums = carry
         # the last position is a draw, and no step has evaluated it yet
         merged = target.merge(chain.position)
-        finite = jnp.isfinite(potential.energy(merged, potential.draw(key_check, stream)[0]))
+        finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
             finite &= target.is_usable(merged)
             # values can overflow all along the draw; where it started they did not

@@ -1,4 +1,4 @@
-"""Curvature and gradient noise where a chain is, by Lanczos iteration without any matrix."""
+"""Curvature and gradient noise where a chain is, from products of matrices with vectors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from jax.flatten_util import ravel_pytree
 
 from .._util import key_word, scattered_floats
 from ..target.potential import Potential
-from .lanczos import Extremes, extreme_eigenvalues
+from .lanczos import Extremes, ends, extreme_eigenvalues
 from .step_size import Adaptation
 
 PyTree = Any
 
 LANCZOS_STEPS = 20
+DENSE_LIMIT = 256
+"""Most dimensions whose matrices are formed: exact, and a fifth of what Lanczos takes to compile.
+Their products are also cheaper then, since many are taken at once."""
+COLUMNS_AT_ONCE = 16
 
 
 def measure(
@@ -33,7 +37,7 @@ def measure(
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
 ) -> Adaptation:
-    """Measure lam_H, lam_min and lam_C at a position, by Lanczos iteration without any matrix.
+    """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by Lanczos iteration.
 
     Args:
         potential: the target.
@@ -54,7 +58,6 @@ def measure(
         where a measurement is not finite.
     """
     flat, unravel = ravel_pytree(position)
-    num_iterations = min(LANCZOS_STEPS, flat.size)
     tau = temperature if temperature > 0 else 1.0
 
     def root(v: jax.Array) -> jax.Array:
@@ -64,32 +67,44 @@ def measure(
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     direction = root(start)
 
-    def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
-        """Of A^{1/2} H A^{1/2}, or of A^{1/2} C A^{1/2}: one Lanczos iteration serves both."""
+    def curvature_at(flat: jax.Array) -> Callable:
+        """v -> A^{1/2} H A^{1/2} v."""
         _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
-        def hessian(v: jax.Array) -> jax.Array:
-            return ravel_pytree(hvp(unravel(v)))[0]
+        def product(v: jax.Array) -> jax.Array:
+            v = ravel_pytree(hvp(unravel(root(v))))[0]
+            if second_order is not None:
+                v = v + second_order * ravel_pytree(hvp(unravel(root(root(v)))))[0]
+            return root(v)
 
-        def curvature(v: jax.Array) -> jax.Array:
-            product = hessian(v)
-            if second_order is None:
-                return product
-            return product + second_order * hessian(root(root(product)))
+        return product
 
+    def covariance_at(flat: jax.Array) -> Callable:
+        """v -> A^{1/2} C A^{1/2} v."""
         products = [(noise_factor * w, _score_covariance(f, unravel(flat))) for w, f in groups]
-
-        def covariance(v: jax.Array) -> jax.Array:
-            total = jnp.zeros_like(v)
-            for w, product in products:
-                total = total + w * ravel_pytree(product(unravel(v)))[0]
-            return total if known_noise is None else total - ravel_pytree(known_noise)[0] * v
 
         def product(v: jax.Array) -> jax.Array:
             v = root(v)
-            return root(lax.cond(of_noise, covariance, curvature, v) if groups else curvature(v))
+            total = -v * ravel_pytree(known_noise)[0] if known_noise is not None else 0 * v
+            for w, product in products:
+                total = total + w * ravel_pytree(product(unravel(v)))[0]
+            return root(total)
 
-        return extreme_eigenvalues(product, flat.size, start, num_iterations)
+        return product
+
+    def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
+        """Of the curvature, or of the noise: one instance serves both."""
+        if flat.size <= DENSE_LIMIT:
+            wanted = [lambda flat: _matrix(curvature_at(flat), flat)]
+            if groups:
+                wanted.append(lambda flat: _matrix(covariance_at(flat), flat))
+            matrix = lax.switch(of_noise.astype(jnp.int32), wanted, flat)
+            finite = jnp.all(jnp.isfinite(matrix))
+            values = _eigenvalues(jnp.where(finite, matrix + matrix.T, 0) / 2)
+            return ends(jnp.where(finite, values, jnp.nan))
+        curvature, covariance = curvature_at(flat), covariance_at(flat)
+        product = lambda v: lax.cond(of_noise, covariance, curvature, v)  # noqa: E731
+        return extreme_eigenvalues(product if groups else curvature, flat.size, start, LANCZOS_STEPS)
 
     def too_far(length: jax.Array) -> jax.Array:
         """Whether U is higher there by more than tau D, twice its mean rise in a Gaussian."""
@@ -155,3 +170,17 @@ def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree],
         return vjp((slopes - jnp.mean(slopes)) / rows.shape[0])[0]
 
     return product
+
+
+def _matrix(product: Callable, like: jax.Array) -> jax.Array:
+    """The matrix of a symmetric operator on vectors like ``like``, some columns at a time."""
+    num_blocks = -(-like.size // COLUMNS_AT_ONCE)
+    units = jnp.eye(num_blocks * COLUMNS_AT_ONCE, like.size, dtype=like.dtype)
+    blocks = units.reshape(num_blocks, COLUMNS_AT_ONCE, like.size)
+    return lax.map(jax.vmap(product), blocks).reshape(-1, like.size)[: like.size]
+
+
+@jax.custom_batching.sequential_vmap
+def _eigenvalues(matrix: jax.Array) -> jax.Array:
+    """Ascending; chains one by one, since batched calls of LAPACK can wait for each other."""
+    return jnp.linalg.eigvalsh(matrix)

@@ -139,7 +139,11 @@ def extreme_eigenvalues(
         >>> [round(float(end), 3) for end in ends]
         [3.0, 0.5, -1.0]
     """
-    values = lanczos(matvec, dim, start, num_iterations)
+    return ends(lanczos(matvec, dim, start, num_iterations))
+
+
+def ends(values: Array) -> Extremes:
+    """The extremes of eigenvalues in ascending order; all NaN if they are."""
     largest = jnp.max(jnp.abs(values))
     is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
     positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
