@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 
 PyTree = Any
 
@@ -81,11 +82,9 @@ def tree_scale(factor: Any, tree: PyTree) -> PyTree:
 
 
 def tree_normal(rng_key: jax.Array, like: PyTree) -> PyTree:
-    """Standard normal numbers in the shapes and dtypes of a pytree."""
-    leaves, treedef = jax.tree.flatten(like)
-    keys = [rng_key] if len(leaves) == 1 else random.split(rng_key, len(leaves))
-    draws = [random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, draws)
+    """Standard normal numbers in the shapes and dtypes of a pytree; one draw serves all leaves."""
+    flat, unravel = ravel_pytree(like)
+    return unravel(random.normal(rng_key, flat.shape, flat.dtype))
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -26,7 +26,13 @@ from targets import SIGMAS, all_batches, local_latents, normal_mean, regression,
 
 from numpyro_geom import SGRLD, Shampoo
 from numpyro_geom.target.function import CURVATURE_KEYS, function_potential, takes_rng_key
-from numpyro_geom.target.minibatch import Subsampling, draw, gather_local, init_stream
+from numpyro_geom.target.minibatch import (
+    Subsampling,
+    _uniform_rows,
+    draw,
+    gather_local,
+    init_stream,
+)
 from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import CURVATURE_ROWS, Potential, model_potential
 
@@ -494,6 +500,17 @@ def test_rows_drawn_with_replacement_are_uniform_and_independent() -> None:
     counts = np.bincount(4 * rows[:, 0] + rows[:, 1], minlength=16)
     # chi-square with 15 degrees of freedom: above 56 with probability 1e-6
     assert ((counts - 2500) ** 2 / 2500).sum() < 56
+
+
+def test_rows_of_a_plate_whose_size_is_no_power_of_two_are_uniform() -> None:
+    """`jax.random.randint` is not, by a chi-square of 12,000."""
+    size = 3 * 2**29
+    rows = np.asarray(_uniform_rows(random.key(0), 400_000, size))
+    assert rows.min() >= 0
+    assert rows.max() < size
+    counts = np.bincount(rows // 2**29, minlength=3)
+    # chi-square with 2 degrees of freedom: above 28 with probability 1e-6
+    assert ((counts - 400_000 / 3) ** 2 / (400_000 / 3)).sum() < 28
 
 
 def test_the_kernel_consumes_one_batch_a_step() -> None:

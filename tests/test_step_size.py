@@ -32,11 +32,19 @@ def measure(potential, position, root=lambda v: v):
     return curvature.measure(potential, position, root, random.key(0), adaptation)
 
 
+@pytest.fixture(params=["matrix", "lanczos"])
+def either_way(request, monkeypatch):
+    """Measured from the matrix, and by Lanczos iteration as beyond ``DENSE_LIMIT``."""
+    if request.param == "lanczos":
+        monkeypatch.setattr(curvature, "DENSE_LIMIT", 0)
+
+
+@pytest.mark.usefixtures("either_way")
 def test_curvature_of_a_quadratic_is_exact():
     scales = jnp.geomspace(1.0, 1e3, 12)
     potential = function_potential(lambda z: 0.5 * jnp.sum(scales * z**2))
     learned = measure(potential, jnp.ones(12))
-    # twelve Lanczos steps in twelve dimensions are exact but for float32 rounding, which is
+    # twelve Lanczos steps in twelve dimensions too are exact but for float32 rounding, which is
     # relative to the largest eigenvalue: 1e-7 * 1e3 * a few
     assert float(learned.curvature) == pytest.approx(1e3, rel=1e-5)
     assert float(learned.slowest) == pytest.approx(1.0, rel=5e-3)
@@ -46,6 +54,7 @@ def test_curvature_of_a_quadratic_is_exact():
     assert float(preconditioned.slowest) == pytest.approx(1.0, rel=1e-4)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
     X = random.normal(random.key(0), (300, 4)) * jnp.array([1.0, 2.0, 0.5, 1.0])
     y = random.normal(random.key(1), (300,))
@@ -64,6 +73,7 @@ def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
     assert float(measure(potential, {"w": w}).noise) == pytest.approx(exact, rel=1e-4)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_noise_of_a_stochastic_potential():
     sigma = jnp.array([3.0, 1.0, 0.1])
     potential = function_potential(

@@ -194,9 +194,29 @@ def draw(
     for (plate, rows), key in zip(subsampling.batch_sizes.items(), keys, strict=False):
         size = subsampling.sizes[plate]
         if subsampling.batching == "replacement":
-            batch[plate] = random.randint(key, (rows,), 0, size)
+            batch[plate] = _uniform_rows(key, rows, size)
         else:
             plate_key, epoch, offset = stream[plate]
             batch[plate], epoch, offset = epoch_indices(plate_key, epoch, offset, rows, size)
             advanced[plate] = (plate_key, epoch, offset)
     return batch, (advanced if subsampling.batching == "epoch" else stream)
+
+
+def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
+    """Independent indices below ``size``, uniform to 2^-32: ``size`` times a fraction of 64 bits.
+
+    ``random.randint`` is uniform to ``size`` / 2^32 only, and draws bits three times, not once.
+    """
+    first, second = random.bits(rng_key, (2, rows), jnp.uint32)
+    low = first * jnp.uint32(size)
+    carry = low + _high_word(second, size) < low
+    return (_high_word(first, size) + carry).astype(jnp.int32)
+
+
+def _high_word(x: jax.Array, factor: int) -> jax.Array:
+    """The upper 32 of the 64 bits of a product of 32-bit integers."""
+    upper, lower = x >> 16, x & 0xFFFF
+    factor_upper, factor_lower = jnp.uint32(factor >> 16), jnp.uint32(factor & 0xFFFF)
+    middle = lower * factor_upper + (lower * factor_lower >> 16)
+    other = upper * factor_lower + (middle & 0xFFFF)
+    return upper * factor_upper + (middle >> 16) + (other >> 16)

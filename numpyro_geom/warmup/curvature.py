@@ -104,7 +104,9 @@ def measure(
             return ends(jnp.where(finite, values, jnp.nan))
         curvature, covariance = curvature_at(flat), covariance_at(flat)
         product = lambda v: lax.cond(of_noise, covariance, curvature, v)  # noqa: E731
-        return extreme_eigenvalues(product if groups else curvature, flat.size, start, LANCZOS_STEPS)
+        return extreme_eigenvalues(
+            product if groups else curvature, flat.size, start, LANCZOS_STEPS
+        )
 
     def too_far(length: jax.Array) -> jax.Array:
         """Whether U is higher there by more than tau D, twice its mean rise in a Gaussian."""
@@ -174,9 +176,10 @@ def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree],
 
 def _matrix(product: Callable, like: jax.Array) -> jax.Array:
     """The matrix of a symmetric operator on vectors like ``like``, some columns at a time."""
-    num_blocks = -(-like.size // COLUMNS_AT_ONCE)
-    units = jnp.eye(num_blocks * COLUMNS_AT_ONCE, like.size, dtype=like.dtype)
-    blocks = units.reshape(num_blocks, COLUMNS_AT_ONCE, like.size)
+    columns = min(COLUMNS_AT_ONCE, like.size)
+    num_blocks = -(-like.size // columns)
+    units = jnp.eye(num_blocks * columns, like.size, dtype=like.dtype)
+    blocks = units.reshape(num_blocks, columns, like.size)
     return lax.map(jax.vmap(product), blocks).reshape(-1, like.size)[: like.size]
 
 
