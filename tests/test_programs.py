@@ -41,7 +41,8 @@ def test_the_program_that_was_used_longest_ago_goes(
         compiled(lambda x: x + 1, jnp.ones(size))
     assert len(programs) == 2
     first, last = programs
-    assert "f32[1]" in first[0] and "f32[3]" in last[0]
+    assert "f32[1]" in first[0]
+    assert "f32[3]" in last[0]
 
 
 def test_functions_on_the_host_are_those_of_the_call() -> None:

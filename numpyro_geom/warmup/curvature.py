@@ -68,7 +68,7 @@ def measure(
     direction = root(start)
 
     def curvature_at(flat: jax.Array) -> Callable:
-        """v -> A^{1/2} H A^{1/2} v."""
+        """The product with A^{1/2} H A^{1/2}."""
         _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
         def product(v: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ def measure(
         return product
 
     def covariance_at(flat: jax.Array) -> Callable:
-        """v -> A^{1/2} C A^{1/2} v."""
+        """The product with A^{1/2} C A^{1/2}."""
         products = [(noise_factor * w, _score_covariance(f, unravel(flat))) for w, f in groups]
 
         def product(v: jax.Array) -> jax.Array:
