@@ -12,6 +12,7 @@ a derivative whose calls wait for each other; those of `jnp.linalg.cholesky` and
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,25 @@ def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     whole = inverse(*primals)
     first = jnp.matmul(whole, tangents[0], precision=lax.Precision.HIGHEST)
     return whole, -jnp.matmul(first, whole, precision=lax.Precision.HIGHEST)
+
+
+def eigenvalues(matrix: Array) -> Array:
+    """Eigenvalues of a symmetric matrix, ascending."""
+    return _one_by_one(lambda x: jnp.linalg.eigvalsh(x))(matrix)
+
+
+def symmetric_roots(matrix: Array) -> tuple[Array, Array]:
+    """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding count as rounding."""
+    return _one_by_one(_symmetric_roots)(matrix)  # type: ignore[return-value]
+
+
+def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    values = jnp.abs(values)
+    least = matrix.shape[0] * jnp.finfo(values.dtype).eps * jnp.max(values)
+    values = jnp.sqrt(jnp.maximum(values, least))
+    times = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    return times(vectors * values, vectors.T), times(vectors / values, vectors.T)
 
 
 def _log_abs_det(matrix: Array) -> Array:

@@ -311,7 +311,7 @@ def repeat(
             accept_prob=means[0] if facts.adjusted else state.accept_prob,
             metric_state=chain.metric_state,
             dynamics=dynamics,
-            expanded=() if target.expansion is None else position,
+            expanded=() if target.moves_sites else position,
             trusted=trusted,
             drift_ratio=drift_ratio,
             stream=stream,

@@ -19,6 +19,7 @@ from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
 from .target.target import Target
 from .warmup.adapt import after_draw, before_draw
+from .warmup.scale import find_scale, in_coordinates, renew_scale
 from .warmup.start import find_start
 from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
@@ -114,6 +115,7 @@ def init_chain(
         metric_state=settings.metric.init(start),
         dynamics=algorithm.init(start, key_dynamics),
         expanded=expanded,
+        scale=(),
         centre=start,
         trusted=start,
         drift_ratio=jnp.asarray(jnp.inf, dtype),
@@ -127,21 +129,33 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     z, control = find_start(target, position, state.control, key_search, searching)
     state = state._replace(control=control)
-    return moved_to(target, state, z) if searching else state
+    state = moved_to(target, state, z) if searching else state
+    if not settings.scales:
+        return state
+    key_scale = random.fold_in(key_search, 0)
+    return in_coordinates(state, find_scale(target, settings, state.z, key_scale))
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
     """The state at ``z``, where something other than the algorithm's steps has led."""
     state = state._replace(z=z)
-    if target.expansion is not None:
-        state = state._replace(expanded=target.expansion.contract(z, state.expanded))
+    if not target.moves_sites:
+        state = state._replace(expanded=target.contract(z, state.expanded))
     return state._replace(trusted=state.chain.position)
 
 
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
-    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
+    due = what_is_due(
+        state.i,
+        state.adaptation.num_warmup,
+        adapts(settings, algorithm.facts),
+        scales=settings.learns_scale,
+    )
+    if settings.learns_scale:
+        state = renew_scale(state, due, settings)
+    target = target.scaled(state.scale)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
     state = after_draw(state, due, target, algorithm, settings)
@@ -150,6 +164,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
 
 def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> SGState:
     """The state for other model arguments, or for a position that another kernel has changed."""
+    target = target.scaled(state.scale)
     potential = target.potential
     if target.controlled:  # what is known at the anchor is of the old arguments
         control = refresh(potential, state.control, state.control.anchor.position)

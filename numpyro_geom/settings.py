@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpyro.infer import init_to_uniform
 
 from ._checks import check_choice, check_flag, check_int, check_number
@@ -28,6 +29,9 @@ HOST_DEFAULTS: dict[str, Any] = {
     "control_variate": False,
     "anchor_interval": None,
     "expansion": None,
+    "dense_mass": None,
+    "inverse_mass_matrix": None,
+    "adapt_mass_matrix": True,
     "init_strategy": init_to_uniform,
 }
 """What the host needs to know, for kernels whose constructor does not ask for it."""
@@ -68,6 +72,23 @@ class Settings:
     def given_num_steps(self) -> int | None:
         """Steps a draw; None where they are automatic."""
         return None if isinstance(self.num_steps, str) else self.num_steps
+
+    @property
+    def scales(self) -> bool:
+        """Whether chains move in scaled coordinates."""
+        return self.dense_mass is not None or self.inverse_mass_matrix is not None
+
+    @property
+    def learns_scale(self) -> bool:
+        """Whether warm-up renews the scale."""
+        return self.scales and self.adapt_mass_matrix
+
+    @property
+    def dense_scale(self) -> bool:
+        """Whether the scale is a matrix and not a diagonal."""
+        if self.dense_mass is None:
+            return self.inverse_mass_matrix.ndim == 2
+        return self.dense_mass
 
     def as_dict(self) -> dict[str, Any]:
         """The constructor's arguments but for the model, as they are after validation."""
@@ -147,6 +168,36 @@ def _expansion(name: str, value: Any) -> Any:
     )
 
 
+def _covariance(name: str, value: Any) -> np.ndarray:
+    """A vector of variances, or a covariance matrix, in float64."""
+    try:
+        matrix = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        matrix = np.empty(0)
+    if matrix.ndim not in (1, 2) or matrix.size == 0 or matrix.shape[0] != matrix.shape[-1]:
+        raise TypeError(
+            f"{name} must be an array of variances, shape (D,), or a covariance, shape (D, D), of "
+            f"the unconstrained parameters, got {type(value).__name__} of shape {np.shape(value)}"
+        )
+    spread = np.sqrt(np.abs(matrix if matrix.ndim == 1 else np.diagonal(matrix)))
+    scaled = matrix / spread**2 if matrix.ndim == 1 else matrix / spread / spread[:, None]
+    symmetric = np.allclose(scaled, scaled.T, atol=1e-5)
+    least = (
+        np.nan
+        if not np.isfinite(scaled).all()
+        else (scaled.min() if matrix.ndim == 1 else np.linalg.eigvalsh(scaled)[0])
+    )
+    if not symmetric or not least > 0:
+        got = (
+            "one that is not symmetric" if not symmetric else f"a smallest eigenvalue of {least:g}"
+        )
+        raise ValueError(
+            f"{name} must be symmetric and positive definite, got {got} (with its diagonal scaled "
+            "to 1): add a multiple of the identity, or pass the diagonal alone"
+        )
+    return matrix
+
+
 def _probability(name: str, value: Any) -> float:
     if check_number(name, value, above=0.0) >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
@@ -175,6 +226,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "control_variate": check_flag,
     "anchor_interval": _optional(check_int),
     "expansion": _optional(_expansion),
+    "dense_mass": _optional(check_flag),
+    "inverse_mass_matrix": _optional(_covariance),
+    "adapt_mass_matrix": check_flag,
     "init_strategy": _init_strategy,
     "friction": auto_or(_positive, "a positive number"),
     "thermostat_mass": auto_or(_positive, "a positive number"),
@@ -203,6 +257,13 @@ def _check_target(values: Mapping[str, Any]) -> None:
         raise ValueError(
             "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
             "draw the minibatch in `potential_fn(z, rng_key)`"
+        )
+    if values["expansion"] is not None and (
+        values["dense_mass"] is not None or values["inverse_mass_matrix"] is not None
+    ):
+        raise ValueError(
+            "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
+            "no inverse_mass_matrix with expansion"
         )
     interval, expansion = values["anchor_interval"], values["expansion"]
     if interval is not None and not values["control_variate"]:

@@ -97,7 +97,9 @@ class SGState(NamedTuple):
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
         dynamics: what the algorithm carries besides.
-        expanded: the expanded position behind ``z``; empty without an expansion.
+        expanded: the position that steps move, where that is scaled or expanded and not ``z``; empty
+            otherwise.
+        scale: the scaled coordinates, see `numpyro_geom.target.scale.Scale`; empty without.
         centre: the position from which temperatures are measured, that at the end of warm-up; any
             fixed one is right, and one near the target keeps the Monte Carlo error small. In
             warm-up it is the draw's start, and temperatures mean nothing yet.
@@ -127,6 +129,7 @@ class SGState(NamedTuple):
     metric_state: PyTree
     dynamics: PyTree
     expanded: PyTree
+    scale: Any
     centre: PyTree
     trusted: PyTree
     drift_ratio: jax.Array
@@ -139,7 +142,7 @@ class SGState(NamedTuple):
 
     @property
     def chain(self) -> Chain:
-        """What steps move: the expanded position where there is one."""
+        """What steps move."""
         position = self.z if isinstance(self.expanded, tuple) else self.expanded
         return Chain(position, self.metric_state, self.dynamics)
 

@@ -68,6 +68,12 @@ class GGMC(SGKernel):
             as likely as the sequence.
         control_variate: correct minibatch gradients by those at an anchor that warm-up finds.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
+        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
+            learned in warm-up: True for any directions, False for those of the parameters, None
+            for the parameters as they are. What the metric and h mean is then in these coordinates.
+        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
+            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+        adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -114,6 +120,9 @@ class GGMC(SGKernel):
         batching: str = "replacement",
         control_variate: bool = False,
         expansion: Expansion | None = None,
+        dense_mass: bool | None = None,
+        inverse_mass_matrix: Any = None,
+        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(locals())

@@ -137,6 +137,12 @@ class SGNHT(SGKernel):
             pass over all rows; None leaves the anchor where warm-up found the middle.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
             entry of relative friction s is xi + (s - 1) gamma.
+        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
+            learned in warm-up: True for any directions, False for those of the parameters, None
+            for the parameters as they are. What the metric and h mean is then in these coordinates.
+        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
+            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+        adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -188,6 +194,9 @@ class SGNHT(SGKernel):
         control_variate: bool = False,
         anchor_interval: int | None = None,
         expansion: Expansion | None = None,
+        dense_mass: bool | None = None,
+        inverse_mass_matrix: Any = None,
+        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         check_frozen("SGNHT", gamma)

@@ -86,6 +86,12 @@ class SGRLD(SGKernel):
         max_norm: where the preconditioned gradient is longer than this, take the step in the
             identity metric scaled to this length instead (a safeguard, not exact).
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
+        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
+            learned in warm-up: True for any directions, False for those of the parameters, None
+            for the parameters as they are. What the metric and h mean is then in these coordinates.
+        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
+            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+        adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 
     Raises:
@@ -137,6 +143,9 @@ class SGRLD(SGKernel):
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
+        dense_mass: bool | None = None,
+        inverse_mass_matrix: Any = None,
+        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(locals())

@@ -218,7 +218,7 @@ def trajectory(settings: Settings) -> Draw:
             accept_prob=accept_prob,
             metric_state=tree_where(finite, learned, metric_state),
             dynamics=Momentum(momentum, dynamics.friction, extra),
-            expanded=() if target.expansion is None else kept,
+            expanded=() if target.moves_sites else kept,
             trusted=kept,
             stream=stream,
             steps_taken=state.steps_taken + last.astype(jnp.int32),

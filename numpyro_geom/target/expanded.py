@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from .expansion import Expanded, Expansion
+from .expansion import Expansion
 from .expansion_sides import check_names
-from .potential import Potential
+from .potential import Potential, in_coordinates
 
 
 class WithoutPrior(Messenger):
@@ -60,19 +58,6 @@ def with_expansion(potential: Potential, expansion: Expansion, temperature: Any)
         expansion: the settings.
         temperature: tau, that of the chain.
     """
-
-    def energy(expanded: Expanded, batch: Any) -> jax.Array:
-        own = expansion.correction(expanded, temperature)
-        return potential.energy(expansion.merge(expanded), batch) + own
-
-    def score_noise(rng_key: jax.Array) -> tuple:
-        return tuple(
-            (weight, functools.partial(_of_merged, rows_fn, expansion))
-            for weight, rows_fn in potential.score_noise(rng_key)
-        )
-
-    return potential._replace(energy=energy, score_noise=score_noise)
-
-
-def _of_merged(rows_fn: Callable, expansion: Expansion, expanded: Expanded) -> jax.Array:
-    return rows_fn(expansion.merge(expanded))
+    return in_coordinates(
+        potential, expansion.merge, lambda expanded: expansion.correction(expanded, temperature)
+    )

@@ -121,6 +121,32 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
     )
 
 
+def in_coordinates(
+    potential: Potential,
+    to_sites: Callable[[PyTree], PyTree],
+    correction: Callable[[PyTree], jax.Array] | None = None,
+) -> Potential:
+    """The potential as a function of other coordinates of the position.
+
+    Args:
+        potential: of the position.
+        to_sites: from the coordinates to the position.
+        correction: what the energy has besides, as a function of the coordinates.
+    """
+
+    def energy(coordinates: PyTree, batch: Batch) -> jax.Array:
+        total = potential.energy(to_sites(coordinates), batch)
+        return total if correction is None else total + correction(coordinates)
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        return tuple(
+            (weight, lambda coordinates, rows=rows: rows(to_sites(coordinates)))
+            for weight, rows in potential.score_noise(rng_key)
+        )
+
+    return potential._replace(energy=energy, score_noise=score_noise)
+
+
 def _spread_rows(word: jax.Array, size: int, at_most: int) -> jax.Array:
     """Distinct rows from all over a plate: one from each of equal stretches of it."""
     num_rows = min(size, at_most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from .control_variate import Control, with_control_variate
 from .expanded import with_expansion
 from .expansion import Expansion
 from .potential import Potential
+from .scale import Scale, with_scale
 
 PyTree = Any
 
@@ -28,6 +29,7 @@ class Target:
         controlled: whether minibatch gradients are corrected at an anchor.
         transforms: from the unconstrained position to site values, or None where that takes a run
             of the model.
+        scale: the coordinates of the chain, where they are scaled.
     """
 
     potential: Potential
@@ -35,6 +37,7 @@ class Target:
     expansion: Expansion | None = None
     controlled: bool = False
     transforms: Any = None
+    scale: Scale | None = None
 
     def check(self) -> None:
         """Raise where there is nothing that a control variate could correct."""
@@ -52,18 +55,37 @@ class Target:
         return with_control_variate(self.potential, control.anchor)
 
     def seen(self, control: Control) -> Potential:
-        """What a step sees: with its control variate, and expanded."""
+        """What a step sees: with its control variate, in the chain's coordinates."""
         return self.expanded(self.with_control(control))
 
     def expanded(self, potential: Potential) -> Potential:
         """A potential in the coordinates in which the chain moves."""
+        if self.scale is not None:
+            return with_scale(potential, self.scale)
         if self.expansion is None:
             return potential
         return with_expansion(potential, self.expansion, self.temperature)
 
     def merge(self, position: PyTree) -> PyTree:
         """The position of the model's sites, given that which steps move."""
+        if self.scale is not None:
+            return self.scale.to_sites(position)
         return position if self.expansion is None else self.expansion.merge(position)
+
+    def contract(self, z: PyTree, near: PyTree) -> PyTree:
+        """A position of steps for one of the model's sites; with an expansion one like ``near``."""
+        if self.scale is not None:
+            return self.scale.from_sites(z)
+        return z if self.expansion is None else self.expansion.contract(z, near)
+
+    @property
+    def moves_sites(self) -> bool:
+        """Whether steps move the model's sites themselves."""
+        return self.scale is None and self.expansion is None
+
+    def scaled(self, scale: Scale | tuple) -> Target:
+        """The same in a chain's scaled coordinates; no change without any."""
+        return self if isinstance(scale, tuple) and not scale else replace(self, scale=scale)
 
     def is_usable(self, position: PyTree) -> jax.Array:
         """Whether the constrained values at a position of the model's sites are finite."""

@@ -14,6 +14,7 @@ from ..state import Chain, SGState
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
 from .curvature import measure
+from .scale import with_draw
 from .step_size import Adaptation
 from .timetable import Due
 
@@ -51,6 +52,8 @@ def after_draw(
     if target.controlled:
         control = tree_where(counts, add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
+    if settings.learns_scale:
+        state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
         learned = algorithm.rule.observe(state.adaptation, state)
         state = state._replace(adaptation=tree_where(counts, learned, state.adaptation))

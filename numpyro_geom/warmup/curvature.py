@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from .._linalg import eigenvalues
 from .._util import key_word, scattered_floats
 from ..target.potential import Potential
 from .lanczos import Extremes, ends, extreme_eigenvalues
@@ -100,7 +101,7 @@ def measure(
                 wanted.append(lambda flat: _matrix(covariance_at(flat), flat))
             matrix = lax.switch(of_noise.astype(jnp.int32), wanted, flat)
             finite = jnp.all(jnp.isfinite(matrix))
-            values = _eigenvalues(jnp.where(finite, matrix + matrix.T, 0) / 2)
+            values = eigenvalues(jnp.where(finite, matrix + matrix.T, 0) / 2)
             return ends(jnp.where(finite, values, jnp.nan))
         curvature, covariance = curvature_at(flat), covariance_at(flat)
         product = lambda v: lax.cond(of_noise, covariance, curvature, v)  # noqa: E731
@@ -162,6 +163,13 @@ def measure(
     )
 
 
+def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
+    """The Hessian of a batch's energy, a matrix of D x D."""
+    flat, unravel = ravel_pytree(position)
+    grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
+    return _matrix(jax.linearize(grad, flat)[1], flat)
+
+
 def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:
     """V -> J'J v / n with J the centred Jacobian of per-row energies."""
     rows, jvp = jax.linearize(rows_fn, position)
@@ -181,9 +189,3 @@ def _matrix(product: Callable, like: jax.Array) -> jax.Array:
     units = jnp.eye(num_blocks * columns, like.size, dtype=like.dtype)
     blocks = units.reshape(num_blocks, columns, like.size)
     return lax.map(jax.vmap(product), blocks).reshape(-1, like.size)[: like.size]
-
-
-@jax.custom_batching.sequential_vmap
-def _eigenvalues(matrix: jax.Array) -> jax.Array:
-    """Ascending; chains one by one, since batched calls of LAPACK can wait for each other."""
-    return jnp.linalg.eigvalsh(matrix)

@@ -6,6 +6,7 @@ With W draws of warm-up::
     draw 0            statistics settle (of the metric, of noise); the position holds still
     before draw 1     curvature and noise are measured: the first step size
     1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept
+    W/8 W/4 3W/4      the scale is renewed from the draws since the time before, and those at W/16
     W/8 W/4 W/2       the anchor moves to the mean of the draws, which is then started anew
     3W/4 7W/8         the anchor moves to the mean of the second half
     7W/8              statistics stop changing, so that the last measurements see what stays
@@ -40,6 +41,8 @@ class Due(NamedTuple):
         replacing: whether a measurement replaces earlier ones; the extremes are kept otherwise.
         anchoring: whether the anchor moves to the mean of draws.
         restarting: whether that mean is then started anew.
+        opening: whether the window of draws for the scale is emptied.
+        rescaling: whether coordinates are scaled anew before the draw.
         recentring: whether temperatures are measured from where the draw starts.
         closing: whether this is the last draw of warm-up, or comes after it.
     """
@@ -53,21 +56,25 @@ class Due(NamedTuple):
     replacing: jax.Array
     anchoring: jax.Array
     restarting: jax.Array
+    opening: jax.Array
+    rescaling: jax.Array
     recentring: jax.Array
     closing: jax.Array
 
 
-def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
+def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool, *, scales: bool = False) -> Due:
     """The timetable at draw ``i``.
 
     Args:
         i: draws so far.
         num_warmup: W.
         adapts: whether anything follows from measurements.
+        scales: whether coordinates are scaled by what warm-up learns.
     """
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
     sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
     times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
+    rescaling = (i > 1) & jnp.any(i == eighths[jnp.array([0, 1, 3])]) & scales
     measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
     return Due(
         first=i == 0,
@@ -76,9 +83,12 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
         learning=(i < num_warmup * 7 // 8) | (i == 0),
         measuring=measuring,
         renewing=measuring & (i <= num_warmup * 7 // 8),
-        replacing=i <= jnp.maximum(num_warmup // 2, 1),
+        # what was measured in other coordinates says nothing
+        replacing=(i <= jnp.maximum(num_warmup // 2, 1)) | rescaling,
         anchoring=(i > 1) & jnp.any(i == eighths),
         restarting=i <= num_warmup // 2,
+        opening=(i == num_warmup // 16) & scales,
+        rescaling=rescaling,
         recentring=i <= num_warmup,
         closing=i >= num_warmup - 1,
     )

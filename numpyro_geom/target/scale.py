@@ -1,0 +1,79 @@
+"""Scaled coordinates: theta = c + L phi, in which a posterior is about as wide in all directions.
+
+The step of every kernel is set by the stiffest direction of its coordinates, and how fast it mixes
+by the flattest. With L L' about the posterior's covariance the two are alike. The map is linear, so
+that its determinant is constant and drops out: `with_scale` is a potential like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from .potential import Potential, in_coordinates
+
+PyTree = Any
+
+
+class Scale(NamedTuple):
+    """The coordinates, and the draws of a window of warm-up from which the next ones follow.
+
+    Positions are counted as one vector of D numbers, sites in the order of their names.
+
+    Attributes:
+        centre: c, shape (D,).
+        root: L, shape (D, D), or (D,) where it is diagonal.
+        inverse: L^-1, in the shape of ``root``.
+        total: sum of the window's phi, shape (D,).
+        squares: sum of phi phi', in the shape of ``root``.
+        num_draws: draws in the window.
+    """
+
+    centre: jax.Array
+    root: jax.Array
+    inverse: jax.Array
+    total: jax.Array
+    squares: jax.Array
+    num_draws: jax.Array
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether L is a matrix."""
+        return self.root.ndim == 2
+
+    @property
+    def inverse_mass_matrix(self) -> jax.Array:
+        """L L', the covariance for which the coordinates are made, in the shape of ``root``."""
+        return self.root @ self.root.T if self.is_dense else self.root**2
+
+    def to_sites(self, scaled: PyTree) -> PyTree:
+        """Theta of phi, both in the structure of a position."""
+        flat, unravel = ravel_pytree(scaled)
+        return unravel(self.centre + times(self.root, flat))
+
+    def from_sites(self, position: PyTree) -> PyTree:
+        """Phi of theta."""
+        flat, unravel = ravel_pytree(position)
+        return unravel(times(self.inverse, flat - self.centre))
+
+
+def times(matrix: jax.Array, other: jax.Array) -> jax.Array:
+    """A product of matrices, of which the first may be a diagonal."""
+    if matrix.ndim == 2:
+        return jnp.matmul(matrix, other, precision=lax.Precision.HIGHEST)
+    return matrix * other
+
+
+def scale_about(centre: jax.Array, root: jax.Array, inverse: jax.Array) -> Scale:
+    """The coordinates with an empty window."""
+    zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
+    return Scale(centre, root, inverse, zeros, jnp.zeros_like(root), count)
+
+
+def with_scale(potential: Potential, scale: Scale) -> Potential:
+    """The potential of phi."""
+    return in_coordinates(potential, scale.to_sites)

@@ -1,0 +1,131 @@
+"""The scale of a posterior: from the curvature where the search ended, then from draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from .._linalg import symmetric_roots
+from .._util import lazy_cond
+from ..settings import Settings
+from ..state import SGState
+from ..target.scale import Scale, scale_about, times
+from ..target.target import Target
+from .curvature import DENSE_LIMIT, hessian
+from .step_size import WARMUP_DRAWS
+from .timetable import Due
+
+PyTree = Any
+
+
+def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: jax.Array) -> Scale:
+    """The coordinates with which a chain starts.
+
+    Args:
+        target: what will be sampled, in the model's coordinates.
+        settings: ``inverse_mass_matrix`` is taken where it is given; otherwise L L' = |H|^-1, the
+            Hessian H at ``position`` estimated from some rows. Beyond `DENSE_LIMIT` it is I.
+        position: of the model's sites.
+        rng_key: for the rows.
+    """
+    centre, _ = ravel_pytree(position)
+    dense, size = settings.dense_scale, centre.size
+    given = settings.inverse_mass_matrix
+    if given is not None:
+        check_size(given, size)
+        return scale_about(centre, *_roots(jnp.asarray(given, centre.dtype), dense))
+    unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
+    if size > DENSE_LIMIT:
+        return scale_about(centre, unit, unit)
+    batch = target.potential.curvature_batch(rng_key)
+    inverse, root = _roots(hessian(target.potential, position, batch), True)
+    inverse, root = inverse.T, root.T
+    if not dense:
+        root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal variances
+        inverse = 1 / root
+    finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
+    return scale_about(centre, jnp.where(finite, root, unit), jnp.where(finite, inverse, unit))
+
+
+def in_coordinates(state: SGState, scale: Scale) -> SGState:
+    """The chain at the same ``z``, in other coordinates."""
+    position = scale.from_sites(state.z)
+    return state._replace(expanded=position, scale=scale, trusted=position, centre=position)
+
+
+def with_draw(state: SGState) -> Scale:
+    """The scale after a draw has been counted."""
+    scale: Scale = state.scale
+    phi, _ = ravel_pytree(state.expanded)
+    square = phi[:, None] * phi if scale.is_dense else phi**2
+    return scale._replace(
+        total=scale.total + phi,
+        squares=scale.squares + square,
+        num_draws=scale.num_draws + 1,
+    )
+
+
+def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
+    """Scale anew by the covariance of a window's draws, where that is due.
+
+    In the coordinates in use the covariance S is taken for (n S / tau + D I) / (n + D): n draws of
+    D numbers say little of it before n is several times D, and I is what is known otherwise.
+    """
+    tau = settings.temperature if settings.temperature > 0 else 1.0
+
+    def renew(state: SGState) -> SGState:
+        scale: Scale = state.scale
+        size = scale.centre.size
+        count = jnp.maximum(scale.num_draws, 1)
+        share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(state.adaptation.num_warmup, 1))
+        weight = (share * count).astype(scale.root.dtype)  # how far apart warm-up's draws are
+        mean = scale.total / count
+        square = mean[:, None] * mean if scale.is_dense else mean**2
+        covariance = (scale.squares / count - square) / tau
+        unit = jnp.eye(size, dtype=mean.dtype) if scale.is_dense else jnp.ones_like(mean)
+        prior = size if scale.is_dense else 2
+        covariance = (weight * covariance + prior * unit) / (weight + prior)
+        root, inverse = _roots(covariance, scale.is_dense)
+        new = scale_about(
+            scale.centre + times(scale.root, mean),
+            times(scale.root, root),
+            times(inverse, scale.inverse),
+        )
+        finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
+        empty = scale_about(scale.centre, scale.root, scale.inverse)
+        return in_coordinates(state, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, empty))
+
+    def open_window(scale: Scale) -> Scale:
+        return scale_about(scale.centre, scale.root, scale.inverse)
+
+    scale = lazy_cond(due.opening, open_window, state.scale)
+    return lazy_cond(due.rescaling, renew, state._replace(scale=scale))
+
+
+def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
+    """R with R R' = |M|, and its inverse; of a diagonal the diagonals.
+
+    Rows and columns are divided by the roots of their diagonal first, so that float32 can hold what
+    is left of scales that lie far apart.
+    """
+    if not dense:
+        root = jnp.sqrt(matrix)
+        return root, 1 / root
+    matrix = jnp.diag(matrix) if matrix.ndim == 1 else matrix
+    diagonal = jnp.abs(jnp.diagonal(matrix))
+    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
+    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
+    return spread[:, None] * root, inverse / spread
+
+
+def check_size(matrix: Any, size: int) -> None:
+    """Raise where a mass matrix is not of the model's dimension."""
+    if matrix.shape[-1] != size:
+        raise ValueError(
+            f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {size} "
+            f"unconstrained parameters: expected ({size},) or ({size}, {size}), sites in the order "
+            "of their names"
+        )
