@@ -23,6 +23,7 @@ from ._util import all_finite
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
+from .warmup.curvature import DENSE_LIMIT
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
@@ -174,9 +175,22 @@ def bind(
     one = jax.tree.map(lambda x: x[0], position) if batched else position
     return dataclasses.replace(
         bound,
-        settings=settings.with_values(metric=_with_interval(settings.metric, bound.plan)),
+        settings=settings.with_values(
+            metric=_with_interval(settings.metric, bound.plan),
+            dense_mass=_dense_mass(settings, one, num_warmup),
+        ),
         replaced=_replaced(settings, bound.plan, one),
     ), position
+
+
+def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> bool | None:
+    """Whether the automatic choice is to scale."""
+    if not isinstance(settings.dense_mass, str):
+        return settings.dense_mass
+    size = sum(x.size for x in jax.tree.leaves(position))
+    # a step size that is given is one for the parameters as they are
+    free = settings.schedule is None and settings.expansion is None and num_warmup > 0
+    return True if free and size <= DENSE_LIMIT else None
 
 
 def _bind_model(

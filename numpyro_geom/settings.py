@@ -76,7 +76,7 @@ class Settings:
     @property
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
-        return self.dense_mass is not None or self.inverse_mass_matrix is not None
+        return isinstance(self.dense_mass, bool) or self.inverse_mass_matrix is not None
 
     @property
     def learns_scale(self) -> bool:
@@ -86,9 +86,9 @@ class Settings:
     @property
     def dense_scale(self) -> bool:
         """Whether the scale is a matrix and not a diagonal."""
-        if self.dense_mass is None:
-            return self.inverse_mass_matrix.ndim == 2
-        return self.dense_mass
+        if isinstance(self.dense_mass, bool):
+            return self.dense_mass
+        return self.inverse_mass_matrix.ndim == 2
 
     def as_dict(self) -> dict[str, Any]:
         """The constructor's arguments but for the model, as they are after validation."""
@@ -226,7 +226,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "control_variate": check_flag,
     "anchor_interval": _optional(check_int),
     "expansion": _optional(_expansion),
-    "dense_mass": _optional(check_flag),
+    "dense_mass": _optional(auto_or(check_flag, "True, False or None")),
     "inverse_mass_matrix": _optional(_covariance),
     "adapt_mass_matrix": check_flag,
     "init_strategy": _init_strategy,
@@ -259,7 +259,7 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "draw the minibatch in `potential_fn(z, rng_key)`"
         )
     if values["expansion"] is not None and (
-        values["dense_mass"] is not None or values["inverse_mass_matrix"] is not None
+        isinstance(values["dense_mass"], bool) or values["inverse_mass_matrix"] is not None
     ):
         raise ValueError(
             "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "

@@ -120,7 +120,7 @@ class GGMC(SGKernel):
         batching: str = "replacement",
         control_variate: bool = False,
         expansion: Expansion | None = None,
-        dense_mass: bool | None = None,
+        dense_mass: bool | str | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -147,7 +147,7 @@ class SGHMC(SGKernel):
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         expansion: Expansion | None = None,
-        dense_mass: bool | None = None,
+        dense_mass: bool | str | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -194,7 +194,7 @@ class SGNHT(SGKernel):
         control_variate: bool = False,
         anchor_interval: int | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | None = None,
+        dense_mass: bool | str | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -143,7 +143,7 @@ class SGRLD(SGKernel):
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | None = None,
+        dense_mass: bool | str | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -6,19 +6,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from .._linalg import symmetric_roots
-from .._util import lazy_cond
+from .._util import key_word, lazy_cond, scattered_floats
 from ..settings import Settings
 from ..state import SGState
 from ..target.scale import Scale, scale_about, times
 from ..target.target import Target
 from .curvature import DENSE_LIMIT, hessian
-from .step_size import WARMUP_DRAWS
 from .timetable import Due
 
 PyTree = Any
+
+SMALLEST_SHARE = 2.0**-20
 
 
 def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: jax.Array) -> Scale:
@@ -47,7 +49,28 @@ def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: ja
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal variances
         inverse = 1 / root
     finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
-    return scale_about(centre, jnp.where(finite, root, unit), jnp.where(finite, inverse, unit))
+    root, inverse = jnp.where(finite, root, unit), jnp.where(finite, inverse, unit)
+    share = _share_within_reach(target, scale_about(centre, root, inverse), position, batch, rng_key)
+    return scale_about(centre, share * root, inverse / share)
+
+
+def _share_within_reach(
+    target: Target, scale: Scale, position: PyTree, batch: Any, rng_key: jax.Array
+) -> jax.Array:
+    """How much of L to take: as much as U rises along it by less than tau D, twice as in a Gaussian.
+
+    Where the mode is flatter than the target, as that of x^4 is, the Hessian says too much.
+    """
+    flat, unravel = ravel_pytree(position)
+    phi = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    tau = target.temperature if target.temperature > 0 else 1.0
+    here = target.potential.energy(position, batch)
+
+    def too_far(share: jax.Array) -> jax.Array:
+        there = target.potential.energy(scale.to_sites(unravel(share * phi)), batch)
+        return ~(there - here <= tau * flat.size) & (share > SMALLEST_SHARE)
+
+    return lax.while_loop(too_far, lambda share: share / 2, jnp.ones((), flat.dtype))
 
 
 def in_coordinates(state: SGState, scale: Scale) -> SGState:
@@ -71,8 +94,9 @@ def with_draw(state: SGState) -> Scale:
 def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
     """Scale anew by the covariance of a window's draws, where that is due.
 
-    In the coordinates in use the covariance S is taken for (n S / tau + D I) / (n + D): n draws of
-    D numbers say little of it before n is several times D, and I is what is known otherwise.
+    In the coordinates in use the covariance S is taken for (n S / tau + D I) / (n + D), n draws
+    that lie a relaxation time apart: they say little of it before n is several times D, and I is
+    what is known otherwise.
     """
     tau = settings.temperature if settings.temperature > 0 else 1.0
 
@@ -80,8 +104,9 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
         scale: Scale = state.scale
         size = scale.centre.size
         count = jnp.maximum(scale.num_draws, 1)
-        share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(state.adaptation.num_warmup, 1))
-        weight = (share * count).astype(scale.root.dtype)  # how far apart warm-up's draws are
+        # in these coordinates to relax takes a time of about 1
+        weight = count * jnp.minimum(1.0, state.num_steps * state.step_size)
+        weight = weight.astype(scale.root.dtype)
         mean = scale.total / count
         square = mean[:, None] * mean if scale.is_dense else mean**2
         covariance = (scale.squares / count - square) / tau

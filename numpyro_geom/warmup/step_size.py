@@ -25,6 +25,8 @@ MOMENTUM_DRAW_LENGTH = 1.0
 1 and 98% at 2, but exp(-t), at a friction that noise makes large, 92% and 76%."""
 WARMUP_DRAWS = 100
 """Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
+CHEAP_DRAW = 16
+"""Steps of a draw that a long warm-up does not shorten."""
 TARGET_ACCEPTANCE = 0.574
 
 
@@ -99,7 +101,9 @@ def num_steps_from(
     """
     wanted = draw_length / (step_size * rate)
     share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
-    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS) * jnp.where(warming, share, 1.0)
+    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS)
+    shortened = jnp.maximum(steps * share, jnp.minimum(steps, CHEAP_DRAW))
+    steps = jnp.where(warming, shortened, steps)
     return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
 
 

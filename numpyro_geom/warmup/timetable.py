@@ -6,7 +6,7 @@ With W draws of warm-up::
     draw 0            statistics settle (of the metric, of noise); the position holds still
     before draw 1     curvature and noise are measured: the first step size
     1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept
-    W/8 W/4 3W/4      the scale is renewed from the draws since the time before, and those at W/16
+    W/8 W/4 W/2       the scale is renewed from the draws since W/16, or the time before
     W/8 W/4 W/2       the anchor moves to the mean of the draws, which is then started anew
     3W/4 7W/8         the anchor moves to the mean of the second half
     7W/8              statistics stop changing, so that the last measurements see what stays
@@ -74,7 +74,7 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool, *, scales: bo
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
     sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
     times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
-    rescaling = (i > 1) & jnp.any(i == eighths[jnp.array([0, 1, 3])]) & scales
+    rescaling = (i > 1) & jnp.any(i == eighths[:3]) & scales
     measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
     return Due(
         first=i == 0,
@@ -83,8 +83,7 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool, *, scales: bo
         learning=(i < num_warmup * 7 // 8) | (i == 0),
         measuring=measuring,
         renewing=measuring & (i <= num_warmup * 7 // 8),
-        # what was measured in other coordinates says nothing
-        replacing=(i <= jnp.maximum(num_warmup // 2, 1)) | rescaling,
+        replacing=i <= jnp.maximum(num_warmup // 2, 1),
         anchoring=(i > 1) & jnp.any(i == eighths),
         restarting=i <= num_warmup // 2,
         opening=(i == num_warmup // 16) & scales,
