@@ -23,13 +23,13 @@ from ._util import all_finite
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
-from .warmup.curvature import DENSE_LIMIT
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
 from .target.plates import read_subsampling
 from .target.potential import Potential, model_potential
 from .target.target import Target
+from .warmup.curvature import DENSE_LIMIT
 
 PyTree = Any
 

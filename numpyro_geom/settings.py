@@ -179,23 +179,22 @@ def _covariance(name: str, value: Any) -> np.ndarray:
             f"{name} must be an array of variances, shape (D,), or a covariance, shape (D, D), of "
             f"the unconstrained parameters, got {type(value).__name__} of shape {np.shape(value)}"
         )
-    spread = np.sqrt(np.abs(matrix if matrix.ndim == 1 else np.diagonal(matrix)))
-    scaled = matrix / spread**2 if matrix.ndim == 1 else matrix / spread / spread[:, None]
-    symmetric = np.allclose(scaled, scaled.T, atol=1e-5)
-    least = (
-        np.nan
-        if not np.isfinite(scaled).all()
-        else (scaled.min() if matrix.ndim == 1 else np.linalg.eigvalsh(scaled)[0])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = np.sqrt(np.abs(matrix if matrix.ndim == 1 else np.diagonal(matrix)))
+        scaled = matrix / spread**2 if matrix.ndim == 1 else matrix / spread / spread[:, None]
+    if not np.isfinite(scaled).all():
+        problem = "variances that are zero or not finite"
+    elif not np.allclose(scaled, scaled.T, atol=1e-4):
+        problem = "one that is not symmetric"
+    else:
+        least = scaled.min() if matrix.ndim == 1 else np.linalg.eigvalsh(scaled)[0]
+        if least > 0:
+            return (matrix + matrix.T) / 2
+        problem = f"a smallest eigenvalue of {least:g}, with its diagonal scaled to 1"
+    raise ValueError(
+        f"{name} must be symmetric and positive definite, got {problem}: add a multiple of the "
+        "identity, or pass the diagonal alone"
     )
-    if not symmetric or not least > 0:
-        got = (
-            "one that is not symmetric" if not symmetric else f"a smallest eigenvalue of {least:g}"
-        )
-        raise ValueError(
-            f"{name} must be symmetric and positive definite, got {got} (with its diagonal scaled "
-            "to 1): add a multiple of the identity, or pass the diagonal alone"
-        )
-    return matrix
 
 
 def _probability(name: str, value: Any) -> float:

@@ -97,8 +97,8 @@ class SGState(NamedTuple):
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
         dynamics: what the algorithm carries besides.
-        expanded: the position that steps move, where that is scaled or expanded and not ``z``; empty
-            otherwise.
+        expanded: the position that steps move, where that is not ``z`` but scaled or expanded;
+            empty otherwise.
         scale: the scaled coordinates, see `numpyro_geom.target.scale.Scale`; empty without.
         centre: the position from which temperatures are measured, that at the end of warm-up; any
             fixed one is right, and one near the target keeps the Monte Carlo error small. In

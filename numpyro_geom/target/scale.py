@@ -43,12 +43,14 @@ class Scale(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Whether L is a matrix."""
-        return self.root.ndim == 2
+        return self.root.ndim > self.centre.ndim
 
     @property
     def inverse_mass_matrix(self) -> jax.Array:
-        """L L', the covariance for which the coordinates are made, in the shape of ``root``."""
-        return self.root @ self.root.T if self.is_dense else self.root**2
+        """L L', the covariance for which the coordinates are made; of a batch of chains of each."""
+        if not self.is_dense:
+            return self.root**2
+        return jnp.matmul(self.root, jnp.swapaxes(self.root, -1, -2))
 
     def to_sites(self, scaled: PyTree) -> PyTree:
         """Theta of phi, both in the structure of a position."""

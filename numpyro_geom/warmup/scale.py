@@ -39,25 +39,27 @@ def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: ja
     if given is not None:
         check_size(given, size)
         return scale_about(centre, *_roots(jnp.asarray(given, centre.dtype), dense))
-    unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
     if size > DENSE_LIMIT:
+        unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
         return scale_about(centre, unit, unit)
-    batch = target.potential.curvature_batch(rng_key)
-    inverse, root = _roots(hessian(target.potential, position, batch), True)
+    batch, unit = target.potential.curvature_batch(rng_key), jnp.eye(size, dtype=centre.dtype)
+    inverse, root = _roots(hessian(target.potential, position, batch), dense=True)
     inverse, root = inverse.T, root.T
-    if not dense:
-        root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal variances
-        inverse = 1 / root
     finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
     root, inverse = jnp.where(finite, root, unit), jnp.where(finite, inverse, unit)
-    share = _share_within_reach(target, scale_about(centre, root, inverse), position, batch, rng_key)
+    share = _share_within_reach(
+        target, scale_about(centre, root, inverse), position, batch, rng_key
+    )
+    if not dense:
+        root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
+        inverse = 1 / root
     return scale_about(centre, share * root, inverse / share)
 
 
 def _share_within_reach(
     target: Target, scale: Scale, position: PyTree, batch: Any, rng_key: jax.Array
 ) -> jax.Array:
-    """How much of L to take: as much as U rises along it by less than tau D, twice as in a Gaussian.
+    """How much of L to take: so much that U rises by less than tau D, twice as in a Gaussian.
 
     Where the mode is flatter than the target, as that of x^4 is, the Hessian says too much.
     """

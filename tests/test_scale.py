@@ -1,0 +1,198 @@
+"""Scaled coordinates: the scale that is found, the law in it, and matrices that cannot be one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+from targets import SIGMAS, linear, linear_moments, run
+
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion
+
+PyTree = Any
+
+
+def skewed_rows(num_rows: int, num_columns: int, spread: float) -> tuple[jax.Array, jax.Array]:
+    """Columns whose scales lie ``spread`` apart, in directions that are none of the parameters'."""
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(num_columns, num_columns)))[0]
+    X = rng.normal(size=(num_rows, num_columns)) * np.geomspace(1, 1 / spread, num_columns)
+    X = X @ directions.T
+    return jnp.asarray(X), jnp.asarray(X.sum(1) + 0.5 * rng.normal(size=num_rows))
+
+
+def quadratic(scales: np.ndarray, correlation: float = 0.9) -> tuple[np.ndarray, Any]:
+    """The covariance of a Gaussian with these sds and its potential, computed without rounding."""
+    size = len(scales)
+    unit = (1 - correlation) * np.eye(size) + correlation
+    precision = jnp.asarray(np.linalg.inv(unit))
+    return unit * scales * scales[:, None], lambda z: (z / scales) @ precision @ (z / scales) / 2
+
+
+KERNELS = {
+    "langevin": lambda **kw: SGRLD(linear, **kw),
+    "adjusted": lambda **kw: SGRLD(linear, adjusted=True, **kw),
+    "monge": lambda **kw: SGRLD(linear, metric="monge", **kw),
+    "sghmc": lambda **kw: SGHMC(linear, **kw),
+    "sgnht": lambda **kw: SGNHT(linear, **kw),
+    "ggmc": lambda **kw: GGMC(linear, **kw),
+}
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_law_of_a_posterior_of_condition_1e6(name: str) -> None:
+    """Every kernel by default; without the scale they would be some sds off, or stand still."""
+    X, y = skewed_rows(500, 4, 1e3)
+    mean, covariance = linear_moments(X, y)
+    kernel = KERNELS[name]()
+    chains = {"num_chains": 4, "chain_method": "vectorized"}
+    mcmc = run(kernel, X, y, num_warmup=500, num_samples=1000, **chains)
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"], np.float64)
+    # in the posterior's own directions, where each is N(0, 1)
+    values, vectors = np.linalg.eigh(covariance)
+    draws = (draws - mean) @ (vectors / np.sqrt(values))
+    num = effective_sizes(draws)
+    assert num.min() > 400, num
+    scores = draws.mean((0, 1)) * np.sqrt(num)
+    assert np.abs(scores).max() < SIGMAS, scores
+    squares = (draws**2).mean((0, 1))
+    # variances are within the tolerance of .1, and their Monte Carlo error is sqrt(2 / ESS)
+    assert np.abs(squares - 1).max() < 0.1 + SIGMAS * np.sqrt(2 / num.min()), squares
+    assert int(mcmc.last_state.num_steps.max()) < 40
+
+
+def effective_sizes(draws: np.ndarray) -> np.ndarray:
+    from numpyro.diagnostics import effective_sample_size
+
+    return np.minimum(effective_sample_size(draws), effective_sample_size(draws**2))
+
+
+def test_start_is_the_inverse_hessian_though_scales_lie_1e6_apart() -> None:
+    covariance, potential = quadratic(np.geomspace(1e-3, 1e3, 5))
+    kernel = SGHMC(potential_fn=potential)
+    state = kernel.init(random.key(0), 100, jnp.zeros(5), (), {})
+    found = np.asarray(state.scale.inverse_mass_matrix, np.float64)
+    spread = np.sqrt(np.diag(covariance))
+    # float32, of a matrix of condition 46 once the scales are taken out
+    np.testing.assert_allclose(found / spread / spread[:, None], 0.1 * np.eye(5) + 0.9, atol=1e-4)
+    product = np.asarray(state.scale.root) @ np.asarray(state.scale.inverse)
+    np.testing.assert_allclose(product / spread[:, None] * spread, np.eye(5), atol=1e-4)
+
+
+def test_diagonal_start_has_the_marginal_variances() -> None:
+    covariance, potential = quadratic(np.geomspace(1e-3, 1e3, 5))
+    state = SGRLD(potential_fn=potential, dense_mass=False).init(
+        random.key(0), 100, jnp.zeros(5), (), {}
+    )
+    np.testing.assert_allclose(state.scale.inverse_mass_matrix, np.diag(covariance), rtol=1e-3)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_step_is_that_of_the_scaled_potential(dense: bool) -> None:
+    """Theta = L phi: the same numbers as a kernel without scale on U(L phi)."""
+    matrix = np.array([[4.0, 1.0], [1.0, 9.0]]) if dense else np.array([4.0, 9.0])
+    potential = lambda z: jnp.sum(z**4) / 4 + z[0] * z[1]  # noqa: E731
+    given = {"inverse_mass_matrix": matrix, "adapt_mass_matrix": False}
+    common = {"step_size": 1e-2, "num_steps": 3, "friction": 1.0, "metric": "monge"}
+    scaled = SGHMC(potential_fn=potential, **given, **common)
+    start = jnp.array([0.3, -0.2])
+    state = scaled.init(random.key(1), 0, start, (), {})
+    root = state.scale.root
+    to_theta = lambda phi: start + (root @ phi if dense else root * phi)  # noqa: E731
+    plain = SGHMC(potential_fn=lambda phi: potential(to_theta(phi)), dense_mass=None, **common)
+    other = plain.init(random.key(1), 0, jnp.zeros(2), (), {})
+    np.testing.assert_allclose(root @ root.T if dense else root**2, matrix, rtol=1e-5)
+    for _ in range(3):
+        state, other = scaled.sample(state, (), {}), plain.sample(other, (), {})
+        np.testing.assert_allclose(state.z, to_theta(other.z), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(state.scale.root, root, rtol=0)
+
+
+def test_warmup_learns_what_the_start_got_wrong() -> None:
+    covariance, potential = quadratic(np.array([1.0, 30.0]), 0.5)
+    kernel = SGHMC(potential_fn=potential, inverse_mass_matrix=np.ones(2), dense_mass=True)
+    state = kernel.init(random.key(0), 400, jnp.zeros(2), (), {})
+    state = jax.jit(lambda s: lax.fori_loop(0, 400, lambda _, s: kernel.sample(s, (), {}), s))(
+        state
+    )
+    found = np.asarray(state.scale.inverse_mass_matrix)
+    # three windows, the last of 100 draws: a variance is known to some 20%
+    assert 0.4 < found[1, 1] / covariance[1, 1] < 2
+    assert 0.4 < found[0, 0] / covariance[0, 0] < 2
+
+
+def test_chains_of_one_call_have_scales_of_their_own() -> None:
+    X, y = skewed_rows(300, 3, 10.0)
+    kernel = SGRLD(linear, batch_size=50)
+    mcmc = run(
+        kernel, X, y, num_warmup=100, num_samples=50, num_chains=2, chain_method="vectorized"
+    )
+    root = np.asarray(mcmc.last_state.scale.root)
+    assert root.shape == (2, 3, 3)
+    assert not np.allclose(root[0], root[1], rtol=1e-3)
+    again = run(
+        kernel.replace(inverse_mass_matrix=mcmc.last_state.scale.inverse_mass_matrix[0]),
+        *(X, y),
+        num_warmup=50,
+        num_samples=10,
+    )
+    assert np.isfinite(np.asarray(again.get_samples()["w"])).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [({"step_size": 1e-3}, None), ({"dense_mass": None}, None), ({"num_steps": 3}, "scaled")],
+)
+def test_when_coordinates_are_scaled(settings: dict, start: str | None) -> None:
+    X, y = skewed_rows(300, 3, 10.0)
+    state = SGRLD(linear, **settings).init(random.key(0), 50, None, (X, y), {})
+    assert (state.scale == ()) == (start is None)
+
+
+def test_bad_matrices_are_refused() -> None:
+    potential = {"potential_fn": lambda z: z @ z / 2}
+    for matrix in (np.ones((2, 3)), "wide", np.ones((2, 2, 2)), {}, np.zeros(0)):
+        with pytest.raises(TypeError, match="array of variances, shape"):
+            SGRLD(**potential, inverse_mass_matrix=matrix)
+    for matrix in (
+        -np.ones(2),
+        np.array([1.0, np.nan]),
+        np.zeros(2),
+        np.ones((2, 2)),
+        np.array([[1.0, 2.0], [2.0, 1.0]]),
+        np.array([[1.0, 0.5], [0.1, 1.0]]),
+    ):
+        with pytest.raises(ValueError, match="symmetric and positive definite"):
+            SGRLD(**potential, inverse_mass_matrix=matrix)
+    with pytest.raises(ValueError, match=r"has the shape \(2,\), and the model has 3"):
+        SGRLD(**potential, inverse_mass_matrix=np.ones(2)).init(
+            random.key(0), 10, jnp.zeros(3), (), {}
+        )
+    with pytest.raises(ValueError, match="dense_mass must be 'auto' or True, False or None"):
+        SGRLD(**potential, dense_mass="yes")
+    with pytest.raises(ValueError, match="expected no dense_mass"):
+        SGRLD(**potential, dense_mass=True, expansion=Expansion())
+
+
+@pytest.mark.parametrize(
+    "potential",
+    [
+        lambda z: jnp.sum(z**4),  # no curvature at the start
+        lambda z: z[0] ** 2 / 2 + jnp.abs(z[1]),  # singular
+        lambda z: z[0] ** 2 / 2 - jnp.cos(z[1] + 2.5) + z[1] ** 2 / 50,  # indefinite
+        lambda z: z[0] ** 2 * 1e12 + z[1] ** 2 * 1e-12,
+    ],
+    ids=["flat", "singular", "indefinite", "1e24"],
+)
+def test_curvatures_that_give_no_covariance_give_a_finite_scale(potential: Any) -> None:
+    kernel = SGHMC(potential_fn=potential)
+    state = kernel.init(random.key(0), 40, jnp.zeros(2), (), {})
+    state = jax.jit(lambda s: lax.fori_loop(0, 50, lambda _, s: kernel.sample(s, (), {}), s))(state)
+    assert all(np.isfinite(x).all() for x in state.scale)
+    assert np.isfinite(state.z).all()
