@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from ._util import words
+
 PyTree = Any
 
 MOST_PROGRAMS = 64
@@ -89,7 +91,5 @@ def _is_jaxpr(x: Any) -> bool:
 
 
 def _digest(x: Any) -> str:
-    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    array = np.ascontiguousarray(x)
+    array = np.ascontiguousarray(words(x))
     return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

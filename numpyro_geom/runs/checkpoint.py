@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from .._util import from_words, words
 from .files import sync_directory, write_atomically
 from .fingerprint import warn
-from .keys import as_words, from_words
 
 PyTree = Any
 KEEP_EVERY = 10
@@ -145,19 +146,19 @@ class Checkpoints:
 
 
 def _stored(x: Any) -> np.ndarray:
-    array = as_words(x)
+    array = np.asarray(words(x))
     # bfloat16 and its like are unknown to NumPy's format
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
 
 
 def _restored(array: np.ndarray, like: Any) -> jax.Array | None:
     """An array of the type and shape of another one; None if it is not."""
-    wanted = as_words(like)
+    wanted = words(like)
     if wanted.dtype.kind == "V" and array.dtype.itemsize == wanted.dtype.itemsize:
         array = array.view(wanted.dtype)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
         return None
-    return from_words(array, like)
+    return from_words(jnp.asarray(array), like)
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> bytes:

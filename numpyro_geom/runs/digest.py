@@ -19,9 +19,9 @@ import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 from .._mcmc import model_of
+from .._util import is_key, words
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows
-from .keys import as_words, is_key
 
 MAX_HASHED_BYTES = 2**32
 """Size of an array up to which all of it is hashed; of a larger one a thousand blocks are."""
@@ -141,8 +141,7 @@ class _Digest:
 def _array(value: Any) -> Iterator[Any]:
     if is_key(value):
         yield str(jax.random.key_impl(value))
-        value = as_words(value)
-    array = np.asarray(value)
+    array = np.asarray(words(value))
     yield f"{array.dtype} {array.shape} "
     if array.dtype.hasobject:
         yield repr(array.tolist())

@@ -15,9 +15,8 @@ from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .fingerprint import check_same, fingerprint, versions, warn
-from .job import Job
+from .job import Job, Run
 from .mesh import Layout
-from .result import Run
 from .segments import Done, Segments
 from .store import DrawStore
 

@@ -53,11 +53,12 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Hold a directory against a second writer; a process that dies lets go of it.
+    """Hold a directory, made if missing, against a second writer; a dying process lets go of it.
 
     Raises:
         RuntimeError: if another run holds it.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     with open(directory / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ from ..diagnostics.sampling_warning import warn_outside
 from ..rows.host_rows import HostRows, is_host_rows
 from .digest import BY_BYTE_CODE, PLAIN, PYTHON, as_text, digest, settings_of
 from .job import Job
-from .processes import Alone
+from .processes import Processes
 
 PyTree = Any
 SCHEME = "3: code by its byte code, settings by name"
@@ -101,7 +101,7 @@ def check_same(where: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
         warn(f"the run was begun with other versions, and draws may differ: {'; '.join(changed)}")
 
 
-def check_alike(processes: Alone, job: Job, **others: Any) -> None:
+def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     """Check that all processes were given the same, of arrays the same shapes.
 
     Raises:

@@ -20,12 +20,12 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
+from .._util import from_words, words
 from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 from ..rows.mesh_rows import MeshRows
 from ..target.plates import abstract_trace
-from .keys import local
-from .processes import Alone, Together
+from .processes import Processes
 
 PyTree = Any
 
@@ -85,9 +85,9 @@ class Layout:
         return cls(mesh, chain_axis, data_axis, mcmc.num_chains)
 
     @property
-    def processes(self) -> Alone:
+    def processes(self) -> Processes:
         """The processes that do this run."""
-        return Together() if self._is_shared else Alone()
+        return Processes(self._is_shared)
 
     @property
     def text(self) -> str:
@@ -201,7 +201,10 @@ class Layout:
         """The state of the chains as every process can read it."""
         if not self._is_shared:
             return state
-        return local(_moved(state, self, to_chains=False))
+        return jax.tree.map(
+            lambda x: from_words(jnp.asarray(np.asarray(words(x))), x),
+            _moved(state, self, to_chains=False),
+        )
 
     @property
     def _is_shared(self) -> bool:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import ShapeDtypeStruct, lax, random
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
+from .._util import is_key
 from .job import Job, Lengths
-from .keys import is_key
 from .mesh import Layout, split_arrays
 
 PyTree = Any
@@ -79,7 +79,7 @@ class Segments:
         )
         one = self.start if self.together else _take(self.start, 0)
         # a kernel keeps what it derives from arrays, and these should not outlive the run
-        draw = jax.eval_shape(
+        draw = jax.evalShapeDtypeStruct(
             lambda x, arrays: self._collect(x, self._data(arrays)), one, self.arrays
         )
         chains = 1 if self.together else mcmc.num_chains
@@ -88,11 +88,9 @@ class Segments:
             most = max(1, MAX_SEGMENT_BYTES // max(1, size))
             length = min(MAX_SEGMENT_DRAWS, job.num_draws, most)
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
-        shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
+        shapes = jax.evalShapeDtypeStruct(self._by_chain, self._on_axis(draw))
         if not self.together:
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes
-            )
+            shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
         self.shapes = {name: shapes[name] for name in self.fields}
         self.program = jax.jit(self._segment, **layout.outputs(self.start))
@@ -192,13 +190,15 @@ class Segments:
             put = partial(lax.dynamic_update_index_in_dim, index=k, axis=0)
             return state, jax.tree.map(put, kept, self._collect(state, data))
 
-        shapes = self._on_axis(jax.eval_shape(partial(self._collect, data=data), state))
+        shapes = self._on_axis(jax.evalShapeDtypeStruct(partial(self._collect, data=data), state))
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
         """Shapes of a segment given those of a draw."""
-        return jax.tree.map(partial(_with_axis, self.lengths.length), draw)
+        return jax.tree.map(
+            lambda x: ShapeDtypeStruct((self.lengths.length, *x.shape), x.dtype), draw
+        )
 
     def _by_chain(self, values: PyTree) -> PyTree:
         """Chains on the first axis, draws on the second."""
@@ -207,10 +207,6 @@ class Segments:
         if self.job.mcmc.num_chains == 1:
             return jax.tree.map(lambda x: x[np.newaxis], values)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), values)
-
-
-def _with_axis(size: int, x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
 
 
 def _strong(state: PyTree) -> PyTree:
