@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
 PyTree = Any
@@ -45,6 +46,11 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     return lax.while_loop(lambda carry: carry[0], body, start)[1]
 
 
+def is_traced(tree: PyTree) -> bool:
+    """Whether some leaf of a pytree is known by its shape alone."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
 def is_key(x: Any) -> bool:
     """Whether an array holds typed keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -58,6 +64,26 @@ def words(x: Any) -> Any:
 def from_words(x: Any, like: Any) -> Any:
     """The reverse: keys again where ``like`` holds keys."""
     return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
+
+
+def split_arrays(tree: PyTree) -> tuple[list, Callable[[list], PyTree]]:
+    """Arrays that compiled code can be given, and a function that puts others in their places."""
+    leaves, structure = jax.tree.flatten(tree)
+
+    def is_array(x: Any) -> bool:
+        if isinstance(x, jax.Array):
+            return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
+
+    places = [k for k, x in enumerate(leaves) if is_array(x)]
+
+    def fill(arrays: list) -> PyTree:
+        filled = list(leaves)
+        for k, x in zip(places, arrays, strict=True):
+            filled[k] = x
+        return jax.tree.unflatten(structure, filled)
+
+    return [leaves[k] for k in places], fill
 
 
 def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_number
+from .._util import PyTree
 from .fetch import fetch, hints_of
 from .reader import Reader
-
-PyTree = Any
 
 
 class HostRows:
@@ -84,11 +83,9 @@ class HostRows:
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype))
 
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
-        """The rows on the host, in stretches: all, or if that is too much some from all over.
+        """The rows on the host, in stretches of about so many bytes.
 
-        Args:
-            block_bytes: about the size of a stretch.
-            at_most: bytes above which there are gaps between stretches.
+        All of them, or some from all over if they are more than ``at_most`` bytes.
         """
         row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
         length = min(len(self), max(1, block_bytes // row_bytes))

@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import from_words, words
+from .._util import PyTree, from_words, words
 from .files import sync_directory, write_atomically
 from .fingerprint import warn
 
-PyTree = Any
 KEEP_EVERY = 10
 """Of the checkpoints before the last two, those with a number that this divides are kept."""
 
@@ -52,11 +51,7 @@ class OtherFormError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of a run, in one folder.
-
-    Args:
-        folder: where they are; made if it is missing.
-    """
+    """The checkpoints of a run, in one folder, which is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,11 +63,7 @@ class Checkpoints:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one in full or not at all, and let go of old ones.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write one in full or not at all, and let go of old ones."""
         arrays = {f"leaf_{k}": _stored(x) for k, x in enumerate(jax.tree.leaves(checkpoint.state))}
         arrays["record"] = np.frombuffer(json.dumps(checkpoint.record).encode(), np.uint8)
         arrays["sha256"] = np.frombuffer(_digest(arrays), np.uint8)
@@ -96,19 +87,11 @@ class Checkpoints:
         return None
 
     def record(self, number: int) -> dict[str, Any]:
-        """What is known of the run, without the state.
-
-        Raises:
-            DamagedError: if the file is damaged.
-        """
+        """What is known of the run, without the state."""
         return self._read(number)[1]
 
     def load(self, number: int, like: PyTree) -> Checkpoint:
-        """Read one.
-
-        Args:
-            number: which.
-            like: a state of the same structure, shapes and types.
+        """Read one, whose state has the structure, shapes and types of another.
 
         Raises:
             DamagedError: if the file is damaged.

@@ -16,7 +16,6 @@ from .digest import BY_BYTE_CODE, PLAIN, PYTHON, as_text, digest, settings_of
 from .job import Job
 from .processes import Processes
 
-PyTree = Any
 SCHEME = "3: code by its byte code, settings by name"
 """How code and settings are compared."""
 CODE = ("model", "kernel", "postprocess_fn", "fingerprint")

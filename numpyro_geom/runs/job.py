@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from numpyro.infer import MCMC
 
-PyTree = Any
+from .._util import PyTree
 
 
 class Job(NamedTuple):

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from .._checks import check_int
 from .._mcmc import holding
+from .._util import PyTree
 from ..diagnostics.container import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
@@ -31,8 +32,6 @@ from .fingerprint import check_alike, warn
 from .job import Job, Lengths, Run
 from .mesh import Layout
 from .segments import Done, Segments
-
-PyTree = Any
 
 
 def run(
@@ -183,15 +182,15 @@ def _all_of_it(keeper: InMemory | OnDisk) -> Run:
         disable=not segments.job.mcmc.progress_bar,
         unit="step",
     )
-    with stop_on_signal() as stop, bar:
-        stopped = signal_of(stop.signal)
+    with stop_on_signal() as noted, bar:
+        stopped = signal_of(noted)
         while here.number < lengths.segments and stopped is None:
             number, done = here.number, segments.do(here.number, here.state)
             divergences = here.record["divergences"] + done.divergences
             record = {"draws": lengths.draws(number + 1), "divergences": divergences}
             here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
             _show(bar, lengths, number, here.record["divergences"], here.state)
-            stopped = signal_of(stop.signal)
+            stopped = signal_of(noted)
     draws = here.record["draws"]
     if stopped is not None and draws < lengths.num_draws:
         warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "

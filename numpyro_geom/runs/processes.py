@@ -16,19 +16,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .._util import from_words, words
-
-PyTree = Any
+from .._util import PyTree, from_words, words
 
 
 class Processes:
     """The processes of a run, all of which call the same methods in the same order.
 
-    Args:
-        several: whether there are several.
-
     Attributes:
-        several: as given.
+        several: whether there are several.
         is_first: whether this is the first one.
     """
 
@@ -86,11 +81,11 @@ class Processes:
             lambda x, like: from_words(np.asarray(x, words(like).dtype), like), plain, state
         )
 
-    def signal(self, name: str | None) -> str | None:
-        """The signal that this process was sent, or another one of them."""
+    def signal(self, noted: list[str]) -> str | None:
+        """The last of the signals that this process was sent, or one that another was."""
         if not self.several:
-            return name
-        number = int(self._gather(0 if name is None else signal.Signals[name].value).max())
+            return noted[-1] if noted else None
+        number = int(self._gather(signal.Signals[noted[-1]].value if noted else 0).max())
         return signal.Signals(number).name if number else None
 
     def _gather(self, number: int | bool) -> np.ndarray:

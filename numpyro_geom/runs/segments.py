@@ -17,11 +17,10 @@ from jax import ShapeDtypeStruct, lax, random
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
-from .._util import is_key
+from .._util import PyTree, is_key, split_arrays
 from .job import Job, Lengths
-from .mesh import Layout, split_arrays
+from .mesh import Layout
 
-PyTree = Any
 MAX_SEGMENT_BYTES = 2**25
 """Draws of a segment, all chains, when its length is not given."""
 MAX_SEGMENT_DRAWS = 1000
@@ -46,14 +45,12 @@ class Done(NamedTuple):
 class Segments:
     """The chains of an MCMC at their start, and how they move.
 
-    Args:
-        job: what is run. Its MCMC is not changed, apart from what ``init`` sets in its kernel.
-        length: draws a segment; None for up to 1,000 and 32 MiB.
-        layout: where arrays are.
+    The MCMC is not changed, apart from what ``init`` sets in its kernel. A segment has ``length``
+    draws; None for up to 1,000 and 32 MiB.
 
     Attributes:
-        job: as given.
-        layout: as given.
+        job: what is run.
+        layout: where arrays are.
         start: the state before the first step, with a leading axis of chains if there are
             several.
         shapes: of a segment's draws, by field of the state: (chains, length, ...).
@@ -79,7 +76,7 @@ class Segments:
         )
         one = self.start if self.together else _take(self.start, 0)
         # a kernel keeps what it derives from arrays, and these should not outlive the run
-        draw = jax.evalShapeDtypeStruct(
+        draw = jax.eval_shape(
             lambda x, arrays: self._collect(x, self._data(arrays)), one, self.arrays
         )
         chains = 1 if self.together else mcmc.num_chains
@@ -88,7 +85,7 @@ class Segments:
             most = max(1, MAX_SEGMENT_BYTES // max(1, size))
             length = min(MAX_SEGMENT_DRAWS, job.num_draws, most)
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
-        shapes = jax.evalShapeDtypeStruct(self._by_chain, self._on_axis(draw))
+        shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
         if not self.together:
             shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
@@ -190,7 +187,7 @@ class Segments:
             put = partial(lax.dynamic_update_index_in_dim, index=k, axis=0)
             return state, jax.tree.map(put, kept, self._collect(state, data))
 
-        shapes = self._on_axis(jax.evalShapeDtypeStruct(partial(self._collect, data=data), state))
+        shapes = self._on_axis(jax.eval_shape(partial(self._collect, data=data), state))
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 

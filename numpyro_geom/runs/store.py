@@ -48,9 +48,7 @@ class DrawStore:
     def create(self, datasets: Datasets, draws: int) -> None:
         """Write what does not grow, and metadata for so many draws.
 
-        Args:
-            datasets: groups by name; variables with a dimension ``draw`` have one segment of it.
-            draws: how many there are.
+        Of the dimension ``draw`` variables have one segment, here as elsewhere.
         """
         for folder, variable in self._variables(datasets):
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,11 +57,7 @@ class DrawStore:
         self.grow(datasets, draws)
 
     def write(self, segment: int, datasets: Datasets) -> None:
-        """Write the chunks of a segment; readers do not see new ones yet.
-
-        Raises:
-            OSError: if one cannot be written.
-        """
+        """Write the chunks of a segment; readers do not see new ones yet."""
         for folder, variable in self._variables(datasets):
             if "draw" in variable.dims and variable.size:
                 values = variable.values
