@@ -113,7 +113,14 @@ class HostRows:
     def __getitem__(self, item: Any) -> jax.Array:
         """Rows, and of them what further indices (numbers and slices) pick."""
         first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
-        index = self._index(first)
+        if isinstance(first, slice):
+            first = jnp.arange(*first.indices(len(self)))
+        index = first if isinstance(first, jax.Array) else np.asarray(first)
+        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
+            raise TypeError(
+                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
+                "such as the rows of a plate, `X[i]`"
+            )
         for part in rest:
             if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
                 raise TypeError(
@@ -122,17 +129,6 @@ class HostRows:
                 )
         rows = self._rows(index)
         return rows[(slice(None),) * index.ndim + tuple(rest)] if rest else rows
-
-    def _index(self, first: Any) -> Any:
-        if isinstance(first, slice):
-            return jnp.arange(*first.indices(len(self)))
-        index = first if isinstance(first, jax.Array) else np.asarray(first)
-        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
-            raise TypeError(
-                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
-                "such as the rows of a plate, `X[i]`"
-            )
-        return index
 
     def _rows(self, index: Any) -> jax.Array:
         for hint in hints_of(index):

@@ -93,8 +93,9 @@ class MeshRows:
 
     def __getitem__(self, index: Any) -> jax.Array:
         first, *others = index if isinstance(index, tuple) else (index,)
+        are_rows = isinstance(first, (jax.Array, np.ndarray)) and first.ndim > 0
         simple = all(isinstance(x, (slice, int, type(None))) for x in others)
-        if not _is_row_numbers(first) or not simple:
+        if not (are_rows and simple and jnp.issubdtype(first.dtype, jnp.integer)):
             return self.__jax_array__()[index]
         first = jnp.asarray(first)
         found = self.rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
@@ -140,7 +141,8 @@ class MeshRows:
 
 def _forwarded(function: Callable, swapped: bool) -> Callable:
     def method(self: MeshRows, *others: Any) -> jax.Array:
-        here, values = self.__jax_array__(), tuple(_plain(x) for x in others)
+        here = self.__jax_array__()
+        values = [x.__jax_array__() if isinstance(x, MeshRows) else x for x in others]
         return function(*values, here) if swapped else function(here, *values)
 
     return method
@@ -155,10 +157,6 @@ for _name in "lt le gt ge eq ne neg abs invert".split():
 MeshRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _plain(x: Any) -> Any:
-    return x.__jax_array__() if isinstance(x, MeshRows) else x
-
-
 def _words(x: jax.Array) -> jax.Array:
     """Entries as whole numbers, whose sum with zeros is exact for -0 and NaN too."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
@@ -166,11 +164,3 @@ def _words(x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return lax.bitcast_convert_type(x, jnp.dtype(f"u{x.dtype.itemsize}"))
     return x
-
-
-def _is_row_numbers(x: Any) -> bool:
-    return (
-        isinstance(x, (jax.Array, np.ndarray))
-        and x.ndim > 0
-        and jnp.issubdtype(x.dtype, jnp.integer)
-    )
