@@ -140,7 +140,7 @@ def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.
 
 def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMode:
     """See `AtMode`."""
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     slope = jax.grad(objective(settings, target))(loc)
     prior = _prior_bend(settings, target, loc)
     if not _forms_precision(settings, target):

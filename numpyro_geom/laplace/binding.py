@@ -21,12 +21,12 @@ from ..information.form import Flat, Structure
 from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
 from . import sampling
-from .approximation import at_mode, half_log_det, learn, targets
+from .approximation import at_mode, half_log_det, learn
 from .checks import check_precision
 from .draws import Data
 from .geodesic import Geodesic
 from .settings import LaplaceSettings
-from .target import Posterior
+from .target import Posterior, make_target
 
 SUMMARY_DRAWS = 2000
 """Draws behind `median` and `quantiles`."""
@@ -85,7 +85,7 @@ class BoundGuide(AutoContinuous):
         elif self.settings.mode == "hausdorff":
             with handlers.block():
                 posterior = self._posterior({}, *on_device(args, kwargs))
-                target, _ = targets(self.settings, posterior)
+                target = make_target(posterior)
                 log_density = half_log_det(self.settings, target, loc)
         return numpyro.sample(
             f"_{self.prefix}_latent",

@@ -10,9 +10,9 @@ import optax
 from jax import lax
 
 from ..information.form import Flat
-from .approximation import objective, targets
+from .approximation import objective
 from .settings import LaplaceSettings
-from .target import Posterior
+from .target import Posterior, make_target
 
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
@@ -30,7 +30,7 @@ def find_modes(
     where it ended, the objective's value there in nats, the norm of its gradient, and the number of
     steps of both kinds.
     """
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     energy = objective(settings, target)
 
     def run(start: Flat) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:

@@ -21,7 +21,7 @@ from .geodesic import Geodesic, exponential_map
 from .log_map import log_map, shoot
 from .metrics import RiemannianMetric, dense_metric, monge_acceleration
 from .settings import LaplaceSettings, check_dense
-from .target import Posterior, Target
+from .target import Posterior, Target, make_target
 
 CHUNK_ENTRIES = 2**23
 """Floating point numbers of the draws that are solved together, about."""
@@ -77,7 +77,7 @@ def draw_in_chunks(
 
 def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
     """Draws whose numbers fit in a bounded memory together."""
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     rows = target.num_outputs
     if settings.batch_size is not None or posterior.plan.batch_sizes:
         rows = min(rows, CHUNK_ROWS)
@@ -103,7 +103,7 @@ def gaussian(
 
         return jax.vmap(from_factor)(keys)
 
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     metric, solve = fisher_of(settings, target), fisher_metric_of(settings, target, loc).solver(loc)
 
     def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:

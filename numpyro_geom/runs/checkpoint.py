@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._util import PyTree, from_words, words
-from .files import sync_directory, write_atomically
+from .files import write_atomically
 from .fingerprint import warn
 
 KEEP_EVERY = 10
@@ -46,10 +46,6 @@ class DamagedError(ValueError):
     """A file whose content does not agree with its checksum."""
 
 
-class OtherFormError(ValueError):
-    """A sound file whose state is not of the kernel's form."""
-
-
 class Checkpoints:
     """The checkpoints of a run, in one folder, which is made if it is missing."""
 
@@ -70,7 +66,6 @@ class Checkpoints:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         write_atomically(self._path(checkpoint.number), buffer.getbuffer())
-        sync_directory(self.folder)
         newest = self.numbers()
         for number in newest[2:]:
             if number % KEEP_EVERY:
@@ -95,14 +90,14 @@ class Checkpoints:
 
         Raises:
             DamagedError: if the file is damaged.
-            OtherFormError: if it holds a state of another form.
+            ValueError: if it holds a state of another form.
         """
         arrays, record = self._read(number)
         leaves, structure = jax.tree.flatten(like)
         if len(arrays) == len(leaves):
             found = [_restored(arrays[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
         if len(arrays) != len(leaves) or any(x is None for x in found):
-            raise OtherFormError(
+            raise ValueError(
                 f"{self._path(number)} holds a state of another form than the kernel's: it was "
                 "saved by another version of numpyro_geom or NumPyro. Go on with that version, or "
                 "begin anew in another directory"
