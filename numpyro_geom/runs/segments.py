@@ -162,16 +162,9 @@ class Segments:
         transform = mcmc.postprocess_fn
         if transform is None:
             transform = mcmc.sampler.postprocess_fn(*data)
-        draw = values[self.fields[0]]
         if self.together and mcmc.num_chains > 1:
-            mapped = jax.vmap(transform, axis_size=mcmc.num_chains)
-            draw = (
-                mapped(draw)
-                if jax.tree.leaves(draw)
-                else jax.vmap(lambda _: transform(draw))(jnp.arange(mcmc.num_chains))
-            )
-        else:
-            draw = transform(draw)
+            transform = jax.vmap(transform, axis_size=mcmc.num_chains)
+        draw = transform(values[self.fields[0]])
         if self._removed:
             draw = {name: x for name, x in draw.items() if name not in self._removed}
         values[self.fields[0]] = draw
