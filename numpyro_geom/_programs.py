@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from ._util import is_traced, words
+
 PyTree = Any
 
 MOST_PROGRAMS = 64
@@ -40,12 +42,12 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
         args: pytrees of arrays.
     """
     leaves, treedef = jax.tree.flatten(args)
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if is_traced(leaves):
         return fn(*args)
     traced, shape = jax.make_jaxpr(
         lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
     )(*leaves)
-    if any(isinstance(x, jax.core.Tracer) for x in traced.consts):
+    if is_traced(traced.consts):
         return fn(*args)
     hidden = list(_hidden(traced.jaxpr))
     if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
@@ -89,7 +91,5 @@ def _is_jaxpr(x: Any) -> bool:
 
 
 def _digest(x: Any) -> str:
-    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    array = np.ascontiguousarray(x)
+    array = np.ascontiguousarray(words(x))
     return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

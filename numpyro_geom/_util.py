@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
@@ -37,24 +38,53 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     def body(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
         # without the barrier the arguments are constants of the loop to XLA, which then computes
         # what depends on them alone before the loop, needed or not
-        flag, given = lax.optimization_barrier((carry[0], [_raw(x) for x in leaves]))
-        given = [_like(x, y) for x, y in zip(given, leaves, strict=True)]
+        # (of keys their words: to the check of key reuse, a barrier would be a use)
+        flag, given = lax.optimization_barrier((carry[0], [words(x) for x in leaves]))
+        given = [from_words(x, y) for x, y in zip(given, leaves, strict=True)]
         return jnp.zeros_like(flag), fn(carry[1], *jax.tree.unflatten(treedef, given))
 
     start = (jnp.asarray(pred, dtype=bool), operand)
     return lax.while_loop(lambda carry: carry[0], body, start)[1]
 
 
-def _raw(x: Any) -> Any:
-    """The words of a typed key: to the check of key reuse, a barrier would be a use."""
-    return random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+def is_traced(tree: PyTree) -> bool:
+    """Whether some leaf of a pytree is known by its shape alone."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
-def _like(x: Any, y: Any) -> Any:
-    """A key again where ``y`` is one."""
-    if not jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
-        return x
-    return random.wrap_key_data(x, impl=random.key_impl(y))
+def is_key(x: Any) -> bool:
+    """Whether an array holds typed keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def words(x: Any) -> Any:
+    """An array as it is; of typed keys their words, which can be stored and sent."""
+    return random.key_data(x) if is_key(x) else x
+
+
+def from_words(x: Any, like: Any) -> Any:
+    """The reverse: keys again where ``like`` holds keys."""
+    return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
+
+
+def split_arrays(tree: PyTree) -> tuple[list, Callable[[list], PyTree]]:
+    """Arrays that compiled code can be given, and a function that puts others in their places."""
+    leaves, structure = jax.tree.flatten(tree)
+
+    def is_array(x: Any) -> bool:
+        if isinstance(x, jax.Array):
+            return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
+
+    places = [k for k, x in enumerate(leaves) if is_array(x)]
+
+    def fill(arrays: list) -> PyTree:
+        filled = list(leaves)
+        for k, x in zip(places, arrays, strict=True):
+            filled[k] = x
+        return jax.tree.unflatten(structure, filled)
+
+    return [leaves[k] for k in places], fill
 
 
 def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:
@@ -95,8 +125,7 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 def key_word(rng_key: jax.Array) -> jax.Array:
     """The last 32-bit word of a key: what `scattered` takes as its seed."""
-    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    return (random.key_data(rng_key) if typed else rng_key)[-1]
+    return words(rng_key)[-1]
 
 
 def scattered(word: Any, size: int) -> jax.Array:

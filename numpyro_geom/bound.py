@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating, check_init_params
-from ._util import all_finite
+from ._util import all_finite, is_traced
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
@@ -234,13 +234,13 @@ def _bind_model(
 
     if init_params is None:
         position, valid, transforms = compiled(start)
-        if not _is_traced(valid) and (validates() or not jnp.all(valid)):
+        if not is_traced(valid) and (validates() or not jnp.all(valid)):
             start()  # on values, for what NumPyro has to say of the model
     else:
         position, _, transforms = jax.eval_shape(start)
         transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms
     # arrays in transforms that belong to an outer transformation must not outlive it
-    if not replays and not _is_traced(transforms):
+    if not replays and not is_traced(transforms):
         bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
@@ -260,11 +260,7 @@ def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
         return {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
 
     with jax.ensure_compile_time_eval():
-        return values() if _is_traced((args, kwargs)) else compiled(values)
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+        return values() if is_traced((args, kwargs)) else compiled(values)
 
 
 def _with_interval(metric: Any, plan: Subsampling | None) -> Any:

@@ -20,9 +20,8 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_geom._linalg import conjugate_gradients
 from numpyro_geom.information import form as forms
-from numpyro_geom.information.dependence import dependence
 from numpyro_geom.information.form import Structure
-from numpyro_geom.information.model import learn_structure, likelihood_form
+from numpyro_geom.information.model import dependence, learn_structure, likelihood_form, model_sites
 from numpyro_geom.laplace.metrics import fisher_metric
 from numpyro_geom.laplace.quadratic import (
     dense_form,
@@ -58,7 +57,7 @@ def setting(
     start, unravel = ravel_pytree(position)
     structure = Structure()
     if learn:
-        structure = learn_structure(model, plan, args, {}, position)
+        structure = learn_structure(model_sites(model, plan, args, {}), position)
     posterior = Posterior(model, plan, args, {}, unravel, start.size, structure)
     target = make_target(posterior, empirical=empirical)
     theta = start + 0.3 * random.normal(random.key(1), start.shape)
@@ -407,7 +406,7 @@ def test_dependence_looks_into_calls_and_is_careful_about_loops() -> None:
 def test_products_are_exact_for_a_dictionary_of_sites() -> None:
     X = inputs()
     plan = read_subsampling(network, (X, X[:, 0]), {}, None)
-    form = likelihood_form(network, plan, (X, X[:, 0]), {})
+    form = likelihood_form(model_sites(network, plan, (X, X[:, 0]), {}))
     position = {"w": jnp.ones((COLUMNS, 2)), "v": jnp.ones(2), "s": jnp.zeros(())}
     out, w = jax.jit(lambda x: (forms.product(form, x, x, {}), forms.root_product(form, x, x, {})))(
         position

@@ -26,7 +26,7 @@ from jax import random
 from jax.nn import sigmoid, softmax
 from numpyro.distributions import constraints, transforms
 
-from numpyro_geom.information.dependence import dependence
+from numpyro_geom.information.model import dependence
 from numpyro_geom.information.root import NUM_SCORES, fisher_root, is_reparametrised
 from numpyro_geom.information.special import trigamma_excess
 

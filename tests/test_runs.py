@@ -285,7 +285,7 @@ numpyro.set_host_device_count(2)
 import test_runs as t
 result = t.go({directory!r}, 4000, length=20)
 print(result.finished, result.num_draws)
-print(*map(t.digest, (t.model, t.Walk(), {{"a", "b", "c"}})))
+print(*map(t.digest, (t.model, t.Walk(), {{"a", "b", "c"}})), sep="\\n")
 """
 
 
@@ -327,8 +327,9 @@ def test_killed_processes_and_sigterm_and_digests_of_another_process(tmp_path):
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    finished, draws, *digests = out.split()
+    ended, *digests = out.splitlines()
     assert digests == [digest(model), digest(Walk()), digest({"a", "b", "c"})]
+    finished, draws = ended.split()
     assert finished == "False"
     assert 0 < int(draws) < 4000
     assert_reference(go(tmp_path, 4000), 4000)

@@ -90,12 +90,7 @@ class GroupRate(Metric):
         return RateState(zeros, jnp.ones(num_groups, dtype), jnp.zeros((), dtype))
 
     def update(self, state: RateState, grad: PyTree) -> RateState:
-        """The state after a gradient: b and lam.
-
-        Args:
-            state: the state before.
-            grad: grad Uhat, in nats per unit of the position, a pytree like it.
-        """
+        """The state after a gradient grad Uhat: b and lam."""
         indices = jax.tree.leaves(self._indices(grad))
         sums = [jnp.zeros((), state.lam.dtype)] * state.lam.shape[0]
         for index, x in zip(indices, jax.tree.leaves(self.statistic(grad)), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +13,17 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_int, check_number
+from .._util import PyTree, split_arrays
 from ..algorithms.sgrld import SGRLD
 from ..bound import on_device
 from ..kernel import SGKernel
-from .swag_path import Descent, SWAGParams, descend, draw
-
-PyTree = Any
+from .swag_path import SWAGParams, descend, draw
 
 NUM_SNAPSHOTS = 100
 """Snapshots that are taken under ``collect_every=None``."""
 BURN_IN = 0.2
 """Share of the steps at the constant rate that pass before the first snapshot."""
 DRAWS_AT_ONCE = 32
-
-
-class _Fitted(NamedTuple):
-    """What a guide remembers of the model arguments that it has seen."""
-
-    unravel: Callable[[jax.Array], PyTree]
-    args: tuple
-    kwargs: dict
 
 
 class SWAG:
@@ -139,26 +130,28 @@ class SWAG:
         if collect_every is None:
             collect_every = max(1, kept // max(NUM_SNAPSHOTS, rank))
         collect_every = check_int("collect_every", collect_every)
-        self._descent = Descent(
-            rank=rank,
-            burn_in=burn_in,
-            collect_every=collect_every,
-            num_snapshots=kept // collect_every,
-            mode_steps=check_int("mode_steps", mode_steps),
-            mode_learning_rate=check_number("mode_learning_rate", mode_learning_rate, above=0.0),
-        )
-        if self._descent.num_snapshots < rank:
+        num_snapshots = kept // collect_every
+        self._descent: dict[str, Any] = {
+            "rank": rank,
+            "burn_in": burn_in,
+            "collect_every": collect_every,
+            "num_snapshots": num_snapshots,
+            "mode_steps": check_int("mode_steps", mode_steps),
+            "mode_learning_rate": check_number("mode_learning_rate", mode_learning_rate, above=0.0),
+        }
+        if num_snapshots < rank:
             raise ValueError(
-                f"expected at least rank={rank} snapshots, got {self._descent.num_snapshots} from "
-                f"{kept} steps after the first fifth of num_steps={num_steps}, one every "
-                f"{collect_every}: raise num_steps, or lower collect_every or rank"
+                f"expected at least rank={rank} snapshots, got {num_snapshots} from {kept} steps "
+                f"after the first fifth of num_steps={num_steps}, one every {collect_every}: "
+                "raise num_steps, or lower collect_every or rank"
             )
         # what a kernel knows about models: plates, where to start, the way back to the supports
         self._kernel: SGKernel = SGRLD(
             model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
         )
         self.model = model
-        self._fitted: _Fitted | None = None
+        # the way back from flat positions, and model arguments
+        self._fitted: tuple[Callable[[jax.Array], PyTree], tuple, dict] | None = None
 
     def fit(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> SWAGParams:
         """Find a mode, run constant-rate descent from it, and return what it went through.
@@ -170,29 +163,25 @@ class SWAG:
         """
         args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
-        start, fitted = self._prepare(key_start, args, kwargs)
+        start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, None, args, kwargs))
         if self._kernel.bound.potential(args, kwargs).deterministic:
             raise ValueError(
                 "SWAG describes the noise of minibatch gradients, and these have none: expected a "
                 "batch_size below the number of rows, got all rows at every step"
             )
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        arrays = [x for x in leaves if isinstance(x, jax.Array)]
+        arrays, fill = split_arrays((args, kwargs))
 
         @jax.jit
         def train(arrays: list, *start: Any) -> tuple:
             # traced: as constants, large arrays would take long to compile
-            rest = iter(arrays)
-            rebuilt = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
-            args, kwargs = jax.tree.unflatten(treedef, rebuilt)
-            potential = self._kernel.bound.potential(args, kwargs)
-            return descend(self._descent, potential, fitted.unravel, *start)
+            potential = self._kernel.bound.potential(*fill(arrays))
+            return descend(potential, unravel, *start, **self._descent)
 
         given = self._learning_rate
         rate = None if given is None else jnp.asarray(given, start.dtype)
         mode, params, energies = train(arrays, start, rate, key_train)
         _check_finite(mode, params, energies)
-        self._fitted = fitted
+        self._fitted = unravel, args, kwargs
         return params
 
     def sample_posterior(
@@ -236,12 +225,6 @@ class SWAG:
         """
         return self._constrain_fn(args, kwargs)(params.mean)
 
-    def _prepare(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[jax.Array, _Fitted]:
-        """Read the model; the flat position at which training starts, and the way back."""
-        position = self._kernel.bind(rng_key, 0, None, args, kwargs)
-        start, unravel = ravel_pytree(position)
-        return start, _Fitted(unravel, args, kwargs)
-
     def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
         """From a flat position to site values."""
         args, kwargs = on_device(args, kwargs)
@@ -252,12 +235,11 @@ class SWAG:
                     "expected `fit` first, or the model's arguments: call "
                     "`params = guide.fit(rng_key, *args)`, or pass `*args` with saved params"
                 )
-            _, self._fitted = self._prepare(random.key(0), args, kwargs)
-        fitted = self._fitted
-        if not given:
-            args, kwargs = fitted.args, fitted.kwargs
-        constrain = self._kernel.get_constrain_fn(args, kwargs)
-        return lambda flat: constrain(fitted.unravel(flat))
+            position = self._kernel.bind(random.key(0), 0, None, args, kwargs)
+            self._fitted = ravel_pytree(position)[1], args, kwargs
+        unravel, *known = self._fitted
+        constrain = self._kernel.get_constrain_fn(*((args, kwargs) if given else known))
+        return lambda flat: constrain(unravel(flat))
 
 
 def _check_finite(mode: jax.Array, params: SWAGParams, energies: jax.Array) -> None:

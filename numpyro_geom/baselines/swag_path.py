@@ -40,26 +40,6 @@ class SWAGParams(NamedTuple):
     learning_rate: jax.Array
 
 
-class Descent(NamedTuple):
-    """Settings of the two phases; see `numpyro_geom.SWAG`.
-
-    Attributes:
-        rank: deviations that are kept.
-        burn_in: steps at the constant rate before those that count.
-        collect_every: steps between snapshots.
-        num_snapshots: how many there are.
-        mode_steps: Adam steps before all.
-        mode_learning_rate: Adam's first rate.
-    """
-
-    rank: int
-    burn_in: int
-    collect_every: int
-    num_snapshots: int
-    mode_steps: int
-    mode_learning_rate: float
-
-
 class Moments(NamedTuple):
     """Running moments of a sequence of vectors.
 
@@ -77,16 +57,22 @@ class Moments(NamedTuple):
 
 
 def descend(
-    settings: Descent,
     potential: Potential,
     unravel: Callable,
     start: jax.Array,
     learning_rate: jax.Array | None,
     rng_key: jax.Array,
+    *,
+    rank: int,
+    burn_in: int,
+    collect_every: int,
+    num_snapshots: int,
+    mode_steps: int,
+    mode_learning_rate: float,
 ) -> tuple[jax.Array, SWAGParams, jax.Array]:
     """The mode that Adam ends in, the parameters, and the energies at both ends of descent.
 
-    The constant rate is the automatic one where none is given.
+    The constant rate is the automatic one where none is given. The settings are those of `SWAG`.
     """
     key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
     num_data = potential.num_data
@@ -104,11 +90,9 @@ def descend(
 
         return lax.fori_loop(0, num_steps, step, carry)
 
-    adam = optax.adam(
-        optax.cosine_decay_schedule(settings.mode_learning_rate, max(1, settings.mode_steps))
-    )
+    adam = optax.adam(optax.cosine_decay_schedule(mode_learning_rate, mode_steps))
     carry = (start, adam.init(start), potential.init_stream(key_stream), key_mode)
-    mode, _, stream, _ = walk(adam.update, carry, settings.mode_steps)
+    mode, _, stream, _ = walk(adam.update, carry, mode_steps)
     rate = learning_rate
     if rate is None:
         rate = num_data * stable_rate(energy, potential, mode, key_rate)
@@ -118,18 +102,18 @@ def descend(
 
     def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
         walker, moments = carry
-        walker = walk(sgd, walker, settings.collect_every)
+        walker = walk(sgd, walker, collect_every)
         return (walker, update_moments(moments, walker[0])), None
 
-    walker = walk(sgd, (mode, (), stream, key_descent), settings.burn_in)
-    begin = (walker, init_moments(mode, settings.rank))
-    (walker, moments), _ = lax.scan(snapshot, begin, None, settings.num_snapshots)
+    walker = walk(sgd, (mode, (), stream, key_descent), burn_in)
+    begin = (walker, init_moments(mode, rank))
+    (walker, moments), _ = lax.scan(snapshot, begin, None, num_snapshots)
     rows = potential.curvature_batch(key_rows)
     energies = jnp.stack([energy(mode, rows), energy(walker[0], rows)])
     params = SWAGParams(
         mean=moments.mean,
-        variance=moments.sum_squares / settings.num_snapshots,
-        deviations=jnp.roll(moments.deviations, -(settings.num_snapshots % settings.rank), axis=0),
+        variance=moments.sum_squares / num_snapshots,
+        deviations=jnp.roll(moments.deviations, -(num_snapshots % rank), axis=0),
         learning_rate=rate,
     )
     return mode, params, energies

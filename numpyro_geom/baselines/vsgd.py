@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -206,7 +207,7 @@ class VSGD(SGKernel):
         facts = Facts(settling_steps=settling)
         rule = langevin_rule(settings)._replace(bias=None)
         if settings.schedule is None:
-            rule = rule._replace(propose=lambda *args: _propose(settings, *args))
+            rule = rule._replace(propose=partial(_propose, settings))
         return Algorithm(
             init=lambda position, rng_key: (),
             draw=repeat(_step(settings.metric, learns), settings, facts),
@@ -273,10 +274,7 @@ def _step(metric: GradientNoise, learns: bool) -> Step:
 def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:
     """The rate 2 tau D / tr C, for which SGD comes closest to the posterior.
 
-    Args:
-        noise: variances of g = grad Uhat / N, a pytree like the position.
-        num_data: N.
-        temperature: tau.
+    ``noise`` are variances of g = grad Uhat / N, a pytree like the position.
 
     >>> optimal_rate(jnp.array([1.0, 3.0]), 10, 1.0)
     Array(0.01, dtype=float32)

@@ -12,16 +12,16 @@ are each a few Jacobian-vector products.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._util import PyTree
 from ..target.minibatch import Batch
 
-PyTree = Any
 Flat = jax.Array
 
 HIGHEST = lax.Precision.HIGHEST
@@ -61,14 +61,7 @@ class Form(NamedTuple):
 
 
 def root_product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> jax.Array:
-    """K v, shape (rows of K,).
-
-    Args:
-        form: from `likelihood_form` or `prior_form`.
-        position: where.
-        vector: v, like the position.
-        batch: rows of the data, as a `numpyro_geom.target.potential.Potential` gives them.
-    """
+    """K v, shape (rows of K,), for a vector like the position."""
     eta, tangent, rest = jax.jvp(
         lambda x: form.features(x, batch), (position,), (vector,), has_aux=True
     )

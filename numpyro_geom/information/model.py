@@ -12,17 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
+from jax.extend.core import Literal
 from numpyro import handlers
 from numpyro.infer.util import _unconstrain_reparam
 
+from .._util import PyTree
 from ..target import minibatch
 from ..target.minibatch import Batch, Subsampling
-from .dependence import dependence
 from .form import Form, Structure
 from .prior import prior_root
 from .root import fisher_root
 
-PyTree = Any
+Sites = Callable[[PyTree, Batch], tuple[Mapping[str, dict], dict]]
+"""From an unconstrained position and rows: the trace of a model, and values of its latent sites."""
+_CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "remat", "checkpoint")
+"""Primitives that are calls of a function, into which `dependence` looks."""
 
 
 @jax.tree_util.register_static
@@ -34,36 +38,37 @@ class _Static:
     floating: tuple[bool, ...]
 
 
+def model_sites(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Sites:
+    """The sites of a model, ``param`` sites substituted, run on some of its rows."""
+
+    def sites(position: PyTree, batch: Batch) -> tuple[Mapping[str, dict], dict]:
+        values = minibatch.gather_local(plan, position, batch)
+        run = handlers.substitute(
+            minibatch.SubsamplePlates(model, batch, plan.sizes),
+            substitute_fn=partial(_unconstrain_reparam, values),
+        )
+        return handlers.trace(run).get_trace(*args, **kwargs), values
+
+    return sites
+
+
 def likelihood_form(
-    model: Callable,
-    plan: Subsampling,
-    args: tuple,
-    kwargs: dict,
-    *,
-    empirical: bool = False,
-    structure: Structure | None = None,
+    sites: Sites, *, empirical: bool = False, structure: Structure | None = None
 ) -> Form:
     """The Fisher information of a model's observed sites, on its unconstrained space.
 
-    Args:
-        model: a NumPyro model, ``param`` sites substituted.
-        plan: from `numpyro_geom.target.plates.read_subsampling`.
-        args: model arguments.
-        kwargs: model keyword arguments.
-        empirical: the outer products of the scores at the data in place of their expectations.
-            A comparison only: it is not the Fisher information.
-        structure: from `learn_structure`; None for one that saves nothing.
+    ``empirical`` takes the outer products of the scores at the data in place of their expectations:
+    a comparison only, it is not the Fisher information. Without a structure from `learn_structure`
+    no work is saved.
     """
-    if structure is None:
-        structure = Structure()
+    structure = Structure() if structure is None else structure
     if empirical:  # the score has no entries of its own for each leaf
         structure = structure._replace(diagonal=False)
 
     def features(position: PyTree, batch: Batch) -> tuple[list, PyTree]:
-        trace = trace_sites(model, plan, args, kwargs, position, batch)
-        sites = {name: site for name, site in trace.items() if has_information(site)}
-        others = {n: (_weight(s), s["value"] if empirical else ()) for n, s in sites.items()}
-        return _split({n: s["fn"] for n, s in sites.items()}, others, structure.constant)
+        found = {n: s for n, s in sites(position, batch)[0].items() if has_information(s)}
+        others = {n: (_weight(s), s["value"] if empirical else ()) for n, s in found.items()}
+        return _split({n: s["fn"] for n, s in found.items()}, others, structure.constant)
 
     def root(eta: list, tangent: list, rest: PyTree) -> jax.Array:
         fns, tangents, others = _merge(eta, tangent, rest, zeros=empirical)
@@ -80,22 +85,12 @@ def likelihood_form(
     return Form(features, root, structure)
 
 
-def learn_structure(
-    model: Callable, plan: Subsampling, args: tuple, kwargs: dict, position: PyTree
-) -> Structure:
-    """The `Structure` of a likelihood form, from a look at its program and at one set of values.
-
-    Args:
-        model: a NumPyro model.
-        plan: its plan.
-        args: model arguments, not traced.
-        kwargs: model keyword arguments.
-        position: any position, not traced.
-    """
-    form = likelihood_form(model, plan, args, kwargs)
+def learn_structure(sites: Sites, position: PyTree) -> Structure:
+    """The `Structure` of a likelihood form, from its program and one set of values, not traced."""
+    form = likelihood_form(sites)
     constant = tuple(not d for d in dependence(lambda x: form.features(x, {})[0], position))
     structure = Structure(constant)
-    form = likelihood_form(model, plan, args, kwargs, structure=structure)
+    form = likelihood_form(sites, structure=structure)
 
     def tangents(x: PyTree, v: PyTree) -> list:
         return jax.jvp(lambda y: form.features(y, {})[0], (x,), (v,))[1]
@@ -115,7 +110,39 @@ def learn_structure(
     return Structure(constant, diagonal, affine)
 
 
-def prior_form(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Form:
+def dependence(fn: Callable, *args: Any) -> list[frozenset[int]]:
+    """For each output leaf of ``fn(*args)`` the positions of the arguments that it may depend on.
+
+    An argument that is left out certainly has no influence; one that is named may have none.
+
+    ``args`` are pytrees of arrays, or of their shapes.
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    counts = [len(jax.tree.leaves(a)) for a in args]
+    inputs = [frozenset([i]) for i, n in enumerate(counts) for _ in range(n)]
+    return _reach(closed.jaxpr, inputs)
+
+
+def _reach(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def of(variable: Any) -> frozenset[int]:
+        if isinstance(variable, Literal):
+            return frozenset()
+        return known.get(variable, frozenset())
+
+    for equation in jaxpr.eqns:
+        given = [of(v) for v in equation.invars]
+        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+        if equation.primitive.name in _CALLS and inner is not None:
+            outputs = _reach(getattr(inner, "jaxpr", inner), given)
+        else:  # loops and branches too: everything may depend on everything
+            outputs = [frozenset().union(*given)] * len(equation.outvars)
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [of(v) for v in jaxpr.outvars]
+
+
+def prior_form(sites: Sites) -> Form:
     """The expected information of a model's priors, block by block; positive definite.
 
     Each latent site gives the expected negative Hessian of its log density in its own unconstrained
@@ -124,11 +151,10 @@ def prior_form(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) ->
     """
 
     def features(position: PyTree, batch: Batch) -> tuple[list, PyTree]:
-        trace = trace_sites(model, plan, args, kwargs, position, batch)
-        values = minibatch.gather_local(plan, position, batch)
-        sites = {n: s for n, s in trace.items() if s["type"] == "sample" and n in values}
-        tree = {name: (site["fn"], values[name]) for name, site in sites.items()}
-        return _split(tree, {name: _weight(site) for name, site in sites.items()})
+        trace, values = sites(position, batch)
+        latent = {n: s for n, s in trace.items() if s["type"] == "sample" and n in values}
+        tree = {name: (site["fn"], values[name]) for name, site in latent.items()}
+        return _split(tree, {name: _weight(site) for name, site in latent.items()})
 
     def root(eta: list, tangent: list, rest: PyTree) -> jax.Array:
         trees, tangents, weights = _merge(eta, tangent, rest)
@@ -143,38 +169,21 @@ def prior_form(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) ->
     return Form(features, root)
 
 
-def prior_energy_fn(
-    model: Callable, plan: Subsampling, args: tuple, kwargs: dict
-) -> Callable[[PyTree, Batch], jax.Array]:
+def prior_energy(sites: Sites, position: PyTree, batch: Batch) -> jax.Array:
     """The part of the energy that `likelihood_form` leaves out.
 
     That is minus the log density of the latent sites, with the log-Jacobians of their transforms,
     and of ``numpyro.factor`` sites, which have no distribution to take a Fisher information of.
     """
-
-    def energy(position: PyTree, batch: Batch) -> jax.Array:
-        total = jnp.zeros(())
-        for site in trace_sites(model, plan, args, kwargs, position, batch).values():
-            if site["type"] != "sample" or has_information(site):
-                continue
-            log_prob = site["fn"].log_prob(site["value"])
-            if site["scale"] is not None:
-                log_prob = site["scale"] * log_prob
-            total = total - jnp.sum(log_prob)
-        return total
-
-    return energy
-
-
-def trace_sites(
-    model: Callable, plan: Subsampling, args: tuple, kwargs: dict, position: PyTree, batch: Batch
-) -> Mapping[str, dict]:
-    """The sites of a model run at an unconstrained position on some of its rows."""
-    run = handlers.substitute(
-        minibatch.SubsamplePlates(model, batch, plan.sizes),
-        substitute_fn=partial(_unconstrain_reparam, minibatch.gather_local(plan, position, batch)),
-    )
-    return handlers.trace(run).get_trace(*args, **kwargs)
+    total = jnp.zeros(())
+    for site in sites(position, batch)[0].values():
+        if site["type"] != "sample" or has_information(site):
+            continue
+        log_prob = site["fn"].log_prob(site["value"])
+        if site["scale"] is not None:
+            log_prob = site["scale"] * log_prob
+        total = total - jnp.sum(log_prob)
+    return total
 
 
 def has_information(site: Mapping[str, Any]) -> bool:
@@ -200,7 +209,8 @@ def _weighted(w: jax.Array, weight: jax.Array) -> jax.Array:
     return (w * root[..., None] if jnp.ndim(root) else w * root).reshape(-1)
 
 
-def _is_float(x: Any) -> bool:
+def is_float(x: Any) -> bool:
+    """Whether it is an array or number of floating point."""
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
@@ -208,7 +218,7 @@ def _split(tree: PyTree, others: PyTree, constant: tuple[bool, ...] = ()) -> tup
     """Floating point leaves that may vary, and the rest from which `_merge` rebuilds the tree."""
     leaves, treedef = jax.tree.flatten(tree)
     fixed_ones = iter(constant)
-    floating = tuple(_is_float(x) and not next(fixed_ones, False) for x in leaves)
+    floating = tuple(is_float(x) and not next(fixed_ones, False) for x in leaves)
     eta = [jnp.asarray(x) for x, yes in zip(leaves, floating, strict=True) if yes]
     fixed = [x for x, yes in zip(leaves, floating, strict=True) if not yes]
     return eta, (fixed, others, _Static(treedef, floating))
@@ -232,7 +242,7 @@ def _merge(
         )
 
     def still(x: Any) -> Any:
-        if not _is_float(x):
+        if not is_float(x):
             return np.zeros(jnp.shape(x), jax.dtypes.float0)
         return jnp.zeros_like(x) if zeros else None
 

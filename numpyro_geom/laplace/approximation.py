@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ..information.model import learn_structure
+from ..information.form import Flat
+from ..information.model import learn_structure, model_sites
 from .metrics import RiemannianMetric, fisher_metric
 from .quadratic import Quadratic, expected_prior, fisher_form, hessian_prior, softabs_prior
 from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
-
-Flat = jax.Array
 
 
 class AtMode(NamedTuple):
@@ -50,17 +49,12 @@ def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Ta
 
 
 def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Posterior:
-    """The posterior with its structure, from a look at its program and at some values.
-
-    Args:
-        settings: of the guide.
-        posterior: with concrete data.
-        start: a position, shape (D,).
-    """
+    """The posterior, of concrete data, with its structure: from its program and some values."""
     if not settings.uses_fisher(posterior.size):
         return posterior
     model, plan, args, kwargs, *_ = posterior
-    structure = learn_structure(model, plan, args, kwargs, posterior.unravel(start))
+    sites = model_sites(model, plan, args, kwargs)
+    structure = learn_structure(sites, posterior.unravel(start))
     target = make_target(posterior._replace(structure=structure))
     if target.num_outputs == 0 and settings.needs_outputs:
         raise ValueError(
@@ -146,7 +140,7 @@ def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.
 
 def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMode:
     """See `AtMode`."""
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     slope = jax.grad(objective(settings, target))(loc)
     prior = _prior_bend(settings, target, loc)
     if not _forms_precision(settings, target):

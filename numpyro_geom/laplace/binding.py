@@ -15,33 +15,25 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
+from .._util import is_traced
 from ..bound import on_device
-from ..information.form import Structure
+from ..information.form import Flat, Structure
 from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
 from . import sampling
-from .approximation import at_mode, half_log_det, learn, targets
+from .approximation import at_mode, half_log_det, learn
 from .checks import check_precision
 from .draws import Data
 from .geodesic import Geodesic
 from .settings import LaplaceSettings
-from .target import Posterior
-
-Flat = jax.Array
+from .target import Posterior, make_target
 
 SUMMARY_DRAWS = 2000
 """Draws behind `median` and `quantiles`."""
 
 
 class BoundGuide(AutoContinuous):
-    """A guide without a distribution in closed form, which runs functions of a `Posterior`.
-
-    Args:
-        model: a NumPyro model.
-        settings: of the approximation.
-        prefix: of the guide's parameters.
-        init_loc_fn: NumPyro's strategy for where the search for a mode starts.
-    """
+    """A guide without a distribution in closed form, which runs functions of a `Posterior`."""
 
     prototype_trace: Any
 
@@ -72,7 +64,7 @@ class BoundGuide(AutoContinuous):
             )
         super()._setup_prototype(*args, **kwargs)
         self._data, self._learned = None, {}
-        if any(map(is_traced, jax.tree.leaves((args, kwargs, self._init_latent)))):
+        if is_traced((args, kwargs, self._init_latent)):
             return
         self._data = Data.of(args, kwargs)
         with handlers.block(), jax.ensure_compile_time_eval():
@@ -85,7 +77,7 @@ class BoundGuide(AutoContinuous):
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         latent, log_density = loc, jnp.zeros(())
         if numpyro.get_mask() is False:  # Predictive asks for draws
-            params = self._fixed_params() | {f"{self.prefix}_loc": loc}
+            params = {f"{self.prefix}_loc": loc}
             key = numpyro.prng_key()[None]
             with handlers.block():
                 geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
@@ -93,7 +85,7 @@ class BoundGuide(AutoContinuous):
         elif self.settings.mode == "hausdorff":
             with handlers.block():
                 posterior = self._posterior({}, *on_device(args, kwargs))
-                target, _ = targets(self.settings, posterior)
+                target = make_target(posterior)
                 log_density = half_log_det(self.settings, target, loc)
         return numpyro.sample(
             f"_{self.prefix}_latent",
@@ -106,11 +98,7 @@ class BoundGuide(AutoContinuous):
             "a RiemannianLaplace guide has no distribution in closed form: use `sample_posterior`"
         )
 
-    def get_transform(self, params: dict) -> Any:
-        """There is none in closed form."""
-        return self._get_posterior()
-
-    def get_posterior(self, params: dict) -> Any:
+    def get_base_dist(self) -> Any:
         """There is none in closed form."""
         return self._get_posterior()
 
@@ -240,7 +228,7 @@ class BoundGuide(AutoContinuous):
                 return fn(self.settings, posterior, loc, *inputs, **static)
 
             self._programs[key] = jax.jit(program)
-        return self._programs[key](data.arrays, params, *inputs)
+        return self._programs[key](data.arrays, self._fixed_params() | dict(params), *inputs)
 
     def _geodesics(
         self,
@@ -271,11 +259,6 @@ class BoundGuide(AutoContinuous):
             return self._run(sampling.follow, data, params, *inputs, log_weight=log_weight)
 
         return sampling.draw_in_chunks(gaussian, follow, keys, chunk, progress_bar=progress_bar)
-
-
-def is_traced(x: Any) -> bool:
-    """Whether an array is known by its shape alone."""
-    return isinstance(x, jax.core.Tracer)
 
 
 def _needs_nothing(model: Callable) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..diagnostics.sampling_warning import SamplingWarning
+from ..diagnostics.sampling_warning import warn_outside
 from .approximation import AtMode
 from .draws import FitReport
 from .geodesic import Geodesic
-from .mode import Runs
 from .settings import LaplaceSettings
 
 CONVERGED = 1e-4
@@ -22,14 +20,13 @@ ILL_CONDITIONED = 1e6
 """Condition number of P above which float32 is not enough."""
 
 
-def best_run(runs: Runs) -> tuple[int, tuple[str, ...]]:
-    """The finite run with the lowest objective, and what became of all.
+def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple[str, ...]]:
+    """The finite run with the lowest objective value, and what became of all.
 
     Raises:
         RuntimeError: where no run is finite.
     """
-    values = np.asarray(runs.objective)
-    finite = np.isfinite(values) & np.isfinite(np.asarray(runs.gradient_norm))
+    finite = np.isfinite(values) & np.isfinite(gradient_norms)
     if not finite.any():
         raise RuntimeError(
             f"the search for a mode ended at finite values in none of {len(values)} runs "
@@ -68,12 +65,10 @@ def check_precision(
             "`num_starts`"
         )
     if loc.dtype == np.float32 and largest > ILL_CONDITIONED * smallest:
-        warnings.warn(
+        warn_outside(
             f"the precision has condition number {largest / smallest:.2g}, and float32 carries "
             f"{ILL_CONDITIONED:g}: expect many rejected steps and inexact draws. Use float64 "
             "(numpyro.enable_x64()) or standardise the inputs",
-            SamplingWarning,
-            stacklevel=3,
         )
 
 
@@ -82,13 +77,11 @@ def warn_unless_converged(report: FitReport) -> None:
     if report.distance**2 < CONVERGED:
         return
     best = report.status.index("best")
-    warnings.warn(
+    warn_outside(
         f"the search for a mode has not converged: the best of {len(report.status)} runs is "
         f"{report.distance:.2g} posterior standard deviations from the mode (root mean square; "
         f"expected below {CONVERGED**0.5:g}), |gradient| {report.gradient_norm[best]:.3g}. Raise "
         "`max_steps` or `num_starts`, or use float64 (numpyro.enable_x64())",
-        SamplingWarning,
-        stacklevel=3,
     )
 
 
@@ -100,10 +93,8 @@ def warn_of_failures(settings: LaplaceSettings, geodesics: Geodesic) -> None:
     why = f"no end within max_steps={settings.max_steps}, or not finite"
     if settings.metric == "monge-log":
         why += ", or a logarithmic map that did not converge"
-    warnings.warn(
+    warn_outside(
         f"{failed} of {geodesics.success.shape[0]} geodesics failed: {why}. These draws are where "
         "the solver stopped, and `draw(...).success` tells which; leaving them out biases the "
         "rest. Raise max_steps, loosen rtol, standardise the inputs, or use metric='fisher'",
-        SamplingWarning,
-        stacklevel=3,
     )

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from ..bound import on_device
-from .geodesic import Geodesic
 
 
 class FitReport(NamedTuple):
@@ -105,27 +104,6 @@ class Data(NamedTuple):
         treedef, others, is_array = self.rest
         shapes = tuple((x.shape, str(x.dtype)) for x in self.arrays)
         return str(treedef), tuple(repr(x) for x in others), is_array, shapes
-
-
-def account_of(
-    shape: tuple[int, ...], samples: dict, geodesics: Geodesic, weights: jax.Array | None
-) -> dict[str, Any]:
-    """What `LaplaceDraws` tells of draws, leading dimensions as asked for."""
-
-    def shaped(x: jax.Array) -> jax.Array:
-        return x.reshape(*shape, *x.shape[1:])
-
-    known = weights is not None and not isinstance(weights, jax.core.Tracer)
-    found = {
-        "samples": samples,
-        "unconstrained": geodesics.position,
-        "success": geodesics.success,
-        "num_evaluations": geodesics.num_evaluations,
-        "log_weight": weights,
-    }
-    return jax.tree.map(shaped, found) | {
-        "pareto_k": pareto_shape(np.asarray(weights)) if known else None
-    }
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:

@@ -9,7 +9,8 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-Flat = jax.Array
+from ..information.form import Flat
+
 Acceleration = Callable[[Flat, Flat], Flat]
 
 EVALUATIONS_PER_STEP = 6

@@ -16,10 +16,11 @@ from jax import random
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_flag, check_int
+from .._util import is_traced
 from .approximation import at_mode
-from .binding import BoundGuide, is_traced
+from .binding import BoundGuide
 from .checks import best_run, check_precision, warn_of_failures, warn_unless_converged
-from .draws import Data, FitReport, LaplaceDraws, account_of
+from .draws import Data, FitReport, LaplaceDraws, pareto_shape
 from .metrics import RiemannianMetric
 from .mode import find_modes
 from .predictive import Predictions, predict
@@ -186,11 +187,11 @@ class RiemannianLaplace(BoundGuide):
         max_steps = check_int("max_steps", max_steps, least=0)
         starts = self._starts(rng_key, num_starts, init_params, args, kwargs)
         data, params = self._captured(), self._fixed_params()
-        runs = self._run(find_modes, data, params, starts, max_steps=max_steps)
-        best, status = best_run(runs)
-        params[f"{self.prefix}_loc"] = loc = runs.position[best]
+        positions, *account = self._run(find_modes, data, params, starts, max_steps=max_steps)
+        values, norms, steps = map(np.asarray, account)
+        best, status = best_run(values, norms)
+        params[f"{self.prefix}_loc"] = loc = positions[best]
         at = self._run(at_mode, data, params)
-        values, norms, steps = map(np.asarray, runs[1:])
         self.report = FitReport(values, norms, steps, status, float(at.distance))
         check_precision(self.settings, at, self._unpack_latent, loc)
         warn_unless_converged(self.report)
@@ -229,19 +230,28 @@ class RiemannianLaplace(BoundGuide):
             chunk_size = check_int("chunk_size", chunk_size)
         count = int(np.prod(shape))
         keys = random.split(rng_key, count) if shape else rng_key[None]
-        values = self._fixed_params() | dict(params)
         begin = time.perf_counter()
         geodesics, weights = self._geodesics(
-            keys, values, data, log_weight, chunk_size, progress_bar
+            keys, params, data, log_weight, chunk_size, progress_bar
         )
-        samples = self._run(constrain, data, values, geodesics.position)
+        samples = self._run(constrain, data, params, geodesics.position)
         geodesics = jax.block_until_ready(geodesics)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         if not is_traced(geodesics.position):
             warn_of_failures(self.settings, geodesics)
         args, kwargs = data.build(data.arrays)
+        position, success, num_evaluations, weights, samples = jax.tree.map(
+            lambda x: x.reshape(*shape, *x.shape[1:]),
+            (*geodesics, weights if log_weight else None, samples),
+        )
+        known = log_weight and not is_traced(weights)
         return LaplaceDraws(
-            **account_of(shape, samples, geodesics, weights if log_weight else None),
+            samples=samples,
+            unconstrained=position,
+            success=success,
+            num_evaluations=num_evaluations,
+            log_weight=weights,
+            pareto_k=pareto_shape(np.asarray(weights)) if known else None,
             seconds=seconds,
             model=self._posterior(params, args, kwargs).model,
             args=args,
@@ -282,6 +292,5 @@ class RiemannianLaplace(BoundGuide):
         check_flag("linearized", linearized)
         key_draw, key_sites = random.split(rng_key)
         draws = self.draw(key_draw, params, sample_shape=(num_samples,)).unconstrained
-        values = self._fixed_params() | dict(params)
         data = Data.of(args, kwargs)
-        return self._run(predict, data, values, key_sites, draws, linearized=linearized)
+        return self._run(predict, data, params, key_sites, draws, linearized=linearized)

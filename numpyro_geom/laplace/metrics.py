@@ -12,13 +12,10 @@ from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
 from .._linalg import conjugate_gradients, wait_for
-from ..information.form import root_matrix
+from ..information.form import HIGHEST, Flat, root_matrix
 from ..warmup.lanczos import extreme_eigenvalues
-from .quadratic import Quadratic, dense_form, fisher_form
-from .target import Target, perturbation
-
-Flat = jax.Array
-HIGHEST = lax.Precision.HIGHEST
+from .quadratic import Quadratic, dense_form, fisher_form, information
+from .target import Target
 
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
@@ -52,12 +49,8 @@ def fisher_metric(
 ) -> RiemannianMetric:
     """G = K'K + Q: Fisher information of the observed sites K'K, and a prior part Q.
 
-    Args:
-        target: the posterior.
-        prior: its prior part.
-        solver: ``"cholesky"``, ``"woodbury"`` or ``"cg"``.
-        mode: where the preconditioner of ``"cg"`` is made.
-        tolerance: of ``"cg"``, see `conjugate_gradients`.
+    Only the solver ``"cg"`` needs a mode, where its preconditioner is made, and a tolerance, see
+    `conjugate_gradients`.
     """
     whole = fisher_form(target, prior)
 
@@ -107,11 +100,9 @@ def _preconditioner(
     The one with the smaller condition number there. Not a factor of G: that of a network turns so
     fast along a geodesic that the mode's is worse than none.
     """
-
-    def squares(key: jax.Array) -> Flat:
-        return perturbation(target, target.form, mode, key, target.sum_rows) ** 2
-
-    own = jnp.mean(lax.map(squares, random.split(random.key(0), DIAGONAL_PROBES)), 0)
+    draw = information(target, target.form, target.sum_rows).perturb
+    keys = random.split(random.key(0), DIAGONAL_PROBES)
+    own = jnp.mean(lax.map(lambda key: draw(mode, key) ** 2, keys), 0)
     if prior.diagonal is None:
         rest = jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0)
         inverse = 1 / (own + rest + 1e-30)

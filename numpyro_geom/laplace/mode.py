@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .approximation import objective, targets
+from ..information.form import Flat
+from .approximation import objective
 from .settings import LaplaceSettings
-from .target import Posterior
-
-Flat = jax.Array
+from .target import Posterior, make_target
 
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
@@ -23,52 +21,27 @@ HALVINGS = 30
 STALLED_STEPS = 5
 
 
-class Runs(NamedTuple):
-    """Ends of several runs of a search, along a leading axis.
-
-    Attributes:
-        position: where a run ended, shape (num_starts, D).
-        objective: its value there, in nats.
-        gradient_norm: Euclidean norm of the gradient there.
-        num_steps: L-BFGS and Newton steps together.
-    """
-
-    position: Flat
-    objective: jax.Array
-    gradient_norm: jax.Array
-    num_steps: jax.Array
-
-
 def find_modes(
     settings: LaplaceSettings, posterior: Posterior, loc: None, starts: Flat, *, max_steps: int
-) -> Runs:
-    """Search from each start for what ``settings.mode`` asks for."""
-    target, _ = targets(settings, posterior)
-    newton = settings.mode == "euclidean" and target.size <= NEWTON_LIMIT
-    return search(objective(settings, target), starts, max_steps, newton=newton)
+) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
+    """Minimise from each start, shape (num_starts, D), by L-BFGS (optax), and then Newton steps.
 
-
-def search(
-    objective: Callable[[Flat], jax.Array], starts: Flat, max_steps: int, *, newton: bool
-) -> Runs:
-    """Minimise from each start by L-BFGS (optax), and then by Newton steps.
-
-    Args:
-        objective: of one flat position.
-        starts: shape (num_starts, D).
-        max_steps: L-BFGS steps of a run at most; 0 leaves the starts as they are.
-        newton: whether Newton steps follow.
+    With ``max_steps=0`` the starts are left as they are. Returned are, for each run, the position
+    where it ended, the objective's value there in nats, the norm of its gradient, and the number of
+    steps of both kinds.
     """
+    target = make_target(posterior)
+    energy = objective(settings, target)
 
-    def run(start: Flat) -> Runs:
-        position, steps = (start, jnp.zeros((), jnp.int32))
+    def run(start: Flat) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
+        position, steps = start, jnp.zeros((), jnp.int32)
         if max_steps > 0:
-            position, steps = _lbfgs(objective, start, max_steps)
-            if newton:
-                position, more = _newton(objective, position)
+            position, steps = _lbfgs(energy, start, max_steps)
+            if settings.mode == "euclidean" and target.size <= NEWTON_LIMIT:
+                position, more = _newton(energy, position)
                 steps = steps + more
-        value, gradient = jax.value_and_grad(objective)(position)
-        return Runs(position, value, jnp.linalg.norm(gradient), steps)
+        value, gradient = jax.value_and_grad(energy)(position)
+        return position, value, jnp.linalg.norm(gradient), steps
 
     return lax.map(run, starts)
 
@@ -97,14 +70,8 @@ def _lbfgs(
         position = jnp.where(finite, moved, position)
         return position, state, steps + 1, jnp.where(still, stalled + 1, 0), after
 
-    value = objective(start)
-    carry = (
-        start,
-        optimiser.init(start),
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), jnp.int32),
-        value,
-    )
+    zero = jnp.zeros((), jnp.int32)
+    carry = (start, optimiser.init(start), zero, zero, objective(start))
     position, _, steps, _, _ = lax.while_loop(proceed, step, carry)
     return position, steps
 

@@ -12,13 +12,11 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import _unconstrain_reparam
 
-from ..information.model import is_unit
+from ..information.form import Flat
+from ..information.model import is_float, is_unit
 from ..target.minibatch import SubsamplePlates
 from .settings import LaplaceSettings
 from .target import Posterior
-
-PyTree = Any
-Flat = jax.Array
 
 DRAWS_AT_ONCE = 32
 
@@ -47,14 +45,7 @@ def predict(
 ) -> Predictions:
     """Distributions of the observed sites at each draw, sampled and evaluated.
 
-    Args:
-        settings: of the guide.
-        posterior: the model with the new rows.
-        loc: the mode, shape (D,).
-        rng_key: of what is sampled.
-        draws: flat unconstrained positions, shape (num_draws, D).
-        linearized: whether the parameters of the distributions, on their own unconstrained space,
-            are replaced by their first-order expansion in the position around the mode.
+    ``draws`` are flat positions, shape (num_draws, D). See `RiemannianLaplace.predictive`.
     """
     model, _, args, kwargs, unravel, *_ = posterior
 
@@ -100,40 +91,30 @@ def predict(
     return lax.map(one, (keys, draws), batch_size=DRAWS_AT_ONCE)
 
 
-def _supports(fn: Any) -> list:
-    """Constraint of each leaf of a distribution; None for leaves that are not parameters."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    named = [(getattr(fn, name, None), c) for name, c in fn.arg_constraints.items()]
-    return [next((c for x, c in named if x is leaf), None) for leaf in jax.tree.leaves(fn)]
-
-
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+def _parameters(fn: Any) -> list[tuple[Any, Any]]:
+    """Floating point leaves of a distribution, and of parameters the bijection to their support."""
+    inner = fn
+    while hasattr(inner, "base_dist"):
+        inner = inner.base_dist
+    named = [(getattr(inner, name, None), c) for name, c in inner.arg_constraints.items()]
+    supports = [
+        (leaf, next((c for x, c in named if x is leaf), None))
+        for leaf in jax.tree.leaves(fn)
+        if is_float(leaf)
+    ]
+    return [(x, None if support is None else _bijection(fn, support)) for x, support in supports]
 
 
 def _to_free(fn: Any) -> list:
     """Floating point leaves of a distribution where any value is allowed."""
-    pairs = zip(jax.tree.leaves(fn), _supports(fn), strict=True)
-    return [
-        x if support is None else _bijection(fn, support).inv(x)
-        for x, support in pairs
-        if _is_float(x)
-    ]
+    return [x if bijection is None else bijection.inv(x) for x, bijection in _parameters(fn)]
 
 
 def _from_free(fn: Any, free: list) -> Any:
     """The distribution with these leaves in place of its own."""
-    leaves, treedef = jax.tree.flatten(fn)
-    values = iter(free)
-
-    def moved(x: Any, support: Any) -> Any:
-        if not _is_float(x):
-            return x
-        return next(values) if support is None else _bijection(fn, support)(next(values))
-
-    pairs = zip(leaves, _supports(fn), strict=True)
-    return jax.tree.unflatten(treedef, [moved(x, support) for x, support in pairs])
+    pairs = zip(_parameters(fn), free, strict=True)
+    moved = iter([x if bijection is None else bijection(x) for (_, bijection), x in pairs])
+    return jax.tree.map(lambda x: next(moved) if is_float(x) else x, fn)
 
 
 def _bijection(fn: Any, support: Any) -> Any:

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 
 from ..information import form as forms
-from .target import Target, perturbation
-
-Flat = jax.Array
-HIGHEST = lax.Precision.HIGHEST
+from ..information.form import HIGHEST, Flat
+from ..target.minibatch import Batch
+from .target import Target
 
 
 class Quadratic(NamedTuple):
@@ -36,11 +35,22 @@ class Quadratic(NamedTuple):
 
 def information(target: Target, form: forms.Form, total: Callable) -> Quadratic:
     """Q = K'K of a form, summed over rows by ``total``."""
+
+    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
+        def part(rows: Batch) -> Flat:
+            key = rng_key
+            for index in rows.values():
+                key = random.fold_in(key, index[0])
+            noise = random.normal(key, (forms.num_rows(form, theta, rows),), theta.dtype)
+            return forms.root_transpose(form, theta, rows)(noise) / target.share(rows) ** 0.5
+
+        return total(part)
+
     return Quadratic(
         product=lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows)),
         force=lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows)),
         dense=lambda theta: total(lambda rows: forms.gram(form, theta, rows)),
-        perturb=lambda theta, key: perturbation(target, form, theta, key, total),
+        perturb=perturb,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro.infer.util import constrain_fn
 from tqdm import tqdm
 
+from ..information.form import HIGHEST, Flat
 from ..target.minibatch import SubsamplePlates
 from ..target.potential import CHUNK_ROWS
 from .approximation import AtMode, choose_solver, fisher_metric_of, fisher_of, targets
@@ -20,30 +21,11 @@ from .geodesic import Geodesic, exponential_map
 from .log_map import log_map, shoot
 from .metrics import RiemannianMetric, dense_metric, monge_acceleration
 from .settings import LaplaceSettings, check_dense
-from .target import Posterior, Target
-
-Flat = jax.Array
-HIGHEST = lax.Precision.HIGHEST
+from .target import Posterior, Target, make_target
 
 CHUNK_ENTRIES = 2**23
 """Floating point numbers of the draws that are solved together, about."""
 MOST_AT_ONCE = 1024
-
-
-class Start(NamedTuple):
-    """How a geodesic starts.
-
-    Attributes:
-        velocity: v.
-        found: whether the logarithmic map converged, where there is one.
-        square: s'Ps of the Gaussian draw s behind v.
-        volume: log |det dv/ds|.
-    """
-
-    velocity: Flat
-    found: jax.Array
-    square: jax.Array
-    volume: jax.Array
 
 
 def draw(
@@ -76,12 +58,8 @@ def draw_in_chunks(
 ) -> tuple[Geodesic, jax.Array]:
     """A draw for each key, chunk by chunk, from compiled functions of one chunk each.
 
-    Args:
-        gaussian: see there, of the keys.
-        follow: see there, of draws and squares.
-        keys: shape (n,).
-        chunk: draws at once.
-        progress_bar: whether to show one on work of more than five seconds.
+    They are `gaussian` of the keys and `follow` of draws and squares. A progress bar is shown on
+    work of more than five seconds.
     """
     count = keys.shape[0]
     pieces = [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]  # equal shapes
@@ -99,7 +77,7 @@ def draw_in_chunks(
 
 def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
     """Draws whose numbers fit in a bounded memory together."""
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     rows = target.num_outputs
     if settings.batch_size is not None or posterior.plan.batch_sizes:
         rows = min(rows, CHUNK_ROWS)
@@ -125,7 +103,7 @@ def gaussian(
 
         return jax.vmap(from_factor)(keys)
 
-    target, _ = targets(settings, posterior)
+    target = make_target(posterior)
     metric, solve = fisher_of(settings, target), fisher_metric_of(settings, target, loc).solver(loc)
 
     def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
@@ -145,12 +123,29 @@ def follow(
     *,
     log_weight: bool,
 ) -> tuple[Geodesic, jax.Array]:
-    """Where the geodesics of Gaussian draws end, and the logs of their weights; see `draw_one`."""
+    """Where the geodesics of Gaussian draws end, and the logs of their importance weights.
+
+    A weight is, up to a constant, -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus
+    infinity for a geodesic that failed; 0 unless asked for.
+    """
     target, own = targets(settings, posterior)
     end = end_fn(settings, target, own, loc)
+    if log_weight:
+        check_dense(target.size, "log_weight=True", "log_weight=False")
 
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
-        return draw_one(target, start_of(settings, at, draw, square), end, log_weight=log_weight)
+        velocity, found, start_volume = _start(settings, at, draw)
+        if not log_weight:
+            geodesic = end(velocity)
+            success = geodesic.success & found
+            return geodesic._replace(success=success), jnp.zeros((), draw.dtype)
+        # the geodesic after the volume of the start: no two calls of LAPACK at a time
+        known = jnp.isfinite(start_volume)
+        geodesic, volume = _with_log_volume(end, jnp.where(known, velocity, 0.0))
+        success = geodesic.success & known & found
+        weight = -target.energy(geodesic.position) + square / 2 + start_volume + volume
+        weight = jnp.where(success & jnp.isfinite(weight), weight, -jnp.inf)
+        return geodesic._replace(success=success), weight
 
     return jax.vmap(one)(draws, squares)
 
@@ -165,10 +160,10 @@ def constrain(settings: LaplaceSettings, posterior: Posterior, loc: Flat, flat: 
     return lax.map(one, flat, batch_size=32)
 
 
-def start_of(settings: LaplaceSettings, at: AtMode, draw: Flat, square: jax.Array) -> Start:
-    """The geodesic's start that belongs to a Gaussian draw; see `gaussian`."""
+def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any, jax.Array]:
+    """For a Gaussian draw s the velocity v, whether it was found, and log |det dv/ds|."""
     if settings.metric != "monge-log":
-        return Start(draw, jnp.ones((), bool), square, jnp.zeros((), draw.dtype))
+        return draw, jnp.ones((), bool), jnp.zeros((), draw.dtype)
     precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
     velocity, found = log_map(precision, draw, settings.alpha2)
 
@@ -176,20 +171,13 @@ def start_of(settings: LaplaceSettings, at: AtMode, draw: Flat, square: jax.Arra
         position = shoot(precision, v, settings.alpha2)
         return Geodesic(position, found, jnp.zeros((), jnp.int32))
 
-    return Start(velocity, found, square, -with_log_volume(end, velocity)[1])
+    return velocity, found, -_with_log_volume(end, velocity)[1]
 
 
 def end_fn(
     settings: LaplaceSettings, target: Target, own: Target, loc: Flat
 ) -> Callable[[Flat], Geodesic]:
-    """``velocity -> Geodesic``.
-
-    Args:
-        settings: of the guide.
-        target: the posterior.
-        own: the same, with the form of the metric of the draws.
-        loc: where geodesics start.
-    """
+    """``velocity -> Geodesic`` from ``loc``; ``own`` is the target with the metric of the draws."""
     if settings.metric == "euclidean":
         return lambda v: Geodesic(loc + v, jnp.all(jnp.isfinite(v)), jnp.zeros((), jnp.int32))
     acceleration = acceleration_fn(settings, target, own, loc)
@@ -204,7 +192,7 @@ def end_fn(
 def acceleration_fn(
     settings: LaplaceSettings, target: Target, own: Target, loc: Flat
 ) -> Callable[[Flat, Flat], Flat]:
-    """``(position, velocity) -> theta''``; arguments are those of `end_fn`."""
+    """``(position, velocity) -> theta''``."""
     metric = settings.metric
     if metric in ("monge", "monge-log"):
         return monge_acceleration(target.energy, settings.alpha2)
@@ -216,32 +204,7 @@ def acceleration_fn(
     return fisher_metric_of(settings, own, loc).acceleration
 
 
-def draw_one(
-    target: Target, start: Start, end: Callable[[Flat], Geodesic], *, log_weight: bool
-) -> tuple[Geodesic, jax.Array]:
-    """A draw, and the log of its importance weight up to a constant (0 unless asked for).
-
-    The weight is -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus infinity for a
-    geodesic that failed.
-    """
-    if not log_weight:
-        geodesic = end(start.velocity)
-        volume = jnp.zeros((), start.velocity.dtype)
-    else:
-        check_dense(target.size, "log_weight=True", "log_weight=False")
-        # the geodesic after the volume of the start: no two calls of LAPACK at a time
-        known = jnp.isfinite(start.volume)
-        geodesic, volume = with_log_volume(end, jnp.where(known, start.velocity, 0.0))
-        geodesic = geodesic._replace(success=geodesic.success & known)
-    geodesic = geodesic._replace(success=geodesic.success & start.found)
-    if not log_weight:
-        return geodesic, volume
-    weight = -target.energy(geodesic.position) + start.square / 2 + start.volume + volume
-    usable = geodesic.success & jnp.isfinite(weight)
-    return geodesic, jnp.where(usable, weight, -jnp.inf)
-
-
-def with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
+def _with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
     """A geodesic and log |det d position / dx|, by derivatives along all directions."""
 
     def along(u: Flat) -> tuple[Geodesic, Flat]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
-from ..information.form import Form, Structure, num_rows, root_transpose
-from ..information.model import likelihood_form, prior_energy_fn, prior_form
+from .._util import PyTree
+from ..information.form import Flat, Form, Structure, num_rows
+from ..information.model import likelihood_form, model_sites, prior_energy, prior_form
 from ..target.minibatch import Batch, Subsampling
 from ..target.potential import model_potential
-
-PyTree = Any
-Flat = jax.Array
 
 
 class Posterior(NamedTuple):
@@ -76,28 +73,23 @@ class Target(NamedTuple):
 
 
 def make_target(posterior: Posterior, *, empirical: bool = False) -> Target:
-    """Energy, prior and Fisher form of a posterior.
-
-    Args:
-        posterior: the model with its data.
-        empirical: whether the form is that of the empirical Fisher matrix.
-    """
+    """Energy, prior and Fisher form of a posterior, or that of the empirical Fisher matrix."""
     model, plan, args, kwargs, unravel, size, structure, diagonal_prior = posterior
     potential = model_potential(model, plan, args, kwargs)
     sum_rows = potential.on_all_rows
     assert sum_rows is not None
-    form = likelihood_form(model, plan, args, kwargs, empirical=empirical, structure=structure)
+    sites = model_sites(model, plan, args, kwargs)
+    form = likelihood_form(sites, empirical=empirical, structure=structure)
     form = _on_flat(form, unravel)
-    prior_energy = prior_energy_fn(model, plan, args, kwargs)
     by_rows = bool(plan.local_axes) or any(s.factor and s.plates for s in plan.sites)
     position = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
     return Target(
         size=size,
         unravel=unravel,
         energy=lambda flat: sum_rows(lambda rows: potential.energy(unravel(flat), rows)),
-        prior_energy=lambda flat, rows: prior_energy(unravel(flat), rows),
+        prior_energy=lambda flat, rows: prior_energy(sites, unravel(flat), rows),
         form=form,
-        expected=_on_flat(prior_form(model, plan, args, kwargs), unravel),
+        expected=_on_flat(prior_form(sites), unravel),
         sum_rows=sum_rows,
         sum_prior=sum_rows if by_rows else lambda fn: fn({}),
         share=lambda rows: float(np.prod([r.shape[0] / plan.sizes[p] for p, r in rows.items()])),
@@ -108,18 +100,3 @@ def make_target(posterior: Posterior, *, empirical: bool = False) -> Target:
 
 def _on_flat(form: Form, unravel: Callable) -> Form:
     return form._replace(features=lambda flat, rows: form.features(unravel(flat), rows))
-
-
-def perturbation(
-    target: Target, form: Form, flat: Flat, rng_key: jax.Array, total: Callable
-) -> Flat:
-    """A draw from N(0, K' K): the sum over all rows of K' e with e standard normal."""
-
-    def part(rows: Batch) -> Flat:
-        key = rng_key
-        for index in rows.values():
-            key = random.fold_in(key, index[0])
-        noise = random.normal(key, (num_rows(form, flat, rows),), flat.dtype)
-        return root_transpose(form, flat, rows)(noise) / target.share(rows) ** 0.5
-
-    return total(part)

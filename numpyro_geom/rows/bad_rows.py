@@ -13,7 +13,6 @@ import numpy as np
 from .._checks import check_choice
 from .host_rows import HostRows, is_host_rows
 
-PyTree = Any
 ON_BAD_ROWS = ("error", "drop", "keep")
 CHUNK_BYTES = 2**26
 NAMED = 10
@@ -24,12 +23,7 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
     """The model's arguments, without rows that hold NaN if those are to be dropped.
 
     A row is an index of an array's first axis. Dropped rows are taken out of every array with as
-    many rows as the one that holds NaN.
-
-    Args:
-        args: the model's arguments.
-        kwargs: its keyword arguments.
-        on_bad_rows: ``"error"``, ``"drop"`` or ``"keep"``, which does not look.
+    many rows as the one that holds NaN; ``on_bad_rows="keep"`` does not look.
 
     Raises:
         ValueError: for ``"error"`` and NaN, naming arguments and rows; for ``"drop"`` if no row

@@ -108,32 +108,23 @@ def fetch(
 
 
 def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-    dtypes = tuple(x.dtype for x, _ in wanted)
-    out = tuple(
-        jax.ShapeDtypeStruct(here[k].shape + x.shape[1:], dtype)
-        for (x, k), dtype in zip(wanted, dtypes, strict=True)
-    )
-    pieces = [_pieces(index) for index in (*here, *then)]
-    counts = [len(p) for p in pieces]
+    # as the host has them, where nothing of JAX may be asked
+    rows = [(x.reader, k, x.dtype, here[k].shape + x.shape[1:]) for x, k in wanted]
 
-    def on_host(*flat: Any) -> tuple[np.ndarray, ...]:
-        parts, at = [], 0
-        for count in counts:
-            parts.append(np.concatenate([np.asarray(p) for p in flat[at : at + count]]))
-            at += count
-        now = parts[: len(here)]
+    def on_host(here: list, then: list) -> tuple[np.ndarray, ...]:
+        now = [np.concatenate(pieces) for pieces in here]
         # nothing but first rows: the loop is at its end
-        soon = [p if p.any() else None for p in parts[len(here) :]] or [None] * len(here)
+        soon = [p if p.any() else None for p in map(np.concatenate, then)] or [None] * len(now)
         # all begin before one is waited for
-        for (x, k), dtype in zip(wanted[1:], dtypes[1:], strict=True):
-            x.reader.prepare(now[k], dtype)
+        for reader, k, dtype, _ in rows[1:]:
+            reader.prepare(now[k], dtype)
         return tuple(
-            x.reader.take(now[k], dtype, soon[k]).reshape(result.shape)
-            for (x, k), dtype, result in zip(wanted, dtypes, out, strict=True)
+            reader.take(now[k], dtype, soon[k]).reshape(shape) for reader, k, dtype, shape in rows
         )
 
-    flat = [p for group in pieces for p in group]
-    return jax.pure_callback(on_host, out, *flat, vmap_method="sequential")
+    out = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, _, dtype, shape in rows)
+    pieces = [list(map(_pieces, indices)) for indices in (here, then)]
+    return jax.pure_callback(on_host, out, *pieces, vmap_method="sequential")
 
 
 def _pieces(index: jax.Array) -> list[jax.Array]:

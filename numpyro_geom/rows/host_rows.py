@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_number
+from .._util import PyTree
 from .fetch import fetch, hints_of
 from .reader import Reader
-
-PyTree = Any
 
 
 class HostRows:
@@ -84,11 +83,9 @@ class HostRows:
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype))
 
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
-        """The rows on the host, in stretches: all, or if that is too much some from all over.
+        """The rows on the host, in stretches of about so many bytes.
 
-        Args:
-            block_bytes: about the size of a stretch.
-            at_most: bytes above which there are gaps between stretches.
+        All of them, or some from all over if they are more than ``at_most`` bytes.
         """
         row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
         length = min(len(self), max(1, block_bytes // row_bytes))
@@ -116,7 +113,14 @@ class HostRows:
     def __getitem__(self, item: Any) -> jax.Array:
         """Rows, and of them what further indices (numbers and slices) pick."""
         first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
-        index = self._index(first)
+        if isinstance(first, slice):
+            first = jnp.arange(*first.indices(len(self)))
+        index = first if isinstance(first, jax.Array) else np.asarray(first)
+        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
+            raise TypeError(
+                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
+                "such as the rows of a plate, `X[i]`"
+            )
         for part in rest:
             if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
                 raise TypeError(
@@ -125,17 +129,6 @@ class HostRows:
                 )
         rows = self._rows(index)
         return rows[(slice(None),) * index.ndim + tuple(rest)] if rest else rows
-
-    def _index(self, first: Any) -> Any:
-        if isinstance(first, slice):
-            return jnp.arange(*first.indices(len(self)))
-        index = first if isinstance(first, jax.Array) else np.asarray(first)
-        if first is None or first is Ellipsis or index.dtype.kind not in "iu":
-            raise TypeError(
-                f"HostRows is indexed by row numbers, got {first!r}: expected integers or a slice, "
-                "such as the rows of a plate, `X[i]`"
-            )
-        return index
 
     def _rows(self, index: Any) -> jax.Array:
         for hint in hints_of(index):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -14,7 +15,12 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["blocks"],
+    meta_fields=["num_rows", "mesh", "axis"],
+)
+@dataclasses.dataclass(eq=False, repr=False)
 class MeshRows:
     """An array whose rows are shared out over an axis of a mesh.
 
@@ -30,9 +36,10 @@ class MeshRows:
         axis: of the mesh.
     """
 
-    def __init__(self, blocks: Any, num_rows: int, mesh: Mesh, axis: str) -> None:
-        self.blocks = blocks
-        self._num_rows, self._mesh, self._axis = num_rows, mesh, axis
+    blocks: Any
+    num_rows: int
+    mesh: Mesh
+    axis: str
 
     @classmethod
     def of(cls, array: Any, mesh: Mesh, axis: str) -> MeshRows:
@@ -57,7 +64,7 @@ class MeshRows:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the plain array."""
-        return (self._num_rows, *self.blocks.shape[2:])
+        return (self.num_rows, *self.blocks.shape[2:])
 
     @property
     def ndim(self) -> int:
@@ -75,45 +82,37 @@ class MeshRows:
         return self.blocks.dtype
 
     def __len__(self) -> int:
-        return self._num_rows
+        return self.num_rows
 
     def __repr__(self) -> str:
-        return f"MeshRows({self.dtype}{list(self.shape)} over {self._axis!r})"
+        return f"MeshRows({self.dtype}{list(self.shape)} over {self.axis!r})"
 
     def __jax_array__(self) -> jax.Array:
-        plain = self.blocks.reshape(-1, *self.shape[1:])[: self._num_rows]
+        plain = self.blocks.reshape(-1, *self.shape[1:])[: self.num_rows]
         return self._shared_out(plain)
 
     def __getitem__(self, index: Any) -> jax.Array:
         first, *others = index if isinstance(index, tuple) else (index,)
+        are_rows = isinstance(first, (jax.Array, np.ndarray)) and first.ndim > 0
         simple = all(isinstance(x, (slice, int, type(None))) for x in others)
-        if not _is_row_numbers(first) or not simple:
+        if not (are_rows and simple and jnp.issubdtype(first.dtype, jnp.integer)):
             return self.__jax_array__()[index]
         first = jnp.asarray(first)
         found = self.rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
         return found[(*[slice(None)] * first.ndim, *others)] if others else found
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "blocks":
+        if name.startswith("_") or name in MeshRows.__annotations__:
             raise AttributeError(name)
         return getattr(self.__jax_array__(), name)
 
-    def tree_flatten(self) -> tuple[tuple, tuple]:
-        """The blocks; and what is known of them."""
-        return (self.blocks,), (self._num_rows, self._mesh, self._axis)
-
-    @classmethod
-    def tree_unflatten(cls, about: tuple, children: tuple) -> MeshRows:
-        """The reverse."""
-        return cls(*children, *about)
-
     def rows(self, i: jax.Array) -> jax.Array:
         """Those with the numbers in a flat array."""
-        i = jnp.where(i < 0, i + self._num_rows, i).clip(0, self._num_rows - 1)
-        if i.shape[0] != self._num_rows:
+        i = jnp.where(i < 0, i + self.num_rows, i).clip(0, self.num_rows - 1)
+        if i.shape[0] != self.num_rows:
             return self._gathered(i)
         # a plate at its full size asks for all rows in order, and those are in place
-        in_order = jnp.all(self._shared_out(i) == jnp.arange(self._num_rows, dtype=i.dtype))
+        in_order = jnp.all(self._shared_out(i) == jnp.arange(self.num_rows, dtype=i.dtype))
         return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
 
     def _gathered(self, i: jax.Array) -> jax.Array:
@@ -136,13 +135,14 @@ class MeshRows:
     def _shared_out(self, x: jax.Array) -> jax.Array:
         if not isinstance(x, jax.core.Tracer):  # only compiled code can share out unevenly
             return x
-        spec = PartitionSpec(self._axis)
-        return lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
+        spec = PartitionSpec(self.axis)
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
 
 def _forwarded(function: Callable, swapped: bool) -> Callable:
     def method(self: MeshRows, *others: Any) -> jax.Array:
-        here, values = self.__jax_array__(), tuple(_plain(x) for x in others)
+        here = self.__jax_array__()
+        values = [x.__jax_array__() if isinstance(x, MeshRows) else x for x in others]
         return function(*values, here) if swapped else function(here, *values)
 
     return method
@@ -157,10 +157,6 @@ for _name in "lt le gt ge eq ne neg abs invert".split():
 MeshRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _plain(x: Any) -> Any:
-    return x.__jax_array__() if isinstance(x, MeshRows) else x
-
-
 def _words(x: jax.Array) -> jax.Array:
     """Entries as whole numbers, whose sum with zeros is exact for -0 and NaN too."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
@@ -168,11 +164,3 @@ def _words(x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return lax.bitcast_convert_type(x, jnp.dtype(f"u{x.dtype.itemsize}"))
     return x
-
-
-def _is_row_numbers(x: Any) -> bool:
-    return (
-        isinstance(x, (jax.Array, np.ndarray))
-        and x.ndim > 0
-        and jnp.issubdtype(x.dtype, jnp.integer)
-    )

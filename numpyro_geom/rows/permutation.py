@@ -17,8 +17,6 @@ from jax.typing import ArrayLike
 
 from .._checks import check_int
 
-__all__ = ["epoch_indices", "permute", "round_keys"]
-
 NUM_ROUNDS = 8
 """Feistel rounds. Over 2 million keys and sizes 65 to 127 the joint law of the images of two
 indices is told from uniform at 4 to 6 rounds (5 to 30 standard deviations at 6, up to 7 at 7),
@@ -38,16 +36,8 @@ def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
     ``k_r = mix(... mix(mix(c_r ^ w_0) ^ w_1) ...)`` with ``c_r = (r + 1) * 2654435769``.
     (``jax.random.bits`` of the ``rbg`` generator depends, under ``vmap``, on the rest of a batch.)
 
-    Args:
-        key: a typed key (``jax.random.key``) or a legacy one (uint32 array).
-        num_rounds: number of rounds, at least 1.
-
     Returns:
         uint32 array of shape (num_rounds,).
-
-    Raises:
-        ValueError: if ``num_rounds`` is below 1 or ``key`` is a batch of keys.
-        TypeError: if ``num_rounds`` is not an integer.
     """
     num_rounds = check_int("num_rounds", num_rounds)
     words = jax.random.key_data(key)
@@ -80,10 +70,6 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
 
     Returns:
         int32 array of the shape of ``index``, entries in [0, size).
-
-    Raises:
-        ValueError: if ``size`` is out of range.
-        TypeError: if ``size`` is not a Python integer.
 
     Examples:
         >>> keys = round_keys(jax.random.key(0))
@@ -129,10 +115,6 @@ def epoch_indices(
     Returns:
         The int32 array of indices, shape (batch_size,), then epoch and offset of the next batch as
         int32 scalars.
-
-    Raises:
-        ValueError: if ``size`` or ``batch_size`` is out of range.
-        TypeError: if ``size`` or ``batch_size`` is not a Python integer.
 
     Examples:
         >>> key, epoch, offset, seen = jax.random.key(0), 0, 0, []

@@ -19,13 +19,7 @@ MAX_COMING = 32
 
 
 class Reader:
-    """Gathers rows of a source in a thread of its own.
-
-    Args:
-        source: has ``shape``, ``dtype`` and row indexing.
-        name: of the source, for errors.
-        timeout: seconds that a gather may take; None for any.
-    """
+    """Gathers rows of a source in a thread of its own; errors name the source."""
 
     def __init__(self, source: Any, name: str, timeout: float | None):
         self.source, self.name, self.timeout = source, name, timeout

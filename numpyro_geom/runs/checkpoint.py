@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .files import sync_directory, write_atomically
+from .._util import PyTree, from_words, words
+from .files import write_atomically
 from .fingerprint import warn
-from .keys import as_words, from_words
 
-PyTree = Any
 KEEP_EVERY = 10
 """Of the checkpoints before the last two, those with a number that this divides are kept."""
 
@@ -46,16 +46,8 @@ class DamagedError(ValueError):
     """A file whose content does not agree with its checksum."""
 
 
-class OtherFormError(ValueError):
-    """A sound file whose state is not of the kernel's form."""
-
-
 class Checkpoints:
-    """The checkpoints of a run, in one folder.
-
-    Args:
-        folder: where they are; made if it is missing.
-    """
+    """The checkpoints of a run, in one folder, which is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,18 +59,13 @@ class Checkpoints:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one in full or not at all, and let go of old ones.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write one in full or not at all, and let go of old ones."""
         arrays = {f"leaf_{k}": _stored(x) for k, x in enumerate(jax.tree.leaves(checkpoint.state))}
         arrays["record"] = np.frombuffer(json.dumps(checkpoint.record).encode(), np.uint8)
         arrays["sha256"] = np.frombuffer(_digest(arrays), np.uint8)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         write_atomically(self._path(checkpoint.number), buffer.getbuffer())
-        sync_directory(self.folder)
         newest = self.numbers()
         for number in newest[2:]:
             if number % KEEP_EVERY:
@@ -95,30 +82,22 @@ class Checkpoints:
         return None
 
     def record(self, number: int) -> dict[str, Any]:
-        """What is known of the run, without the state.
-
-        Raises:
-            DamagedError: if the file is damaged.
-        """
+        """What is known of the run, without the state."""
         return self._read(number)[1]
 
     def load(self, number: int, like: PyTree) -> Checkpoint:
-        """Read one.
-
-        Args:
-            number: which.
-            like: a state of the same structure, shapes and types.
+        """Read one, whose state has the structure, shapes and types of another.
 
         Raises:
             DamagedError: if the file is damaged.
-            OtherFormError: if it holds a state of another form.
+            ValueError: if it holds a state of another form.
         """
         arrays, record = self._read(number)
         leaves, structure = jax.tree.flatten(like)
         if len(arrays) == len(leaves):
             found = [_restored(arrays[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
         if len(arrays) != len(leaves) or any(x is None for x in found):
-            raise OtherFormError(
+            raise ValueError(
                 f"{self._path(number)} holds a state of another form than the kernel's: it was "
                 "saved by another version of numpyro_geom or NumPyro. Go on with that version, or "
                 "begin anew in another directory"
@@ -145,19 +124,19 @@ class Checkpoints:
 
 
 def _stored(x: Any) -> np.ndarray:
-    array = as_words(x)
+    array = np.asarray(words(x))
     # bfloat16 and its like are unknown to NumPy's format
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
 
 
 def _restored(array: np.ndarray, like: Any) -> jax.Array | None:
     """An array of the type and shape of another one; None if it is not."""
-    wanted = as_words(like)
+    wanted = words(like)
     if wanted.dtype.kind == "V" and array.dtype.itemsize == wanted.dtype.itemsize:
         array = array.view(wanted.dtype)
     if array.shape != wanted.shape or array.dtype != wanted.dtype:
         return None
-    return from_words(array, like)
+    return from_words(jnp.asarray(array), like)
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> bytes:

@@ -13,6 +13,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field
+from .._util import PyTree
 from ..diagnostics.arrays import paths
 from ..diagnostics.constants import constants
 from ..diagnostics.container import Labels
@@ -21,7 +22,6 @@ from ..diagnostics.run_facts import facts_as_attributes
 from ..diagnostics.run_record import record_of_mcmc, sample_stats
 from ..kernel import SGKernel
 
-PyTree = Any
 Datasets = dict[str, xr.Dataset]
 
 
@@ -40,12 +40,7 @@ class Describer:
         self._model: Any = None
 
     def datasets(self, states: Mapping[str, PyTree], last_state: PyTree) -> Datasets:
-        """Groups of an ArviZ container.
-
-        Args:
-            states: by field of the state, arrays of shape (chains, draws, ...).
-            last_state: the chains' state after them.
-        """
+        """Groups of an ArviZ container, from arrays of shape (chains, draws, ...) by field."""
         view = holding(self._mcmc, self._arguments, states, last_state)
         results = _quietly(record_of_mcmc, view)
         if self._static is None:
@@ -79,13 +74,7 @@ class Describer:
     def summarise(
         self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
     ) -> None:
-        """Set attributes that depend on all draws.
-
-        Args:
-            datasets: what `datasets` has returned for the last segment.
-            states: fields of all draws, the draw itself left out.
-            last_state: the chains' state after them.
-        """
+        """Set attributes that depend on all draws, which may do without the draw itself."""
         if _is_ours(self._mcmc):
             states = {**states, sample_field(self._mcmc): {}}
             view = holding(self._mcmc, self._arguments, states, last_state)
@@ -112,11 +101,8 @@ class Names:
     """Where each field of the state is in an ArviZ container.
 
     Found by export of a draw whose every entry is another number, so that it holds whatever
-    names the export chooses. A field that the export leaves out is in no container.
-
-    Args:
-        mcmc: whose fields they are.
-        shapes: a segment's, by field, the draw first.
+    names the export chooses. A field that the export leaves out is in no container. ``shapes`` are
+    a segment's, by field, the draw first.
     """
 
     def __init__(self, mcmc: MCMC, shapes: Mapping[str, PyTree]) -> None:

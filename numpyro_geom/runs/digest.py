@@ -1,4 +1,4 @@
-"""A short text for any value: the same in another process and under another version of Python."""
+"""A short text for any value, the same in another process; of code what it does: its byte code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 from .._mcmc import model_of
+from .._util import is_key, words
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows
-from .keys import as_words, is_key
-from .source import nested, syntax_of
 
 MAX_HASHED_BYTES = 2**32
 """Size of an array up to which all of it is hashed; of a larger one a thousand blocks are."""
@@ -31,24 +30,19 @@ ROW_BLOCK_BYTES = 2**22
 LIBRARIES = {"builtins", "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_geom", "optax"}
 """Packages whose code is compared by name only, as Python's own: their versions tell the rest."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-WRITTEN = {
-    f"__{name}__"
-    for name in "delattr eq ge getnewargs gt hash init le lt new replace repr setattr".split()
-}
-"""What dataclasses and named tuples write themselves, otherwise under each version of Python."""
+CONSTANTS = (*PLAIN, tuple, np.ndarray, jax.Array)
 KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels that are not under the names of their arguments."""
+PYTHON = ".".join(platform.python_version_tuple()[:2])
+BY_BYTE_CODE = " by byte code of Python "
+"""In the digest of what has code of the user, before the version, with which byte code changes."""
 
 
 def digest(value: Any) -> str:
-    """Of any value; of code what it does: its syntax, and what it closes over and reads.
-
-    Where a function has no source its byte code is taken, and the text says of which Python.
-    """
+    """Of any value; of code what it does: its byte code, and what it closes over and reads."""
     state = _Digest()
-    text = state.of(value)[:16]
-    python = ".".join(platform.python_version_tuple()[:2])
-    return f"{text} by byte code of Python {python}" if state.by_byte_code else text
+    text = hashlib.sha256(state.of(value).encode()).hexdigest()[:16]
+    return f"{text}{BY_BYTE_CODE}{PYTHON}" if state.has_code else text
 
 
 def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
@@ -63,139 +57,121 @@ def as_text(value: Any) -> str:
     """A digest, with the value itself where that is short."""
     if isinstance(value, PLAIN):
         return repr(value)
-    text = without_addresses(repr(value)) if dataclasses.is_dataclass(value) else ""
+    text = _without_addresses(repr(value)) if dataclasses.is_dataclass(value) else ""
     return f"{text} {digest(value)}" if 0 < len(text) < 80 else digest(value)
 
 
-def without_addresses(text: str) -> str:
-    """The ``repr`` of an object as it is in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
 class _Digest:
-    """A hash that can be fed with anything.
+    """Hashes values by what they are made of.
 
     Attributes:
-        hash: so far.
-        by_byte_code: whether a function was without source.
+        has_code: whether code of the user was among them.
     """
 
     def __init__(self) -> None:
-        self.hash = hashlib.sha256()
-        self.by_byte_code = False
+        self.has_code = False
+        # with the values, kept alive since an id is only unique while its value lives
         self._known: dict[int, tuple[Any, str]] = {}
-        """What was fed, kept alive since an id is only unique while its value lives."""
-
-    def write(self, text: str) -> None:
-        self.hash.update(text.encode())
 
     def of(self, value: Any) -> str:
-        """The digest of a value, whatever it is."""
+        """A text for a value."""
+        if isinstance(value, PLAIN):
+            return f"{type(value).__name__} {value!r};"
         if id(value) not in self._known:
-            outer, self.hash = self.hash, hashlib.sha256()
             self._known[id(value)] = value, "seen"  # within itself
-            self.feed(value) if isinstance(value, PLAIN) else self._feed(value)
-            self._known[id(value)] = value, self.hash.hexdigest()
-            self.hash = outer
+            found = hashlib.sha256(f"{type(value).__qualname__} ".encode())
+            for part in self._parts(value):
+                found.update(part.encode() if isinstance(part, str) else part)
+            self._known[id(value)] = value, found.hexdigest()
         return self._known[id(value)][1]
 
-    def feed(self, value: Any) -> None:
-        """Add a value."""
-        plain = isinstance(value, PLAIN)
-        self.write(f"{type(value).__name__} {value!r};" if plain else f"{self.of(value)};")
-
-    def _feed(self, value: Any) -> None:
-        self.write(f"{type(value).__qualname__}(")
+    def _parts(self, value: Any) -> Iterator[Any]:
+        """Texts and bytes that tell a value from others of its type."""
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-            self._feed_array(value)
+            yield from _array(value)
         elif isinstance(value, HostRows):
-            self.write(f"{value.dtype} {value.shape} ")
-            for block in value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES):
-                self.hash.update(block.data)
+            yield f"{value.dtype} {value.shape} "
+            yield from value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES)
         elif isinstance(value, Mapping):
             for key in sorted(value, key=repr):
-                self.feed(key)
-                self.feed(value[key])
+                yield self.of(key) + self.of(value[key])
         elif isinstance(value, (list, tuple)):
-            for item in value:
-                self.feed(item)
+            yield from map(self.of, value)
         elif isinstance(value, (set, frozenset)):
-            self.write(repr(sorted(map(repr, value))))
-        elif isinstance(value, functools.partial):
-            self.feed((value.func, value.args, value.keywords))
+            yield repr(sorted(map(repr, value)))
         elif isinstance(value, types.FunctionType):
-            self._feed_function(value)
-        elif isinstance(value, types.MethodType):
-            self.feed((value.__func__, value.__self__))
-        elif hasattr(value, "__wrapped__"):  # a compiled function
-            self.feed(value.__wrapped__)
+            yield from self._function(value)
         elif isinstance(value, type):
-            self._feed_type(value)
-        elif isinstance(value, types.BuiltinFunctionType):
-            self.write(value.__qualname__)
-        elif isinstance(value, MCMCKernel):
-            self.feed((type(value), model_of(value), settings_of(value)))
-        elif dataclasses.is_dataclass(value):
-            names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
-            self.feed((type(value), {name: getattr(value, name) for name in names}))
-        elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
-            self.feed((type(value), _kept(value)))
+            for base in value.__mro__:
+                yield f"{base.__module__}.{base.__qualname__} "
+                if not _of_library(base.__module__):
+                    yield from map(self.of, _members(base))
         else:
-            self.write(without_addresses(repr(value)))
-        self.write(");")
+            found = _made_of(value)
+            yield found if isinstance(found, str) else self.of(found)
 
-    def _feed_array(self, value: Any) -> None:
-        if is_key(value):
-            self.write(str(jax.random.key_impl(value)))
-            value = as_words(value)
-        array = np.asarray(value)
-        self.write(f"{array.dtype} {array.shape} ")
-        if array.dtype.hasobject:
-            self.write(repr(array.tolist()))
-            return
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if raw.size <= MAX_HASHED_BYTES:
-            self.hash.update(raw.data)
-            return
-        for start in np.linspace(0, raw.size - 2**20, 1000).astype(int):
-            self.hash.update(raw[start : start + 2**20].data)
-
-    def _feed_function(self, function: types.FunctionType) -> None:
-        self.write(function.__qualname__)
+    def _function(self, function: types.FunctionType) -> Iterator[Any]:
+        yield function.__qualname__
         code = function.__code__
-        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        for name in sorted(cells):
-            self.write(name)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            yield name
             try:
-                self.feed(cells[name].cell_contents)
+                yield self.of(cell.cell_contents)
             except ValueError:  # not yet filled
-                self.write("empty;")
+                yield "empty;"
         if _of_library(function.__globals__.get("__name__")):
             return
-        self.feed((function.__defaults__, function.__kwdefaults__))
-        names = {name for part in nested(code) for name in part.co_names}
-        syntax = syntax_of(function)
-        if syntax is not None:
-            self.write(syntax[0])
-            names &= syntax[1]
-        else:
-            self.by_byte_code = True
-            for part in nested(code):
-                self.hash.update(part.co_code)
-                self.write(repr(part.co_names))
-                self.feed([x for x in part.co_consts if not isinstance(x, types.CodeType)])
+        self.has_code = True
+        yield self.of((function.__defaults__, function.__kwdefaults__))
+        names: set[str] = set()
+        for part in _nested(code):
+            names.update(part.co_names)
+            yield part.co_code
+            yield repr((part.co_names, part.co_varnames))
+            for x in part.co_consts:
+                if not isinstance(x, types.CodeType):
+                    yield self.of(None if x is function.__doc__ else x)
         for name in sorted(names & function.__globals__.keys()):
             value = function.__globals__[name]
-            if _is_code(value) or isinstance(value, (*PLAIN, tuple, np.ndarray, jax.Array)):
-                self.write(name)
-                self.feed(value)
+            if _is_code(value) or isinstance(value, CONSTANTS):
+                yield name
+                yield self.of(value)
 
-    def _feed_type(self, cls: type) -> None:
-        for base in cls.__mro__:
-            self.write(f"{base.__module__}.{base.__qualname__}")
-            if not _of_library(base.__module__):
-                for name, value in _members(base):
-                    self.feed((name, value))
+
+def _array(value: Any) -> Iterator[Any]:
+    if is_key(value):
+        yield str(jax.random.key_impl(value))
+    array = np.asarray(words(value))
+    yield f"{array.dtype} {array.shape} "
+    if array.dtype.hasobject:
+        yield repr(array.tolist())
+        return
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if raw.size <= MAX_HASHED_BYTES:
+        yield raw
+        return
+    for start in np.linspace(0, raw.size - 2**20, 1000).astype(int):
+        yield raw[start : start + 2**20]
+
+
+def _made_of(value: Any) -> Any:
+    """What decides what an object does, as simpler values."""
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if hasattr(value, "__wrapped__"):  # a compiled function
+        return value.__wrapped__
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__qualname__
+    if isinstance(value, MCMCKernel):
+        return type(value), model_of(value), settings_of(value)
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
+        return type(value), {name: getattr(value, name) for name in names}
+    if hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
+        return type(value), _kept(value)
+    return _without_addresses(repr(value))
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -210,10 +186,11 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
             value = value.func
         if isinstance(value, types.FunctionType):
             inner = inspect.unwrap(value)
-            written = name in WRITTEN and syntax_of(inner) is None
+            # dataclasses and named tuples write some themselves, which say nothing new
+            written = inner.__code__.co_filename.startswith("<")
             if not (made and (written or _of_library(inner.__globals__.get("__name__")))):
                 yield name, value
-        elif isinstance(value, (*PLAIN, tuple, np.ndarray, jax.Array)) and name[:1] != "_":
+        elif isinstance(value, CONSTANTS) and name[:1] != "_":
             yield name, value
 
 
@@ -229,6 +206,19 @@ def _kept(value: Any) -> dict[str, Any]:
                 if f"_{name}" in vars(value):
                     found[name] = vars(value)[f"_{name}"]
     return dict(sorted(found.items()))
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and all within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _without_addresses(text: str) -> str:
+    """The ``repr`` of an object as it is in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _is_code(value: Any) -> bool:

@@ -11,17 +11,16 @@ from typing import Any
 import jax
 
 from .._mcmc import LazyMCMC, holding
+from .._util import PyTree
 from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .fingerprint import check_same, fingerprint, versions, warn
-from .job import Job
+from .job import Job, Run
 from .mesh import Layout
-from .result import Run
 from .segments import Done, Segments
 from .store import DrawStore
 
-PyTree = Any
 STORE = "draws.zarr"
 STATES = "state"
 
@@ -32,15 +31,8 @@ class OnDisk:
     Of several processes the first alone writes to the folder and reads states from it; the others
     open the draws at the end.
 
-    Args:
-        job: the run.
-        length: draws a segment; None for those of the run that the folder holds.
-        layout: where arrays are.
-        folder: where to keep the run.
-        resume: as for `numpyro_geom.run`.
-
     Attributes:
-        segments: of the run.
+        segments: of the run; their length may be that of the run that the folder holds.
         visible: draws that readers of the store see.
         damaged: numbers of segments to do again before the newest state is gone on from.
         newest: the newest state, to which the run comes back after repairs.
@@ -59,7 +51,13 @@ class OnDisk:
         self.segments = Segments(job, length, layout)
         self.about = self.processes.first(lambda: self._about(record))
         if record is not None:
-            self._check_same(record)
+            check_same(folder, record, self.about)
+            draws, wanted = record["draws"], self.segments.lengths.num_draws
+            if draws > wanted:
+                raise ValueError(
+                    f"{folder} holds {draws} draws, more than num_samples asks for ({wanted}): "
+                    "expected at least as many, or another directory"
+                )
         self.store = DrawStore(folder / STORE, self.segments.lengths.length)
         if self.processes.is_first:
             self.checkpoints = Checkpoints(folder / STATES)
@@ -71,8 +69,6 @@ class OnDisk:
 
     def start(self) -> Checkpoint:
         """Where to go on, or begin: after the last segment that is good, and so are all before."""
-        if self._begins:
-            self.processes.first(self._begin)
         found = self._shared(self._find)
         self.processes.all(self._check_visible)
         return found
@@ -99,22 +95,14 @@ class OnDisk:
 
     def _about(self, record: Any) -> dict[str, Any]:
         """What is saved of the run with each state."""
-        length, layout = self.segments.lengths.length, self.segments.layout
+        length, mesh = self.segments.lengths.length, self.segments.layout.mesh
+        axes = [] if mesh is None else [f"{name} {size}" for name, size in mesh.shape.items()]
         return {
             "length": length,
             "fingerprint": fingerprint(self.segments.job, length),
-            "versions": versions() | ({"mesh": layout.text} if layout.mesh is not None else {}),
+            "versions": versions() | ({"mesh": ", ".join(axes)} if axes else {}),
             "created_at": now() if record is None else record["created_at"],
         }
-
-    def _check_same(self, record: dict[str, Any]) -> None:
-        check_same(self.folder, record, self.about)
-        draws, wanted = record["draws"], self.segments.lengths.num_draws
-        if draws > wanted:
-            raise ValueError(
-                f"{self.folder} holds {draws} draws, more than num_samples asks for "
-                f"({wanted}): expected at least as many, or another directory"
-            )
 
     def _check_visible(self) -> None:
         if not (self.store.path / "zarr.json").is_file():
@@ -135,13 +123,12 @@ class OnDisk:
     def _no_draws(self, state: PyTree) -> Datasets:
         return self.describer.datasets(self.segments.no_draws, state)
 
-    def _begin(self) -> None:
-        start = self.segments.start
-        self.store.create(self._no_draws(start), 0)
-        self.checkpoints.save(Checkpoint(0, start, {**self.about, "draws": 0, "divergences": 0}))
-
     def _find(self) -> Checkpoint:
         lengths = self.segments.lengths
+        if self._begins:
+            start, record = self.segments.start, {**self.about, "draws": 0, "divergences": 0}
+            self.store.create(self._no_draws(start), 0)  # where a state is, a store is
+            self.checkpoints.save(Checkpoint(0, start, record))
         self.newest = self._load(lengths.segments)
         self.visible = self.newest.record["draws"]
         if self.visible < lengths.draws(self.newest.number):
@@ -157,13 +144,6 @@ class OnDisk:
         self.store.create(datasets, self.visible)
         return self._load(min(self.damaged)) if self.damaged else self.newest
 
-    def _keep(self, number: int, done: Done, after: Checkpoint) -> bool:
-        """Store a segment; whether to go on after it, and not after the newest."""
-        self._commit(number, done, after)
-        self.damaged.discard(number)
-        newest = self.newest
-        return newest is None or bool(self.damaged) or after.number >= newest.number
-
     def _shared(self, find: Callable[[], Any]) -> Checkpoint:
         """What the first process finds, for all of them."""
         found: list[Checkpoint] = []
@@ -176,7 +156,8 @@ class OnDisk:
         state = found[0].state if found else self.segments.start
         return Checkpoint(number, self.processes.spread(state), record)
 
-    def _commit(self, number: int, done: Done, after: Checkpoint) -> None:
+    def _keep(self, number: int, done: Done, after: Checkpoint) -> bool:
+        """Store a segment; whether to go on after it, and not after the newest."""
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
         datasets: Datasets = {}
@@ -197,6 +178,9 @@ class OnDisk:
                 f"stored. All before it are safe; make {self.folder} writable, with "
                 "room for more, and call `run` again with the same arguments",
             ) from error
+        self.damaged.discard(number)
+        newest = self.newest
+        return newest is None or bool(self.damaged) or after.number >= newest.number
 
     def _load(self, at_most: int) -> Checkpoint:
         """The newest good checkpoint with a number of at most so many."""

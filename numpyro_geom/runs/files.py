@@ -18,14 +18,8 @@ LOCK = "lock"
 def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
     """Write a file such that a reader, and a crash at any instant, sees the old one or the new.
 
-    Args:
-        path: where to.
-        parts: bytes, or contiguous arrays of bytes, one after the other.
-        durable: wait until the disk has it, which a loss of power needs and a killed process
-            does not.
-
-    Raises:
-        OSError: if it cannot be written; what was at ``path`` is then still there.
+    Parts are bytes, or contiguous arrays of bytes. ``durable`` waits until the disk has them, which
+    a loss of power needs and a killed process does not.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -40,24 +34,22 @@ def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until the disk has the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if durable:  # the name in its directory too
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Hold a directory against a second writer; a process that dies lets go of it.
+    """Hold a directory, made if missing, against a second writer; a dying process lets go of it.
 
     Raises:
         RuntimeError: if another run holds it.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     with open(directory / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,32 +66,25 @@ def only_writer(directory: Path) -> Iterator[None]:
         yield
 
 
-class Stop:
-    """Whether a signal asks to stop, and which.
-
-    Attributes:
-        signal: its name, or None.
-    """
-
-    signal: str | None = None
-
-    def __call__(self, number: int, _: FrameType | None) -> None:
-        """Take note; a second SIGINT is a KeyboardInterrupt."""
-        if self.signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number).name
-
-
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Take note of SIGINT and SIGTERM in place of ending; only in the main thread."""
-    stop = Stop()
+def stop_on_signal() -> Iterator[list[str]]:
+    """Take note of SIGINT and SIGTERM, by name, in place of ending; only in the main thread.
+
+    A second SIGINT is a KeyboardInterrupt.
+    """
+    noted: list[str] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if noted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        noted.append(signal.Signals(number).name)
+
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield noted
         return
-    old = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield noted
     finally:
         for number, handler in old.items():
             # a handler that was not set from Python cannot be set from it

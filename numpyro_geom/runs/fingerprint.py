@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -13,22 +12,21 @@ from .._mcmc import model_of
 from ..diagnostics.run_record import package_versions
 from ..diagnostics.sampling_warning import warn_outside
 from ..rows.host_rows import HostRows, is_host_rows
-from .digest import PLAIN, as_text, digest, settings_of
+from .digest import BY_BYTE_CODE, PLAIN, PYTHON, as_text, digest, settings_of
 from .job import Job
-from .processes import Alone
+from .processes import Processes
 
-PyTree = Any
-SCHEME = "2: code by its source"
-"""How code and settings are compared. In records without it they were by byte code."""
+SCHEME = "3: code by its byte code, settings by name"
+"""How code and settings are compared."""
 CODE = ("model", "kernel", "postprocess_fn", "fingerprint")
 
 
 def fingerprint(job: Job, length: int) -> dict[str, str]:
     """What decides the draws of a run, by name.
 
-    Code is compared by what it does: comments, annotations, names of files and the version of
-    Python do not matter; functions that the model calls outside of libraries, values that it
-    closes over and global constants that it reads do.
+    Code is compared by what it does: comments, annotations and names of files do not matter;
+    functions that the model calls outside of libraries, values that it closes over and global
+    constants that it reads do.
     """
     mcmc = job.mcmc
     method = mcmc.chain_method
@@ -56,14 +54,15 @@ def fingerprint(job: Job, length: int) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """What may change the last bits of draws without being a mistake."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {**package_versions(), "python": python, "device": jax.devices()[0].device_kind}
+    return {**package_versions(), "python": PYTHON, "device": jax.devices()[0].device_kind}
 
 
-def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Names of what differs, with both values where they can be read."""
+def differences(
+    old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()
+) -> list[str]:
+    """Names of what differs, some left out, with both values where they can be read."""
     found = []
-    for name in sorted(old.keys() | new.keys()):
+    for name in sorted((old.keys() | new.keys()) - set(but)):
         before, now = old.get(name, "absent"), new.get(name, "absent")
         if before != now:
             found.append(f"{name} (was {before}, is {now})")
@@ -77,13 +76,20 @@ def check_same(where: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
         ValueError: if the runs differ; the text names what does.
     """
     before, now = old["fingerprint"], new["fingerprint"]
-    if before.get("fingerprint") != now["fingerprint"]:
+    if before.get("fingerprint") != SCHEME:
+        other = "an earlier version of numpyro_geom"
+        names = before.keys() | now.keys()
+        code = {n for n in names if n in CODE or n.startswith("kernel setting")}
+    else:
+        other = "another version of Python"
+        pythons = {name: (_python(before.get(name, "")), _python(x)) for name, x in now.items()}
+        code = {name for name, (was, this) in pythons.items() if was and this and was != this}
+    if code:
         warn(
-            f"{where} was begun with an earlier version of numpyro_geom, whose record of model "
-            "and kernel settings cannot be compared: make sure that they are the same as then"
+            f"{where} was begun with {other}, whose record of code cannot be compared: make sure "
+            f"that these are the same as then: {', '.join(sorted(code - {'fingerprint'}))}"
         )
-        before, now = _without_code(before), _without_code(now)
-    changed = differences(before, now)
+    changed = differences(before, now, but=code)
     if changed:
         raise ValueError(
             f"{where} holds a run that differs in: {'; '.join(changed)}. Expected the same "
@@ -94,7 +100,7 @@ def check_same(where: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
         warn(f"the run was begun with other versions, and draws may differ: {'; '.join(changed)}")
 
 
-def check_alike(processes: Alone, job: Job, **others: Any) -> None:
+def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     """Check that all processes were given the same, of arrays the same shapes.
 
     Raises:
@@ -107,9 +113,8 @@ def check_alike(processes: Alone, job: Job, **others: Any) -> None:
         (job.args, job.kwargs, job.init_params),
     )
     here = fingerprint(job._replace(args=args, kwargs=kwargs, init_params=init_params), 0)
-    here |= {name: str(x) for name, x in others.items()} | {
-        "num_samples": str(job.mcmc.num_samples)
-    }
+    here |= {name: str(x) for name, x in others.items()}
+    here["num_samples"] = str(job.mcmc.num_samples)
     changed = differences(processes.first(lambda: here), here)
 
     def check() -> None:
@@ -127,12 +132,9 @@ def warn(message: str) -> None:
     warn_outside(message, RuntimeWarning)
 
 
-def _without_code(record: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: x
-        for name, x in record.items()
-        if name not in CODE and not name.startswith("kernel setting")
-    }
+def _python(text: str) -> str:
+    """The version of Python by whose byte code a value is told; empty if by none."""
+    return text.partition(BY_BYTE_CODE)[2]
 
 
 def _data(leaf: Any) -> str:

@@ -1,4 +1,4 @@
-"""What is to be run, and how many steps and draws that is."""
+"""What is to be run, how many steps and draws that is, and what a run returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from numpyro.infer import MCMC
 
-PyTree = Any
+from .._util import PyTree
 
 
 class Job(NamedTuple):
@@ -68,3 +68,21 @@ class Lengths(NamedTuple):
         """Steps after so many segments."""
         warmup = min(done * self.length * self.thinning, self.num_warmup)
         return warmup + self.draws(done) * self.thinning
+
+
+class Run(NamedTuple):
+    """What `run` returns.
+
+    Attributes:
+        mcmc: a copy of the MCMC that holds the draws; with a directory they are read from it when
+            they are asked for, all at once. Its ``run`` goes on from the last state.
+        idata: an ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x;
+            with a directory its values are read when they are asked for, chunk by chunk.
+        num_draws: draws of each chain that there are.
+        finished: whether these are all that were asked for.
+    """
+
+    mcmc: MCMC
+    idata: Any
+    num_draws: int
+    finished: bool

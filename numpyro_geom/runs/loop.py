@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpyro.infer import MCMC
+from tqdm.auto import tqdm
 
 from .._checks import check_int
 from .._mcmc import holding
+from .._util import PyTree
 from ..diagnostics.container import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
@@ -27,13 +29,9 @@ from .describe import Describer, now
 from .disk import OnDisk
 from .files import only_writer, stop_on_signal
 from .fingerprint import check_alike, warn
-from .job import Job
+from .job import Job, Lengths, Run
 from .mesh import Layout
-from .progress import Progress
-from .result import Run
 from .segments import Done, Segments
-
-PyTree = Any
 
 
 def run(
@@ -136,29 +134,8 @@ def run(
         if directory is None:
             return _all_of_it(InMemory(job, draws_per_segment, layout))
         folder = Path(directory).expanduser()
-        layout.processes.first(lambda: _take(folder, held))
+        layout.processes.first(lambda: held.enter_context(only_writer(folder)))
         return _all_of_it(OnDisk(job, draws_per_segment, layout, folder, resume))
-
-
-class Keeper(Protocol):
-    """Keeps what is done of a run.
-
-    Attributes:
-        segments: of the run.
-        to_go_on: what a user can do about a run that was stopped.
-    """
-
-    segments: Segments
-    to_go_on: str
-
-    def start(self) -> Checkpoint:
-        """Where to begin, or to go on."""
-
-    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
-        """Keep a segment; returns where to go on."""
-
-    def result(self, here: Checkpoint) -> Run:
-        """All that is kept."""
 
 
 class InMemory:
@@ -194,21 +171,26 @@ class InMemory:
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
 
-def _all_of_it(keeper: Keeper) -> Run:
+def _all_of_it(keeper: InMemory | OnDisk) -> Run:
     """Do segment after segment, to the end or until a signal."""
     segments = keeper.segments
     lengths, signal_of = segments.lengths, segments.layout.processes.signal
     here = keeper.start()
-    shown = segments.job.mcmc.progress_bar
-    with stop_on_signal() as stop, Progress(lengths, here.number, shown) as progress:
-        stopped = signal_of(stop.signal)
+    bar = tqdm(
+        total=lengths.steps(lengths.segments),
+        initial=lengths.steps(here.number),
+        disable=not segments.job.mcmc.progress_bar,
+        unit="step",
+    )
+    with stop_on_signal() as noted, bar:
+        stopped = signal_of(noted)
         while here.number < lengths.segments and stopped is None:
             number, done = here.number, segments.do(here.number, here.state)
             divergences = here.record["divergences"] + done.divergences
             record = {"draws": lengths.draws(number + 1), "divergences": divergences}
             here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
-            progress.update(number, here.record["divergences"], here.state)
-            stopped = signal_of(stop.signal)
+            _show(bar, lengths, number, here.record["divergences"], here.state)
+            stopped = signal_of(noted)
     draws = here.record["draws"]
     if stopped is not None and draws < lengths.num_draws:
         warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "
@@ -216,9 +198,16 @@ def _all_of_it(keeper: Keeper) -> Run:
     return keeper.result(here)
 
 
-def _take(folder: Path, held: contextlib.ExitStack) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(only_writer(folder))
+def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyTree) -> None:
+    """The segment with this number is done: steps, divergences and the mean step size."""
+    facts = {"divergences": str(divergences)}
+    step_size = getattr(getattr(state, "adapt_state", state), "step_size", None)
+    if step_size is not None:
+        facts["step size"] = f"{float(np.mean(np.asarray(step_size))):.2e}"
+    bar.set_description("warmup" if number < lengths.warmup_segments else "sample", refresh=False)
+    bar.set_postfix(facts, refresh=False)
+    bar.update(lengths.steps(number + 1) - lengths.steps(number))
+    bar.refresh()
 
 
 def _check(mcmc: Any, resume: Any, directory: Any) -> None:

@@ -20,14 +20,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
+from .._start import check_start
+from .._util import PyTree, from_words, is_traced, split_arrays, words
 from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 from ..rows.mesh_rows import MeshRows
 from ..target.plates import abstract_trace
-from .keys import local
-from .processes import Alone, Together
-
-PyTree = Any
+from .processes import Processes
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,9 @@ class Layout:
         return cls(mesh, chain_axis, data_axis, mcmc.num_chains)
 
     @property
-    def processes(self) -> Alone:
+    def processes(self) -> Processes:
         """The processes that do this run."""
-        return Together() if self._is_shared else Alone()
-
-    @property
-    def text(self) -> str:
-        """Axes of a mesh and their sizes, for records."""
-        shape = {} if self.mesh is None else self.mesh.shape
-        return ", ".join(f"{name} {size}" for name, size in shape.items())
+        return Processes(self._is_shared)
 
     def at(self, *axes: str | None) -> NamedSharding:
         """Shared out over these axes of the mesh, by axis of the array; otherwise the same."""
@@ -154,18 +147,12 @@ class Layout:
             out_shardings=self.at(),
         )
         state = self.visible(compiled(rng_key, init_params, arrays))
-        fixed = jax.tree.leaves(kernel.bound.fixed if isinstance(kernel, SGKernel) else None)
-        if any(isinstance(x, jax.core.Tracer) for x in fixed):
+        if isinstance(kernel, SGKernel) and is_traced(kernel.bound.fixed):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "
                 "data, which a mesh cannot do: expected values that do not, or a run without mesh"
             )
-        energy = getattr(state, "potential_energy", 0.0)
-        if not np.all(np.isfinite(energy)):
-            raise ValueError(
-                f"the energy is not finite where the chain starts (potential energy {energy}): "
-                "pass other `init_params` or another `init_strategy`"
-            )
+        check_start(getattr(state, "potential_energy", jnp.zeros(())))
         return state
 
     def outputs(self, state: PyTree) -> dict[str, Any]:
@@ -201,25 +188,14 @@ class Layout:
         """The state of the chains as every process can read it."""
         if not self._is_shared:
             return state
-        return local(_moved(state, self, to_chains=False))
+        return jax.tree.map(
+            lambda x: from_words(jnp.asarray(np.asarray(words(x))), x),
+            _moved(state, self, to_chains=False),
+        )
 
     @property
     def _is_shared(self) -> bool:
         return self.mesh is not None and len(_processes(self.mesh)) > 1
-
-
-def split_arrays(data: tuple) -> tuple[list, Callable[[list], tuple]]:
-    """The arrays among the arguments, and a function that puts others in their places."""
-    leaves, structure = jax.tree.flatten(data)
-    places = [k for k, x in enumerate(leaves) if _is_array(x)]
-
-    def fill(arrays: list) -> tuple:
-        filled = list(leaves)
-        for k, x in zip(places, arrays, strict=True):
-            filled[k] = x
-        return jax.tree.unflatten(structure, filled)
-
-    return [leaves[k] for k in places], fill
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "to_chains"))
@@ -227,13 +203,6 @@ def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
     """A state from everywhere to where its chains are, or back."""
     shardings = layout.shardings(state) if to_chains else layout.at()
     return lax.with_sharding_constraint(state, shardings)
-
-
-def _is_array(x: Any) -> bool:
-    """Whether a leaf is an array that compiled code can be given."""
-    if isinstance(x, jax.Array):
-        return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
-    return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
 
 
 def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:

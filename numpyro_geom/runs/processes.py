@@ -16,44 +16,25 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .keys import as_words, from_words
-
-PyTree = Any
+from .._util import PyTree, from_words, words
 
 
-class Alone:
-    """The only process of a run."""
+class Processes:
+    """The processes of a run, all of which call the same methods in the same order.
 
-    several = False
-    is_first = True
+    Attributes:
+        several: whether there are several.
+        is_first: whether this is the first one.
+    """
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, as JSON has it; or the error it raises."""
-        return function()
-
-    def all(self, function: Callable[[], None]) -> None:
-        """Call a function in each process; an error in one of them is an error in all."""
-        function()
-
-    def spread(self, state: PyTree) -> PyTree:
-        """Arrays and keys of the first process."""
-        return state
-
-    def signal(self, name: str | None) -> str | None:
-        """The signal that this process was sent, or another one of them."""
-        return name
-
-
-class Together(Alone):
-    """One of several processes, all of which call the same methods in the same order."""
-
-    several = True
-
-    def __init__(self) -> None:
-        self.is_first = jax.process_index() == 0
+    def __init__(self, several: bool) -> None:
+        self.several = several
+        self.is_first = not several or jax.process_index() == 0
 
     def first(self, function: Callable[[], Any]) -> Any:
         """What a function returns in the first process, as JSON has it; or the error it raises."""
+        if not self.several:
+            return function()
         error: Exception | None = None
         found: dict[str, Any] = {}
         if self.is_first:
@@ -61,7 +42,12 @@ class Together(Alone):
                 found = {"value": function()}
             except Exception as caught:
                 error, found = caught, {"error": type(caught).__name__, "text": str(caught)}
-        found = self._tell(found)
+        content = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(content.size)))
+        if not self.is_first:
+            content = np.zeros(size, np.uint8)
+        content = np.asarray(multihost_utils.broadcast_one_to_all(content))
+        found = json.loads(content.tobytes())
         if error is not None:
             raise error
         if "error" in found:
@@ -71,6 +57,8 @@ class Together(Alone):
 
     def all(self, function: Callable[[], None]) -> None:
         """Call a function in each process; an error in one of them is an error in all."""
+        if not self.several:
+            return function()
         error = None
         try:
             function()
@@ -82,25 +70,23 @@ class Together(Alone):
         if failed.any():
             where = ", ".join(str(k) for k in np.flatnonzero(failed))
             raise RuntimeError(f"another process of the run failed: see what process {where} says")
+        return None
 
     def spread(self, state: PyTree) -> PyTree:
         """Arrays and keys of the first process."""
-        words = multihost_utils.broadcast_one_to_all(jax.tree.map(as_words, state))
+        if not self.several:
+            return state
+        plain = multihost_utils.broadcast_one_to_all(jax.tree.map(words, state))
         return jax.tree.map(
-            lambda x, like: from_words(np.asarray(x, as_words(like).dtype), like), words, state
+            lambda x, like: from_words(np.asarray(x, words(like).dtype), like), plain, state
         )
 
-    def signal(self, name: str | None) -> str | None:
-        """The signal that this process was sent, or another one of them."""
-        number = int(self._gather(0 if name is None else signal.Signals[name].value).max())
+    def signal(self, noted: list[str]) -> str | None:
+        """The last of the signals that this process was sent, or one that another was."""
+        if not self.several:
+            return noted[-1] if noted else None
+        number = int(self._gather(signal.Signals[noted[-1]].value if noted else 0).max())
         return signal.Signals(number).name if number else None
-
-    def _tell(self, value: Any) -> Any:
-        content = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(content.size)))
-        if not self.is_first:
-            content = np.zeros(size, np.uint8)
-        return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(content)).tobytes())
 
     def _gather(self, number: int | bool) -> np.ndarray:
         return np.asarray(multihost_utils.process_allgather(np.int32(number))).reshape(-1)

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import ShapeDtypeStruct, lax, random
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
+from .._util import PyTree, is_key, split_arrays
 from .job import Job, Lengths
-from .keys import is_key
-from .mesh import Layout, split_arrays
+from .mesh import Layout
 
-PyTree = Any
 MAX_SEGMENT_BYTES = 2**25
 """Draws of a segment, all chains, when its length is not given."""
 MAX_SEGMENT_DRAWS = 1000
@@ -46,14 +45,12 @@ class Done(NamedTuple):
 class Segments:
     """The chains of an MCMC at their start, and how they move.
 
-    Args:
-        job: what is run. Its MCMC is not changed, apart from what ``init`` sets in its kernel.
-        length: draws a segment; None for up to 1,000 and 32 MiB.
-        layout: where arrays are.
+    The MCMC is not changed, apart from what ``init`` sets in its kernel. A segment has ``length``
+    draws; None for up to 1,000 and 32 MiB.
 
     Attributes:
-        job: as given.
-        layout: as given.
+        job: what is run.
+        layout: where arrays are.
         start: the state before the first step, with a leading axis of chains if there are
             several.
         shapes: of a segment's draws, by field of the state: (chains, length, ...).
@@ -90,9 +87,7 @@ class Segments:
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
         shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
         if not self.together:
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes
-            )
+            shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
         self.shapes = {name: shapes[name] for name in self.fields}
         self.program = jax.jit(self._segment, **layout.outputs(self.start))
@@ -167,16 +162,9 @@ class Segments:
         transform = mcmc.postprocess_fn
         if transform is None:
             transform = mcmc.sampler.postprocess_fn(*data)
-        draw = values[self.fields[0]]
         if self.together and mcmc.num_chains > 1:
-            mapped = jax.vmap(transform, axis_size=mcmc.num_chains)
-            draw = (
-                mapped(draw)
-                if jax.tree.leaves(draw)
-                else jax.vmap(lambda _: transform(draw))(jnp.arange(mcmc.num_chains))
-            )
-        else:
-            draw = transform(draw)
+            transform = jax.vmap(transform, axis_size=mcmc.num_chains)
+        draw = transform(values[self.fields[0]])
         if self._removed:
             draw = {name: x for name, x in draw.items() if name not in self._removed}
         values[self.fields[0]] = draw
@@ -198,7 +186,9 @@ class Segments:
 
     def _on_axis(self, draw: PyTree) -> PyTree:
         """Shapes of a segment given those of a draw."""
-        return jax.tree.map(partial(_with_axis, self.lengths.length), draw)
+        return jax.tree.map(
+            lambda x: ShapeDtypeStruct((self.lengths.length, *x.shape), x.dtype), draw
+        )
 
     def _by_chain(self, values: PyTree) -> PyTree:
         """Chains on the first axis, draws on the second."""
@@ -207,10 +197,6 @@ class Segments:
         if self.job.mcmc.num_chains == 1:
             return jax.tree.map(lambda x: x[np.newaxis], values)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), values)
-
-
-def _with_axis(size: int, x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
 
 
 def _strong(state: PyTree) -> PyTree:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from .files import sync_directory, write_atomically
+from .files import write_atomically
 
 Datasets = Mapping[str, xr.Dataset]
 CHECKSUM_BYTES = 4
@@ -48,9 +48,7 @@ class DrawStore:
     def create(self, datasets: Datasets, draws: int) -> None:
         """Write what does not grow, and metadata for so many draws.
 
-        Args:
-            datasets: groups by name; variables with a dimension ``draw`` have one segment of it.
-            draws: how many there are.
+        Of the dimension ``draw`` variables have one segment, here as elsewhere.
         """
         for folder, variable in self._variables(datasets):
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,11 +57,7 @@ class DrawStore:
         self.grow(datasets, draws)
 
     def write(self, segment: int, datasets: Datasets) -> None:
-        """Write the chunks of a segment; readers do not see new ones yet.
-
-        Raises:
-            OSError: if one cannot be written.
-        """
+        """Write the chunks of a segment; readers do not see new ones yet."""
         for folder, variable in self._variables(datasets):
             if "draw" in variable.dims and variable.size:
                 values = variable.values
@@ -89,7 +83,6 @@ class DrawStore:
             }
         }
         write_atomically(self.path / "zarr.json", _json(root))
-        sync_directory(self.path)
 
     def discard(self, segment: int, datasets: Datasets) -> None:
         """Remove the chunks of a segment that no reader sees."""
@@ -133,7 +126,6 @@ class DrawStore:
         content = content.astype(content.dtype.newbyteorder("<"), copy=False)
         raw = content.reshape(-1).view(np.uint8)
         write_atomically(path, raw, _checksum(raw))
-        sync_directory(path.parent)
 
 
 def _checksum(content: np.ndarray) -> bytes:
@@ -155,28 +147,22 @@ def _group(attributes: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _array(variable: xr.Variable, draws: int) -> dict[str, Any]:
-    shape = [
-        draws if dim == "draw" else size
-        for dim, size in zip(variable.dims, variable.shape, strict=True)
-    ]
-    codecs: list[dict[str, Any]] = [
-        {"name": "bytes", "configuration": {"endian": "little"}},
-        {"name": "crc32c"},
-    ]
-    kind = variable.dtype.kind
-    fill: Any = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(kind, 0)
+    fill: dict[str, Any] = {"b": False, "f": 0.0, "c": [0.0, 0.0]}
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": shape,
+        "shape": [draws if dim == "draw" else n for dim, n in variable.sizes.items()],
         "data_type": variable.dtype.name,
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": [max(1, size) for size in variable.shape]},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "fill_value": fill,
-        "codecs": codecs,
+        "fill_value": fill.get(variable.dtype.kind, 0),
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "crc32c"},
+        ],
         "attributes": dict(variable.attrs),
         "dimension_names": list(variable.dims),
         "storage_transformers": [],
