@@ -72,20 +72,32 @@ def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[
     return given
 
 
-def variables_of(dataset: Any, *, numeric: bool = True) -> Arrays:
-    """Variables of a dataset that have chains and draws, these first.
-
-    Args:
-        dataset: a Dataset, or a DataTree node that holds one.
-        numeric: leave out what is neither a number nor a truth value.
-    """
+def variables_of(dataset: Any) -> Arrays:
+    """Variables of a Dataset, or DataTree node, that have chains and draws, these first."""
     return {
         str(name): x.transpose("chain", "draw", ...).values
         for name, x in dataset.data_vars.items()
-        if {"chain", "draw"} <= set(x.dims) and (not numeric or x.dtype.kind in "biuf")
+        if {"chain", "draw"} <= set(x.dims)
     }
 
 
+def numeric(arrays: Arrays) -> Arrays:
+    """Those of numbers or truth values."""
+    return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
+
+
 def group_of(container: Any, name: str) -> Arrays:
-    """Variables of a group of an InferenceData or DataTree; none if it is missing."""
-    return variables_of(container[name]) if hasattr(container, name) else {}
+    """Numeric variables of a group of an InferenceData or DataTree; none if it is missing."""
+    return numeric(variables_of(container[name])) if hasattr(container, name) else {}
+
+
+def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
+    """An array in 64 bits, finite unless said otherwise."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    if finite and not np.isfinite(x).all():
+        raise ValueError(
+            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
+        )
+    return x.astype(np.float64)

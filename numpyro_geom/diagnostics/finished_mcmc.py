@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field, states_of
-from .arrays import Arrays, host, paths
+from .arrays import Arrays, host, paths, variables_of
 
 
 def check_run(mcmc: Any) -> None:
@@ -41,9 +41,16 @@ def check_run(mcmc: Any) -> None:
         )
 
 
-def draws_by_name(mcmc: MCMC) -> Arrays:
-    """Draws of a run, shaped (chains, draws, ...); the leaves of a pytree are named by path."""
-    return {name: host(x) for name, x in paths(mcmc.get_samples(group_by_chain=True), "z")}
+def draws_of(source: Any) -> Arrays | None:
+    """Draws by name, shaped (chains, draws, ...), of a run MCMC, an ArviZ object or a Dataset.
+
+    The leaves of a pytree are named by path. None for a source of another kind.
+    """
+    if isinstance(source, MCMC):
+        check_run(source)
+        return {name: host(x) for name, x in paths(source.get_samples(group_by_chain=True), "z")}
+    dataset = source["posterior"] if hasattr(source, "posterior") else source
+    return variables_of(dataset) if hasattr(dataset, "data_vars") else None
 
 
 def as_if_run(

@@ -18,7 +18,7 @@ from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
-from .finished_mcmc import draws_by_name
+from .finished_mcmc import draws_of
 from .run_facts import facts_as_attributes, is_measured
 
 SITE_TEMPERATURE = "configurational_temperature."
@@ -90,7 +90,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
                 lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
             )
     return RunRecord(
-        posterior=draws_by_name(mcmc),
+        posterior=draws_of(mcmc) or {},
         sample_stats=sample_stats(mcmc),
         attributes=_attributes(mcmc),
         model=model,

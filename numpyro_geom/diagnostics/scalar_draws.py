@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpyro.infer import MCMC
 
-from .arrays import Arrays, entry_names, stored_name, variables_of
+from .arrays import Arrays, entry_names, numeric, stored_name
 from .checks import LEAST_DRAWS
-from .finished_mcmc import check_run, draws_by_name
+from .finished_mcmc import draws_of
 
 MOST_CHAINS = 10
 """Times as many chains as draws: in a plain array that is rather draws of a vector."""
-AS_CHAINS = "use `mcmc.get_samples(group_by_chain=True)`, or x[None] for one chain"
 
 
 class Scalars(NamedTuple):
@@ -51,19 +49,15 @@ def read_draws(source: Any, what: str) -> Arrays:
         ValueError: for a run without draws, for arrays without both leading axes, and for dicts
             of arrays whose axis of chains seems to be one of draws.
     """
-    known = True
-    if isinstance(source, MCMC):
-        check_run(source)
-        given = draws_by_name(source)
-    elif hasattr(source, "posterior") or hasattr(source, "data_vars"):
-        given = variables_of(source["posterior"] if hasattr(source, "posterior") else source)
-    elif isinstance(source, Mapping):
-        given, known = {name: np.asarray(x) for name, x in source.items()}, False
-    else:
-        raise TypeError(
-            f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a dict "
-            f"of arrays (chains, draws, ...), got {type(source).__name__}"
-        )
+    given = draws_of(source)
+    known = given is not None
+    if given is None:
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a "
+                f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
+            )
+        given = {name: np.asarray(x) for name, x in source.items()}
     arrays = {stored_name(name): x for name, x in given.items()}
     if len(arrays) < len(given):
         raise ValueError(
@@ -71,16 +65,19 @@ def read_draws(source: Any, what: str) -> Arrays:
             f"{sorted(map(str, given))}"
         )
     for name, x in arrays.items():
-        problem = f"got {name!r} of shape {x.shape}" if x.ndim < 2 else ""
-        if x.ndim >= 2 and not known and x.shape[0] > MOST_CHAINS * x.shape[1]:
+        if x.ndim < 2:
+            problem = f"got {name!r} of shape {x.shape}"
+        elif not known and x.shape[0] > MOST_CHAINS * x.shape[1]:
             problem = (
                 f"and {name!r} of shape {x.shape} would be {x.shape[0]} chains of {x.shape[1]}"
             )
-        if problem:
-            raise ValueError(
-                f"{what} must have arrays of shape (chains, draws, ...), {problem}: {AS_CHAINS}"
-            )
-    return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
+        else:
+            continue
+        raise ValueError(
+            f"{what} must have arrays of shape (chains, draws, ...), {problem}: use "
+            "`mcmc.get_samples(group_by_chain=True)`, or x[None] for one chain"
+        )
+    return numeric(arrays)
 
 
 def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
