@@ -20,8 +20,7 @@ from scripts import load_script
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
 from numpyro_geom.diagnostics.container import container
-from numpyro_geom.diagnostics.moment_checks import moment_checks
-from numpyro_geom.diagnostics.moment_errors import moment_errors
+from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
 from numpyro_geom.diagnostics.run_record import RunRecord
 
 pytestmark = pytest.mark.arviz

@@ -24,7 +24,7 @@ from numpyro_geom import SGRLD, RiemannianLaplace
 from numpyro_geom._mcmc import arguments_of
 from numpyro_geom.diagnostics import (
     SamplingWarning,
-    constants,
+    container,
     full_data,
     full_data_draws,
     print_summary,
@@ -32,7 +32,7 @@ from numpyro_geom.diagnostics import (
     to_inference_data,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.finished_mcmc import as_if_run
+from numpyro_geom.diagnostics.sources import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
@@ -667,7 +667,7 @@ def test_constant_data_on_request_and_within_limits(monkeypatch: pytest.MonkeyPa
 
     everything = {"X", "more.0", "tables.a", "c"}
     assert stored(None) == stored(True) == everything
-    monkeypatch.setattr(constants, "MAX_CONSTANT_SIZE", 10)
+    monkeypatch.setattr(container, "MAX_CONSTANT_SIZE", 10)
     assert stored(None) == everything - {"X"}
     assert stored(True) == everything
     assert stored(False) == set()

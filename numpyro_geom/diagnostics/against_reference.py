@@ -12,7 +12,7 @@ from .arrays import chosen, stored_name
 from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
 from .monte_carlo import MomentEstimates, effective_size, estimate_moments
 from .reference_table import Comparison, ScalarDifference
-from .scalar_draws import Scalars, named, read_draws, to_scalars
+from .sources import Scalars, named, read_draws, to_scalars
 
 INTERVAL = 0.9
 """Of the reference, whose share of the draws is compared."""

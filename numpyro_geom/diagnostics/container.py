@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpyro.primitives import Messenger
 
-from .arrays import Arrays, stored_name
+from .arrays import Arrays, host, is_numeric, paths, stored_name
 from .full_data import FullDataModel
 
 SAMPLE_DIMS = ["chain", "draw"]
+MAX_CONSTANT_SIZE = 10**6
+"""Entries up to which an argument of the model is stored without being asked for."""
 
 
 def container(datasets: dict[str, Any]) -> Any:
@@ -105,3 +109,45 @@ class Labels:
         if leading:
             attrs = {**attrs, "sample_dims": leading}
         return xr.Dataset(variables, coords, attrs)
+
+
+def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Arrays:
+    """Array arguments of the model by name, without those that are observed values."""
+    if isinstance(request, Mapping):
+        return {name: host(x) for name, x in request.items()}
+    if request is not None and not isinstance(request, bool):
+        raise TypeError(
+            f"constant_data must be True, False, None or a dict, got {type(request).__name__}"
+        )
+    if request is False or model is None:
+        return {}
+    arguments = _arguments(model.fn, *model.arguments())
+    return {
+        name: host(leaf)
+        for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
+        if is_numeric(leaf)
+        and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
+        and not any(_same(leaf, values) for values in observed.values())
+    }
+
+
+def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names in the model's signature."""
+    while isinstance(fn, Messenger) and fn.fn is not None:
+        fn = fn.fn
+    try:
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature to read
+        return dict(kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def _same(x: Any, y: np.ndarray) -> bool:
+    return x.shape == y.shape and np.array_equal(host(x), y, equal_nan=y.dtype.kind == "f")

@@ -1,4 +1,4 @@
-"""Checks of the draws themselves: how well the chains mix."""
+"""Checks of the draws themselves: how well chains mix, and what a guide says of its draws."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
+from . import checks
 from .arrays import Arrays, entry_names, evenly
-from .checks import LEAST_DRAWS, LEAST_ESS, Check, at_least, at_most, largest_rhat, none_of
+from .checks import Check, at_least, at_most, none_of
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
@@ -32,11 +33,11 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
     if "guide" in run.attributes:  # independent draws, to which none of this applies
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
-    if values.shape[1] < LEAST_DRAWS:
+    if values.shape[1] < checks.LEAST_DRAWS:
         yield at_least(
             "draws a chain",
             float(values.shape[1]),
-            LEAST_DRAWS,
+            checks.LEAST_DRAWS,
             advice="nothing can be said of so few: increase num_samples",
         )
     elif not moving.any():
@@ -61,14 +62,14 @@ def _mixing(
         yield at_most(
             "R-hat",
             float(found["rhat"][worst]),
-            largest_rhat(values.shape[0]),
+            checks.largest_rhat(values.shape[0]),
             where=names[worst],
             advice=f"chains disagree; {longer}",
         )
     for kind in ("bulk", "tail"):
         worst = int(np.argmin(found[kind]))
         name, value = f"effective sample size, {kind}", float(found[kind][worst])
-        yield at_least(name, value, LEAST_ESS, where=names[worst], advice=longer)
+        yield at_least(name, value, checks.LEAST_ESS, where=names[worst], advice=longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
         yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
@@ -118,3 +119,52 @@ def _gradients(run: RunRecord) -> float | None:
 def _batches(run: RunRecord) -> str:
     rows = json.loads(run.attributes.get("batch_sizes", "{}"))
     return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
+
+
+def guide_checks(run: RunRecord) -> Iterator[Check]:
+    """Failed geodesics and the Pareto shape of weights, where there are such."""
+    stats, attributes = run.sample_stats, run.attributes
+    is_fisher = attributes.get("metric") == "fisher"
+    if "success" in stats:
+        failed = int((~stats["success"].astype(bool)).sum())
+        yield none_of(
+            "failed geodesics",
+            failed,
+            where=f"{failed} of {stats['success'].size} geodesics failed",
+            advice="these draws, which `success` in sample_stats marks, are where the solver "
+            "stopped, and leaving them out biases what is left. Draw again from a guide with a "
+            "larger max_steps or rtol, standardise the inputs, or "
+            + ("reparametrise the model" if is_fisher else "use metric='fisher'"),
+        )
+    if "pareto_k" in attributes:
+        yield _shape_of_weights(float(attributes["pareto_k"]), stats.get("log_weight"), is_fisher)
+
+
+def _shape_of_weights(shape: float, log_weight: np.ndarray | None, is_fisher: bool) -> Check:
+    name, threshold = "Pareto shape of weights", f"below {checks.LARGEST_SHAPE:g}"
+    if shape < checks.LARGEST_SHAPE:
+        return Check(name, shape, threshold=threshold, ok=True)
+    if log_weight is not None:
+        weights = log_weight[np.isfinite(log_weight)].astype(float)
+        enough = weights.size >= checks.FEWEST_WEIGHTS
+        if enough and np.ptp(weights) < checks.EQUAL_WEIGHTS:
+            return Check(name, shape, ok=True, where="all weights are equal")
+        if not enough or not np.isfinite(shape):
+            return Check(
+                name,
+                shape,
+                threshold=threshold,
+                ok=False,
+                where=f"it could not be estimated from {weights.size} draws with a weight",
+                advice="how near they are to the posterior is not known: draw hundreds or more",
+            )
+    other = "mode='hausdorff'" if is_fisher else "metric='fisher'"
+    return Check(
+        name,
+        shape,
+        threshold=threshold,
+        ok=False,
+        where=f"from {checks.LARGEST_SHAPE:g} on weights cannot make them draws of the posterior",
+        advice="leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
+        f"reparametrise the model, or try {other}",
+    )

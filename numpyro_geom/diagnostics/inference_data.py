@@ -18,16 +18,15 @@ from numpyro.infer import MCMC
 from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
 from .arrays import Arrays, host
-from .constants import constants
-from .container import Labels, container
-from .finished_mcmc import check_run
+from .container import Labels, constants, container
+from .draw_checks import guide_checks
 from .full_data import FullDataModel, latent_draws, observed_values, read_model
 from .full_data_draws import pointwise_log_prob, predictive_values
 from .gradients import gradients_at_draws
-from .guide_checks import guide_checks
+from .report import warn_of_record
 from .run_checks import run_checks
 from .run_record import record_of_guide, record_of_mcmc
-from .summary import warn_of_record
+from .sources import check_run
 
 
 def to_inference_data(

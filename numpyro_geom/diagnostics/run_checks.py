@@ -8,25 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..warmup.step_size import MAX_NUM_STEPS
-from .checks import (
-    BINDING,
-    ENOUGH_RELAXATIONS,
-    HIDDEN,
-    LARGEST_CLAMPED,
-    LEAST_ACCEPTANCE,
-    LEAST_DRAWS,
-    ROUNDING,
-    TOLERATED_VARIANCE,
-    WIDE_CURVATURE,
-    Check,
-    at_least,
-    at_most,
-    by_chance,
-    digits,
-    none_of,
-    span,
-    verdict,
-)
+from . import checks
+from .checks import Check, at_least, at_most, digits, none_of, span
 from .monte_carlo import effective_size
 from .run_record import SITE_TEMPERATURE, RunRecord
 
@@ -40,7 +23,7 @@ def run_checks(run: RunRecord) -> Iterator[Check]:
 
 
 def _tolerance(run: RunRecord) -> float:
-    return float(run.attributes.get("bias_tolerance", TOLERATED_VARIANCE))
+    return float(run.attributes.get("bias_tolerance", checks.TOLERATED_VARIANCE))
 
 
 def _temperatures(run: RunRecord) -> Iterator[Check]:
@@ -54,13 +37,13 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
             continue
         values = np.asarray(run.sample_stats[name], float)
         mean, error, ok = float(values.mean()), None, None
-        if values.shape[1] >= LEAST_DRAWS and values.std() > 0:
+        if values.shape[1] >= checks.LEAST_DRAWS and values.std() > 0:
             effective = float(effective_size(values[..., None])[0])
             error = float(values.std() / np.sqrt(effective))
-            allowed = by_chance(len(sites) if name in sites else 1, effective) * error
+            allowed = checks.by_chance(len(sites) if name in sites else 1, effective) * error
             # the bias that is tolerated shows up here too
             wrong = abs(mean - tau) > tolerated * tau + allowed
-            ok = verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
+            ok = checks.verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
         title = name.replace("_", " ")
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
@@ -70,7 +53,7 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
             error,
             f"{tau:g}, within {tolerated:.0%}",
             ok,
-            HIDDEN if ok is None and error is not None else "",
+            checks.HIDDEN if ok is None and error is not None else "",
             "steps are too large (above) or noise is missing (below), or the chain has not reached "
             "the target",
         )
@@ -82,8 +65,9 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     for title, name in (("step size", "step_size"), ("steps a draw", "n_steps")):
         if run.of_this_package and name in run.sample_stats:
             means = np.asarray(run.sample_stats[name], float).mean(1)
-            between = span(means) if digits(means.min()) != digits(means.max()) else ""
-            yield Check(title, float(means.mean()), where=between and f"{between} over chains")
+            differ = digits(means.min()) != digits(means.max())
+            where = f"{span(means)} over chains" if differ else ""
+            yield Check(title, float(means.mean()), where=where)
     if "bias_noise" not in attrs:
         if "bias_note" in attrs:
             yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])
@@ -95,7 +79,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
     what, remedy = _what_binds(attrs, largest, total, tolerance)
     terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
-    ok = bool(total <= ROUNDING * tolerance)
+    ok = bool(total <= checks.ROUNDING * tolerance)
     advice = "use step_size='auto', a smaller step"
     if "step_size" in run.sample_stats and total > 0:
         h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
@@ -123,7 +107,7 @@ def _what_binds(
             f"{digits(1 / shrink)}",
             "a model without such regions allows larger steps",
         )
-    if total < BINDING * tolerance:
+    if total < checks.BINDING * tolerance:
         if attrs.get("step_size") == "auto":
             return "neither binds, but the integrator's own limit", ""
         return "neither binds", ""
@@ -142,7 +126,7 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
         yield at_least(
             "relaxation times a chain spans",
             float(np.median(attrs["relaxations"])),
-            ENOUGH_RELAXATIONS,
+            checks.ENOUGH_RELAXATIONS,
             where=f"of {span(attrs['relaxation_steps'])} steps each",
             advice="the draws are few in effect and may not have reached the target. Increase "
             f"num_samples or {how if bounded else 'num_steps'}, use a metric that fits the "
@@ -152,7 +136,7 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
         yield at_most(
             "largest over smallest curvature",
             float(np.max(attrs["curvature_ratio"])),
-            WIDE_CURVATURE,
+            checks.WIDE_CURVATURE,
             where="in the second half of warm-up",
             advice="one step size does not fit all of the posterior, and where the curvature is "
             "largest the draws are the most biased. Reparametrise the model (a non-centred "
@@ -169,7 +153,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         yield at_most(
             "clamped noise",
             float(attrs["clamped"]),
-            LARGEST_CLAMPED,
+            checks.LARGEST_CLAMPED,
             where="share of entries with more minibatch noise than could be taken from the "
             "injected one",
             advice="use a smaller step or a larger batch_size",
@@ -194,7 +178,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         if "target_accept" in attrs:
             aim = float(attrs["target_accept"])
             of, smaller = f"the aim is {aim:g}", "use a smaller step"
-            yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where=of, advice=smaller)
+            yield at_least(name, rate, checks.LEAST_ACCEPTANCE * aim, where=of, advice=smaller)
         else:
             yield Check(name, rate)
     if "passes" in attrs:

@@ -18,8 +18,8 @@ from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
-from .finished_mcmc import draws_of
 from .run_facts import facts_as_attributes, is_measured
+from .sources import draws_of
 
 SITE_TEMPERATURE = "configurational_temperature."
 """What the name of a site's temperature among ``sample_stats`` begins with."""

@@ -24,8 +24,8 @@ from ..target.minibatch import SubsamplePlates
 from ..target.plates import read_subsampling
 from ..target.potential import model_potential
 from .arrays import Arrays, stored_name
-from .finished_mcmc import check_run, draws_of
 from .full_data import read_model
+from .sources import check_run, draws_of
 
 ROWS_AT_ONCE = 2**18
 """Rows times draws whose gradients are computed at once."""

@@ -19,7 +19,7 @@ from ..kernel import SGKernel, SGState
 from ..schedules import Constant
 from .arrays import chosen, paths
 from .monte_carlo import MomentEstimates, estimate_moments
-from .scalar_draws import Scalars, named, to_scalars
+from .sources import Scalars, named, to_scalars
 from .step_size_bias_table import BiasCurve, ScalarBias
 
 SETTLING = 5

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._checks import check_flag
 from .arrays import chosen, real_numbers
-from .finished_mcmc import draws_of
+from .sources import draws_of
 
 MANY = 10
 """Times as long is the second axis of arrays whose first is rather one of chains."""

@@ -1,34 +1,66 @@
-"""Draws as a table of scalars, from whatever holds them."""
+"""Draws from whatever holds them: a run MCMC, an ArviZ object or a dict of arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from numpyro.infer import MCMC
 
-from .arrays import Arrays, entry_names, numeric, stored_name
+from .._mcmc import holding, sample_field, states_of
+from .arrays import Arrays, entry_names, host, numeric, paths, stored_name, variables_of
 from .checks import LEAST_DRAWS
-from .finished_mcmc import draws_of
 
 MOST_CHAINS = 10
 """Times as many chains as draws: in a plain array that is rather draws of a vector."""
 
 
 class Scalars(NamedTuple):
-    """Draws of scalars.
-
-    Attributes:
-        names: of the scalars, ``w[0, 1]`` for an entry of an array.
-        values: shape (chains, draws, scalars), float64.
-    """
+    """Draws of scalars, with names such as ``w[0, 1]`` for an entry of an array."""
 
     names: tuple[str, ...]
-    values: np.ndarray
+    values: np.ndarray  # shape (chains, draws, scalars), float64
 
     def keep(self, flags: Sequence[bool] | np.ndarray) -> Scalars:
         """Those that are flagged."""
         return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
+
+
+def check_run(mcmc: Any) -> None:
+    """Raise unless ``mcmc`` is an MCMC that has drawn something."""
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(
+            f"expected a numpyro.infer.MCMC, got {type(mcmc).__name__}: pass the object itself, "
+            "not its draws"
+        )
+    if states_of(mcmc) is None:
+        raise ValueError("the MCMC has not run: call `mcmc.run(rng_key, ...)` first")
+    state = mcmc.last_state
+    if state is not None and state is mcmc.post_warmup_state:  # so it is before a run is resumed
+        draws = getattr(state, "i", None)
+        if draws is not None and int(np.max(draws)) <= mcmc.num_warmup:
+            raise ValueError(
+                "the MCMC has only been warmed up and holds no draws of the posterior: call "
+                "`mcmc.run(rng_key, ...)` first"
+            )
+    if not jax.tree.leaves(mcmc.get_samples(group_by_chain=True)):
+        raise ValueError(
+            "the run holds no draws of any site: do not exclude all of them in `extra_fields`"
+        )
+
+
+def draws_of(source: Any) -> Arrays | None:
+    """Draws by name, shaped (chains, draws, ...), of a run MCMC, an ArviZ object or a Dataset.
+
+    The leaves of a pytree are named by path. None for a source of another kind.
+    """
+    if isinstance(source, MCMC):
+        check_run(source)
+        return {name: host(x) for name, x in paths(source.get_samples(group_by_chain=True), "z")}
+    dataset = source["posterior"] if hasattr(source, "posterior") else source
+    return variables_of(dataset) if hasattr(dataset, "data_vars") else None
 
 
 def named(names: Sequence[str], flags: Sequence[bool] | np.ndarray) -> tuple[str, ...]:
@@ -37,17 +69,10 @@ def named(names: Sequence[str], flags: Sequence[bool] | np.ndarray) -> tuple[str
 
 
 def read_draws(source: Any, what: str) -> Arrays:
-    """Numeric variables of a run by name, each of shape (chains, draws, ...).
+    """Numeric variables of a source, called ``what`` in errors, each (chains, draws, ...).
 
-    Args:
-        source: a run MCMC, an InferenceData or DataTree with a posterior, a Dataset of such, or a
-            dict of arrays. A slash in a name becomes a dot, as in exports.
-        what: its name, for errors.
-
-    Raises:
-        TypeError: for anything else.
-        ValueError: for a run without draws, for arrays without both leading axes, and for dicts
-            of arrays whose axis of chains seems to be one of draws.
+    A slash in a name becomes a dot, as in exports. A dict whose axis of chains seems to be one of
+    draws is an error.
     """
     given = draws_of(source)
     known = given is not None
@@ -81,12 +106,7 @@ def read_draws(source: Any, what: str) -> Arrays:
 
 
 def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
-    """Entries of all variables side by side.
-
-    Raises:
-        ValueError: for values that are not finite, for too few draws, and for variables whose
-            numbers of chains or draws differ.
-    """
+    """Entries of all variables side by side, checked: as many draws of each, enough, finite."""
     names: list[str] = []
     columns = []
     lead = next(iter(arrays.values())).shape[:2]
@@ -109,3 +129,20 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
             f"size needs, got {lead[0]} chains of {lead[1]}"
         )
     return Scalars(tuple(names), np.concatenate(columns, axis=-1))
+
+
+def as_if_run(
+    mcmc: MCMC,
+    draws: Any,
+    *args: Any,
+    fields: Mapping[str, Any] | None = None,
+    last_state: Any = None,
+    **kwargs: Any,
+) -> MCMC:
+    """A copy of an MCMC as `run` would have left it, with draws that were made elsewhere.
+
+    They are what its ``sample_field`` would hold, and ``fields`` the other fields of the state,
+    all shaped (chains, draws, ...); ``args`` and ``kwargs`` are the model's.
+    """
+    states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
+    return holding(mcmc, (args, kwargs), states, last_state)
