@@ -95,11 +95,7 @@ def compare(
 def common(
     draws: Any, reference: Any, var_names: str | Sequence[str] | None
 ) -> tuple[Scalars, Scalars, tuple[str, ...], tuple[str, ...]]:
-    """Scalars of both sides, names of variables left out, and of scalars that are constant.
-
-    Raises:
-        TypeError, ValueError: as `compare`.
-    """
+    """Scalars of both sides, names of variables left out, and of scalars that are constant."""
     mine, theirs = read_draws(draws, "draws"), read_draws(reference, "reference")
     if var_names is None:
         names = [name for name in mine if name in theirs]

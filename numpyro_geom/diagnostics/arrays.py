@@ -58,11 +58,7 @@ def evenly(size: int, most: int) -> np.ndarray:
 
 
 def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The names of one or several variables, each once.
-
-    Raises:
-        ValueError: for none, and for unknown ones.
-    """
+    """The names of one or several variables, each once; an error for none and unknown ones."""
     given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     missing = [name for name in given if name not in known]
     if not given:

@@ -27,18 +27,10 @@ constrained draw, above which the draw does not tell the coordinate."""
 def gradients_at_draws(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> Arrays:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
-    Args:
-        model: from `numpyro_geom.diagnostics.full_data.read_model`.
-        posterior: draws of all latent sites, shaped (chains, draws, ...).
-
-    Returns:
-        For each latent site ``w`` the arrays ``z.w`` and ``grad_U.w``, in nats, shaped (chains,
-        draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total. The gradient
-        is NaN in coordinates that the constrained draws, as floating-point numbers, do not tell
-        (the small entries of a sparse simplex in float32).
-
-    Raises:
-        ValueError: if the draws of a latent site are missing or discrete.
+    For each latent site ``w`` the arrays ``z.w`` and ``grad_U.w``, in nats, shaped (chains, draws,
+    ...). All draws, unless that takes more than `MAX_WORK` rows in total. The gradient is NaN in
+    coordinates that the constrained draws, as floating-point numbers, do not tell (the small
+    entries of a sparse simplex in float32).
     """
     discrete = [n for n in model.of_kind("latent") if n in posterior and not is_real(posterior[n])]
     if discrete:
@@ -49,8 +41,6 @@ def gradients_at_draws(model: FullDataModel, posterior: Mapping[str, np.ndarray]
     rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
     every = -(-chains * draws * rows // MAX_WORK)
     kept = {name: x[:, ::every] for name, x in posterior.items()}
-    number = len(range(0, draws, every))
-    flat = latent_draws(model, kept)
 
     def at(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> tuple[dict, dict, dict]:
         args, kwargs = model.arguments(arrays)
@@ -58,7 +48,7 @@ def gradients_at_draws(model: FullDataModel, posterior: Mapping[str, np.ndarray]
         z = unconstrain_fn(fn, args, kwargs, draw)
         following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draw)
         moved = unconstrain_fn(fn, args, kwargs, following)
-        rounding = jax.tree.map(lambda a, b: jnp.abs(a - b), moved, z)
+        rounding = jax.tree.map(jnp.subtract, moved, z)
         return z, jax.grad(lambda z: potential_energy(fn, args, kwargs, z))(z), rounding
 
     @jax.jit
@@ -66,17 +56,16 @@ def gradients_at_draws(model: FullDataModel, posterior: Mapping[str, np.ndarray]
         at_once = max(1, min(64, MAX_WORK // (256 * rows)))
         return lax.map(lambda draw: at(arrays, draw), draws, batch_size=at_once)
 
-    places = {name: jnp.asarray(x) for name, x in flat.items()}
+    places = {name: jnp.asarray(x) for name, x in latent_draws(model, kept).items()}
     z, grad, rounding = (jax.tree.map(host, x) for x in over_draws(model.arrays, places))
+    found: Arrays = {}
     for name, x in z.items():
         finite = np.isfinite(x) & np.isfinite(rounding[name])
         changes = np.mean(np.where(finite, rounding[name], 0.0) ** 2, 0) ** 0.5
         hidden = changes > LARGEST_ROUNDING * np.std(np.where(finite, x, 0.0), 0)
-        grad[name] = np.where(hidden, np.nan, grad[name])
-    found: Arrays = {}
-    for prefix, tree in ((POSITION, z), (GRADIENT, grad)):
-        for name, x in tree.items():
-            found[prefix + name] = x.reshape((chains, number, *x.shape[1:]))
+        shape = (chains, -(-draws // every), *x.shape[1:])
+        found[POSITION + name] = x.reshape(shape)
+        found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
     return found
 
 

@@ -44,31 +44,18 @@ MAX_ENTRIES = 500
 
 
 class MomentErrors(NamedTuple):
-    """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,).
+    """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,)."""
 
-    Attributes:
-        names: of the coordinates, such as ``w[3]``.
-        mean: error of the mean, in standard deviations.
-        mean_error: its Monte Carlo standard error.
-        mean_size: effective draws behind it.
-        sd: relative error of the standard deviation.
-        sd_error: its Monte Carlo standard error.
-        sd_size: effective draws behind it.
-        full: whether S is more than its diagonal; if not, see the module's docstring.
-        left_out: draws whose position or gradient is not finite.
-        hidden: coordinates that are left out because no draw has a gradient there.
-    """
-
-    names: list[str]
-    mean: np.ndarray
-    mean_error: np.ndarray
-    mean_size: np.ndarray
-    sd: np.ndarray
+    names: list[str]  # of the coordinates, such as w[3]
+    mean: np.ndarray  # error of the mean, in standard deviations
+    mean_error: np.ndarray  # its Monte Carlo standard error
+    mean_size: np.ndarray  # effective draws behind it
+    sd: np.ndarray  # relative error of the standard deviation
     sd_error: np.ndarray
     sd_size: np.ndarray
-    full: bool
-    left_out: int
-    hidden: list[str]
+    full: bool  # whether S is more than its diagonal; if not, see the module's docstring
+    left_out: int  # draws whose position or gradient is not finite
+    hidden: list[str]  # coordinates that are left out: no draw has a gradient there
 
 
 def moment_checks(run: RunRecord) -> Iterator[Check]:
@@ -155,15 +142,16 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
-    """Errors of means and standard deviations, from positions and gradients.
+    """Errors from what `gradients_at_draws` returns, at four draws or more, and tau above 0.
 
     S comes from the other half of each chain, so that its noise does not add up.
-
-    Args:
-        arrays: what `gradients_at_draws` returns, at least four draws.
-        temperature: tau of the target, above 0.
     """
-    names, z, grad = _columns(arrays)
+    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
+    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
+    z, grad = (
+        np.concatenate([_flat(arrays[prefix + site]) for site in sites], -1)
+        for prefix in (POSITION, GRADIENT)
+    )
     told = ~np.isnan(grad).all((0, 1))
     hidden, names = list(named(names, ~told)), list(named(names, told))
     z, grad = z[..., told], grad[..., told]
@@ -212,13 +200,5 @@ def _mean_and_error(
     return mean, spread / np.sqrt(effective), effective
 
 
-def _columns(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of all coordinates, and positions and gradients of shape (chains, draws, D)."""
-    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
-    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
-
-    def flat(prefix: str) -> np.ndarray:
-        parts = [arrays[prefix + site] for site in sites]
-        return np.concatenate([x.reshape((*x.shape[:2], -1)).astype(float) for x in parts], -1)
-
-    return names, flat(POSITION), flat(GRADIENT)
+def _flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape((*x.shape[:2], -1)).astype(float)
