@@ -15,8 +15,9 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_geom import to_inference_data
 from numpyro_geom.diagnostics import compare, joint_distances, reference_table
 from numpyro_geom.diagnostics.against_reference import _wasserstein, differences
+from numpyro_geom.diagnostics.arrays import Scalars
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
-from numpyro_geom.diagnostics.sources import Scalars, as_if_run, read_draws
+from numpyro_geom.diagnostics.sources import as_if_run, read_draws
 
 pytestmark = pytest.mark.arviz
 

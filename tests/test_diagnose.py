@@ -79,7 +79,7 @@ SD_ERROR = 0.016
 def test_moment_errors_of_exact_draws_are_within_their_monte_carlo_error(temp: float) -> None:
     arrays = gaussian_arrays(temp * correlated(), correlated())
     found = moment_errors(arrays, temp)
-    assert found.names == ["w[0]", "w[1]", "w[2]"]
+    assert list(found.names) == ["w[0]", "w[1]", "w[2]"]
     # for a Gaussian the figures are the actual errors of these draws
     assert np.all(np.abs(found.sd) < 4 * found.sd_error)
     assert np.all(np.abs(found.mean) < 4 * found.mean_error)
@@ -203,7 +203,7 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
     found = moment_errors(arrays, 1.0)
-    assert found.hidden == [f"p[{k}]" for k in np.flatnonzero(hidden)]
+    assert list(found.hidden) == [f"p[{k}]" for k in np.flatnonzero(hidden)]
 
 
 def rows(X: jax.Array, y: jax.Array) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from .arrays import chosen, stored_name
+from .arrays import Scalars, chosen, named, stored_name
 from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
 from .monte_carlo import MomentEstimates, effective_size, estimate_moments
 from .reference_table import Comparison, ScalarDifference
-from .sources import Scalars, named, read_draws, to_scalars
+from .sources import read_draws, to_scalars
 
 INTERVAL = 0.9
 """Of the reference, whose share of the draws is compared."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,22 @@ import numpy as np
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
+
+
+class Scalars(NamedTuple):
+    """Draws of scalars, with names such as ``w[0, 1]`` for an entry of an array."""
+
+    names: tuple[str, ...]
+    values: np.ndarray  # shape (chains, draws, scalars), float64
+
+    def keep(self, flags: Any) -> Scalars:
+        """Those that are flagged."""
+        return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
+
+
+def named(names: Sequence[str], flags: Any) -> tuple[str, ...]:
+    """Names that are flagged."""
+    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
 def host(x: Any) -> np.ndarray:
@@ -43,18 +59,22 @@ def stored_name(name: Any) -> str:
     return str(name).replace("/", ".")
 
 
-def entry_names(name: str, shape: Sequence[int], chosen: Any = None) -> list[str]:
-    """``w[0, 1]`` and so on, of all entries or of the chosen ones; ``w`` for a scalar."""
-    if not shape:
-        return [name]
-    numbers = range(int(np.prod(shape))) if chosen is None else chosen
-    indices = (np.unravel_index(k, tuple(shape)) for k in numbers)
-    return [f"{name}[{', '.join(map(str, index))}]" for index in indices]
-
-
 def evenly(size: int, most: int) -> np.ndarray:
     """Numbers of up to ``most`` of so many entries, spread over all of them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
+
+
+def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalars:
+    """Entries of all variables side by side; of each up to ``most``, spread over all of them."""
+    names: list[str] = []
+    columns = []
+    for name, x in arrays.items():
+        flat = x.reshape((*x.shape[:2], -1))
+        chosen = evenly(flat.shape[2], flat.shape[2] if most is None else most)
+        indices = (np.unravel_index(k, x.shape[2:]) for k in chosen)
+        names += [f"{name}[{', '.join(map(str, i))}]" if i else name for i in indices]
+        columns.append(flat[..., chosen].astype(np.float64))
+    return Scalars(tuple(names), np.concatenate(columns, axis=-1))
 
 
 def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:

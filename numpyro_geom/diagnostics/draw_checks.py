@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from . import checks
-from .arrays import Arrays, entry_names, evenly
+from .arrays import Arrays, Scalars, entries
 from .checks import Check, at_least, at_most, none_of
 from .run_record import RunRecord
 
@@ -19,9 +19,10 @@ MAX_ENTRIES = 500
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
     """R-hat and effective sample sizes of these draws, or why there are none."""
-    names, values = _entries(posterior)
-    if not names:
+    posterior = {name: x for name, x in posterior.items() if x.size}
+    if not posterior:
         return
+    names, values = entries(posterior, MAX_ENTRIES)
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
         yield none_of(
@@ -48,13 +49,11 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
             advice="the chain does not move: look at undone steps, acceptance and step size",
         )
     else:
-        kept = [name for name, x in zip(names, moving, strict=True) if x]
-        yield from _mixing(kept, values[..., moving], run, seconds)
+        yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
 
 
-def _mixing(
-    names: list[str], values: np.ndarray, run: RunRecord, seconds: float | None
-) -> Iterator[Check]:
+def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator[Check]:
+    names, values = scalars
     found = _arviz_figures(values)
     longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
     if "rhat" in found:
@@ -75,20 +74,6 @@ def _mixing(
         yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
     if seconds is not None:
         yield Check("effective draws a second", bulk / seconds)
-
-
-def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
-    """Names and values of the scalars to look at, shaped (chains, draws, scalars)."""
-    names: list[str] = []
-    columns = []
-    for name, x in posterior.items():
-        if x.size == 0:
-            continue
-        flat = x.reshape((*x.shape[:2], -1))
-        chosen = evenly(flat.shape[2], MAX_ENTRIES)
-        names += entry_names(name, x.shape[2:], chosen)
-        columns.append(flat[..., chosen].astype(float))
-    return names, np.concatenate(columns, -1) if columns else np.zeros((0, 0, 0))
 
 
 def _arviz_figures(values: np.ndarray) -> Arrays:

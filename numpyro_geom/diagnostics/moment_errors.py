@@ -28,12 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks
-from .arrays import entry_names, evenly
+from .arrays import entries, evenly, named
 from .checks import Check, at_least
 from .gradients import GRADIENT, POSITION
 from .monte_carlo import effective_size
 from .run_record import RunRecord
-from .sources import named
 
 MAX_FULL_COVARIANCE = 200
 """Coordinates above which S is diagonal."""
@@ -46,7 +45,7 @@ MAX_ENTRIES = 500
 class MomentErrors(NamedTuple):
     """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,)."""
 
-    names: list[str]  # of the coordinates, such as w[3]
+    names: tuple[str, ...]  # of the coordinates, such as w[3]
     mean: np.ndarray  # error of the mean, in standard deviations
     mean_error: np.ndarray  # its Monte Carlo standard error
     mean_size: np.ndarray  # effective draws behind it
@@ -55,7 +54,7 @@ class MomentErrors(NamedTuple):
     sd_size: np.ndarray
     full: bool  # whether S is more than its diagonal; if not, see the module's docstring
     left_out: int  # draws whose position or gradient is not finite
-    hidden: list[str]  # coordinates that are left out: no draw has a gradient there
+    hidden: tuple[str, ...]  # coordinates that are left out: no draw has a gradient there
 
 
 def moment_checks(run: RunRecord) -> Iterator[Check]:
@@ -147,14 +146,11 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     S comes from the other half of each chain, so that its noise does not add up.
     """
     sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
-    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
-    z, grad = (
-        np.concatenate([_flat(arrays[prefix + site]) for site in sites], -1)
-        for prefix in (POSITION, GRADIENT)
-    )
+    position = entries({site: arrays[POSITION + site] for site in sites})
+    grad = entries({site: arrays[GRADIENT + site] for site in sites}).values
     told = ~np.isnan(grad).all((0, 1))
-    hidden, names = list(named(names, ~told)), list(named(names, told))
-    z, grad = z[..., told], grad[..., told]
+    hidden = named(position.names, ~told)
+    (names, z), grad = position.keep(told), grad[..., told]
     finite = np.isfinite(z).all(-1) & np.isfinite(grad).all(-1)
     left_out = int((~finite).sum())
     if finite.sum() < 4 or not names:
@@ -167,7 +163,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
     if not full and size > MAX_ENTRIES:
         some = evenly(size, MAX_ENTRIES)
-        names, centred, grad = [names[k] for k in some], centred[..., some], grad[..., some]
+        names, centred, grad = tuple(names[k] for k in some), centred[..., some], grad[..., some]
     half = z.shape[1] // 2
     parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
     mean, ratio = np.full((2, *centred.shape), np.nan)
@@ -198,7 +194,3 @@ def _mean_and_error(
     spread = np.maximum(filled.std((0, 1)), least_spread)
     effective = effective_size(np.nan_to_num(filled))
     return mean, spread / np.sqrt(effective), effective
-
-
-def _flat(x: np.ndarray) -> np.ndarray:
-    return x.reshape((*x.shape[:2], -1)).astype(float)

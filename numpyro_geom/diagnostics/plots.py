@@ -150,7 +150,9 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
         raise ValueError(f"sample_stats must have 'energy' or 'lp', got {sorted(stats)}")
     energy = stats["energy"] if "energy" in stats else -stats["lp"]
     ax = axes_or_new(ax, (7, 3))
-    _traces(ax, energy)
+    colors = pyplot().get_cmap("viridis")(np.linspace(0.1, 0.85, len(energy)))
+    for chain, color in zip(energy, colors, strict=True):
+        ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
     undone = np.argwhere(stats.get("diverging", np.zeros(energy.shape, bool)))
     if len(undone):
         at, across = undone[:, 1], ax.get_xaxis_transform()
@@ -206,13 +208,6 @@ def _stats(idata: Any) -> Arrays:
             f"{type(idata).__name__}: use `to_inference_data(mcmc)`"
         )
     return group_of(idata, "sample_stats")
-
-
-def _traces(ax: Any, values: np.ndarray) -> None:
-    plt = pyplot()
-    colors = plt.get_cmap("viridis")(np.linspace(0.1, 0.85, len(values)))
-    for chain, color in zip(values, colors, strict=True):
-        ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
 
 
 def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax: Any = None) -> Any:

@@ -275,9 +275,9 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
     warn_of_record(record_of_mcmc(mcmc))
 
 
-def warn_of_record(run: RunRecord, checks: Any = run_checks) -> None:
-    """Warn of the flagged ones of these checks, unless another package drew."""
+def warn_of_record(run: RunRecord) -> None:
+    """Warn of what a run or a guide says of its draws, unless another package drew."""
     if run.of_this_package or "guide" in run.attributes:
-        for check in checks(run):
+        for check in (*run_checks(run), *guide_checks(run)):
             if check.ok is False:
                 warn_outside(check.sentence)

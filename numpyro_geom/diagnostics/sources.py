@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field, states_of
-from .arrays import Arrays, entry_names, host, numeric, paths, stored_name, variables_of
+from .arrays import Arrays, Scalars, entries, host, numeric, paths, stored_name, variables_of
 from .checks import LEAST_DRAWS
 
 MOST_CHAINS = 10
 """Times as many chains as draws: in a plain array that is rather draws of a vector."""
-
-
-class Scalars(NamedTuple):
-    """Draws of scalars, with names such as ``w[0, 1]`` for an entry of an array."""
-
-    names: tuple[str, ...]
-    values: np.ndarray  # shape (chains, draws, scalars), float64
-
-    def keep(self, flags: Sequence[bool] | np.ndarray) -> Scalars:
-        """Those that are flagged."""
-        return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
 
 
 def check_run(mcmc: Any) -> None:
@@ -61,11 +50,6 @@ def draws_of(source: Any) -> Arrays | None:
         return {name: host(x) for name, x in paths(source.get_samples(group_by_chain=True), "z")}
     dataset = source["posterior"] if hasattr(source, "posterior") else source
     return variables_of(dataset) if hasattr(dataset, "data_vars") else None
-
-
-def named(names: Sequence[str], flags: Sequence[bool] | np.ndarray) -> tuple[str, ...]:
-    """Names that are flagged."""
-    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
 def read_draws(source: Any, what: str) -> Arrays:
@@ -107,8 +91,6 @@ def read_draws(source: Any, what: str) -> Arrays:
 
 def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
     """Entries of all variables side by side, checked: as many draws of each, enough, finite."""
-    names: list[str] = []
-    columns = []
     lead = next(iter(arrays.values())).shape[:2]
     for name, x in arrays.items():
         if x.shape[:2] != lead:
@@ -121,14 +103,12 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
                 f"{what} has draws of {name!r} that are not finite ({np.sum(~np.isfinite(x))} "
                 "values): look for undone or diverging steps, or leave it out by var_names"
             )
-        names.extend(entry_names(name, x.shape[2:]))
-        columns.append(x.reshape(*lead, -1).astype(np.float64))
     if lead[0] < 1 or lead[1] < LEAST_DRAWS:
         raise ValueError(
             f"{what} must have at least {LEAST_DRAWS} draws a chain, which an effective sample "
             f"size needs, got {lead[0]} chains of {lead[1]}"
         )
-    return Scalars(tuple(names), np.concatenate(columns, axis=-1))
+    return entries(arrays)
 
 
 def as_if_run(

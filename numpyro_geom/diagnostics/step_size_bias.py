@@ -17,9 +17,9 @@ from scipy import stats
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant
-from .arrays import chosen, paths
+from .arrays import Scalars, chosen, named, paths
 from .monte_carlo import MomentEstimates, estimate_moments
-from .sources import Scalars, named, to_scalars
+from .sources import to_scalars
 from .step_size_bias_table import BiasCurve, ScalarBias
 
 SETTLING = 5
