@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 import jax
@@ -330,16 +329,3 @@ def test_errors() -> None:
     bad[0, 3, 1] = np.nan
     with pytest.raises(ValueError, match=r"draws of 'w' that are not finite \(1 values\)"):
         compare({"w": bad}, y)
-
-
-def test_exact_distance_needs_pot(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "ot":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'numpyro_geom\[examples\]'"):
-        compare(*two(), wasserstein=True)

@@ -52,7 +52,7 @@ def compare(
         draws: a run MCMC, an InferenceData or DataTree, or a dict of arrays (chains, draws, ...).
         reference: draws to hold against, likewise.
         var_names: variable or variables to compare; None for all numeric ones that both have.
-        wasserstein: add the exact Wasserstein-1 distance (needs POT; some 20 assignment problems).
+        wasserstein: add the exact Wasserstein-1 distance (some 20 assignment problems).
         seed: of directions and permutations.
 
     Returns:
@@ -63,7 +63,6 @@ def compare(
         ValueError: for runs without common variables, for shapes that differ, values that are not
             finite, fewer than 8 draws a chain, plain arrays with more than 10 times as many chains
             as draws, and scalars that vary in the draws alone.
-        ImportError: with ``wasserstein=True`` where POT is missing.
 
     Examples:
         >>> import numpy as np

@@ -25,29 +25,18 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
     names, values = entries(posterior, MAX_ENTRIES)
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
-        yield none_of(
-            "entries that are not finite",
-            int((~finite).sum()),
-            where=f"{names[int(np.argmin(finite))]}, for instance",
-            advice="check that the model is proper there; the lines below leave them out",
-        )
+        where = f"{names[int(np.argmin(finite))]}, for instance"
+        advice = "check that the model is proper there; the lines below leave them out"
+        yield none_of("entries that are not finite", np.sum(~finite), where, advice)
     if "guide" in run.attributes:  # independent draws, to which none of this applies
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
     if values.shape[1] < checks.LEAST_DRAWS:
-        yield at_least(
-            "draws a chain",
-            float(values.shape[1]),
-            checks.LEAST_DRAWS,
-            advice="nothing can be said of so few: increase num_samples",
-        )
+        advice = "nothing can be said of so few: increase num_samples"
+        yield at_least("draws a chain", values.shape[1], checks.LEAST_DRAWS, "", advice)
     elif not moving.any():
-        yield at_least(
-            "entries that change from draw to draw",
-            0.0,
-            1,
-            advice="the chain does not move: look at undone steps, acceptance and step size",
-        )
+        advice = "the chain does not move: look at undone steps, acceptance and step size"
+        yield at_least("entries that change from draw to draw", 0, 1, "", advice)
     else:
         yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
 
@@ -57,18 +46,12 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
     found = _arviz_figures(values)
     longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
     if "rhat" in found:
-        worst = int(np.argmax(found["rhat"]))
-        yield at_most(
-            "R-hat",
-            float(found["rhat"][worst]),
-            checks.largest_rhat(values.shape[0]),
-            where=names[worst],
-            advice=f"chains disagree; {longer}",
-        )
+        worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
+        bound = checks.largest_rhat(values.shape[0])
+        yield at_most("R-hat", found["rhat"][worst], bound, names[worst], advice)
     for kind in ("bulk", "tail"):
-        worst = int(np.argmin(found[kind]))
-        name, value = f"effective sample size, {kind}", float(found[kind][worst])
-        yield at_least(name, value, checks.LEAST_ESS, where=names[worst], advice=longer)
+        worst, name = int(np.argmin(found[kind])), f"effective sample size, {kind}"
+        yield at_least(name, found[kind][worst], checks.LEAST_ESS, names[worst], longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
         yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
@@ -95,10 +78,9 @@ def _gradients(run: RunRecord) -> float | None:
     chains = next(iter(run.posterior.values())).shape[0]
     if "gradients" in run.attributes:
         return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
-    steps = run.sample_stats.get("n_steps")
-    if steps is None:
-        return None
-    return float(steps.sum()) * int(run.attributes.get("thinning", 1))
+    if "n_steps" in run.sample_stats:
+        return float(run.sample_stats["n_steps"].sum()) * int(run.attributes.get("thinning", 1))
+    return None
 
 
 def _batches(run: RunRecord) -> str:
@@ -111,16 +93,15 @@ def guide_checks(run: RunRecord) -> Iterator[Check]:
     stats, attributes = run.sample_stats, run.attributes
     is_fisher = attributes.get("metric") == "fisher"
     if "success" in stats:
-        failed = int((~stats["success"].astype(bool)).sum())
-        yield none_of(
-            "failed geodesics",
-            failed,
-            where=f"{failed} of {stats['success'].size} geodesics failed",
-            advice="these draws, which `success` in sample_stats marks, are where the solver "
-            "stopped, and leaving them out biases what is left. Draw again from a guide with a "
-            "larger max_steps or rtol, standardise the inputs, or "
-            + ("reparametrise the model" if is_fisher else "use metric='fisher'"),
+        failed = np.sum(~stats["success"].astype(bool))
+        where = f"{failed} of {stats['success'].size} geodesics failed"
+        advice = (
+            "these draws, which `success` in sample_stats marks, are where the solver stopped, and "
+            "leaving them out biases what is left. Draw again from a guide with a larger max_steps "
+            "or rtol, standardise the inputs, or "
         )
+        other = "reparametrise the model" if is_fisher else "use metric='fisher'"
+        yield none_of("failed geodesics", failed, where, advice + other)
     if "pareto_k" in attributes:
         yield _shape_of_weights(float(attributes["pareto_k"]), stats.get("log_weight"), is_fisher)
 
@@ -128,28 +109,19 @@ def guide_checks(run: RunRecord) -> Iterator[Check]:
 def _shape_of_weights(shape: float, log_weight: np.ndarray | None, is_fisher: bool) -> Check:
     name, threshold = "Pareto shape of weights", f"below {checks.LARGEST_SHAPE:g}"
     if shape < checks.LARGEST_SHAPE:
-        return Check(name, shape, threshold=threshold, ok=True)
+        return Check(name, shape, None, threshold, True)
+    where = f"from {checks.LARGEST_SHAPE:g} on weights cannot make them draws of the posterior"
+    other = "mode='hausdorff'" if is_fisher else "metric='fisher'"
+    advice = (
+        "leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
+        f"reparametrise the model, or try {other}"
+    )
     if log_weight is not None:
         weights = log_weight[np.isfinite(log_weight)].astype(float)
         enough = weights.size >= checks.FEWEST_WEIGHTS
         if enough and np.ptp(weights) < checks.EQUAL_WEIGHTS:
             return Check(name, shape, ok=True, where="all weights are equal")
         if not enough or not np.isfinite(shape):
-            return Check(
-                name,
-                shape,
-                threshold=threshold,
-                ok=False,
-                where=f"it could not be estimated from {weights.size} draws with a weight",
-                advice="how near they are to the posterior is not known: draw hundreds or more",
-            )
-    other = "mode='hausdorff'" if is_fisher else "metric='fisher'"
-    return Check(
-        name,
-        shape,
-        threshold=threshold,
-        ok=False,
-        where=f"from {checks.LARGEST_SHAPE:g} on weights cannot make them draws of the posterior",
-        advice="leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
-        f"reparametrise the model, or try {other}",
-    )
+            where = f"it could not be estimated from {weights.size} draws with a weight"
+            advice = "how near they are to the posterior is not known: draw hundreds or more"
+    return Check(name, shape, None, threshold, False, where, advice)

@@ -63,38 +63,30 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
         return
     found = moment_errors(run.unconstrained, run.temperature)
-    number = first.shape[0] * first.shape[1]
     if not found.names:
-        yield at_least(
-            "coordinates with a gradient",
-            0.0,
-            1,
-            advice="none is finite, or rounding of constrained values hides all: run in 64 bits",
-        )
+        advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
+        yield at_least("coordinates with a gradient", 0, 1, "", advice)
         return
-    if number - found.left_out < checks.LEAST_DRAWS:
-        yield at_least(
-            "draws with a finite gradient",
-            float(number - found.left_out),
-            checks.LEAST_DRAWS,
-            advice="draws are at the edge of the support, or U overflows: run in 64 bits, or check "
-            "the model",
+    usable = first.shape[0] * first.shape[1] - found.left_out
+    if usable < checks.LEAST_DRAWS:
+        advice = (
+            "draws are at the edge of the support, or U overflows: run in 64 bits, or check the "
+            "model"
         )
+        yield at_least("draws with a finite gradient", usable, checks.LEAST_DRAWS, "", advice)
         return
     left = f", {found.left_out} draws without a finite gradient left out" if found.left_out else ""
     if found.hidden:
         left += f", {len(found.hidden)} coordinates left out: not finite, or hidden by rounding"
-    if not found.full:
-        left += ", correlations not known: no error of a moment"
     names = ("error of the means, in sd", "relative error of the sd")
     if not found.full:
+        left += ", correlations not known: no error of a moment"
         names = ("scaled force", "scaled virial, less 1")
-    advice = _moment_advice(run.attributes)
-    parts = (
-        (names[0], found.mean, found.mean_error, found.mean_size, checks.TOLERATED_MEAN, advice[0]),
-        (names[1], found.sd, found.sd_error, found.sd_size, checks.TOLERATED_SD, advice[1]),
-    )
-    for name, values, errors, sizes, tolerated, remedy in parts:
+    means = found.mean, found.mean_error, found.mean_size, checks.TOLERATED_MEAN
+    sds = found.sd, found.sd_error, found.sd_size, checks.TOLERATED_SD
+    remedies = _moment_advice(run.attributes)
+    for name, figures, remedy in zip(names, (means, sds), remedies, strict=True):
+        values, errors, sizes, tolerated = figures
         known = np.isfinite(values) & np.isfinite(errors)
         if not known.any():
             continue
@@ -105,16 +97,11 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         ok = checks.verdict(wrong, float(errors[known].max()), float(size[worst]), tolerated)
         if ok and not found.full:
             ok = None
-        hides = f"; {checks.HIDDEN}" if ok is None and found.full else ""
-        yield Check(
-            name,
-            float(values[worst]),
-            float(errors[worst]),
-            f"within {tolerated:g} of 0",
-            ok,
-            f"{found.names[worst]}, unconstrained{left}{hides}",
-            remedy,
-        )
+        where = f"{found.names[worst]}, unconstrained{left}"
+        if ok is None and found.full:
+            where += f"; {checks.HIDDEN}"
+        threshold, value, error = f"within {tolerated:g} of 0", values[worst], errors[worst]
+        yield Check(name, float(value), float(error), threshold, ok, where, remedy)
 
 
 def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:

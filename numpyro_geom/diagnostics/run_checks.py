@@ -47,16 +47,12 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
         title = name.replace("_", " ")
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
-        yield Check(
-            title,
-            mean,
-            error,
-            f"{tau:g}, within {tolerated:.0%}",
-            ok,
-            checks.HIDDEN if ok is None and error is not None else "",
+        where = checks.HIDDEN if ok is None and error is not None else ""
+        advice = (
             "steps are too large (above) or noise is missing (below), or the chain has not reached "
-            "the target",
+            "the target"
         )
+        yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
@@ -80,20 +76,15 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     what, remedy = _what_binds(attrs, largest, total, tolerance)
     terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
     ok = bool(total <= checks.ROUNDING * tolerance)
+    where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
     advice = "use step_size='auto', a smaller step"
     if "step_size" in run.sample_stats and total > 0:
         h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
         advice = f"use step_size='auto', or a step size of at most {h:.2g}"
     noisy = largest[1] > largest[0]
-    yield Check(
-        "bias of variances, both",
-        total,
-        threshold=f"at most {tolerance:g}",
-        ok=ok,
-        where=f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else ""),
-        advice=advice
-        + (", a larger batch_size or control_variate=True" if noisy else " or another metric"),
-    )
+    advice += ", a larger batch_size or control_variate=True" if noisy else " or another metric"
+    name, threshold = "bias of variances, both", f"at most {tolerance:g}"
+    yield Check(name, total, None, threshold, ok, where, advice)
 
 
 def _what_binds(
@@ -123,65 +114,58 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
     if "relaxations" in attrs:
         bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
         how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
-        yield at_least(
-            "relaxation times a chain spans",
-            float(np.median(attrs["relaxations"])),
-            checks.ENOUGH_RELAXATIONS,
-            where=f"of {span(attrs['relaxation_steps'])} steps each",
-            advice="the draws are few in effect and may not have reached the target. Increase "
-            f"num_samples or {how if bounded else 'num_steps'}, use a metric that fits the "
-            "posterior's scales better, or a larger batch_size where noise binds",
+        advice = (
+            "the draws are few in effect and may not have reached the target. Increase num_samples "
+            f"or {how if bounded else 'num_steps'}, use a metric that fits the posterior's scales "
+            "better, or a larger batch_size where noise binds"
         )
+        spanned, where = np.median(attrs["relaxations"]), span(attrs["relaxation_steps"])
+        name, where = "relaxation times a chain spans", f"of {where} steps each"
+        yield at_least(name, spanned, checks.ENOUGH_RELAXATIONS, where, advice)
     if "curvature_ratio" in attrs:
-        yield at_most(
-            "largest over smallest curvature",
-            float(np.max(attrs["curvature_ratio"])),
-            checks.WIDE_CURVATURE,
-            where="in the second half of warm-up",
-            advice="one step size does not fit all of the posterior, and where the curvature is "
-            "largest the draws are the most biased. Reparametrise the model (a non-centred "
-            "hierarchy, for instance), use a smaller bias_tolerance, or compare with a run at a "
-            "tenth of the step size",
+        advice = (
+            "one step size does not fit all of the posterior, and where the curvature is largest "
+            "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
+            "instance), use a smaller bias_tolerance, or compare with a run at a tenth of the step "
+            "size"
         )
+        name, where = "largest over smallest curvature", "in the second half of warm-up"
+        ratio = np.max(attrs["curvature_ratio"])
+        yield at_most(name, ratio, checks.WIDE_CURVATURE, where, advice)
 
 
 def _trouble(run: RunRecord) -> Iterator[Check]:
     """Noise that was clamped, steps that failed or were rejected, and the effort."""
     attrs, stats = run.attributes, run.sample_stats
-    automatic = attrs.get("step_size") == "auto"
     if "clamped" in attrs:
-        yield at_most(
-            "clamped noise",
-            float(attrs["clamped"]),
-            checks.LARGEST_CLAMPED,
-            where="share of entries with more minibatch noise than could be taken from the "
-            "injected one",
-            advice="use a smaller step or a larger batch_size",
+        where = (
+            "share of entries with more minibatch noise than could be taken from the injected one"
         )
+        advice = "use a smaller step or a larger batch_size"
+        yield at_most("clamped noise", attrs["clamped"], checks.LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
-        smaller = (
-            "a longer warm-up (each undone step in it halves the step size), a smaller "
-            "bias_tolerance,"
-            if automatic
-            else "a smaller step_size"
+        smaller = "a smaller step_size"
+        if attrs.get("step_size") == "auto":
+            smaller = (
+                "a longer warm-up (each undone step in it halves the step size), a smaller "
+                "bias_tolerance,"
+            )
+        advice = (
+            "steps after warm-up were not finite or unstable, and draws avoid the region where "
+            f"that happens. Use {smaller} or another parametrisation, or check that the model is "
+            "proper and finite there"
         )
-        yield none_of(
-            "draws with undone steps" if run.of_this_package else "divergences",
-            int(stats["diverging"].sum()),
-            where=f"of {stats['diverging'].size} draws",
-            advice="steps after warm-up were not finite or unstable, and draws avoid the region "
-            f"where that happens. Use {smaller} or another parametrisation, or check that the "
-            "model is proper and finite there",
-        )
+        name = "draws with undone steps" if run.of_this_package else "divergences"
+        where = f"of {stats['diverging'].size} draws"
+        yield none_of(name, stats["diverging"].sum(), where, advice)
     if "acceptance_rate" in stats:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
             aim = float(attrs["target_accept"])
-            of, smaller = f"the aim is {aim:g}", "use a smaller step"
-            yield at_least(name, rate, checks.LEAST_ACCEPTANCE * aim, where=of, advice=smaller)
+            where, advice = f"the aim is {aim:g}", "use a smaller step"
+            yield at_least(name, rate, checks.LEAST_ACCEPTANCE * aim, where, advice)
         else:
             yield Check(name, rate)
     if "passes" in attrs:
-        yield Check(
-            "passes over the data", float(np.mean(attrs["passes"])), where="a chain, after warm-up"
-        )
+        passes = float(np.mean(attrs["passes"]))
+        yield Check("passes over the data", passes, where="a chain, after warm-up")
