@@ -89,25 +89,18 @@ def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> FullDataMod
 
 
 def _site(site: dict[str, Any]) -> SiteLayout:
-    kind, batch_shape, event_dim = "deterministic", (), 0
-    if site["type"] == "sample":
-        fn = site["fn"]
-        batch_shape, event_dim = tuple(fn.batch_shape), fn.event_dim
-        kind = "observed" if site["is_observed"] else "latent"
-        while hasattr(fn, "base_dist"):
-            fn = fn.base_dist
-        if kind == "observed" and isinstance(fn, Unit):
-            kind = "factor"
-    return SiteLayout(
-        kind=kind,
-        shape=jnp.shape(site["value"]),
-        plates=tuple(
-            (f.name, f.dim) for f in sorted(site["cond_indep_stack"], key=lambda f: f.dim)
-        ),
-        batch_shape=batch_shape,
-        event_dim=event_dim,
-        event_names=tuple(site.get("infer", {}).get("event_dims", ())),
-    )
+    frames = sorted(site["cond_indep_stack"], key=lambda f: f.dim)
+    shape, plates = jnp.shape(site["value"]), tuple((f.name, f.dim) for f in frames)
+    event_names = tuple(site.get("infer", {}).get("event_dims", ()))
+    if site["type"] == "deterministic":
+        return SiteLayout("deterministic", shape, plates, (), 0, event_names)
+    fn = base = site["fn"]
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    kind = "latent"
+    if site["is_observed"]:
+        kind = "factor" if isinstance(base, Unit) else "observed"
+    return SiteLayout(kind, shape, plates, tuple(fn.batch_shape), fn.event_dim, event_names)
 
 
 def latent_draws(model: FullDataModel, posterior: Arrays) -> Arrays:

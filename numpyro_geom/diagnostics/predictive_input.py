@@ -18,15 +18,10 @@ TOLERANCE = 1e-3
 
 
 class Prediction(NamedTuple):
-    """What an ensemble predicts, in float64.
+    """What an ensemble predicts, in float64."""
 
-    Attributes:
-        p: probabilities of each draw, shape (draws, rows, classes), summing to 1.
-        log_p: their logarithms, which of logits do not underflow.
-    """
-
-    p: np.ndarray
-    log_p: np.ndarray
+    p: np.ndarray  # probabilities of each draw, shape (draws, rows, classes), summing to 1
+    log_p: np.ndarray  # their logarithms, which of logits do not underflow
 
     @property
     def mean(self) -> np.ndarray:

@@ -120,11 +120,8 @@ def scores(
     plan = read_subsampling(model, args, kwargs, batch_size)
     if plan.has_params:
         _check_params(model, args, kwargs)
-    shapes = {
-        name: site.shape
-        for name, site in read_model(model, args, kwargs).sites.items()
-        if site.kind == "latent"
-    }
+    sites = read_model(model, args, kwargs).sites
+    shapes = {name: site.shape for name, site in sites.items() if site.kind == "latent"}
     samples = _latent_values(source, shapes)
     num_draws = next(iter(samples.values())).shape[0]
 
@@ -172,7 +169,7 @@ def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
             f"the draws lack the latent sites {missing}: expected {sorted(shapes)}, in the model's "
             "own (constrained) space"
         )
-    found, counts = {}, {}
+    found = {}
     for name, shape in shapes.items():
         x = np.asarray(given[keys[name]])
         leading = x.shape[: max(0, x.ndim - len(shape))]
@@ -182,7 +179,7 @@ def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
                 f"{shape} in place of the dots, and at least one draw, got {x.shape}"
             )
         found[name] = jnp.asarray(x.reshape((-1, *shape)), jnp.result_type(float))
-        counts[name] = found[name].shape[0]
+    counts = {name: len(x) for name, x in found.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"all sites must have the same number of draws, got {counts}")
     return found
