@@ -18,7 +18,7 @@ from numpyro.infer import HMC, MCMC
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
+from numpyro_geom.diagnostics import Check, Report, diagnose, full_data
 from numpyro_geom.diagnostics.container import container
 from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
 from numpyro_geom.diagnostics.run_record import RunRecord
@@ -198,7 +198,7 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays = gradients.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
+    arrays = full_data.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
@@ -544,7 +544,7 @@ def test_discrete_sites_have_no_gradient() -> None:
 
     read = full_data.read_model(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
-        gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+        full_data.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 
 
 def test_gradients_need_a_model() -> None:

@@ -19,9 +19,14 @@ from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
 from .arrays import Arrays, host
 from .container import Labels, constants, container
-from .full_data import FullDataModel, latent_draws, observed_values, read_model
+from .full_data import (
+    FullDataModel,
+    gradients_at_draws,
+    latent_draws,
+    observed_values,
+    read_model,
+)
 from .full_data_draws import pointwise_log_prob, predictive_values
-from .gradients import gradients_at_draws
 from .report import warn_of_record
 from .run_record import record_of_guide, record_of_mcmc
 from .sources import check_run

@@ -30,7 +30,7 @@ import numpy as np
 from . import checks
 from .arrays import entries, evenly, named
 from .checks import Check, at_least
-from .gradients import GRADIENT, POSITION
+from .full_data import GRADIENT, POSITION
 from .monte_carlo import effective_size
 from .run_record import RunRecord
 

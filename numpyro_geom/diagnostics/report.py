@@ -18,8 +18,7 @@ from ..kernel import SGKernel
 from .arrays import Arrays, chosen
 from .checks import Check, warn_outside
 from .draw_checks import draw_checks, guide_checks
-from .full_data import read_model
-from .gradients import gradients_at_draws, is_real
+from .full_data import gradients_at_draws, read_model
 from .moment_errors import moment_checks
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
@@ -186,7 +185,7 @@ def _gradients(run: RunRecord) -> Arrays:
         return {}
     model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
     draws = [run.posterior.get(name) for name in model.of_kind("latent")]
-    if not draws or not all(x is not None and is_real(x) for x in draws):
+    if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}
     return gradients_at_draws(model, run.posterior)
 
