@@ -172,10 +172,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
     kernel, state = mcmc.sampler, mcmc.last_state
     attrs: dict[str, Any] = {
         "kernel": type(kernel).__name__,
-        "num_chains": mcmc.num_chains,
-        "num_warmup": mcmc.num_warmup,
-        "num_samples": mcmc.num_samples,
-        "thinning": mcmc.thinning,
+        **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
         **package_versions(),
     }
     if not isinstance(kernel, SGKernel):

@@ -239,21 +239,16 @@ def fit_biases(
     names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[MomentEstimates]
 ) -> tuple[ScalarBias, ...]:
     """Weighted least squares of mean and sd of all scalars, one estimate a step size."""
-    size = np.min([m.least_size for m in found], axis=0)
-    scale = own / found[-1].sd  # the limit can be below 0
-    fits = {}
-    for moment in ("mean", "sd"):
-        values, errors = ([getattr(m, x) for m in found] for x in (moment, f"{moment}_error"))
-        fit = _fit(step_sizes, np.stack(values), np.stack(errors), size)
-        fits[moment] = fit | {
-            "bias": scale * fit["slope"],
-            "bias_error": scale * fit["slope_error"],
-        }
+    runs = MomentEstimates(*map(np.stack, zip(*found, strict=True)))
+    size, scale = runs.least_size.min(0), own / runs.sd[-1]  # the limit can be below 0
+    fits = {
+        "mean": _fit(step_sizes, runs.mean, runs.mean_error, size, scale),
+        "sd": _fit(step_sizes, runs.sd, runs.sd_error, size, scale),
+    }
     return tuple(
         ScalarBias(
             name=name,
             moment=moment,
-            ess=float(size[k]),
             values=tuple(fit["values"][:, k].tolist()),
             errors=tuple(fit["errors"][:, k].tolist()),
             **{n: float(x[k]) for n, x in fit.items() if x.ndim == 1},
@@ -264,7 +259,7 @@ def fit_biases(
 
 
 def _fit(
-    h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray
+    h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray, scale: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Values = limit + slope h, weights 1 / errors^2; fields as in `ScalarBias`.
 
@@ -285,5 +280,8 @@ def _fit(
         "limit_error": np.sqrt(1 / total + centre**2 / spread),
         "slope": slope,
         "slope_error": np.sqrt(1 / spread),
+        "bias": scale * slope,
+        "bias_error": scale * np.sqrt(1 / spread),
         "fit": stats.f.sf(residual, len(h) - 2, np.maximum(size - 1, 1.0)),
+        "ess": size,
     }
