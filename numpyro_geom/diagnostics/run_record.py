@@ -19,7 +19,7 @@ from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
 from .run_facts import facts_as_attributes, is_measured
-from .sources import draws_of
+from .sources import draws_by_name
 
 SITE_TEMPERATURE = "configurational_temperature."
 """What the name of a site's temperature among ``sample_stats`` begins with."""
@@ -76,7 +76,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
                 lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
             )
     return RunRecord(
-        posterior=draws_of(mcmc) or {},
+        posterior=draws_by_name(mcmc),
         sample_stats=sample_stats(mcmc),
         attributes=_attributes(mcmc),
         model=model,

@@ -40,16 +40,17 @@ def check_run(mcmc: Any) -> None:
         )
 
 
-def draws_of(source: Any) -> Arrays | None:
-    """Draws by name, shaped (chains, draws, ...), of a run MCMC, an ArviZ object or a Dataset.
+def draws_by_name(mcmc: MCMC) -> Arrays:
+    """Draws of a run, shaped (chains, draws, ...); the leaves of a pytree are named by path."""
+    return {name: host(x) for name, x in paths(mcmc.get_samples(group_by_chain=True), "z")}
 
-    The leaves of a pytree are named by path. None for a source of another kind.
-    """
+
+def draws_of(source: Any) -> Arrays | None:
+    """Draws by name, shaped (chains, draws, ...), of a run MCMC or an ArviZ object; else None."""
     if isinstance(source, MCMC):
         check_run(source)
-        return {name: host(x) for name, x in paths(source.get_samples(group_by_chain=True), "z")}
-    dataset = source["posterior"] if hasattr(source, "posterior") else source
-    return variables_of(dataset) if hasattr(dataset, "data_vars") else None
+        return draws_by_name(source)
+    return variables_of(source["posterior"]) if hasattr(source, "posterior") else None
 
 
 def read_draws(source: Any, what: str) -> Arrays:
@@ -59,6 +60,8 @@ def read_draws(source: Any, what: str) -> Arrays:
     draws is an error.
     """
     given = draws_of(source)
+    if given is None and hasattr(source, "data_vars"):  # a group of an ArviZ object
+        given = variables_of(source)
     known = given is not None
     if given is None:
         if not isinstance(source, Mapping):
