@@ -24,7 +24,7 @@ from numpyro_geom import SGRLD, RiemannianLaplace
 from numpyro_geom._mcmc import arguments_of
 from numpyro_geom.diagnostics import (
     SamplingWarning,
-    container,
+    constants,
     full_data,
     full_data_draws,
     print_summary,
@@ -667,7 +667,7 @@ def test_constant_data_on_request_and_within_limits(monkeypatch: pytest.MonkeyPa
 
     everything = {"X", "more.0", "tables.a", "c"}
     assert stored(None) == stored(True) == everything
-    monkeypatch.setattr(container, "MAX_CONSTANT_SIZE", 10)
+    monkeypatch.setattr(constants, "MAX_CONSTANT_SIZE", 10)
     assert stored(None) == everything - {"X"}
     assert stored(True) == everything
     assert stored(False) == set()

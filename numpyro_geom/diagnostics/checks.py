@@ -7,9 +7,6 @@ run says of itself, `guide_checks` at the draws of a guide. `diagnose`, `step_si
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,21 +140,3 @@ def span(values: Any) -> str:
     """One figure, or the range over chains where they differ visibly."""
     low, high = digits(float(np.min(values))), digits(float(np.max(values)))
     return low if low == high else f"{low} to {high}"
-
-
-class SamplingWarning(UserWarning):
-    """The draws may be wrong or too few; the message says what to do."""
-
-
-def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> None:
-    """Warn at the line outside of this package that led here."""
-    warnings.warn(message, category, stacklevel=_outside())
-
-
-def _outside() -> int:
-    """Stack level of the first caller outside this package, seen from `warn_outside`."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -18,7 +18,8 @@ from numpyro.infer import MCMC
 from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
 from .arrays import Arrays, host
-from .container import Labels, constants, container
+from .constants import constants
+from .container import Labels, container
 from .full_data import (
     FullDataModel,
     gradients_at_draws,

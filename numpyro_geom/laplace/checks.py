@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..diagnostics.checks import SamplingWarning
+from ..diagnostics.sampling_warning import SamplingWarning
 from .approximation import AtMode
 from .draws import FitReport
 from .geodesic import Geodesic

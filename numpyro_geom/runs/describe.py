@@ -14,7 +14,8 @@ from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field
 from ..diagnostics.arrays import paths
-from ..diagnostics.container import Labels, constants
+from ..diagnostics.constants import constants
+from ..diagnostics.container import Labels
 from ..diagnostics.full_data import observed_values, read_model
 from ..diagnostics.run_facts import facts_as_attributes
 from ..diagnostics.run_record import record_of_mcmc, sample_stats
