@@ -6,8 +6,7 @@ from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
 from .baselines.vsgd import VSGD
 from .diagnostics.inference_data import to_inference_data
-from .diagnostics.report import diagnose
-from .diagnostics.summary import print_summary, step_size_summary
+from .diagnostics.report import diagnose, print_summary, step_size_summary
 from .kernel import SGKernel, SGState
 from .laplace import RiemannianLaplace
 from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 import jax
@@ -15,9 +14,9 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_geom import to_inference_data
 from numpyro_geom.diagnostics import compare, joint_distances, reference_table
 from numpyro_geom.diagnostics.against_reference import _wasserstein, differences
-from numpyro_geom.diagnostics.finished_mcmc import as_if_run
+from numpyro_geom.diagnostics.arrays import Scalars
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
-from numpyro_geom.diagnostics.scalar_draws import Scalars, read_draws
+from numpyro_geom.diagnostics.sources import as_if_run, read_draws
 
 pytestmark = pytest.mark.arviz
 
@@ -330,16 +329,3 @@ def test_errors() -> None:
     bad[0, 3, 1] = np.nan
     with pytest.raises(ValueError, match=r"draws of 'w' that are not finite \(1 values\)"):
         compare({"w": bad}, y)
-
-
-def test_exact_distance_needs_pot(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "ot":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'numpyro_geom\[examples\]'"):
-        compare(*two(), wasserstein=True)

@@ -18,10 +18,9 @@ from numpyro.infer import HMC, MCMC
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
+from numpyro_geom.diagnostics import Check, Report, diagnose, full_data
 from numpyro_geom.diagnostics.container import container
-from numpyro_geom.diagnostics.moment_checks import moment_checks
-from numpyro_geom.diagnostics.moment_errors import moment_errors
+from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
 from numpyro_geom.diagnostics.run_record import RunRecord
 
 pytestmark = pytest.mark.arviz
@@ -80,7 +79,7 @@ SD_ERROR = 0.016
 def test_moment_errors_of_exact_draws_are_within_their_monte_carlo_error(temp: float) -> None:
     arrays = gaussian_arrays(temp * correlated(), correlated())
     found = moment_errors(arrays, temp)
-    assert found.names == ["w[0]", "w[1]", "w[2]"]
+    assert list(found.names) == ["w[0]", "w[1]", "w[2]"]
     # for a Gaussian the figures are the actual errors of these draws
     assert np.all(np.abs(found.sd) < 4 * found.sd_error)
     assert np.all(np.abs(found.mean) < 4 * found.mean_error)
@@ -199,12 +198,12 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays = gradients.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
+    arrays = full_data.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
     found = moment_errors(arrays, 1.0)
-    assert found.hidden == [f"p[{k}]" for k in np.flatnonzero(hidden)]
+    assert list(found.hidden) == [f"p[{k}]" for k in np.flatnonzero(hidden)]
 
 
 def rows(X: jax.Array, y: jax.Array) -> None:
@@ -545,7 +544,7 @@ def test_discrete_sites_have_no_gradient() -> None:
 
     read = full_data.read_model(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
-        gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+        full_data.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 
 
 def test_gradients_need_a_model() -> None:

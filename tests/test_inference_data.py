@@ -32,7 +32,7 @@ from numpyro_geom.diagnostics import (
     to_inference_data,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.finished_mcmc import as_if_run
+from numpyro_geom.diagnostics.sources import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz

@@ -15,7 +15,6 @@ from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
-from numpyro_geom.diagnostics.finished_mcmc import as_if_run
 from numpyro_geom.diagnostics.network_curvature import _curvatures
 from numpyro_geom.diagnostics.predictive import (
     classification,
@@ -27,6 +26,7 @@ from numpyro_geom.diagnostics.predictive import (
     predictive_entropy,
     regression,
 )
+from numpyro_geom.diagnostics.sources import as_if_run
 
 metrics = pytest.importorskip("sklearn.metrics", reason="the examples extra is not installed")
 

@@ -25,10 +25,10 @@ from numpyro_geom.diagnostics import (
     step_size_summary,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.finished_mcmc import as_if_run
 from numpyro_geom.diagnostics.run_checks import run_checks
 from numpyro_geom.diagnostics.run_facts import is_measured
 from numpyro_geom.diagnostics.run_record import RunRecord, record_of_container, record_of_mcmc
+from numpyro_geom.diagnostics.sources import as_if_run
 
 pytestmark = pytest.mark.arviz
 

@@ -6,11 +6,10 @@ from .checks import Check
 from .inference_data import to_inference_data
 from .joint_distances import Distance
 from .reference_table import Comparison, ScalarDifference
-from .report import Report, diagnose
+from .report import Report, diagnose, print_summary, step_size_summary, warn_if_unreliable
 from .sampling_warning import SamplingWarning
 from .step_size_bias import bias_vs_step
 from .step_size_bias_table import BiasCurve, ScalarBias
-from .summary import print_summary, step_size_summary, warn_if_unreliable
 
 __all__ = [
     "BiasCurve",

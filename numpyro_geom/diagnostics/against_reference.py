@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from .arrays import chosen, stored_name
+from .arrays import Scalars, chosen, named, stored_name
 from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
 from .monte_carlo import MomentEstimates, effective_size, estimate_moments
 from .reference_table import Comparison, ScalarDifference
-from .scalar_draws import Scalars, named, read_draws, to_scalars
+from .sources import read_draws, to_scalars
 
 INTERVAL = 0.9
 """Of the reference, whose share of the draws is compared."""
@@ -52,7 +52,7 @@ def compare(
         draws: a run MCMC, an InferenceData or DataTree, or a dict of arrays (chains, draws, ...).
         reference: draws to hold against, likewise.
         var_names: variable or variables to compare; None for all numeric ones that both have.
-        wasserstein: add the exact Wasserstein-1 distance (needs POT; some 20 assignment problems).
+        wasserstein: add the exact Wasserstein-1 distance (some 20 assignment problems).
         seed: of directions and permutations.
 
     Returns:
@@ -63,7 +63,6 @@ def compare(
         ValueError: for runs without common variables, for shapes that differ, values that are not
             finite, fewer than 8 draws a chain, plain arrays with more than 10 times as many chains
             as draws, and scalars that vary in the draws alone.
-        ImportError: with ``wasserstein=True`` where POT is missing.
 
     Examples:
         >>> import numpy as np
@@ -86,8 +85,8 @@ def compare(
     number = min(map(len, few))
     joint: tuple[Distance, ...] = ()
     if number >= FEWEST_DRAWS:
-        some = [z[rng.permutation(len(z))[:number]] for z in few]
-        joint = distances(some[0], some[1], rng, wasserstein=wasserstein)
+        a, b = (z[rng.permutation(len(z))[:number]] for z in few)
+        joint = distances(a, b, rng, wasserstein=wasserstein)
     sizes = x.values.shape[:2], y.values.shape[:2]
     return Comparison(scalars, joint, left_out, constant, sizes)
 
@@ -95,11 +94,7 @@ def compare(
 def common(
     draws: Any, reference: Any, var_names: str | Sequence[str] | None
 ) -> tuple[Scalars, Scalars, tuple[str, ...], tuple[str, ...]]:
-    """Scalars of both sides, names of variables left out, and of scalars that are constant.
-
-    Raises:
-        TypeError, ValueError: as `compare`.
-    """
+    """Scalars of both sides, names of variables left out, and of scalars that are constant."""
     mine, theirs = read_draws(draws, "draws"), read_draws(reference, "reference")
     if var_names is None:
         names = [name for name in mine if name in theirs]
@@ -146,13 +141,12 @@ def differences(
     # on the log scale, where the error of an sd is the same whatever the sd
     safe = np.where(own.sd > 0, own.sd, np.finfo(float).tiny)
     relative = own.sd_error / safe, other.sd_error / scale
-    coverage, share, coverage_parts = _coverage(
-        x.values, y.values, (own.mean_size, other.mean_size)
-    )
+    means = own.mean_size, other.mean_size
+    coverage, share, coverage_parts = _coverage(x.values, y.values, means)
     w1, unit_floor = _wasserstein(x.values, y.values, scale)
-    n, m = (np.minimum(size, _number(s)) for size, s in zip(sizes, (x, y), strict=True))
+    # no more than there are draws
+    n, m = (np.minimum(size, s.values[..., 0].size) for size, s in zip(sizes, (x, y), strict=True))
     floor = unit_floor * np.sqrt(1 / n + 1 / m)
-    w1_noise = np.hypot(*mean_parts)
     degrees = [size - 1 for size in sizes]
     p_values = np.stack(
         [
@@ -164,28 +158,12 @@ def differences(
     )
     p_value = np.minimum(1.0, p_values.min(axis=0) * p_values.size)
     p_value = np.where(own.sd > 0, p_value, 0.0)  # no chance at all where the reference varies
-    table = (
-        mean_error,
-        np.hypot(*mean_parts),
-        ratio,
-        ratio * np.hypot(*relative),
-        w1,
-        floor,
-        w1_noise,
-        coverage,
-        np.hypot(*coverage_parts),
-        *sizes,
-        p_value,
-    )
+    mean_noise, sd_noise = np.hypot(*mean_parts), ratio * np.hypot(*relative)
+    table = (mean_error, mean_noise, ratio, sd_noise, w1, floor, mean_noise, coverage)
+    rows = np.stack([*table, np.hypot(*coverage_parts), *sizes, p_value], axis=1)
     return tuple(
-        ScalarDifference(name, *map(float, row))
-        for name, row in zip(x.names, np.stack(table, axis=1), strict=True)
+        ScalarDifference(name, *map(float, row)) for name, row in zip(x.names, rows, strict=True)
     )
-
-
-def _number(scalars: Scalars) -> int:
-    """Draws of all chains."""
-    return scalars.values.shape[0] * scalars.values.shape[1]
 
 
 def _two_sided(

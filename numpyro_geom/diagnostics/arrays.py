@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,22 @@ import numpy as np
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
+
+
+class Scalars(NamedTuple):
+    """Draws of scalars, with names such as ``w[0, 1]`` for an entry of an array."""
+
+    names: tuple[str, ...]
+    values: np.ndarray  # shape (chains, draws, scalars), float64
+
+    def keep(self, flags: Any) -> Scalars:
+        """Those that are flagged."""
+        return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
+
+
+def named(names: Sequence[str], flags: Any) -> tuple[str, ...]:
+    """Names that are flagged."""
+    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
 def host(x: Any) -> np.ndarray:
@@ -43,26 +59,26 @@ def stored_name(name: Any) -> str:
     return str(name).replace("/", ".")
 
 
-def entry_names(name: str, shape: Sequence[int], chosen: Any = None) -> list[str]:
-    """``w[0, 1]`` and so on, of all entries or of the chosen ones; ``w`` for a scalar."""
-    if not shape:
-        return [name]
-    numbers = range(int(np.prod(shape))) if chosen is None else chosen
-    indices = (np.unravel_index(k, tuple(shape)) for k in numbers)
-    return [f"{name}[{', '.join(map(str, index))}]" for index in indices]
-
-
 def evenly(size: int, most: int) -> np.ndarray:
     """Numbers of up to ``most`` of so many entries, spread over all of them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
 
 
-def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The names of one or several variables, each once.
+def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalars:
+    """Entries of all variables side by side; of each up to ``most``, spread over all of them."""
+    names: list[str] = []
+    columns = []
+    for name, x in arrays.items():
+        flat = x.reshape((*x.shape[:2], -1))
+        chosen = evenly(flat.shape[2], flat.shape[2] if most is None else most)
+        indices = (np.unravel_index(k, x.shape[2:]) for k in chosen)
+        names += [f"{name}[{', '.join(map(str, i))}]" if i else name for i in indices]
+        columns.append(flat[..., chosen].astype(np.float64))
+    return Scalars(tuple(names), np.concatenate(columns, axis=-1))
 
-    Raises:
-        ValueError: for none, and for unknown ones.
-    """
+
+def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """The names of one or several variables, each once; an error for none and unknown ones."""
     given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     missing = [name for name in given if name not in known]
     if not given:
@@ -72,20 +88,32 @@ def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[
     return given
 
 
-def variables_of(dataset: Any, *, numeric: bool = True) -> Arrays:
-    """Variables of a dataset that have chains and draws, these first.
-
-    Args:
-        dataset: a Dataset, or a DataTree node that holds one.
-        numeric: leave out what is neither a number nor a truth value.
-    """
+def variables_of(dataset: Any) -> Arrays:
+    """Variables of a Dataset, or DataTree node, that have chains and draws, these first."""
     return {
         str(name): x.transpose("chain", "draw", ...).values
         for name, x in dataset.data_vars.items()
-        if {"chain", "draw"} <= set(x.dims) and (not numeric or x.dtype.kind in "biuf")
+        if {"chain", "draw"} <= set(x.dims)
     }
 
 
+def numeric(arrays: Arrays) -> Arrays:
+    """Those of numbers or truth values."""
+    return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
+
+
 def group_of(container: Any, name: str) -> Arrays:
-    """Variables of a group of an InferenceData or DataTree; none if it is missing."""
-    return variables_of(container[name]) if hasattr(container, name) else {}
+    """Numeric variables of a group of an InferenceData or DataTree; none if it is missing."""
+    return numeric(variables_of(container[name])) if hasattr(container, name) else {}
+
+
+def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
+    """An array in 64 bits, finite unless said otherwise."""
+    x = np.asarray(jax.device_get(value))
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    if finite and not np.isfinite(x).all():
+        raise ValueError(
+            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
+        )
+    return x.astype(np.float64)

@@ -93,19 +93,21 @@ class Check(NamedTuple):
         return f"{self.name}: {self.figure}{expected}; {self.remark}"
 
 
-def at_most(name: str, value: float, bound: float, **more: Any) -> Check:
+def at_most(name: str, value: Any, bound: float, where: str, advice: str) -> Check:
     """A check that a figure is no larger than this."""
-    return Check(name, value, threshold=f"at most {bound:.3g}", ok=bool(value <= bound), **more)
+    ok = bool(value <= bound)
+    return Check(name, float(value), None, f"at most {bound:.3g}", ok, where, advice)
 
 
-def at_least(name: str, value: float, bound: float, **more: Any) -> Check:
+def at_least(name: str, value: Any, bound: float, where: str, advice: str) -> Check:
     """A check that a figure is no smaller than this."""
-    return Check(name, value, threshold=f"at least {bound:.3g}", ok=bool(value >= bound), **more)
+    ok = bool(value >= bound)
+    return Check(name, float(value), None, f"at least {bound:.3g}", ok, where, advice)
 
 
-def none_of(name: str, count: int, **more: Any) -> Check:
+def none_of(name: str, count: Any, where: str, advice: str) -> Check:
     """A check that something never happened."""
-    return Check(name, float(count), threshold="0", ok=count == 0, **more)
+    return Check(name, float(count), None, "0", bool(count == 0), where, advice)
 
 
 def largest_rhat(chains: int) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpyro.primitives import Messenger
 
 from .arrays import Arrays, host, is_numeric, paths
 from .full_data import FullDataModel
@@ -32,14 +31,15 @@ def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Ar
         for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
         if is_numeric(leaf)
         and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
-        and not any(_same(leaf, values) for values in observed.values())
+        and not any(
+            leaf.shape == y.shape and np.array_equal(host(leaf), y, equal_nan=y.dtype.kind == "f")
+            for y in observed.values()
+        )
     }
 
 
 def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by the names in the model's signature."""
-    while isinstance(fn, Messenger) and fn.fn is not None:
-        fn = fn.fn
     try:
         signature = inspect.signature(fn)
         bound = signature.bind(*args, **kwargs).arguments
@@ -52,7 +52,3 @@ def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
         else:
             found[name] = value
     return found
-
-
-def _same(x: Any, y: np.ndarray) -> bool:
-    return x.shape == y.shape and np.array_equal(host(x), y, equal_nan=y.dtype.kind == "f")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import xarray as xr
 
 from .arrays import Arrays, stored_name
 from .full_data import FullDataModel
+from .run_record import RunRecord
 
 SAMPLE_DIMS = ["chain", "draw"]
 
@@ -24,41 +25,51 @@ def container(datasets: dict[str, Any]) -> Any:
 
 
 class Labels:
-    """Names of dimensions and their coordinates, from plates and from the user."""
+    """Groups of arrays with names of dimensions and coordinates, from plates and from the user."""
 
     def __init__(
         self,
+        groups: Mapping[str, Arrays],
         model: FullDataModel | None,
-        coords: Mapping[str, Sequence] | None,
-        dims: Mapping[str, Sequence[str | None]] | None,
-        variables: Collection[str],
+        coords: Mapping[str, Sequence] | None = None,
+        dims: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
-        self.sites = {} if model is None else model.sites
-        self.sizes = {} if model is None else model.sizes
-        self.coords = {} if coords is None else coords
-        self.dims = {} if dims is None else dims
-        self.variables = {stored_name(name) for name in variables}
+        self._groups = groups
+        self._sites, self._sizes = ({}, {}) if model is None else (model.sites, model.sizes)
+        self._coords = {} if coords is None else coords
+        self._dims = {} if dims is None else dims
+        self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}
 
-    def plate(self, name: str) -> str:
-        """The dimension of a plate."""
-        taken = self.variables | set(SAMPLE_DIMS)
-        return f"{stored_name(name)}_dim" if stored_name(name) in taken else stored_name(name)
+    def datasets(self, run: RunRecord, created_at: str) -> dict[str, xr.Dataset]:
+        """The groups that are not empty as datasets; what is known of the run as attributes."""
+        created = {"created_at": created_at, **run.library}
+        found = {
+            group: self._dataset(group, arrays).assign_attrs(created)
+            for group, arrays in self._groups.items()
+            if arrays
+        }
+        found["posterior"].attrs.update(run.attributes)
+        for name, text in run.descriptions.items():
+            if name in run.sample_stats:
+                found["sample_stats"][name].attrs["description"] = text
+        return found
 
-    def axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
+    def _axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
         """A name for every axis after those of chains and draws."""
         names: list[str | None] = [None] * len(shape)
-        site = self.sites.get(name)
+        site = self._sites.get(name)
         has_events = group != "log_likelihood"
         if site is not None:
             rows = len(shape) - (site.event_dim if has_events else 0)
             for order, (plate, dim) in enumerate(site.plates):
                 # which axes of a deterministic site are events is not known: plates come first
                 axis = order if site.kind == "deterministic" else rows + dim
-                if 0 <= axis < len(shape) and shape[axis] == self.sizes[plate]:
-                    names[axis] = self.plate(plate)
+                if 0 <= axis < len(shape) and shape[axis] == self._sizes[plate]:
+                    taken = stored_name(plate) in {*self._variables, *SAMPLE_DIMS}
+                    names[axis] = stored_name(plate) + ("_dim" if taken else "")
             if has_events and len(site.event_names) <= len(shape):
                 names[len(shape) - len(site.event_names) :] = site.event_names
-        given = list(self.dims.get(name, self.dims.get(stored_name(name), ())))
+        given = list(self._dims.get(name, self._dims.get(stored_name(name), ())))
         if len(given) > len(shape) and has_events:
             raise ValueError(
                 f"dims[{name!r}] names {len(given)} dimensions, and {name!r} in {group} has "
@@ -69,20 +80,20 @@ class Labels:
         unnamed = iter(range(len(shape)))
         return [f"{stored_name(name)}_dim_{next(unnamed)}" if n is None else n for n in names]
 
-    def dataset(self, group: str, arrays: Arrays, attrs: dict[str, Any]) -> xr.Dataset:
+    def _dataset(self, group: str, arrays: Arrays) -> xr.Dataset:
         """One group as a dataset with coordinates for all dimensions."""
         leading = [] if group.endswith("data") else SAMPLE_DIMS
         variables: dict[str, tuple[list[str], np.ndarray]] = {}
         sizes: dict[str, int] = {}
         for name, x in arrays.items():
-            dims = leading + self.axes(name, x.shape[len(leading) :], group)
+            dims = leading + self._axes(name, x.shape[len(leading) :], group)
             for dim, size in zip(dims, x.shape, strict=True):
                 if sizes.setdefault(dim, size) != size:
                     raise ValueError(
                         f"dimension {dim!r} has {size} entries in {name!r} and {sizes[dim]} "
                         f"elsewhere in {group}: give it another name in `dims`"
                     )
-                if dim in self.variables:
+                if dim in self._variables:
                     raise ValueError(
                         f"dims[{name!r}] names a dimension {dim!r}, which is a variable: expected "
                         "another name"
@@ -95,13 +106,11 @@ class Labels:
             variables[stored_name(name)] = (dims, x)
         coords = {}
         for dim, size in sizes.items():
-            labels = np.asarray(self.coords.get(dim, np.arange(size)))
+            labels = np.asarray(self._coords.get(dim, np.arange(size)))
             if labels.shape != (size,):
                 raise ValueError(
                     f"coords[{dim!r}] must have {size} labels, one for each entry of dimension "
                     f"{dim!r} in {group}, got shape {labels.shape}"
                 )
             coords[dim] = labels
-        if leading:
-            attrs = {**attrs, "sample_dims": leading}
-        return xr.Dataset(variables, coords, attrs)
+        return xr.Dataset(variables, coords, {"sample_dims": leading} if leading else {})

@@ -1,4 +1,4 @@
-"""Checks of the draws themselves: how well the chains mix."""
+"""Checks of the draws themselves: how well chains mix, and what a guide says of its draws."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from .arrays import Arrays, entry_names, evenly
-from .checks import LEAST_DRAWS, LEAST_ESS, Check, at_least, at_most, largest_rhat, none_of
+from . import checks
+from .arrays import Arrays, Scalars, entries
+from .checks import Check, at_least, at_most, none_of
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
@@ -18,76 +19,44 @@ MAX_ENTRIES = 500
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
     """R-hat and effective sample sizes of these draws, or why there are none."""
-    names, values = _entries(posterior)
-    if not names:
+    posterior = {name: x for name, x in posterior.items() if x.size}
+    if not posterior:
         return
+    names, values = entries(posterior, MAX_ENTRIES)
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
-        yield none_of(
-            "entries that are not finite",
-            int((~finite).sum()),
-            where=f"{names[int(np.argmin(finite))]}, for instance",
-            advice="check that the model is proper there; the lines below leave them out",
-        )
+        where = f"{names[int(np.argmin(finite))]}, for instance"
+        advice = "check that the model is proper there; the lines below leave them out"
+        yield none_of("entries that are not finite", np.sum(~finite), where, advice)
     if "guide" in run.attributes:  # independent draws, to which none of this applies
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
-    if values.shape[1] < LEAST_DRAWS:
-        yield at_least(
-            "draws a chain",
-            float(values.shape[1]),
-            LEAST_DRAWS,
-            advice="nothing can be said of so few: increase num_samples",
-        )
+    if values.shape[1] < checks.LEAST_DRAWS:
+        advice = "nothing can be said of so few: increase num_samples"
+        yield at_least("draws a chain", values.shape[1], checks.LEAST_DRAWS, "", advice)
     elif not moving.any():
-        yield at_least(
-            "entries that change from draw to draw",
-            0.0,
-            1,
-            advice="the chain does not move: look at undone steps, acceptance and step size",
-        )
+        advice = "the chain does not move: look at undone steps, acceptance and step size"
+        yield at_least("entries that change from draw to draw", 0, 1, "", advice)
     else:
-        kept = [name for name, x in zip(names, moving, strict=True) if x]
-        yield from _mixing(kept, values[..., moving], run, seconds)
+        yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
 
 
-def _mixing(
-    names: list[str], values: np.ndarray, run: RunRecord, seconds: float | None
-) -> Iterator[Check]:
+def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator[Check]:
+    names, values = scalars
     found = _arviz_figures(values)
     longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
     if "rhat" in found:
-        worst = int(np.argmax(found["rhat"]))
-        yield at_most(
-            "R-hat",
-            float(found["rhat"][worst]),
-            largest_rhat(values.shape[0]),
-            where=names[worst],
-            advice=f"chains disagree; {longer}",
-        )
+        worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
+        bound = checks.largest_rhat(values.shape[0])
+        yield at_most("R-hat", found["rhat"][worst], bound, names[worst], advice)
     for kind in ("bulk", "tail"):
-        worst = int(np.argmin(found[kind]))
-        name, value = f"effective sample size, {kind}", float(found[kind][worst])
-        yield at_least(name, value, LEAST_ESS, where=names[worst], advice=longer)
+        worst, name = int(np.argmin(found[kind])), f"effective sample size, {kind}"
+        yield at_least(name, found[kind][worst], checks.LEAST_ESS, names[worst], longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
         yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
     if seconds is not None:
         yield Check("effective draws a second", bulk / seconds)
-
-
-def _entries(posterior: Arrays) -> tuple[list[str], np.ndarray]:
-    """Names and values of the scalars to look at, shaped (chains, draws, scalars)."""
-    names: list[str] = []
-    columns = []
-    for name, x in posterior.items():
-        if x.size == 0:
-            continue
-        flat = x.reshape((*x.shape[:2], -1))
-        chosen = evenly(flat.shape[2], MAX_ENTRIES)
-        names += entry_names(name, x.shape[2:], chosen)
-        columns.append(flat[..., chosen].astype(float))
-    return names, np.concatenate(columns, -1) if columns else np.zeros((0, 0, 0))
 
 
 def _arviz_figures(values: np.ndarray) -> Arrays:
@@ -109,12 +78,50 @@ def _gradients(run: RunRecord) -> float | None:
     chains = next(iter(run.posterior.values())).shape[0]
     if "gradients" in run.attributes:
         return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
-    steps = run.sample_stats.get("n_steps")
-    if steps is None:
-        return None
-    return float(steps.sum()) * int(run.attributes.get("thinning", 1))
+    if "n_steps" in run.sample_stats:
+        return float(run.sample_stats["n_steps"].sum()) * int(run.attributes.get("thinning", 1))
+    return None
 
 
 def _batches(run: RunRecord) -> str:
     rows = json.loads(run.attributes.get("batch_sizes", "{}"))
     return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
+
+
+def guide_checks(run: RunRecord) -> Iterator[Check]:
+    """Failed geodesics and the Pareto shape of weights, where there are such."""
+    stats, attributes = run.sample_stats, run.attributes
+    is_fisher = attributes.get("metric") == "fisher"
+    if "success" in stats:
+        failed = np.sum(~stats["success"].astype(bool))
+        where = f"{failed} of {stats['success'].size} geodesics failed"
+        advice = (
+            "these draws, which `success` in sample_stats marks, are where the solver stopped, and "
+            "leaving them out biases what is left. Draw again from a guide with a larger max_steps "
+            "or rtol, standardise the inputs, or "
+        )
+        other = "reparametrise the model" if is_fisher else "use metric='fisher'"
+        yield none_of("failed geodesics", failed, where, advice + other)
+    if "pareto_k" in attributes:
+        yield _shape_of_weights(float(attributes["pareto_k"]), stats.get("log_weight"), is_fisher)
+
+
+def _shape_of_weights(shape: float, log_weight: np.ndarray | None, is_fisher: bool) -> Check:
+    name, threshold = "Pareto shape of weights", f"below {checks.LARGEST_SHAPE:g}"
+    if shape < checks.LARGEST_SHAPE:
+        return Check(name, shape, None, threshold, True)
+    where = f"from {checks.LARGEST_SHAPE:g} on weights cannot make them draws of the posterior"
+    other = "mode='hausdorff'" if is_fisher else "metric='fisher'"
+    advice = (
+        "leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
+        f"reparametrise the model, or try {other}"
+    )
+    if log_weight is not None:
+        weights = log_weight[np.isfinite(log_weight)].astype(float)
+        enough = weights.size >= checks.FEWEST_WEIGHTS
+        if enough and np.ptp(weights) < checks.EQUAL_WEIGHTS:
+            return Check(name, shape, ok=True, where="all weights are equal")
+        if not enough or not np.isfinite(shape):
+            where = f"it could not be estimated from {weights.size} draws with a weight"
+            advice = "how near they are to the posterior is not known: draw hundreds or more"
+    return Check(name, shape, None, threshold, False, where, advice)

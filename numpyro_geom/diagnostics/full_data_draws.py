@@ -6,7 +6,7 @@ and are collected on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,17 +38,8 @@ def pointwise_log_prob(
     found: Arrays = {}
     num_draws = next(iter(draws.values())).shape[0]
     for plate, group in by_plate.items():
-        num_rows = 1 if plate is None else model.sizes[plate]
-        found |= _evaluate(
-            _log_prob_fn(model, group, plate),
-            model.arrays,
-            draws,
-            num_draws,
-            num_rows,
-            {} if plate is None else _local_axes(model, plate),
-            {n: None if plate is None else dict(model.sites[n].plates)[plate] for n in group},
-            chunk_size,
-        )
+        log_prob = _log_prob_fn(model, group, plate)
+        found |= _evaluate(log_prob, model, draws, num_draws, plate, chunk_size)
     return {name: found[name] for name in names}
 
 
@@ -61,7 +52,7 @@ def _log_prob_fn(model: FullDataModel, names: list[str], plate: str | None) -> C
     return log_prob
 
 
-def _local_axes(model: FullDataModel, plate: str) -> dict[str, int]:
+def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
     """Latent sites that live in the plate, with the axis of its rows (after that of draws)."""
     return {
         name: 1 + len(site.batch_shape) + dim
@@ -129,9 +120,7 @@ def predictive_values(
         return {name: trace[name]["value"] for name in names}
 
     try:
-        return _evaluate(
-            sample, model.arrays, draws, num_draws, 1, {}, dict.fromkeys(names), chunk_size
-        )
+        return _evaluate(sample, model, draws, num_draws, None, chunk_size)
     except NotImplementedError as error:
         raise ValueError(
             "the model has a site whose distribution cannot be drawn from, such as an "
@@ -139,35 +128,22 @@ def predictive_values(
         ) from error
 
 
-# In chunks
-
-
 def _evaluate(
     fn: Callable[[list, jax.Array, dict, jax.Array], dict],
-    arrays: list[jax.Array],
+    model: FullDataModel,
     draws: Arrays,
     num_draws: int,
-    num_rows: int,
-    local_axes: Mapping[str, int],
-    row_axes: Mapping[str, int | None],
+    plate: str | None,
     chunk_size: int | None,
 ) -> Arrays:
-    """All values of ``fn(arrays, number of the draw, draw, rows)``, with bounded device memory.
+    """All values of ``fn(arrays, number of the draw, draw, rows of the plate)``, on the host.
 
-    Args:
-        fn: pure; its results are a dict of arrays.
-        arrays: passed through.
-        draws: one entry a draw, on the host.
-        num_draws: draws.
-        num_rows: rows.
-        local_axes: for sites that have an entry a row, its axis (that of draws included).
-        row_axes: for each result, the negative axis of the rows, or None if it has none.
-        chunk_size: most entries of all results together that are computed at once.
-
-    Returns:
-        Arrays on the host, draws first.
+    The function is pure, and its results, by site, have an axis for the rows of the plate unless
+    that is None. At most ``chunk_size`` entries of all of them together are computed at once.
     """
     batched = jax.vmap(fn, (None, 0, 0, None))
+    local_axes = _local_axes(model, plate)
+    num_rows = 1 if plate is None else model.sizes[plate]
 
     def abstract(n_draws: int, n_rows: int) -> tuple:
         chunk = {}
@@ -177,7 +153,7 @@ def _evaluate(
                 shape[local_axes[name]] = n_rows
             chunk[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
         numbers, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (n_draws, n_rows))
-        return arrays, numbers, chunk, rows
+        return model.arrays, numbers, chunk, rows
 
     whole = jax.eval_shape(batched, *abstract(num_draws, num_rows))
     per_row = max(1, sum(s.size for s in whole.values()) // (num_draws * num_rows))
@@ -202,12 +178,11 @@ def _evaluate(
             rows = np.minimum(np.arange(start, start + n_rows, dtype=np.int32), num_rows - 1)
             local = {n: jnp.asarray(np.take(some[n], rows, axis=a)) for n, a in local_axes.items()}
             chunk = {**shared, **local}
-            values = compiled(arrays, jnp.asarray(numbers), chunk, jnp.asarray(rows))
+            values = compiled(model.arrays, jnp.asarray(numbers), chunk, jnp.asarray(rows))
             for name, value in jax.device_get(values).items():
                 where = [slice(first, first + n_draws)] + [slice(None)] * (value.ndim - 1)
-                axis = row_axes[name]
-                if axis is not None:
-                    where[axis] = slice(start, start + n_rows)
+                if plate is not None:
+                    where[dict(model.sites[name].plates)[plate]] = slice(start, start + n_rows)
                 target = found[name][tuple(where)]
                 target[...] = value[tuple(slice(n) for n in target.shape)]
     return found

@@ -20,14 +20,17 @@ from ..laplace.draws import LaplaceDraws
 from .arrays import Arrays, host
 from .constants import constants
 from .container import Labels, container
-from .finished_mcmc import check_run
-from .full_data import FullDataModel, latent_draws, observed_values, read_model
+from .full_data import (
+    FullDataModel,
+    gradients_at_draws,
+    latent_draws,
+    observed_values,
+    read_model,
+)
 from .full_data_draws import pointwise_log_prob, predictive_values
-from .gradients import gradients_at_draws
-from .guide_checks import guide_checks
-from .run_checks import run_checks
+from .report import warn_of_record
 from .run_record import record_of_guide, record_of_mcmc
-from .summary import warn_of_record
+from .sources import check_run
 
 
 def to_inference_data(
@@ -132,14 +135,21 @@ def to_inference_data(
         >>> idata.log_likelihood["y"].dims
         ('chain', 'draw', 'data')
     """
-    _check_source(mcmc)
+    of_guide = isinstance(mcmc, LaplaceDraws)
+    if not of_guide and not isinstance(mcmc, MCMC):
+        raise TypeError(
+            "expected a numpyro.infer.MCMC or the LaplaceDraws of a guide, got "
+            f"{type(mcmc).__name__}: pass the MCMC itself, not its draws, or what "
+            "`guide.draw(rng_key, params, sample_shape=(chains, draws))` returns"
+        )
+    if not of_guide:
+        check_run(mcmc)
     if chunk_size is not None:
         chunk_size = check_int("chunk_size", chunk_size)
     num_samples = check_int("num_samples", num_samples)
     for name, value in (("coords", coords), ("dims", dims)):
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
-    of_guide = isinstance(mcmc, LaplaceDraws)
     run = record_of_guide(mcmc) if of_guide else record_of_mcmc(mcmc)
     model = None if run.model is None else read_model(run.model, run.args, run.kwargs)
     pointwise = _pointwise_sites(model, log_likelihood)
@@ -150,10 +160,14 @@ def to_inference_data(
         )
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)
-    warn_of_record(run, guide_checks if of_guide else run_checks)
+    warn_of_record(run)
 
     posterior = run.posterior
     shape = next(iter(posterior.values())).shape[:2]
+
+    def by_chain(arrays: Arrays) -> Arrays:
+        return {name: x.reshape((*shape, *x.shape[1:])) for name, x in arrays.items()}
+
     observed = {} if model is None else observed_values(model)
     groups: dict[str, Arrays] = {
         "posterior": posterior,
@@ -163,13 +177,13 @@ def to_inference_data(
     }
     if model is not None and pointwise:
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
-        groups["log_likelihood"] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in found.items()}
+        groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
         groups["unconstrained_posterior"] = gradients_at_draws(model, posterior)
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")
         found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)
-        posterior_predictive = {n: x.reshape((*shape, *x.shape[1:])) for n, x in found.items()}
+        posterior_predictive = by_chain(found)
     if model is not None and prior is True:
         names = model.of_kind("latent", "deterministic", "observed")
         prior = predictive_values(model, {}, num_samples, names, rng_key, chunk_size)
@@ -178,34 +192,8 @@ def to_inference_data(
     if isinstance(prior, Mapping):
         groups["prior"], groups["prior_predictive"] = _split_prior(model, prior)
 
-    labels = Labels(model, coords, dims, {n for arrays in groups.values() for n in arrays})
-    created = {
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
-        **run.library,
-    }
-    datasets = {
-        group: labels.dataset(group, arrays, created) for group, arrays in groups.items() if arrays
-    }
-    datasets["posterior"].attrs.update(run.attributes)
-    for name, text in run.descriptions.items():
-        if name in run.sample_stats:
-            datasets["sample_stats"][name].attrs["description"] = text
-    return container(datasets)
-
-
-# Requests
-
-
-def _check_source(mcmc: Any) -> None:
-    if isinstance(mcmc, LaplaceDraws):
-        return
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(
-            "expected a numpyro.infer.MCMC or the LaplaceDraws of a guide, got "
-            f"{type(mcmc).__name__}: pass the MCMC itself, not its draws, or what "
-            "`guide.draw(rng_key, params, sample_shape=(chains, draws))` returns"
-        )
-    check_run(mcmc)
+    created_at = datetime.datetime.now(datetime.UTC).isoformat()
+    return container(Labels(groups, model, coords, dims).datasets(run, created_at))
 
 
 def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
@@ -243,9 +231,6 @@ def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: 
     if rng_key is None:
         raise ValueError(f"{name}=True draws anew: pass rng_key, such as jax.random.key(0)")
     check_key("rng_key", rng_key)
-
-
-# Arrays by name
 
 
 def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import t
 
@@ -46,13 +47,8 @@ class Distance(NamedTuple):
 def thin(values: np.ndarray, size: float, most: int = MOST_DRAWS) -> np.ndarray:
     """About independent draws of all chains: every k-th, k twice the autocorrelation time.
 
-    Args:
-        values: shape (chains, draws, scalars).
-        size: effective sample size of the slowest scalar.
-        most: number of draws to keep at the most.
-
-    Returns:
-        Shape (number, scalars).
+    From shape (chains, draws, scalars), with ``size`` effective draws of the slowest scalar, to
+    (number, scalars).
     """
     number = values.shape[0] * values.shape[1]
     time = number / size
@@ -66,14 +62,7 @@ def distances(
 ) -> tuple[Distance, ...]:
     """Sliced Wasserstein-2, MMD and, on request, exact Wasserstein-1.
 
-    Args:
-        x: draws, shape (n, scalars), standardised.
-        y: as many of the reference.
-        rng: for directions and permutations.
-        wasserstein: whether to solve for the exact distance too (POT).
-
-    Raises:
-        ImportError: without POT, where it is needed.
+    Of standardised draws and as many of the reference, both of shape (n, scalars).
     """
     n = len(x)
     pooled = np.concatenate([x, y])
@@ -81,30 +70,22 @@ def distances(
     labels[0, :n] = True
     for row in labels[1:]:
         row[rng.permutation(2 * n)[:n]] = True
-    found = [
-        _judge("sliced Wasserstein-2", _sliced(pooled, labels, rng)),
-        _judge("MMD", _mmd(pooled, labels)),
-    ]
+    values = {"sliced Wasserstein-2": _sliced(pooled, labels, rng), "MMD": _mmd(pooled, labels)}
     if wasserstein:
-        found.append(_judge_few("Wasserstein-1", _exact(pooled, labels[: SOLVED_PERMUTATIONS + 1])))
-    return tuple(found)
+        values["Wasserstein-1"] = _exact(pooled, labels[: SOLVED_PERMUTATIONS + 1])
+    return tuple(_judge(name, *x) for name, x in values.items())
 
 
-def _judge(name: str, values: np.ndarray) -> Distance:
-    chance = values[1:]
-    # a value that rounding alone tells from the first is as large
-    above = np.sum(chance >= values[0] * (1 - 1e-9))
-    p_value = (1 + above) / values.size
-    return Distance(name, *map(float, (values[0], chance.mean(), chance.std(ddof=1), p_value)))
-
-
-def _judge_few(name: str, values: np.ndarray) -> Distance:
-    """With a normal law of the value under permutations, which few of them suffice to fit."""
-    chance = values[1:]
+def _judge(name: str, value: float, *by_permutation: float) -> Distance:
+    chance = np.array(by_permutation)
     mean, sd = chance.mean(), chance.std(ddof=1)
-    score = (values[0] - mean) / (sd * np.sqrt(1 + 1 / chance.size))
-    p_value = t.sf(score, chance.size - 1)
-    return Distance(name, *map(float, (values[0], mean, sd, p_value)))
+    if chance.size <= SOLVED_PERMUTATIONS:  # so few suffice to fit a normal law
+        score = (value - mean) / (sd * np.sqrt(1 + 1 / chance.size))
+        p_value = t.sf(score, chance.size - 1)
+    else:
+        # a value that rounding alone tells from the first is as large
+        p_value = (1 + np.sum(chance >= value * (1 - 1e-9))) / (1 + chance.size)
+    return Distance(name, *map(float, (value, mean, sd, p_value)))
 
 
 def _sliced(pooled: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -146,12 +127,6 @@ def _mmd(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _exact(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Wasserstein-1 with Euclidean cost, by optimal transport, for each labelling."""
-    try:
-        import ot
-    except ImportError as error:
-        raise ImportError(
-            "exact Wasserstein distances need POT: pip install 'numpyro_geom[examples]'"
-        ) from error
-    cost = cdist(pooled, pooled)
-    return np.array([ot.emd2([], [], np.ascontiguousarray(cost[row][:, ~row])) for row in labels])
+    """Wasserstein-1 with Euclidean cost for each labelling: the best matching of both sides."""
+    costs = (cdist(pooled[row], pooled[~row]) for row in labels)
+    return np.array([cost[linear_sum_assignment(cost)].mean() for cost in costs])

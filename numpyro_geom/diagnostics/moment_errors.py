@@ -22,15 +22,17 @@ for draws of the target, and what differs from that is no error of a moment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import entry_names, evenly
-from .gradients import GRADIENT, POSITION
+from . import checks
+from .arrays import entries, evenly, named
+from .checks import Check, at_least
+from .full_data import GRADIENT, POSITION
 from .monte_carlo import effective_size
-from .scalar_draws import named
+from .run_record import RunRecord
 
 MAX_FULL_COVARIANCE = 200
 """Coordinates above which S is diagonal."""
@@ -41,46 +43,101 @@ MAX_ENTRIES = 500
 
 
 class MomentErrors(NamedTuple):
-    """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,).
+    """Errors of the draws' moments in each unconstrained coordinate; arrays of shape (D,)."""
 
-    Attributes:
-        names: of the coordinates, such as ``w[3]``.
-        mean: error of the mean, in standard deviations.
-        mean_error: its Monte Carlo standard error.
-        mean_size: effective draws behind it.
-        sd: relative error of the standard deviation.
-        sd_error: its Monte Carlo standard error.
-        sd_size: effective draws behind it.
-        full: whether S is more than its diagonal; if not, see the module's docstring.
-        left_out: draws whose position or gradient is not finite.
-        hidden: coordinates that are left out because no draw has a gradient there.
-    """
-
-    names: list[str]
-    mean: np.ndarray
-    mean_error: np.ndarray
-    mean_size: np.ndarray
-    sd: np.ndarray
+    names: tuple[str, ...]  # of the coordinates, such as w[3]
+    mean: np.ndarray  # error of the mean, in standard deviations
+    mean_error: np.ndarray  # its Monte Carlo standard error
+    mean_size: np.ndarray  # effective draws behind it
+    sd: np.ndarray  # relative error of the standard deviation
     sd_error: np.ndarray
     sd_size: np.ndarray
-    full: bool
-    left_out: int
-    hidden: list[str]
+    full: bool  # whether S is more than its diagonal; if not, see the module's docstring
+    left_out: int  # draws whose position or gradient is not finite
+    hidden: tuple[str, ...]  # coordinates that are left out: no draw has a gradient there
+
+
+def moment_checks(run: RunRecord) -> Iterator[Check]:
+    """Errors of means and standard deviations, from gradients at the draws."""
+    first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
+    if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
+        return
+    found = moment_errors(run.unconstrained, run.temperature)
+    if not found.names:
+        advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
+        yield at_least("coordinates with a gradient", 0, 1, "", advice)
+        return
+    usable = first.shape[0] * first.shape[1] - found.left_out
+    if usable < checks.LEAST_DRAWS:
+        advice = (
+            "draws are at the edge of the support, or U overflows: run in 64 bits, or check the "
+            "model"
+        )
+        yield at_least("draws with a finite gradient", usable, checks.LEAST_DRAWS, "", advice)
+        return
+    left = f", {found.left_out} draws without a finite gradient left out" if found.left_out else ""
+    if found.hidden:
+        left += f", {len(found.hidden)} coordinates left out: not finite, or hidden by rounding"
+    names = ("error of the means, in sd", "relative error of the sd")
+    if not found.full:
+        left += ", correlations not known: no error of a moment"
+        names = ("scaled force", "scaled virial, less 1")
+    means = found.mean, found.mean_error, found.mean_size, checks.TOLERATED_MEAN
+    sds = found.sd, found.sd_error, found.sd_size, checks.TOLERATED_SD
+    remedies = _moment_advice(run.attributes)
+    for name, figures, remedy in zip(names, (means, sds), remedies, strict=True):
+        values, errors, sizes, tolerated = figures
+        known = np.isfinite(values) & np.isfinite(errors)
+        if not known.any():
+            continue
+        sure = known & (np.abs(values) > checks.by_chance(int(known.sum()), sizes) * errors)
+        size = np.where(sure if sure.any() else known, np.abs(values), -1.0)
+        worst = int(np.argmax(size))
+        wrong = bool(sure.any() and size[worst] > tolerated)
+        ok = checks.verdict(wrong, float(errors[known].max()), float(size[worst]), tolerated)
+        if ok and not found.full:
+            ok = None
+        where = f"{found.names[worst]}, unconstrained{left}"
+        if ok is None and found.full:
+            where += f"; {checks.HIDDEN}"
+        threshold, value, error = f"within {tolerated:g} of 0", values[worst], errors[worst]
+        yield Check(name, float(value), float(error), threshold, ok, where, remedy)
+
+
+def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
+    """What to do about means and about standard deviations."""
+    if "guide" in attrs:
+        other = "use metric='fisher', or run MCMC"
+    elif "final_step_size" not in attrs:
+        other = "run longer, reparametrise, or let the sampler take smaller steps"
+    else:
+        other = (
+            "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
+            "control_variate=True, or run longer"
+        )
+    if attrs.get("gamma") in ("none", "published"):
+        other = (
+            f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "
+            "default; or " + other
+        )
+    longer = other if "guide" in attrs else "run longer, and warm up longer"
+    return (
+        "the draws are not centred on the target; " + longer,
+        "the draws are too wide (+) or too narrow (-) for the target; " + other,
+    )
 
 
 def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
-    """Errors of means and standard deviations, from positions and gradients.
+    """Errors from what `gradients_at_draws` returns, at four draws or more, and tau above 0.
 
     S comes from the other half of each chain, so that its noise does not add up.
-
-    Args:
-        arrays: what `gradients_at_draws` returns, at least four draws.
-        temperature: tau of the target, above 0.
     """
-    names, z, grad = _columns(arrays)
+    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
+    position = entries({site: arrays[POSITION + site] for site in sites})
+    grad = entries({site: arrays[GRADIENT + site] for site in sites}).values
     told = ~np.isnan(grad).all((0, 1))
-    hidden, names = list(named(names, ~told)), list(named(names, told))
-    z, grad = z[..., told], grad[..., told]
+    hidden = named(position.names, ~told)
+    (names, z), grad = position.keep(told), grad[..., told]
     finite = np.isfinite(z).all(-1) & np.isfinite(grad).all(-1)
     left_out = int((~finite).sum())
     if finite.sum() < 4 or not names:
@@ -93,7 +150,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
     if not full and size > MAX_ENTRIES:
         some = evenly(size, MAX_ENTRIES)
-        names, centred, grad = [names[k] for k in some], centred[..., some], grad[..., some]
+        names, centred, grad = tuple(names[k] for k in some), centred[..., some], grad[..., some]
     half = z.shape[1] // 2
     parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
     mean, ratio = np.full((2, *centred.shape), np.nan)
@@ -124,15 +181,3 @@ def _mean_and_error(
     spread = np.maximum(filled.std((0, 1)), least_spread)
     effective = effective_size(np.nan_to_num(filled))
     return mean, spread / np.sqrt(effective), effective
-
-
-def _columns(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of all coordinates, and positions and gradients of shape (chains, draws, D)."""
-    sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
-    names = [n for site in sites for n in entry_names(site, arrays[POSITION + site].shape[2:])]
-
-    def flat(prefix: str) -> np.ndarray:
-        parts = [arrays[prefix + site] for site in sites]
-        return np.concatenate([x.reshape((*x.shape[:2], -1)).astype(float) for x in parts], -1)
-
-    return names, flat(POSITION), flat(GRADIENT)

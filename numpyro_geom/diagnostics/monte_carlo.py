@@ -16,23 +16,14 @@ COLUMNS = 128
 
 
 class MomentEstimates(NamedTuple):
-    """Means and spreads of scalars with their Monte Carlo errors, arrays of shape (scalars,).
-
-    Attributes:
-        mean: the means.
-        mean_error: their standard errors.
-        sd: the standard deviations.
-        sd_error: their standard errors.
-        mean_size: effective sample size of the mean.
-        sd_size: effective sample size of the squared deviation from it.
-    """
+    """Means and spreads of scalars with their Monte Carlo errors, arrays of shape (scalars,)."""
 
     mean: np.ndarray
     mean_error: np.ndarray
     sd: np.ndarray
     sd_error: np.ndarray
-    mean_size: np.ndarray
-    sd_size: np.ndarray
+    mean_size: np.ndarray  # effective sample size of the mean
+    sd_size: np.ndarray  # and of the squared deviation from it
 
     @property
     def least_size(self) -> np.ndarray:
@@ -41,13 +32,10 @@ class MomentEstimates(NamedTuple):
 
 
 def effective_size(values: np.ndarray) -> np.ndarray:
-    """Effective sample size of the mean of each scalar, between 1 and n log10(n).
+    """Effective size of each scalar's mean, from draws of shape (chains, draws, scalars).
 
-    Chains count as two halves each, so that one that drifts is seen to. A scalar that never
-    changes has 1.
-
-    Args:
-        values: shape (chains, draws, scalars).
+    Between 1 and n log10(n). Chains count as two halves each, so that one that drifts is seen to.
+    A scalar that never changes has 1.
     """
     half = values.shape[1] // 2
     halves = np.concatenate([values[:, :half], values[:, -half:]])
@@ -64,23 +52,11 @@ def effective_size(values: np.ndarray) -> np.ndarray:
 
 
 def estimate_moments(values: np.ndarray) -> MomentEstimates:
-    """Means and standard deviations with their errors; the latter's by the delta method.
-
-    Args:
-        values: shape (chains, draws, scalars).
-    """
+    """From draws of shape (chains, draws, scalars); errors of an sd by the delta method."""
     mean = values.mean(axis=(0, 1))
     squares = (values - mean) ** 2
-    variance = squares.mean(axis=(0, 1))
-    sd = np.sqrt(variance)
+    sd = np.sqrt(squares.mean(axis=(0, 1)))
     mean_size, sd_size = effective_size(values), effective_size(squares)
-    spread = squares.std(axis=(0, 1))
-    safe = np.where(sd > 0, sd, 1.0)
-    return MomentEstimates(
-        mean=mean,
-        mean_error=sd / np.sqrt(mean_size),
-        sd=sd,
-        sd_error=spread / np.sqrt(sd_size) / (2 * safe),
-        mean_size=mean_size,
-        sd_size=sd_size,
-    )
+    mean_error = sd / np.sqrt(mean_size)
+    sd_error = squares.std(axis=(0, 1)) / np.sqrt(sd_size) / (2 * np.where(sd > 0, sd, 1.0))
+    return MomentEstimates(mean, mean_error, sd, sd_error, mean_size, sd_size)

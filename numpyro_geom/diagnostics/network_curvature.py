@@ -96,27 +96,20 @@ def _curvatures(
 ) -> jax.Array:
     """Of all draws at all rows, shape (draws, rows), in memory that does not grow with either."""
 
-    def of_draw(params: Any) -> jax.Array:
-        of_row = partial(_curvature, fn, params, rng_key=rng_key, num_iterations=num_iterations)
-        return lax.map(of_row, X, batch_size=min(ROWS_AT_ONCE, len(X)))
-
-    return lax.map(of_draw, draws)
-
-
-def _curvature(
-    fn: Callable, params: Any, x: jax.Array, rng_key: jax.Array, num_iterations: int
-) -> jax.Array:
-    gradient = jax.grad(lambda x: fn(params, x))
-
     def unit(v: jax.Array) -> jax.Array:
         norm = jnp.linalg.norm(v.ravel())
         return v / jnp.where(norm > 0, norm, 1.0)
 
-    def product(v: jax.Array) -> jax.Array:
-        return jax.jvp(gradient, (x,), (v,))[1]
+    def curvature(params: Any, x: jax.Array) -> jax.Array:
+        gradient, product = jax.linearize(jax.grad(partial(fn, params)), x)
+        start = unit(random.normal(rng_key, x.shape, x.dtype))
+        v = lax.fori_loop(0, num_iterations - 1, lambda _, v: unit(product(v)), start)
+        # |H v| is right also where v swings between eigenvalues of opposite sign
+        largest = jnp.linalg.norm(product(v).ravel())
+        return largest / (jnp.linalg.norm(gradient.ravel()) + EPSILON)
 
-    start = unit(random.normal(rng_key, x.shape, x.dtype))
-    v = lax.fori_loop(0, num_iterations - 1, lambda _, v: unit(product(v)), start)
-    # |H v| is right also where v swings between eigenvalues of opposite sign
-    largest = jnp.linalg.norm(product(v).ravel())
-    return largest / (jnp.linalg.norm(gradient(x).ravel()) + EPSILON)
+    def of_draw(params: Any) -> jax.Array:
+        at_once = min(ROWS_AT_ONCE, len(X))
+        return lax.map(partial(curvature, params), X, batch_size=at_once)
+
+    return lax.map(of_draw, draws)

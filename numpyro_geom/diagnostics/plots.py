@@ -20,7 +20,7 @@ from .energy_plots import axes_or_new, geodesic_paths, plot_connectivity, plot_d
 from .monte_carlo import effective_size, estimate_moments
 from .predictive_input import by_confidence, class_labels, prediction
 from .reference_table import ScalarDifference
-from .step_size_bias_table import BiasCurve, ScalarBias
+from .step_size_bias_table import BiasCurve
 
 __all__ = [
     "geodesic_paths",
@@ -150,7 +150,9 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
         raise ValueError(f"sample_stats must have 'energy' or 'lp', got {sorted(stats)}")
     energy = stats["energy"] if "energy" in stats else -stats["lp"]
     ax = axes_or_new(ax, (7, 3))
-    _traces(ax, energy)
+    colors = pyplot().get_cmap("viridis")(np.linspace(0.1, 0.85, len(energy)))
+    for chain, color in zip(energy, colors, strict=True):
+        ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
     undone = np.argwhere(stats.get("diverging", np.zeros(energy.shape, bool)))
     if len(undone):
         at, across = undone[:, 1], ax.get_xaxis_transform()
@@ -208,13 +210,6 @@ def _stats(idata: Any) -> Arrays:
     return group_of(idata, "sample_stats")
 
 
-def _traces(ax: Any, values: np.ndarray) -> None:
-    plt = pyplot()
-    colors = plt.get_cmap("viridis")(np.linspace(0.1, 0.85, len(values)))
-    for chain, color in zip(values, colors, strict=True):
-        ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
-
-
 def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax: Any = None) -> Any:
     """Bias of means and sds against the step size, with the fitted lines.
 
@@ -241,29 +236,25 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     ax = axes_or_new(ax, (6, 4))
     sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
     h = np.array(curve.step_sizes)
+    ends = np.array([0.0, 1.03 * h.max()])
     for k, s in enumerate(shown):
-        _bias_line(ax, s, sds[s.name], h, f"C{k}", k - len(shown) / 2)
+        is_sd, sd, color = s.moment == "sd", sds[s.name], f"C{k}"
+        # a little to the side of the others
+        at = np.append(h, 0.0) + 0.004 * h.max() * (k - len(shown) / 2)
+        values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
+        errors = np.append(np.array(s.errors), s.limit_error) / sd
+        style = {"color": color, "marker": "o" if is_sd else "s", "capsize": 2, "markersize": 4}
+        style |= {"linestyle": "none", "markerfacecolor": color if is_sd else "white"}
+        label = f"{s.moment} of {s.name}" + (", no verdict" if s.is_negative else "")
+        ax.errorbar(at, values, errors, label=label, **style)
+        dashes = "-" if is_sd else "--"
+        ax.plot(ends, s.slope * ends / sd, color=color, linestyle=dashes, linewidth=1)
     ax.axhline(0, color="0.5", linewidth=0.8)
     own = {"color": "0.5", "linewidth": 0.8, "linestyle": ":", "label": "kernel's own h"}
     ax.axvline(curve.step_size, **own)
     ax.set(xlabel="step size h", ylabel="bias, in sd at the smallest h")
     ax.legend(fontsize="small", frameon=False)
     return ax
-
-
-def _bias_line(ax: Any, s: ScalarBias, sd: float, h: np.ndarray, color: str, shift: float) -> None:
-    """One scalar's moment, a little to the side of the others."""
-    is_sd = s.moment == "sd"
-    offset = 0.004 * h.max() * shift
-    style = {"color": color, "marker": "o" if is_sd else "s", "capsize": 2, "markersize": 4}
-    face = color if is_sd else "white"
-    at = np.append(h, 0.0) + offset
-    values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
-    errors = np.append(np.array(s.errors), s.limit_error) / sd
-    label = f"{s.moment} of {s.name}" + (", no verdict" if s.is_negative else "")
-    ax.errorbar(at, values, errors, linestyle="none", markerfacecolor=face, label=label, **style)
-    ends = np.array([0.0, 1.03 * h.max()])
-    ax.plot(ends, s.slope * ends / sd, color=color, linestyle="-" if is_sd else "--", linewidth=1)
 
 
 def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None) -> Any:

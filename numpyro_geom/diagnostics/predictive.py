@@ -272,9 +272,6 @@ def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
     return OutOfDistribution(auroc, rejected(95), rejected(99))
 
 
-# Pieces
-
-
 def _calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
     counts, sure, right = by_confidence(mean, y, bins)
     return float(np.abs(right - sure).sum() / counts.sum())

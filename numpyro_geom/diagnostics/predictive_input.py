@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .._checks import check_flag
-from .arrays import group_of
+from .arrays import group_of, real_numbers
 
 GROUPS = ("posterior_predictive", "posterior")
 """Where an ArviZ object is searched for the variable, in this order."""
@@ -18,15 +18,10 @@ TOLERANCE = 1e-3
 
 
 class Prediction(NamedTuple):
-    """What an ensemble predicts, in float64.
+    """What an ensemble predicts, in float64."""
 
-    Attributes:
-        p: probabilities of each draw, shape (draws, rows, classes), summing to 1.
-        log_p: their logarithms, which of logits do not underflow.
-    """
-
-    p: np.ndarray
-    log_p: np.ndarray
+    p: np.ndarray  # probabilities of each draw, shape (draws, rows, classes), summing to 1
+    log_p: np.ndarray  # their logarithms, which of logits do not underflow
 
     @property
     def mean(self) -> np.ndarray:
@@ -38,7 +33,7 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     """Check the source of a measure and read it."""
     check_flag("logits", logits)
     what = "logits" if logits else "probabilities"
-    x = real_numbers(what, _values(source, var_name))
+    x = real_numbers(what, _values(source, var_name), finite=False)
     if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
         raise ValueError(
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
@@ -103,7 +98,7 @@ def by_confidence(
 
 def sorted_scores(name: str, value: Any) -> np.ndarray:
     """A sorted vector."""
-    x = real_numbers(name, value)
+    x = real_numbers(name, value, finite=False)
     if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
         raise ValueError(
             f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
@@ -132,21 +127,3 @@ def _values(source: Any, var_name: str | None) -> np.ndarray:
         f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
         f"{known}. A `numpyro.deterministic` site in the model stores them"
     )
-
-
-def real_array(name: str, value: Any) -> np.ndarray:
-    """A finite array in 64 bits."""
-    x = real_numbers(name, value)
-    if not np.isfinite(x).all():
-        raise ValueError(
-            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
-        )
-    return x
-
-
-def real_numbers(name: str, value: Any) -> np.ndarray:
-    """An array in 64 bits."""
-    x = np.asarray(jax.device_get(value))
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
-    return x.astype(np.float64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .joint_distances import Distance
@@ -79,8 +80,6 @@ class Comparison(TextTable):
         left_out: variables that only one of the two has.
         constant: scalars that are one and the same number in both.
         sizes: chains and draws of each, of the draws and of the reference.
-        within_noise: whether nothing is larger than chance allows, at 1% for all together.
-        verdict: that in words.
     """
 
     scalars: tuple[ScalarDifference, ...]
@@ -88,13 +87,6 @@ class Comparison(TextTable):
     left_out: tuple[str, ...]
     constant: tuple[str, ...]
     sizes: tuple[tuple[int, int], tuple[int, int]]
-    within_noise: bool = field(init=False)
-    verdict: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        differs = self._differing
-        object.__setattr__(self, "within_noise", not differs)
-        object.__setattr__(self, "verdict", self._verdict(differs))
 
     def to_dataframe(self) -> Any:
         """All scalars as a pandas DataFrame, indexed by name."""
@@ -103,23 +95,29 @@ class Comparison(TextTable):
         return pd.DataFrame(self.scalars, columns=ScalarDifference._fields).set_index("name")
 
     @property
-    def _differing(self) -> list[str]:
+    def _differing(self) -> tuple[str, ...]:
+        """Names of the scalars and joint distances that differ by more than chance allows."""
         share = FALSE_ALARM / 2  # half for the scalars, half for the joint distances
-        found = [s.name for s in self.scalars if s.p_value < share]
-        if self.joint:
-            found += [d.name for d in self.joint if d.p_value < share / len(self.joint)]
-        return found
+        scalars = (s.name for s in self.scalars if s.p_value < share)
+        return (*scalars, *(d.name for d in self.joint if d.p_value < share / len(self.joint)))
 
-    def _verdict(self, differs: list[str]) -> str:
-        worst = min(self.scalars, key=lambda s: s.p_value)
+    @property
+    def within_noise(self) -> bool:
+        """Whether nothing is larger than chance allows, at 1% for all together."""
+        return not self._differing
+
+    @property
+    def verdict(self) -> str:
+        """That in words."""
         number = len(self.scalars)
-        largest = (
-            f"{worst.name} has mean {worst.mean_error:+.2g} +- {worst.mean_noise:.1g} sd off, sd "
-            f"{worst.sd_ratio:.3g} +- {worst.sd_noise:.1g} of the reference's"
-        )
-        if differs:
-            named = ", ".join(differs[:5]) + (", ..." if len(differs) > 5 else "")
-            return f"differs: {len(differs)} of {number + len(self.joint)} ({named}); {largest}"
+        if self._differing:
+            worst = min(self.scalars, key=lambda s: s.p_value)
+            named = ", ".join(self._differing[:5]) + (", ..." if len(self._differing) > 5 else "")
+            return (
+                f"differs: {len(self._differing)} of {number + len(self.joint)} ({named}); "
+                f"{worst.name} has mean {worst.mean_error:+.2g} +- {worst.mean_noise:.1g} sd off, "
+                f"sd {worst.sd_ratio:.3g} +- {worst.sd_noise:.1g} of the reference's"
+            )
         mean = max(s.mean_noise for s in self.scalars)
         sd = max(s.sd_noise for s in self.scalars)
         text = (
@@ -133,9 +131,9 @@ class Comparison(TextTable):
         return text
 
     def _table(self) -> Table:
-        shown = self.scalars
+        shown: Sequence[ScalarDifference] = self.scalars
         if len(shown) > SHOWN:
-            shown = tuple(sorted(shown, key=lambda s: s.p_value)[:SHOWN])
+            shown = sorted(shown, key=lambda s: s.p_value)[:SHOWN]
         header = ["scalar", *(title for title, _ in COLUMNS.values())]
         rows = [
             [s.name, *(format(getattr(s, name), spec) for name, (_, spec) in COLUMNS.items())]

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from .predictive_input import real_array
+from .arrays import real_numbers
 
 
 class Regression(NamedTuple):
@@ -55,7 +55,7 @@ def regression(means: Any, sds: Any, y: Any) -> Regression:
         >>> round(found.rmse, 4), round(found.nll, 4), found.variance
         (0.7071, 1.4189, 0.5)
     """
-    m, s, t = real_array("means", means), real_array("sds", sds), real_array("y", y)
+    m, s, t = (real_numbers(*x) for x in (("means", means), ("sds", sds), ("y", y)))
     if m.ndim != 2 or m.size == 0 or t.shape != m.shape[1:]:
         raise ValueError(
             f"means must have shape (draws, rows) and y shape (rows,), got {m.shape} and {t.shape}"

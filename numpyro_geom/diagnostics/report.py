@@ -1,4 +1,8 @@
-"""diagnose: one report of a run, each line a figure, what it should be, and what to do."""
+"""One report of a run, each line a figure, what it should be, and what to do.
+
+`diagnose` has all of it; `step_size_summary`, `print_summary` and `warn_if_unreliable` what needs
+neither draws nor gradients at them.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
+from ..kernel import SGKernel
 from .arrays import Arrays, chosen
 from .checks import Check
-from .draw_checks import draw_checks
-from .finished_mcmc import check_run
-from .full_data import read_model
-from .gradients import gradients_at_draws, is_real
-from .guide_checks import guide_checks
-from .moment_checks import moment_checks
+from .draw_checks import draw_checks, guide_checks
+from .full_data import gradients_at_draws, read_model
+from .moment_errors import moment_checks
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
+from .sampling_warning import warn_outside
+from .sources import check_run
 from .text_table import FLAGGED, Table, TextTable, align
 
 
@@ -182,7 +186,7 @@ def _gradients(run: RunRecord) -> Arrays:
         return {}
     model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
     draws = [run.posterior.get(name) for name in model.of_kind("latent")]
-    if not draws or not all(x is not None and is_real(x) for x in draws):
+    if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}
     return gradients_at_draws(model, run.posterior)
 
@@ -200,3 +204,80 @@ def _check_container(source: Any) -> None:
         "expected a numpyro.infer.MCMC that has run, or the InferenceData or DataTree of one, "
         f"got {type(source).__name__}"
     )
+
+
+def step_size_summary(mcmc: MCMC) -> str:
+    """What step size a run had, what bias that causes, and what limits it, as a table.
+
+    These are the checks of `numpyro_geom.diagnose` that need neither draws nor gradients at them,
+    and so are at hand at once: temperatures against tau; step size and steps a draw; the bias of
+    variances against ``bias_tolerance``, h lam_H / 2 from discretisation plus h lam_C / (2 tau)
+    from minibatch noise to first order in the worst direction, which of the two binds and what to
+    do; relaxation times 1 / (h lam_min) that the run spans; undone steps.
+
+    Args:
+        mcmc: a run MCMC whose kernel is one of this package's.
+
+    Returns:
+        The table, as `numpyro_geom.diagnose` prints it.
+
+    Raises:
+        TypeError: if ``mcmc`` is not an MCMC, or has another kernel.
+        ValueError: if it has not run.
+    """
+    check_run(mcmc)
+    if not isinstance(mcmc.sampler, SGKernel):
+        raise TypeError(
+            "step_size_summary needs a kernel of numpyro_geom, such as SGRLD, got "
+            f"{type(mcmc.sampler).__name__}"
+        )
+    return str(Report(tuple(run_checks(record_of_mcmc(mcmc)))))
+
+
+def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+    """Print NumPyro's table of a run, then `step_size_summary`, and warn where needed.
+
+    With a kernel that is not one of this package's only the table is printed.
+
+    Args:
+        mcmc: a run MCMC.
+        prob: mass of the credible intervals in the table.
+        exclude_deterministic: leave deterministic sites out of the table.
+
+    Raises:
+        TypeError: if ``mcmc`` is not an MCMC.
+        ValueError: if it has not run.
+
+    Warns:
+        SamplingWarning: see `warn_if_unreliable`.
+    """
+    check_run(mcmc)
+    mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
+    if isinstance(mcmc.sampler, SGKernel):
+        print(step_size_summary(mcmc))
+    warn_if_unreliable(mcmc)
+
+
+def warn_if_unreliable(mcmc: MCMC) -> None:
+    """Warn where a run's draws are biased, too few, or not the target's.
+
+    A `SamplingWarning` is issued for each check of `step_size_summary` that is flagged. Kernels
+    that are not this package's cause no warning.
+
+    Args:
+        mcmc: a run MCMC.
+
+    Raises:
+        TypeError: if ``mcmc`` is not an MCMC.
+        ValueError: if it has not run.
+    """
+    check_run(mcmc)
+    warn_of_record(record_of_mcmc(mcmc))
+
+
+def warn_of_record(run: RunRecord) -> None:
+    """Warn of what a run or a guide says of its draws, unless another package drew."""
+    if run.of_this_package or "guide" in run.attributes:
+        for check in (*run_checks(run), *guide_checks(run)):
+            if check.ok is False:
+                warn_outside(check.sentence)

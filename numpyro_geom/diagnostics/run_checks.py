@@ -8,25 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..warmup.step_size import MAX_NUM_STEPS
-from .checks import (
-    BINDING,
-    ENOUGH_RELAXATIONS,
-    HIDDEN,
-    LARGEST_CLAMPED,
-    LEAST_ACCEPTANCE,
-    LEAST_DRAWS,
-    ROUNDING,
-    TOLERATED_VARIANCE,
-    WIDE_CURVATURE,
-    Check,
-    at_least,
-    at_most,
-    by_chance,
-    digits,
-    none_of,
-    span,
-    verdict,
-)
+from . import checks
+from .checks import Check, at_least, at_most, digits, none_of, span
 from .monte_carlo import effective_size
 from .run_record import SITE_TEMPERATURE, RunRecord
 
@@ -40,7 +23,7 @@ def run_checks(run: RunRecord) -> Iterator[Check]:
 
 
 def _tolerance(run: RunRecord) -> float:
-    return float(run.attributes.get("bias_tolerance", TOLERATED_VARIANCE))
+    return float(run.attributes.get("bias_tolerance", checks.TOLERATED_VARIANCE))
 
 
 def _temperatures(run: RunRecord) -> Iterator[Check]:
@@ -54,26 +37,22 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
             continue
         values = np.asarray(run.sample_stats[name], float)
         mean, error, ok = float(values.mean()), None, None
-        if values.shape[1] >= LEAST_DRAWS and values.std() > 0:
+        if values.shape[1] >= checks.LEAST_DRAWS and values.std() > 0:
             effective = float(effective_size(values[..., None])[0])
             error = float(values.std() / np.sqrt(effective))
-            allowed = by_chance(len(sites) if name in sites else 1, effective) * error
+            allowed = checks.by_chance(len(sites) if name in sites else 1, effective) * error
             # the bias that is tolerated shows up here too
             wrong = abs(mean - tau) > tolerated * tau + allowed
-            ok = verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
+            ok = checks.verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
         title = name.replace("_", " ")
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
-        yield Check(
-            title,
-            mean,
-            error,
-            f"{tau:g}, within {tolerated:.0%}",
-            ok,
-            HIDDEN if ok is None and error is not None else "",
+        where = checks.HIDDEN if ok is None and error is not None else ""
+        advice = (
             "steps are too large (above) or noise is missing (below), or the chain has not reached "
-            "the target",
+            "the target"
         )
+        yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
@@ -82,8 +61,9 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     for title, name in (("step size", "step_size"), ("steps a draw", "n_steps")):
         if run.of_this_package and name in run.sample_stats:
             means = np.asarray(run.sample_stats[name], float).mean(1)
-            between = span(means) if digits(means.min()) != digits(means.max()) else ""
-            yield Check(title, float(means.mean()), where=between and f"{between} over chains")
+            differ = digits(means.min()) != digits(means.max())
+            where = f"{span(means)} over chains" if differ else ""
+            yield Check(title, float(means.mean()), where=where)
     if "bias_noise" not in attrs:
         if "bias_note" in attrs:
             yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])
@@ -95,21 +75,16 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
     what, remedy = _what_binds(attrs, largest, total, tolerance)
     terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
-    ok = bool(total <= ROUNDING * tolerance)
+    ok = bool(total <= checks.ROUNDING * tolerance)
+    where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
     advice = "use step_size='auto', a smaller step"
     if "step_size" in run.sample_stats and total > 0:
         h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
         advice = f"use step_size='auto', or a step size of at most {h:.2g}"
     noisy = largest[1] > largest[0]
-    yield Check(
-        "bias of variances, both",
-        total,
-        threshold=f"at most {tolerance:g}",
-        ok=ok,
-        where=f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else ""),
-        advice=advice
-        + (", a larger batch_size or control_variate=True" if noisy else " or another metric"),
-    )
+    advice += ", a larger batch_size or control_variate=True" if noisy else " or another metric"
+    name, threshold = "bias of variances, both", f"at most {tolerance:g}"
+    yield Check(name, total, None, threshold, ok, where, advice)
 
 
 def _what_binds(
@@ -123,7 +98,7 @@ def _what_binds(
             f"{digits(1 / shrink)}",
             "a model without such regions allows larger steps",
         )
-    if total < BINDING * tolerance:
+    if total < checks.BINDING * tolerance:
         if attrs.get("step_size") == "auto":
             return "neither binds, but the integrator's own limit", ""
         return "neither binds", ""
@@ -139,65 +114,58 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
     if "relaxations" in attrs:
         bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
         how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
-        yield at_least(
-            "relaxation times a chain spans",
-            float(np.median(attrs["relaxations"])),
-            ENOUGH_RELAXATIONS,
-            where=f"of {span(attrs['relaxation_steps'])} steps each",
-            advice="the draws are few in effect and may not have reached the target. Increase "
-            f"num_samples or {how if bounded else 'num_steps'}, use a metric that fits the "
-            "posterior's scales better, or a larger batch_size where noise binds",
+        advice = (
+            "the draws are few in effect and may not have reached the target. Increase num_samples "
+            f"or {how if bounded else 'num_steps'}, use a metric that fits the posterior's scales "
+            "better, or a larger batch_size where noise binds"
         )
+        spanned, where = np.median(attrs["relaxations"]), span(attrs["relaxation_steps"])
+        name, where = "relaxation times a chain spans", f"of {where} steps each"
+        yield at_least(name, spanned, checks.ENOUGH_RELAXATIONS, where, advice)
     if "curvature_ratio" in attrs:
-        yield at_most(
-            "largest over smallest curvature",
-            float(np.max(attrs["curvature_ratio"])),
-            WIDE_CURVATURE,
-            where="in the second half of warm-up",
-            advice="one step size does not fit all of the posterior, and where the curvature is "
-            "largest the draws are the most biased. Reparametrise the model (a non-centred "
-            "hierarchy, for instance), use a smaller bias_tolerance, or compare with a run at a "
-            "tenth of the step size",
+        advice = (
+            "one step size does not fit all of the posterior, and where the curvature is largest "
+            "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
+            "instance), use a smaller bias_tolerance, or compare with a run at a tenth of the step "
+            "size"
         )
+        name, where = "largest over smallest curvature", "in the second half of warm-up"
+        ratio = np.max(attrs["curvature_ratio"])
+        yield at_most(name, ratio, checks.WIDE_CURVATURE, where, advice)
 
 
 def _trouble(run: RunRecord) -> Iterator[Check]:
     """Noise that was clamped, steps that failed or were rejected, and the effort."""
     attrs, stats = run.attributes, run.sample_stats
-    automatic = attrs.get("step_size") == "auto"
     if "clamped" in attrs:
-        yield at_most(
-            "clamped noise",
-            float(attrs["clamped"]),
-            LARGEST_CLAMPED,
-            where="share of entries with more minibatch noise than could be taken from the "
-            "injected one",
-            advice="use a smaller step or a larger batch_size",
+        where = (
+            "share of entries with more minibatch noise than could be taken from the injected one"
         )
+        advice = "use a smaller step or a larger batch_size"
+        yield at_most("clamped noise", attrs["clamped"], checks.LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
-        smaller = (
-            "a longer warm-up (each undone step in it halves the step size), a smaller "
-            "bias_tolerance,"
-            if automatic
-            else "a smaller step_size"
+        smaller = "a smaller step_size"
+        if attrs.get("step_size") == "auto":
+            smaller = (
+                "a longer warm-up (each undone step in it halves the step size), a smaller "
+                "bias_tolerance,"
+            )
+        advice = (
+            "steps after warm-up were not finite or unstable, and draws avoid the region where "
+            f"that happens. Use {smaller} or another parametrisation, or check that the model is "
+            "proper and finite there"
         )
-        yield none_of(
-            "draws with undone steps" if run.of_this_package else "divergences",
-            int(stats["diverging"].sum()),
-            where=f"of {stats['diverging'].size} draws",
-            advice="steps after warm-up were not finite or unstable, and draws avoid the region "
-            f"where that happens. Use {smaller} or another parametrisation, or check that the "
-            "model is proper and finite there",
-        )
+        name = "draws with undone steps" if run.of_this_package else "divergences"
+        where = f"of {stats['diverging'].size} draws"
+        yield none_of(name, stats["diverging"].sum(), where, advice)
     if "acceptance_rate" in stats:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
             aim = float(attrs["target_accept"])
-            of, smaller = f"the aim is {aim:g}", "use a smaller step"
-            yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where=of, advice=smaller)
+            where, advice = f"the aim is {aim:g}", "use a smaller step"
+            yield at_least(name, rate, checks.LEAST_ACCEPTANCE * aim, where, advice)
         else:
             yield Check(name, rate)
     if "passes" in attrs:
-        yield Check(
-            "passes over the data", float(np.mean(attrs["passes"])), where="a chain, after warm-up"
-        )
+        passes = float(np.mean(attrs["passes"]))
+        yield Check("passes over the data", passes, where="a chain, after warm-up")

@@ -56,9 +56,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         curvature, noise = _by_chain(adaptation.curvature), _by_chain(adaptation.noise)
         found["relaxation_steps"] = 1 / (h.mean(1) * rate)
         found["relaxations"] = mcmc.thinning * (h * steps).sum(1) * rate
-        found["curvature_ratio"] = curvature / np.maximum(
-            _by_chain(adaptation.curvature_low), 1e-30
-        )
+        smallest = np.maximum(_by_chain(adaptation.curvature_low), 1e-30)
+        found["curvature_ratio"] = curvature / smallest
         found["warmup_shrink"] = _by_chain(adaptation.shrink)
         if not text["bias_note"]:
             parts = kernel.rule.bias(curvature, noise, h.mean(1), dynamics)

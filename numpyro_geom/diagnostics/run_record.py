@@ -18,8 +18,8 @@ from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
-from .finished_mcmc import draws_by_name
 from .run_facts import facts_as_attributes, is_measured
+from .sources import draws_by_name
 
 SITE_TEMPERATURE = "configurational_temperature."
 """What the name of a site's temperature among ``sample_stats`` begins with."""
@@ -31,31 +31,18 @@ RENAMED = {
 
 
 class RunRecord(NamedTuple):
-    """Draws and what is known of them.
+    """Draws and what is known of them."""
 
-    Attributes:
-        posterior: draws by name, shaped (chains, draws, ...).
-        sample_stats: figures of each draw by name, shaped likewise.
-        attributes: of ``posterior``: settings of what drew, and `facts_as_attributes`.
-        unconstrained: what `gradients_at_draws` returns; empty where it was not asked for.
-        model: what drew them, `param` sites at their values; None with ``potential_fn``.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        descriptions: what the figures are, by name.
-        library: attributes of every group.
-        targets_model: whether the draws are meant to be of the model's posterior.
-    """
-
-    posterior: Arrays
-    sample_stats: Arrays
-    attributes: Mapping[str, Any]
-    unconstrained: Arrays = {}
-    model: Callable | None = None
-    args: tuple = ()
+    posterior: Arrays  # draws by name, shaped (chains, draws, ...)
+    sample_stats: Arrays  # figures of each draw by name, shaped likewise
+    attributes: Mapping[str, Any]  # of the posterior: settings of what drew, and its facts
+    unconstrained: Arrays = {}  # what `gradients_at_draws` returns, where it was asked for
+    model: Callable | None = None  # `param` sites at their values; None with a potential_fn
+    args: tuple = ()  # of the model
     kwargs: dict[str, Any] = {}
-    descriptions: dict[str, str] = {}
-    library: dict[str, str] = {}
-    targets_model: bool = False
+    descriptions: dict[str, str] = {}  # what the figures are, by name
+    library: dict[str, str] = {}  # attributes of every group
+    targets_model: bool = False  # whether the draws are meant to be of the model's posterior
 
     @property
     def temperature(self) -> float:
@@ -79,10 +66,9 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     """Read a run that has been checked."""
     kernel = mcmc.sampler
     model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
-    library = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
-    replaced: tuple[str, ...] = ()
+    library, replaced = "numpyro", False
     if isinstance(kernel, SGKernel):
-        library, replaced = _this_library(), kernel.bound.replaced
+        library, replaced = "numpyro_geom", bool(kernel.bound.replaced)
         if model is not None:
             model = kernel.bound.model
             # as the kernel does: traced row indices cannot index a NumPy array
@@ -97,18 +83,14 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         args=args,
         kwargs=kwargs,
         descriptions=_descriptions(kernel),
-        library=library,
+        library=_library(library),
         # an expansion with target="factors" replaces priors
         targets_model=model is not None and not replaced,
     )
 
 
 def record_of_guide(draws: LaplaceDraws) -> RunRecord:
-    """Read the draws of a guide.
-
-    Raises:
-        ValueError: unless they have one or two dimensions.
-    """
+    """Read the draws of a guide, of one or two dimensions."""
     shape = np.shape(draws.success)
     if len(shape) not in (1, 2) or 0 in shape:
         got = f"sample_shape={shape}" if shape else "a single draw, sample_shape=()"
@@ -117,9 +99,9 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
             f"{got}: call `guide.draw(rng_key, params, sample_shape=(4, 500))`, for instance"
         )
 
-    def by_chain(x: Any) -> np.ndarray:
-        array = host(x)
-        return array[np.newaxis] if len(shape) == 1 else array
+    def by_chain(arrays: Mapping[str, Any]) -> Arrays:
+        extra = [np.newaxis] * (2 - len(shape))
+        return {name: host(x)[(*extra, ...)] for name, x in arrays.items()}
 
     stats = {"success": draws.success, "n_fevals": draws.num_evaluations}
     if draws.log_weight is not None:
@@ -133,8 +115,8 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
     if draws.pareto_k is not None:
         attributes["pareto_k"] = float(draws.pareto_k)
     return RunRecord(
-        posterior={name: by_chain(x) for name, x in draws.samples.items()},
-        sample_stats={name: by_chain(x) for name, x in stats.items()},
+        posterior=by_chain(draws.samples),
+        sample_stats=by_chain(stats),
         attributes=attributes,
         model=draws.model,
         args=draws.args,
@@ -145,7 +127,7 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
             "log_weight": "log target density minus log density of the draw, up to a constant; "
             "-inf where the geodesic failed",
         },
-        library=_this_library(),
+        library=_library("numpyro_geom"),
         targets_model=True,
     )
 
@@ -190,10 +172,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
     kernel, state = mcmc.sampler, mcmc.last_state
     attrs: dict[str, Any] = {
         "kernel": type(kernel).__name__,
-        "num_chains": mcmc.num_chains,
-        "num_warmup": mcmc.num_warmup,
-        "num_samples": mcmc.num_samples,
-        "thinning": mcmc.thinning,
+        **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
         **package_versions(),
     }
     if not isinstance(kernel, SGKernel):
@@ -210,9 +189,8 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
         "steps_taken": state.steps_taken,
     }
     if is_measured(mcmc):
-        figures["lam_H"] = state.adaptation.curvature
-        figures["lam_C"] = state.adaptation.noise
-        figures["lam_min"] = state.adaptation.slowest
+        names = {"lam_H": "curvature", "lam_C": "noise", "lam_min": "slowest"}
+        figures |= {name: getattr(state.adaptation, x) for name, x in names.items()}
     # a number, or one a chain
     attrs.update({name: np.asarray(x).tolist() for name, x in figures.items()})
     return {**attrs, **facts_as_attributes(mcmc)}
@@ -261,6 +239,6 @@ def _storable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {n: int(value) if isinstance(value, bool) else value for n, value in settings.items()}
 
 
-def _this_library() -> dict[str, str]:
-    version = package_versions()["numpyro_geom_version"]
-    return {"inference_library": "numpyro_geom", "inference_library_version": version}
+def _library(name: str) -> dict[str, str]:
+    version = package_versions()[f"{name}_version"]
+    return {"inference_library": name, "inference_library_version": version}

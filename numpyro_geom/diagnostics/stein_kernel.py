@@ -19,6 +19,7 @@ from jax import lax
 from scipy.spatial.distance import pdist
 
 from .._checks import check_choice
+from .arrays import evenly, real_numbers
 
 MEDIAN_DRAWS = 1000
 """Draws, spread over all of them, whose distances the median is taken of."""
@@ -26,28 +27,14 @@ PRECONDITIONERS = ("scale", "covariance", "median", "identity")
 
 
 class Whitened(NamedTuple):
-    """Draws and scores in the coordinates of the kernel, both of shape (n, D).
+    """Draws and scores in the coordinates of the kernel, both of shape (n, D)."""
 
-    Attributes:
-        z: draws, centred and whitened.
-        t: scores there.
-    """
-
-    z: jax.Array
-    t: jax.Array
+    z: jax.Array  # draws, centred and whitened
+    t: jax.Array  # scores there
 
 
 def whiten(draws: Any, scores: Any, precondition: Any) -> Whitened:
-    """Check draws and scores, flatten chains, and go to the coordinates of the kernel.
-
-    Args:
-        draws: shape (n, D) or (chains, draws, D).
-        scores: of the same shape.
-        precondition: S, see `numpyro_geom.diagnostics.stein.ksd`.
-
-    Raises:
-        TypeError, ValueError: see `numpyro_geom.diagnostics.stein.ksd`.
-    """
+    """Check the arguments of `ksd`, flatten chains, and go to the coordinates of the kernel."""
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     x, s = _matrix("draws", draws), _matrix("scores", scores)
     if np.shape(draws) != np.shape(scores):
@@ -89,13 +76,7 @@ def diagonal(a: Whitened) -> jax.Array:
 def off_diagonal(a: Whitened, weights: jax.Array, chunk_size: int) -> np.ndarray:
     """``sum over i != j of w_i w_j k0(i, j)`` for each column w of ``weights``.
 
-    Args:
-        a: n draws.
-        weights: shape (n, sums).
-        chunk_size: the kernel is held for this many draws squared.
-
-    Returns:
-        Array of shape (sums,), the last sum in 64 bits.
+    The kernel is held for ``chunk_size`` draws squared, and the last sum is in 64 bits.
     """
     rows = a.z.shape[0]
     chunk = min(chunk_size, rows)
@@ -126,20 +107,15 @@ def _forms(z: jax.Array, t: jax.Array, weights: jax.Array) -> jax.Array:
     return lax.map(of_rows, (numbers, z, t, weights))
 
 
-# Preconditioners
-
-
 def _matrix(name: str, value: Any) -> np.ndarray:
     """Chains one after the other, in 64 bits, all finite."""
-    x = np.asarray(jax.device_get(value))
-    if x.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be an array of real numbers, got dtype {x.dtype}")
+    x = real_numbers(name, value, finite=False)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
             f"{name} must have shape (n, D) or (chains, draws, D), none of them 0, got {x.shape}: "
             "one number a draw is x[:, None]"
         )
-    flat = x.reshape((-1, x.shape[-1])).astype(np.float64)
+    flat = x.reshape((-1, x.shape[-1]))
     bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
     if bad.size:
         raise ValueError(
@@ -151,9 +127,17 @@ def _matrix(name: str, value: Any) -> np.ndarray:
 
 def _root(x: np.ndarray, precondition: Any) -> np.ndarray:
     """L with L L' = S: of shape (D,) where it is diagonal, else (D, D)."""
-    dim = x.shape[1]
+    num_draws, dim = x.shape
     if isinstance(precondition, str):
-        return _named_root(x, check_choice("precondition", precondition, PRECONDITIONERS))
+        kind = check_choice("precondition", precondition, PRECONDITIONERS)
+        if kind == "identity":
+            return np.ones(dim)
+        if kind == "covariance":
+            return _cholesky(
+                np.atleast_2d(np.cov(x, rowvar=False)) if num_draws > 1 else np.zeros((dim, dim)),
+                f"more than D = {dim} distinct draws, and there are {num_draws}; or use 'scale'",
+            )
+        return _spread(x, kind)
     given = np.asarray(jax.device_get(precondition))
     if given.dtype.kind not in "fiu" or given.shape not in ((), (dim,), (dim, dim)):
         raise ValueError(
@@ -169,20 +153,12 @@ def _root(x: np.ndarray, precondition: Any) -> np.ndarray:
     return _cholesky(given, "a matrix with finite entries")
 
 
-def _named_root(x: np.ndarray, kind: str) -> np.ndarray:
+def _spread(x: np.ndarray, kind: str) -> np.ndarray:
     num_draws, dim = x.shape
-    if kind == "identity":
-        return np.ones(dim)
-    if kind == "covariance":
-        return _cholesky(
-            np.atleast_2d(np.cov(x, rowvar=False)) if num_draws > 1 else np.zeros((dim, dim)),
-            f"more than D = {dim} distinct draws, and there are {num_draws}; or use 'scale'",
-        )
     if kind == "scale":
         root = x.std(axis=0)
     else:
-        rows = np.unique(np.linspace(0, num_draws - 1, MEDIAN_DRAWS).astype(int))
-        distances = pdist(x[rows])
+        distances = pdist(x[evenly(num_draws, MEDIAN_DRAWS)])
         root = np.full(dim, np.median(distances) if distances.size else 0.0)
     # equal draws have a spread of rounding errors
     still = np.flatnonzero(root <= 1e-12 * np.abs(x).max(axis=0))
@@ -196,7 +172,8 @@ def _named_root(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _cholesky(matrix: np.ndarray, needs: str) -> np.ndarray:
-    if np.isfinite(matrix).all() and _is_symmetric(matrix):
+    finite = np.isfinite(matrix).all()
+    if finite and np.abs(matrix - matrix.T).max() <= 1e-4 * np.abs(matrix).max():
         try:
             root = np.linalg.cholesky((matrix + matrix.T) / 2)
         except np.linalg.LinAlgError:
@@ -205,7 +182,3 @@ def _cholesky(matrix: np.ndarray, needs: str) -> np.ndarray:
         if (np.diag(root) ** 2 > 1e-12 * np.diag(matrix)).all():
             return root
     raise ValueError(f"precondition must be symmetric and positive definite: pass {needs}")
-
-
-def _is_symmetric(matrix: np.ndarray) -> bool:
-    return bool(np.abs(matrix - matrix.T).max() <= 1e-4 * np.abs(matrix).max())

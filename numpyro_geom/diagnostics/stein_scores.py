@@ -23,9 +23,9 @@ from ..laplace.draws import Data
 from ..target.minibatch import SubsamplePlates
 from ..target.plates import read_subsampling
 from ..target.potential import model_potential
-from .arrays import Arrays, group_of, stored_name
-from .finished_mcmc import check_run
+from .arrays import Arrays, stored_name
 from .full_data import read_model
+from .sources import check_run, draws_of
 
 ROWS_AT_ONCE = 2**18
 """Rows times draws whose gradients are computed at once."""
@@ -120,11 +120,8 @@ def scores(
     plan = read_subsampling(model, args, kwargs, batch_size)
     if plan.has_params:
         _check_params(model, args, kwargs)
-    shapes = {
-        name: site.shape
-        for name, site in read_model(model, args, kwargs).sites.items()
-        if site.kind == "latent"
-    }
+    sites = read_model(model, args, kwargs).sites
+    shapes = {name: site.shape for name, site in sites.items() if site.kind == "latent"}
     samples = _latent_values(source, shapes)
     num_draws = next(iter(samples.values())).shape[0]
 
@@ -157,45 +154,35 @@ def scores(
 
 def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.Array]:
     """Draws of the latent sites, shaped (n, ...)."""
-    given = _values(source, list(shapes))
-    missing = sorted(set(shapes) - set(given))
+    given: Any = draws_of(source)
+    if given is None:
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                "source must be an MCMC of a model, an ArviZ object with a posterior, or a dict of "
+                f"draws by site, got {type(source).__name__}"
+            )
+        given = source
+    keys = {name: name if name in given else stored_name(name) for name in shapes}
+    missing = sorted(name for name, key in keys.items() if key not in given)
     if missing:
         raise ValueError(
             f"the draws lack the latent sites {missing}: expected {sorted(shapes)}, in the model's "
             "own (constrained) space"
         )
-    found, counts = {}, {}
+    found = {}
     for name, shape in shapes.items():
-        x = np.asarray(given[name])
+        x = np.asarray(given[keys[name]])
         leading = x.shape[: max(0, x.ndim - len(shape))]
         if x.shape[len(leading) :] != shape or len(leading) not in (1, 2) or 0 in leading:
             raise ValueError(
                 f"draws of site {name!r} must have shape (n, ...) or (chains, draws, ...) with "
                 f"{shape} in place of the dots, and at least one draw, got {x.shape}"
             )
-        dtype = jnp.result_type(float)
-        found[name] = jnp.asarray(x.reshape((-1, *shape)).astype(dtype))
-        counts[name] = found[name].shape[0]
+        found[name] = jnp.asarray(x.reshape((-1, *shape)), jnp.result_type(float))
+    counts = {name: len(x) for name, x in found.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"all sites must have the same number of draws, got {counts}")
     return found
-
-
-def _values(source: Any, names: list[str]) -> Mapping[str, Any]:
-    if isinstance(source, MCMC):
-        samples = source.get_samples(group_by_chain=True)
-        if isinstance(samples, Mapping):
-            return samples
-    elif isinstance(source, Mapping) and not hasattr(source, "posterior"):
-        return source
-    elif hasattr(source, "posterior"):
-        posterior = group_of(source, "posterior")
-        stored = {name: stored_name(name) for name in names}
-        return {name: posterior[key] for name, key in stored.items() if key in posterior}
-    raise TypeError(
-        "source must be an MCMC of a model, an ArviZ object with a posterior, or a dict of draws "
-        f"by site, got {type(source).__name__}"
-    )
 
 
 def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,9 +17,9 @@ from scipy import stats
 from .._checks import check_int, check_number
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant
-from .arrays import chosen, paths
+from .arrays import Scalars, chosen, named, paths
 from .monte_carlo import MomentEstimates, estimate_moments
-from .scalar_draws import Scalars, named, to_scalars
+from .sources import to_scalars
 from .step_size_bias_table import BiasCurve, ScalarBias
 
 SETTLING = 5
@@ -115,13 +115,9 @@ def bias_vs_step(
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
-    own = (
-        kernel.settings.schedule.step_size
-        if isinstance(kernel.settings.schedule, Constant)
-        else None
-    )
-    step_size = float(np.median(state.step_size)) if own is None else own
-    num_steps = kernel.settings.given_num_steps
+    schedule, num_steps = kernel.settings.schedule, kernel.settings.given_num_steps
+    own = schedule.step_size if isinstance(schedule, Constant) else np.median(state.step_size)
+    step_size = float(own)
     num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
     @jax.jit
@@ -135,10 +131,12 @@ def bias_vs_step(
     # all runs share one program: a draw is so many draws of the largest number of steps that fits
     unit = math.gcd(*steps)
     dropped = -(-num_samples // SETTLING)
-    kernel = kernel.replace(
-        step_size=_one_after_another(step_sizes, [(dropped + num_samples) * n for n in steps]),
-        num_steps=unit,
-    )
+    values, ends = jnp.asarray(step_sizes), jnp.cumsum((dropped + num_samples) * jnp.asarray(steps))
+
+    def one_after_another(t: jax.Array) -> jax.Array:
+        return values[jnp.searchsorted(ends[:-1], t, side="right")]
+
+    kernel = kernel.replace(step_size=one_after_another, num_steps=unit)
     kernel.init(keys, 0, state.z, args, kwargs)
     state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
     run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
@@ -157,12 +155,6 @@ def bias_vs_step(
     return BiasCurve(biases, step_size, step_sizes, steps, tuple(undone), constant)
 
 
-def _one_after_another(step_sizes: Sequence[float], lengths: Sequence[int]) -> Callable:
-    """A schedule that takes so many steps of each size."""
-    values, ends = jnp.asarray(step_sizes), jnp.cumsum(jnp.asarray(lengths))[:-1]
-    return lambda t: values[jnp.searchsorted(ends, t, side="right")]
-
-
 def _run(
     kernel: SGKernel,
     dropped: int,
@@ -174,17 +166,17 @@ def _run(
 ) -> tuple[SGState, Any, jax.Array]:
     """Draws at a step size: the last state, positions (chains, draws, ...), undone steps."""
 
-    def draw(state: SGState, _: None) -> tuple[SGState, Any]:
-        def part(_: int, carry: tuple) -> tuple:
-            state, undone = carry
-            state = kernel.sample(state, args, kwargs)
-            return state, undone | state.diverging
+    def part(_: int, carry: tuple) -> tuple:
+        state, undone = carry
+        state = kernel.sample(state, args, kwargs)
+        return state, undone | state.diverging
 
-        undone = jnp.zeros_like(state.diverging)
-        state, undone = lax.fori_loop(0, repeats, part, (state, undone))
+    def draw(state: SGState, _: None) -> tuple[SGState, Any]:
+        start = state, jnp.zeros_like(state.diverging)
+        state, undone = lax.fori_loop(0, repeats, part, start)
         return state, (state.z, undone)
 
-    state, _ = lax.scan(lambda s, x: (draw(s, x)[0], None), state, None, dropped)
+    state = lax.fori_loop(0, dropped, lambda _, s: draw(s, None)[0], state)
     state, (z, undone) = lax.scan(draw, state, None, num_samples)
     return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), z), undone
 
@@ -247,19 +239,16 @@ def fit_biases(
     names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[MomentEstimates]
 ) -> tuple[ScalarBias, ...]:
     """Weighted least squares of mean and sd of all scalars, one estimate a step size."""
-    size = np.min([m.least_size for m in found], axis=0)
-    scale = found[-1].sd  # the limit can be below 0
+    runs = MomentEstimates(*map(np.stack, zip(*found, strict=True)))
+    size, scale = runs.least_size.min(0), own / runs.sd[-1]  # the limit can be below 0
     fits = {
-        "mean": _fit(step_sizes, [m.mean for m in found], [m.mean_error for m in found], size),
-        "sd": _fit(step_sizes, [m.sd for m in found], [m.sd_error for m in found], size),
+        "mean": _fit(step_sizes, runs.mean, runs.mean_error, size, scale),
+        "sd": _fit(step_sizes, runs.sd, runs.sd_error, size, scale),
     }
-    for fit in fits.values():
-        fit["bias"], fit["bias_error"] = (fit[n] * own / scale for n in ("slope", "slope_error"))
     return tuple(
         ScalarBias(
             name=name,
             moment=moment,
-            ess=float(size[k]),
             values=tuple(fit["values"][:, k].tolist()),
             errors=tuple(fit["errors"][:, k].tolist()),
             **{n: float(x[k]) for n, x in fit.items() if x.ndim == 1},
@@ -270,13 +259,12 @@ def fit_biases(
 
 
 def _fit(
-    h: np.ndarray, moments: list[np.ndarray], noise: list[np.ndarray], size: np.ndarray
+    h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray, scale: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Values = limit + slope h, weights 1 / errors^2; fields as in `ScalarBias`.
 
     Errors are known from ``size`` effective draws, and squares of residuals have an F law.
     """
-    values, errors = np.stack(moments), np.stack(noise)
     weights = 1 / errors**2
     total = weights.sum(0)
     centre = (weights * h[:, None]).sum(0) / total
@@ -292,5 +280,8 @@ def _fit(
         "limit_error": np.sqrt(1 / total + centre**2 / spread),
         "slope": slope,
         "slope_error": np.sqrt(1 / spread),
+        "bias": scale * slope,
+        "bias_error": scale * np.sqrt(1 / spread),
         "fit": stats.f.sf(residual, len(h) - 2, np.maximum(size - 1, 1.0)),
+        "ess": size,
     }

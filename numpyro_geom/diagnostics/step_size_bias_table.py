@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import t
 
-from .reference_table import FEW
+from .reference_table import FALSE_ALARM, FEW
 from .text_table import Table, TextTable
 
-FALSE_ALARM = 0.01
-"""Probability that some bias is reported where there is none."""
 SHOWN = 30
 """Lines of the table in the text; the data frame has them all."""
 
@@ -112,8 +110,8 @@ class BiasCurve(TextTable):
     @property
     def bent(self) -> tuple[ScalarBias, ...]:
         """Those that a line in h does not fit, at 1% for all together; the worst first."""
-        found = [s for s in self.scalars if s.fit < FALSE_ALARM / len(self.scalars)]
-        return tuple(sorted(found, key=lambda s: s.fit))
+        ranked = sorted(self.scalars, key=lambda s: s.fit)
+        return tuple(s for s in ranked if s.fit < FALSE_ALARM / len(ranked))
 
     @property
     def verdict(self) -> str:
@@ -128,14 +126,12 @@ class BiasCurve(TextTable):
                 f"{percent * worst.bias_error:.1g}{unit}"
             )
         else:
-            errors = {"mean": 0.0, "sd": 0.0}
-            for s in self.scalars:
-                if not s.is_negative:
-                    errors[s.moment] = max(errors[s.moment], s.bias_error)
+            means = [s.bias_error for s in self.scalars if s.moment == "mean"]
+            sds = [s.bias_error for s in self.scalars if s.moment == "sd" and not s.is_negative]
             text = (
                 f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
-                f"within noise, which is up to {errors['mean']:.1g} sd for means and "
-                f"{100 * errors['sd']:.2g}% for sds"
+                f"within noise, which is up to {max(means, default=0.0):.1g} sd for means and "
+                f"{100 * max(sds, default=0.0):.2g}% for sds"
             )
             least = min(self.scalars, key=lambda s: s.ess)
             if least.ess < FEW:

@@ -7,12 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpyro.infer import MCMC
 
 from .._checks import check_flag
-from .arrays import chosen, variables_of
-from .finished_mcmc import check_run, draws_by_name
-from .predictive_input import real_array
+from .arrays import chosen, real_numbers
+from .sources import draws_of
 
 MANY = 10
 """Times as long is the second axis of arrays whose first is rather one of chains."""
@@ -68,18 +66,21 @@ def draw_distances(
 
 def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray]:
     """Finite float64 arrays, all of shape (draws, k) or all of (chains, draws, k)."""
-    if hasattr(draws, "posterior"):
-        posterior = variables_of(draws["posterior"], numeric=False)
-        names = posterior if var_names is None else chosen(var_names, posterior, "the posterior")
-        values, leading = [posterior[name] for name in names], 2
-    elif var_names is not None:
+    if var_names is not None and not hasattr(draws, "posterior"):
         raise ValueError("var_names is for ArviZ objects: pick entries of a dict before the call")
-    elif isinstance(draws, MCMC):
-        check_run(draws)
-        values, leading = list(draws_by_name(draws).values()), 2
+    known = draws_of(draws)
+    if known is not None:
+        names = known if var_names is None else chosen(var_names, known, "the posterior")
+        values, leading = [known[name] for name in names], 2
     elif isinstance(draws, Mapping):
         values, leading = [np.asarray(x) for x in jax.tree.leaves(dict(draws))], 1
-        _check_not_chains(values)
+        leads = {x.shape[:2] for x in values}
+        if len(leads) == 1 and len(lead := leads.pop()) == 2 and lead[1] > MANY * lead[0]:
+            raise ValueError(
+                f"arrays in a dict must have shape (draws, ...), and all begin with {lead}, which "
+                "looks like (chains, draws): pass the MCMC itself or one chain; if these are "
+                "draws, then as one array (draws, D)"
+            )
     else:
         values = [np.asarray(jax.device_get(draws))]
         leading = values[0].ndim - 1
@@ -90,15 +91,4 @@ def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray
             "that all have the same number of draws, at least two; got "
             f"{[x.shape for x in values]}"
         )
-    return [real_array("draws", x).reshape((*shape, -1)) for x in values]
-
-
-def _check_not_chains(values: list[np.ndarray]) -> None:
-    """Raise where all arrays begin with (a few, very many), which is rather (chains, draws)."""
-    leads = {x.shape[:2] for x in values}
-    if len(leads) == 1 and len(lead := leads.pop()) == 2 and lead[1] > MANY * lead[0]:
-        raise ValueError(
-            f"arrays in a dict must have shape (draws, ...), and all begin with {lead}, which "
-            "looks like (chains, draws): pass the MCMC itself or one chain; if these are draws, "
-            "then as one array (draws, D)"
-        )
+    return [real_numbers("draws", x).reshape((*shape, -1)) for x in values]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -37,16 +36,11 @@ class TextTable:
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """A text table: the first ``left`` columns to the left, the others to the right."""
     table = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-
-    def line(row: Sequence[Any]) -> str:
-        cells = zip(row, widths, strict=True)
-        return "  ".join(
-            cell.ljust(width) if k < left else cell.rjust(width)
-            for k, (cell, width) in enumerate(cells)
-        ).rstrip()
-
-    return "\n".join(map(line, table))
+    columns = []
+    for k, column in enumerate(zip(*table, strict=True)):
+        width = max(map(len, column))
+        columns.append([x.ljust(width) if k < left else x.rjust(width) for x in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def _row(cells: Sequence[str], tag: str) -> str:

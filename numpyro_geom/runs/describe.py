@@ -55,21 +55,11 @@ class Describer:
             "sample_stats": results.sample_stats,
             **self._static,
         }
-        labels = Labels(self._model, None, None, {n for arrays in groups.values() for n in arrays})
-        attributes = {"created_at": self._created_at, **results.library}
-        found = {
-            group: labels.dataset(group, arrays, attributes)
-            for group, arrays in groups.items()
-            if arrays
-        }
         # those that depend on the draws are set when there are all
         later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
         settings = {name: x for name, x in results.attributes.items() if name not in later}
-        found["posterior"].attrs.update(settings)
-        for name, text in results.descriptions.items():
-            if name in results.sample_stats:
-                found["sample_stats"][name].attrs["description"] = text
-        return found
+        results = results._replace(attributes=settings)
+        return Labels(groups, self._model).datasets(results, self._created_at)
 
     def summarise(
         self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
