@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def eigenvalues(matrix: Array) -> Array:
 
 def symmetric_roots(matrix: Array) -> tuple[Array, Array]:
     """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding count as rounding."""
-    return _one_by_one(_symmetric_roots)(matrix)  # type: ignore[return-value]
+    return _one_by_one(_symmetric_roots)(matrix)
 
 
 def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
@@ -75,7 +76,7 @@ def _log_abs_det(matrix: Array) -> Array:
     return jnp.linalg.slogdet(matrix)[1]
 
 
-def _one_by_one(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _one_by_one(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
     """``fn``, of which a batch is a loop on the CPU."""
     return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 

@@ -83,9 +83,9 @@ class Target:
         """Whether steps move the model's sites themselves."""
         return self.scale is None and self.expansion is None
 
-    def scaled(self, scale: Scale | tuple) -> Target:
-        """The same in a chain's scaled coordinates; no change without any."""
-        return self if isinstance(scale, tuple) and not scale else replace(self, scale=scale)
+    def scaled(self, scale: Any) -> Target:
+        """The same in a chain's scaled coordinates; no change where they are empty."""
+        return replace(self, scale=scale) if scale else self
 
     def is_usable(self, position: PyTree) -> jax.Array:
         """Whether the constrained values at a position of the model's sites are finite."""
