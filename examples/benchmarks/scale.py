@@ -91,7 +91,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     text = (
         f"{arguments.rows:,} rows, condition {condition:.1e}, `...` for `batch_size=256, "
-        f"control_variate=True`, jax {jax.__version__}. Times are of one run on a shared machine.\n\n"
+        f"control_variate=True`, jax {jax.__version__}; times of one run, shared machine.\n\n"
         "| kernel | warm-up + draws | ESS, worst coordinate | seconds, all included | ESS a second "
         "over NUTS | largest error of a mean (sd) | sd over Laplace's |\n"
         "|---|---|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
