@@ -187,7 +187,7 @@ def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> bool |
     """Whether the automatic choice is to scale."""
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
-    size = sum(x.size for x in jax.tree.leaves(position))
+    size = sum(map(jnp.size, jax.tree.leaves(position)))
     # a step size that is given is one for the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
     return True if free and size <= DENSE_LIMIT else None

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -64,7 +65,7 @@ class SGKernel(MCMCKernel):
         given = [
             f"{name}={getattr(x, '__name__', repr(x))}"
             for name, x in self._arguments.items()
-            if x is not defaults[name] and x != defaults[name]
+            if x is not defaults[name] and np.any(x != defaults[name])
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 

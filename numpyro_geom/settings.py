@@ -88,7 +88,7 @@ class Settings:
         """Whether the scale is a matrix and not a diagonal."""
         if isinstance(self.dense_mass, bool):
             return self.dense_mass
-        return self.inverse_mass_matrix.ndim == 2
+        return np.ndim(self.inverse_mass_matrix) == 2
 
     def as_dict(self) -> dict[str, Any]:
         """The constructor's arguments but for the model, as they are after validation."""
@@ -168,8 +168,8 @@ def _expansion(name: str, value: Any) -> Any:
     )
 
 
-def _covariance(name: str, value: Any) -> np.ndarray:
-    """A vector of variances, or a covariance matrix, in float64."""
+def _covariance(name: str, value: Any) -> tuple:
+    """Variances, or the rows of a covariance matrix, as a value that can be compared."""
     try:
         matrix = np.asarray(value, np.float64)
     except (TypeError, ValueError):
@@ -189,7 +189,8 @@ def _covariance(name: str, value: Any) -> np.ndarray:
     else:
         least = scaled.min() if matrix.ndim == 1 else np.linalg.eigvalsh(scaled)[0]
         if least > 0:
-            return (matrix + matrix.T) / 2
+            rows = ((matrix + matrix.T) / 2).tolist()
+            return tuple(tuple(x) if matrix.ndim == 2 else x for x in rows)
         problem = f"a smallest eigenvalue of {least:g}, with its diagonal scaled to 1"
     raise ValueError(
         f"{name} must be symmetric and positive definite, got {problem}: add a multiple of the "
@@ -263,6 +264,11 @@ def _check_target(values: Mapping[str, Any]) -> None:
         raise ValueError(
             "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
             "no inverse_mass_matrix with expansion"
+        )
+    if values["dense_mass"] is False and np.ndim(values["inverse_mass_matrix"]) == 2:
+        raise ValueError(
+            "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
+            "(D,), got a matrix; pass its diagonal, or dense_mass=True"
         )
     interval, expansion = values["anchor_interval"], values["expansion"]
     if interval is not None and not values["control_variate"]:

@@ -143,7 +143,8 @@ class SGState(NamedTuple):
     @property
     def chain(self) -> Chain:
         """What steps move."""
-        position = self.z if isinstance(self.expanded, tuple) else self.expanded
+        empty = type(self.expanded) is tuple and not self.expanded  # a position may be a tuple too
+        position = self.z if empty else self.expanded
         return Chain(position, self.metric_state, self.dynamics)
 
     def with_temperatures(self, virial: jax.Array) -> SGState:

@@ -78,6 +78,15 @@ CHANGES = {
         {"metric": "monge", "gamma": "none", "max_norm": 2.0},
     ),
     "friction": ({}, {"friction": 2.0}),
+    "dense_mass": ({"dense_mass": True}, {"dense_mass": False}),
+    "inverse_mass_matrix": (
+        {"inverse_mass_matrix": np.array([1.0, 2.0])},
+        {"inverse_mass_matrix": np.array([1.0, 3.0])},
+    ),
+    "adapt_mass_matrix": (
+        {"dense_mass": True},
+        {"dense_mass": True, "adapt_mass_matrix": False},
+    ),
     "thermostat_mass": ({}, {"thermostat_mass": 2.0}),
     "target_accept": ({}, {"target_accept": 0.7}),
     "integrator": ({"integrator": "euler"}, {}),

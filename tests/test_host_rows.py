@@ -125,7 +125,16 @@ def test_automatic_settings_are_the_same():
         kernel = SGRLD(model, batch_size=8, control_variate=True)
         return run_mcmc(kernel, *data, num_warmup=30).last_state
 
-    assert_same(draws(HostRows(X), HostRows(Y)), draws(X, Y))
+    one, two = draws(HostRows(X), HostRows(Y)), draws(X, Y)
+    # a Hessian sums rows in another order, and what follows moves with it: draws by 4e-5 here, the
+    # step size by 1e-3
+    for found, expected in (
+        (one.z["w"], two.z["w"]),
+        (one.step_size, two.step_size),
+        (one.num_steps, two.num_steps),
+        (one.control.anchor.position["w"], two.control.anchor.position["w"]),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-2)
 
 
 def run_mcmc(kernel, *data, num_warmup=2, num_samples=4, **settings):
@@ -332,7 +341,9 @@ def test_vmap_of_two_axes_is_one_call():
 
 
 def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
-    """Ten steps in blocks of four: three reads of each source, and one at the draw's end."""
+    """Ten steps in blocks of four: three reads of each source; the rows of a draw's last check are
+    read when the program is traced.
+    """
     monkeypatch.setattr(fetch, "BLOCK_ROWS", 64)
     source = Broken(X)
     data = HostRows(source), HostRows(Y)
@@ -351,7 +362,7 @@ def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
     source.threads.clear()
     prepared.clear()
     jax.block_until_ready(step(state).z)
-    assert len(source.reads) == 3 + 1
+    assert len(source.reads) == 3
     assert threading.get_ident() not in source.threads
     # y beside X in three blocks, and both ahead in all but the last
     assert prepared.count(4 * 8) == 3 + 2 * 2

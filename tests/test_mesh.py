@@ -45,7 +45,7 @@ KERNELS = {
     "control variate": lambda: SGRLD(
         model, control_variate=True, anchor_interval=5, **SETTINGS, batching="epoch"
     ),
-    "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.05}),
+    "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.02}),
     "NUTS": lambda: NUTS(model, max_tree_depth=3),
 }
 SHAPES = {"control variate": [(1, 4), (2, 4)], "GGMC": [(2, 4)], "NUTS": [(2, 4)]}
@@ -154,10 +154,13 @@ def test_only_rows_of_the_minibatch_and_gradients_travel():
     shapes = {
         (kind, shape) for all_, kind in travel for shape in re.findall(r"\w\d*\[[\d,]*\]", all_)
     }
-    # chains, rows of the minibatch, columns; responses; gradients; energies
+    # chains, rows of the minibatch, columns; responses; those of a draw's last check, which are the
+    # same for all chains; gradients; energies
     assert shapes == {
         ("all-reduce", f"u32[2,{BATCH},{COLUMNS}]"),
         ("all-reduce", f"s32[2,{BATCH}]"),
+        ("all-reduce", f"u32[{BATCH},{COLUMNS}]"),
+        ("all-reduce", f"s32[{BATCH}]"),
         ("all-reduce", f"f32[2,{COLUMNS}]"),
         ("all-reduce", "f32[2]"),
     }

@@ -63,16 +63,17 @@ def main() -> None:
     X, y = rows(arguments.rows)
     mean, sd, condition = laplace(X, y)
     small: dict[str, Any] = {"batch_size": 256, "control_variate": True}
+    scaled = {**small, "dense_mass": True}
     kernels = {
         "NUTS(model, dense_mass=True)": (lambda: NUTS(model, dense_mass=True), 500),
-        "SGHMC(model, ..., dense_mass=None)": (
-            lambda: SGHMC(model, dense_mass=None, **small),
+        "SGHMC(model, ...)": (lambda: SGHMC(model, **small), 1000),
+        "SGHMC(model, dense_mass=True, ...)": (lambda: SGHMC(model, **scaled), 1000),
+        "SGRLD(model, dense_mass=True, ...)": (lambda: SGRLD(model, **scaled), 1000),
+        'SGRLD(model, metric="monge", dense_mass=True, ...)': (
+            lambda: SGRLD(model, metric="monge", **scaled),
             1000,
         ),
-        "SGHMC(model, ...)": (lambda: SGHMC(model, **small), 1000),
-        "SGRLD(model, ...)": (lambda: SGRLD(model, **small), 1000),
-        'SGRLD(model, metric="monge", ...)': (lambda: SGRLD(model, metric="monge", **small), 1000),
-        "GGMC(model)": (lambda: GGMC(model), 1000),
+        "GGMC(model, dense_mass=True)": (lambda: GGMC(model, dense_mass=True), 1000),
     }
     lines, base = [], None
     for name, (make, draws) in kernels.items():

@@ -70,7 +70,9 @@ class GGMC(SGKernel):
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
         dense_mass: move in coordinates in which the posterior is about as wide in all directions,
             learned in warm-up: True for any directions, False for those of the parameters, None
-            for the parameters as they are. What the metric and h mean is then in these coordinates.
+            for the parameters as they are (unless a matrix is given), ``"auto"`` for True in up
+            to 256 dimensions under ``step_size="auto"``. The metric and h are then those of
+            these coordinates.
         inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
             has it, sites in the order of their names; None for the inverse Hessian at the mode.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
@@ -120,7 +122,7 @@ class GGMC(SGKernel):
         batching: str = "replacement",
         control_variate: bool = False,
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = "auto",
+        dense_mass: bool | str | None = None,
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -139,7 +139,9 @@ class SGNHT(SGKernel):
             entry of relative friction s is xi + (s - 1) gamma.
         dense_mass: move in coordinates in which the posterior is about as wide in all directions,
             learned in warm-up: True for any directions, False for those of the parameters, None
-            for the parameters as they are. What the metric and h mean is then in these coordinates.
+            for the parameters as they are (unless a matrix is given), ``"auto"`` for True in up
+            to 256 dimensions under ``step_size="auto"``. The metric and h are then those of
+            these coordinates.
         inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
             has it, sites in the order of their names; None for the inverse Hessian at the mode.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
@@ -194,7 +196,7 @@ class SGNHT(SGKernel):
         control_variate: bool = False,
         anchor_interval: int | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = "auto",
+        dense_mass: bool | str | None = None,
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

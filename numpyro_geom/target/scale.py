@@ -50,7 +50,8 @@ class Scale(NamedTuple):
         """L L', the covariance for which the coordinates are made; of a batch of chains of each."""
         if not self.is_dense:
             return self.root**2
-        return jnp.matmul(self.root, jnp.swapaxes(self.root, -1, -2))
+        transposed = jnp.swapaxes(self.root, -1, -2)
+        return jnp.matmul(self.root, transposed, precision=lax.Precision.HIGHEST)
 
     def to_sites(self, scaled: PyTree) -> PyTree:
         """Theta of phi, both in the structure of a position."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -37,8 +38,8 @@ def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: ja
     dense, size = settings.dense_scale, centre.size
     given = settings.inverse_mass_matrix
     if given is not None:
-        check_size(given, size)
-        return scale_about(centre, *_roots(jnp.asarray(given, centre.dtype), dense))
+        roots = _roots_of_given(np.asarray(given), size, dense)
+        return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
     if size > DENSE_LIMIT:
         unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
         return scale_about(centre, unit, unit)
@@ -122,6 +123,9 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
             times(inverse, scale.inverse),
         )
         finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
+        # steps were undone in other coordinates
+        shrink = jnp.ones_like(state.adaptation.shrink)
+        state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
         empty = scale_about(scale.centre, scale.root, scale.inverse)
         return in_coordinates(state, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, empty))
 
@@ -148,11 +152,18 @@ def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
     return spread[:, None] * root, inverse / spread
 
 
-def check_size(matrix: Any, size: int) -> None:
-    """Raise where a mass matrix is not of the model's dimension."""
+def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a matrix that the user gives, in 64 bits."""
     if matrix.shape[-1] != size:
         raise ValueError(
             f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {size} "
             f"unconstrained parameters: expected ({size},) or ({size}, {size}), sites in the order "
             "of their names"
         )
+    spread = np.sqrt(matrix if matrix.ndim == 1 else np.diagonal(matrix))
+    if not dense:
+        return spread, 1 / spread
+    matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
+    values, vectors = np.linalg.eigh(matrix / spread / spread[:, None])
+    root = (vectors * np.sqrt(values)) @ vectors.T
+    return spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread
