@@ -30,8 +30,7 @@ PyTree = Any
 
 UNSTABLE_DRIFT = 100.0
 """A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
-step before, is the mark of an unstable integrator: in a stationary chain the ratio is about the
-bias tolerance."""
+step before, marks an unstable integrator: a stationary chain has about the bias tolerance."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -217,7 +216,7 @@ def repeat(
         learning: jax.Array,
     ) -> SGState:
         potential = target.potential
-        key_steps, key_check = random.split(rng_key)
+        key_steps, _ = random.split(rng_key)
         with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
             some_batch, _ = potential.draw(random.key(0), potential.init_stream(random.key(1)))
         dtype = state.potential_energy.dtype
@@ -253,8 +252,8 @@ def repeat(
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
-            # energy and gradient belong to the position where the step started: if they fail,
-            # the step before led astray, and the chain goes back to where they did not
+            # energy and gradient are of where the step started: if they fail, the step before led
+            # astray, and the chain goes back to where they did not
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
             trusted = tree_where(finite, chain.position, trusted)
             chain, facts = tree_where(finite, (new, facts), (back, old))
@@ -286,8 +285,7 @@ def repeat(
             carry,
         )
         chain, trusted, control, taken, facts_, drift_ratio, undone, sums = carry
-        # the last position is a draw, and no step has evaluated it yet
-        merged = target.merge(chain.position)
+        merged = target.merge(chain.position)  # a draw, which no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
             finite &= target.is_usable(merged)

@@ -91,13 +91,8 @@ class SGHMC(SGKernel):
             a diagonal metric, an even batch size and a temperature above 0. Noise that is
             correlated between coordinates remains.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
-        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
-            learned in warm-up: True for any directions, False for those of the parameters, None
-            for the parameters as they are (unless a matrix is given), ``"auto"`` for True in up
-            to 256 dimensions under ``step_size="auto"``. The metric and h are then those of
-            these coordinates.
-        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
-            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+        dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
+        inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 

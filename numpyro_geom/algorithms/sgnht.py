@@ -55,9 +55,8 @@ INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
 """Each with the scheme whose step-size rule it has."""
 HOTTEST = (4.0, 40.0)
 """The thermostat counts p'p / (D tau) - 1 as a + b / D at most, with these a and b. A stationary
-chain is hotter with a probability below 2e-9, whatever D (Chernoff). A start far from the mode
-would otherwise leave a friction in which the chain stands still: xi falls by tau / mass in a unit
-of time at most, however large it is."""
+chain is hotter with a probability below 2e-9, whatever D (Chernoff). After a start far from the
+mode xi would be so large that the chain stands still: it falls slowly, by tau / mass a time unit."""
 
 
 class Thermostat(NamedTuple):
@@ -115,8 +114,7 @@ class SGNHT(SGKernel):
     Args:
         model: a NumPyro model with continuous latent sites.
         potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: the mass matrix, ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
-            ``"shampoo"``, or an object, see `numpyro_geom.metrics`.
+        metric: the mass matrix, by name or an object, see `numpyro_geom.metrics`.
         friction: gamma of the injected noise in units of 1 / h, or ``"auto"``; xi starts there.
             Papers' diffusion A is gamma tau.
         thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2: the
@@ -131,19 +129,12 @@ class SGNHT(SGKernel):
         temperature: tau, above 0.
         batching: ``"replacement"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
-            all rows is known. Two minibatch gradients a step, and far less noise.
-        anchor_interval: steps between two moves of the anchor to the chain's own position, each a
-            pass over all rows; None leaves the anchor where warm-up found the middle.
+        control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
+        anchor_interval: steps between two moves of the anchor, see `SGRLD`.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
             entry of relative friction s is xi + (s - 1) gamma.
-        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
-            learned in warm-up: True for any directions, False for those of the parameters, None
-            for the parameters as they are (unless a matrix is given), ``"auto"`` for True in up
-            to 256 dimensions under ``step_size="auto"``. The metric and h are then those of
-            these coordinates.
-        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
-            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+        dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
+        inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 
