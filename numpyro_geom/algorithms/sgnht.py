@@ -56,7 +56,7 @@ INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
 HOTTEST = (4.0, 40.0)
 """The thermostat counts p'p / (D tau) - 1 as a + b / D at most, with these a and b. A stationary
 chain is hotter with a probability below 2e-9, whatever D (Chernoff). After a start far from the
-mode xi would be so large that the chain stands still: it falls slowly, by tau / mass a time unit."""
+mode xi would be so large that the chain stands still: it falls slowly, by tau / mass a unit."""
 
 
 class Thermostat(NamedTuple):
