@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 from numpyro.primitives import Messenger
 
 from ..rows.permutation import epoch_indices
@@ -210,7 +210,9 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
     first, second = random.bits(rng_key, (2, rows), jnp.uint32)
     low = first * jnp.uint32(size)
     carry = low + _high_word(second, size) < low
-    return (_high_word(first, size) + carry).astype(jnp.int32)
+    index = (_high_word(first, size) + carry).astype(jnp.int32)
+    # changes nothing, but XLA does not compute a remainder anew for each entry of a gathered row
+    return lax.rem(index, jnp.int32(size))
 
 
 def _high_word(x: jax.Array, factor: int) -> jax.Array:
