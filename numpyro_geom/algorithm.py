@@ -141,7 +141,7 @@ def langevin_rule(
     settings: Settings, *, adjusted: bool = False, noise: Noise = PLAIN_NOISE
 ) -> Rule:
     """The rule of a Langevin step, see `numpyro_geom.warmup.step_size`."""
-    tau = settings.temperature if settings.temperature > 0 else 1.0
+    tau = auto.rule_temperature(settings.temperature)
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
         h = state.step_size

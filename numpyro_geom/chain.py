@@ -19,7 +19,7 @@ from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
 from .target.target import Target
 from .warmup.adapt import after_draw, before_draw
-from .warmup.scale import find_scale, in_coordinates, renew_scale
+from .warmup.scale import find_scale, renew_scale, rescaled
 from .warmup.start import find_start
 from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
@@ -133,7 +133,7 @@ def init_chain(
     if not settings.scales:
         return state
     key_scale = random.fold_in(key_search, 0)
-    return in_coordinates(state, find_scale(target, settings, state.z, key_scale))
+    return rescaled(state, find_scale(target, settings, state.z, key_scale))
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
@@ -147,12 +147,7 @@ def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
-    due = what_is_due(
-        state.i,
-        state.adaptation.num_warmup,
-        adapts(settings, algorithm.facts),
-        scales=settings.learns_scale,
-    )
+    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
     if settings.learns_scale:
         state = renew_scale(state, due, settings)
     target = target.scaled(state.scale)

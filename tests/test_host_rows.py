@@ -128,13 +128,11 @@ def test_automatic_settings_are_the_same():
     one, two = draws(HostRows(X), HostRows(Y)), draws(X, Y)
     # a Hessian sums rows in another order, and what follows moves with it: draws by 4e-5 here, the
     # step size by 1e-3
-    for found, expected in (
-        (one.z["w"], two.z["w"]),
-        (one.step_size, two.step_size),
-        (one.num_steps, two.num_steps),
-        (one.control.anchor.position["w"], two.control.anchor.position["w"]),
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-2)
+    np.testing.assert_allclose(one.z["w"], two.z["w"], rtol=2e-4)
+    np.testing.assert_allclose(one.step_size, two.step_size, rtol=5e-3)
+    np.testing.assert_array_equal(one.num_steps, two.num_steps)
+    anchors = (state.control.anchor.position["w"] for state in (one, two))
+    np.testing.assert_allclose(*anchors, rtol=2e-4)
 
 
 def run_mcmc(kernel, *data, num_warmup=2, num_samples=4, **settings):

@@ -34,7 +34,12 @@ from ..settings import Settings
 from ..state import SGState
 from ..target.potential import Potential
 from ..warmup import step_size as auto
-from ..warmup.step_size import MOMENTUM_DRAW_LENGTH, Adaptation, num_steps_from
+from ..warmup.step_size import (
+    MOMENTUM_DRAW_LENGTH,
+    Adaptation,
+    num_steps_from,
+    rule_temperature,
+)
 
 PyTree = Any
 
@@ -176,8 +181,7 @@ def momentum_rule(
         most_friction: largest gamma h where the friction is ours or the integrator ``"euler"``;
             the step shrinks where noise, or a friction that is given, asks for more.
     """
-    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
-    tau = temperature if temperature > 0 else 1.0
+    tau = rule_temperature(temperature)
     part = 1.0 if integrator == "baoab" else 0.5
     share = part * bias_tolerance / (1 + bias_tolerance)
     noise = adaptation.noise / (4 * tau * share)  # the least damping, below, over h^2
@@ -218,7 +222,7 @@ def momentum_bias(
     integrator: str, curvature: Any, noise: Any, step_size: Any, friction: Any, temperature: float
 ) -> tuple[Any, Any, str]:
     """Relative errors of a Gaussian's variances from discretisation and from noise; see above."""
-    tau = temperature if temperature > 0 else 1.0
+    tau = rule_temperature(temperature)
     damping, bend = friction * step_size, step_size**2 * curvature / 4
     if integrator == "baoab":
         part = step_size**2 * noise / (4 * tau * np.tanh(damping / 2)) / (1 - bend)

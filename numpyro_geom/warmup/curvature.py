@@ -14,14 +14,13 @@ from .._linalg import eigenvalues
 from .._util import key_word, scattered_floats
 from ..target.potential import Potential
 from .lanczos import Extremes, ends, extreme_eigenvalues
-from .step_size import Adaptation
+from .step_size import Adaptation, rule_temperature
 
 PyTree = Any
 
 LANCZOS_STEPS = 20
 DENSE_LIMIT = 256
-"""Most dimensions whose matrices are formed: exact, and a fifth of what Lanczos takes to compile.
-Their products are also cheaper then, since many are taken at once."""
+"""Most dimensions whose matrices are formed: exact, and half of what Lanczos takes to compile."""
 COLUMNS_AT_ONCE = 16
 
 
@@ -59,7 +58,7 @@ def measure(
         where a measurement is not finite.
     """
     flat, unravel = ravel_pytree(position)
-    tau = temperature if temperature > 0 else 1.0
+    tau = rule_temperature(temperature)
 
     def root(v: jax.Array) -> jax.Array:
         return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
@@ -109,11 +108,8 @@ def measure(
             product if groups else curvature, flat.size, start, LANCZOS_STEPS
         )
 
-    def too_far(length: jax.Array) -> jax.Array:
-        """Whether U is higher there by more than tau D, twice its mean rise in a Gaussian."""
-        at = jnp.stack([jnp.zeros_like(length), length])
-        here, there = lax.map(lambda s: potential.energy(unravel(flat + s * direction), batch), at)
-        return ~(there - here <= tau * flat.size) & (length > 0)
+    def along(length: jax.Array) -> jax.Array:
+        return potential.energy(unravel(flat + length * direction), batch)
 
     def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
         """At the position, as far off as the target spreads (by curvature, and by U), at noise."""
@@ -121,7 +117,7 @@ def measure(
         of_noise, off = k == 2, k == 1
         length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
         # no curvature at all says nothing of a length
-        length = lax.while_loop(too_far, lambda x: x / 2, jnp.where(off, length, 0.0))
+        length = within_reach(along, jnp.where(off, length, 0.0), tau * flat.size)
         new = ends_at(flat + length * direction, of_noise)
         higher = ~of_noise & ((k == 0) | (new.largest_magnitude > largest))
         # where curvature is negative the chain drifts along it about as slowly as it would relax
@@ -161,6 +157,19 @@ def measure(
         fresh,
         extended,
     )
+
+
+def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
+    """The first of ``length`` and its halves where the energy is higher by no more than ``most``.
+
+    With ``most`` tau D that is twice the mean rise in a Gaussian.
+    """
+
+    def too_far(length: jax.Array) -> jax.Array:
+        here, there = lax.map(energy, jnp.stack([jnp.zeros_like(length), length]))
+        return ~(there - here <= most) & (length > 0)
+
+    return lax.while_loop(too_far, lambda length: length / 2, length)
 
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:

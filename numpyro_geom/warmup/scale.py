@@ -7,21 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from .._linalg import symmetric_roots
-from .._util import key_word, lazy_cond, scattered_floats
+from .._util import key_word, lazy_cond, scattered_floats, tree_where
 from ..settings import Settings
 from ..state import SGState
 from ..target.scale import Scale, scale_about, times
 from ..target.target import Target
-from .curvature import DENSE_LIMIT, hessian
+from .curvature import DENSE_LIMIT, hessian, within_reach
+from .step_size import rule_temperature
 from .timetable import Due
 
 PyTree = Any
 
 SMALLEST_SHARE = 2.0**-20
+"""Of a root whose reach is nothing, as where the energy is not finite."""
 
 
 def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: jax.Array) -> Scale:
@@ -48,9 +49,7 @@ def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: ja
     inverse, root = inverse.T, root.T
     finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
     root, inverse = jnp.where(finite, root, unit), jnp.where(finite, inverse, unit)
-    share = _share_within_reach(
-        target, scale_about(centre, root, inverse), position, batch, rng_key
-    )
+    share = _share_within_reach(target, root, position, batch, rng_key)
     if not dense:
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
@@ -58,25 +57,20 @@ def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: ja
 
 
 def _share_within_reach(
-    target: Target, scale: Scale, position: PyTree, batch: Any, rng_key: jax.Array
+    target: Target, root: jax.Array, position: PyTree, batch: Any, rng_key: jax.Array
 ) -> jax.Array:
-    """How much of L to take: so much that U rises by less than tau D, twice as in a Gaussian.
-
-    Where the mode is flatter than the target, as that of x^4 is, the Hessian says too much.
-    """
+    """How much of L to take: a mode that is flatter than the target promises too much."""
     flat, unravel = ravel_pytree(position)
-    phi = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    tau = target.temperature if target.temperature > 0 else 1.0
-    here = target.potential.energy(position, batch)
+    direction = times(root, scattered_floats(key_word(rng_key), flat.size, flat.dtype))
+    most = rule_temperature(target.temperature) * flat.size
 
-    def too_far(share: jax.Array) -> jax.Array:
-        there = target.potential.energy(scale.to_sites(unravel(share * phi)), batch)
-        return ~(there - here <= tau * flat.size) & (share > SMALLEST_SHARE)
+    def along(share: jax.Array) -> jax.Array:
+        return target.potential.energy(unravel(flat + share * direction), batch)
 
-    return lax.while_loop(too_far, lambda share: share / 2, jnp.ones((), flat.dtype))
+    return jnp.maximum(within_reach(along, jnp.ones((), flat.dtype), most), SMALLEST_SHARE)
 
 
-def in_coordinates(state: SGState, scale: Scale) -> SGState:
+def rescaled(state: SGState, scale: Scale) -> SGState:
     """The chain at the same ``z``, in other coordinates."""
     position = scale.from_sites(state.z)
     return state._replace(expanded=position, scale=scale, trusted=position, centre=position)
@@ -101,7 +95,7 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
     that lie a relaxation time apart: they say little of it before n is several times D, and I is
     what is known otherwise.
     """
-    tau = settings.temperature if settings.temperature > 0 else 1.0
+    tau = rule_temperature(settings.temperature)
 
     def renew(state: SGState) -> SGState:
         scale: Scale = state.scale
@@ -126,14 +120,15 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
         # steps were undone in other coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
-        empty = scale_about(scale.centre, scale.root, scale.inverse)
-        return in_coordinates(state, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, empty))
+        return rescaled(state, tree_where(finite, new, _emptied(scale)))
 
-    def open_window(scale: Scale) -> Scale:
-        return scale_about(scale.centre, scale.root, scale.inverse)
-
-    scale = lazy_cond(due.opening, open_window, state.scale)
+    scale = lazy_cond(due.opening, _emptied, state.scale)
     return lazy_cond(due.rescaling, renew, state._replace(scale=scale))
+
+
+def _emptied(scale: Scale) -> Scale:
+    """The same coordinates with a window that has no draws."""
+    return scale_about(scale.centre, scale.root, scale.inverse)
 
 
 def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
@@ -145,7 +140,6 @@ def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
     if not dense:
         root = jnp.sqrt(matrix)
         return root, 1 / root
-    matrix = jnp.diag(matrix) if matrix.ndim == 1 else matrix
     diagonal = jnp.abs(jnp.diagonal(matrix))
     spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
     root, inverse = symmetric_roots(matrix / spread / spread[:, None])

@@ -67,15 +67,18 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
     )
 
 
+def rule_temperature(temperature: float) -> float:
+    """Tau of the rules: at 0 there is no variance to bias, and noise counts as at 1."""
+    return temperature if temperature > 0 else 1.0
+
+
 def step_size_from(
     adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
 ) -> jax.Array:
     """The step size h that keeps the first-order bias of variances within the tolerance."""
-    # at temperature 0 there is no variance to bias; the noise counts as at temperature 1
-    tau = temperature if temperature > 0 else 1.0
     rate = adaptation.curvature / 2
     if not adjusted:
-        rate = rate + adaptation.noise / (2 * tau)
+        rate = rate + adaptation.noise / (2 * rule_temperature(temperature))
     tolerance = 1.0 if adjusted else bias_tolerance
     return adaptation.shrink * tolerance / rate
 

@@ -62,19 +62,17 @@ class Due(NamedTuple):
     closing: jax.Array
 
 
-def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool, *, scales: bool = False) -> Due:
+def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
     """The timetable at draw ``i``.
 
     Args:
         i: draws so far.
         num_warmup: W.
         adapts: whether anything follows from measurements.
-        scales: whether coordinates are scaled by what warm-up learns.
     """
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
     sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
     times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
-    rescaling = (i > 1) & jnp.any(i == eighths[:3]) & scales
     measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
     return Due(
         first=i == 0,
@@ -86,8 +84,8 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool, *, scales: bo
         replacing=i <= jnp.maximum(num_warmup // 2, 1),
         anchoring=(i > 1) & jnp.any(i == eighths),
         restarting=i <= num_warmup // 2,
-        opening=(i == num_warmup // 16) & scales,
-        rescaling=rescaling,
+        opening=i == num_warmup // 16,
+        rescaling=(i > 1) & jnp.any(i == eighths[:3]),
         recentring=i <= num_warmup,
         closing=i >= num_warmup - 1,
     )
