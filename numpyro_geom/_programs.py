@@ -24,8 +24,8 @@ PyTree = Any
 MOST_PROGRAMS = 64
 """Programs that are kept; the one that was used longest ago goes first."""
 
-RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
-"""Rules of derivatives, new objects in every trace, that a program no longer needs."""
+RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "rule")
+"""Rules of derivatives and of vmap, new in every trace, that a program no longer needs."""
 _RULES = re.compile(rf"\b({'|'.join(RULES)})=[^\n]*")
 _CALLS_HOST = object()
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
+from ._programs import compiled
 from ._util import all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
 from .rows.loop import loop_over_batches
 from .settings import Settings
@@ -218,7 +219,8 @@ def repeat(
         potential = target.potential
         key_steps, _ = random.split(rng_key)
         with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
-            some_batch, _ = potential.draw(random.key(0), potential.init_stream(random.key(1)))
+            stream = potential.init_stream(random.key(1))
+            some_batch, _ = compiled(potential.draw, random.key(0), stream)
         dtype = state.potential_energy.dtype
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))

@@ -13,13 +13,14 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.initialization import init_to_value
+from numpyro.infer.initialization import init_to_uniform, init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
 from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating, check_init_params
 from ._util import all_finite, is_traced
+from ._warning import warn_outside
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
@@ -29,9 +30,13 @@ from .target.minibatch import SubsamplePlates, Subsampling
 from .target.plates import read_subsampling
 from .target.potential import Potential, model_potential
 from .target.target import Target
+from .warmup.choice import FEW_ROWS, FIRST_ROWS, Choice
 from .warmup.curvature import DENSE_LIMIT
 
 PyTree = Any
+
+CHOSEN = ("batch_size", "control_variate")
+"""Arguments whose automatic values are chosen by measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Bound:
         transforms: from the unconstrained position to site values; None where that takes a run of
             the model.
         replaced: sites whose prior an expansion replaces by one on their factors.
+        undecided: arguments whose values are those to measure with, and will be chosen then.
+        choice: what was chosen.
     """
 
     settings: Settings
@@ -52,6 +59,8 @@ class Bound:
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     transforms: Callable | None = None
     replaced: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+    choice: Choice | None = None
 
     @property
     def model(self) -> Callable | None:
@@ -71,6 +80,19 @@ class Bound:
         if self.replaced:
             model = WithoutPrior(model, self.replaced)
         return model_potential(model, self.plan, args, kwargs)  # type: ignore[arg-type]
+
+    def decided(self, choice: Choice) -> Bound:
+        """The same with what was chosen."""
+        plan: Any = self.plan
+        rows = choice.batch_size
+        if "batch_size" in self.undecided:
+            sizes = {} if rows is None else dict.fromkeys(plan.batch_sizes, rows)
+            plan = dataclasses.replace(plan, batch_sizes=sizes)
+        settings = self.settings.with_values(
+            control_variate=choice.control_variate,
+            batch_size=rows if "batch_size" in self.undecided else self.settings.batch_size,
+        )
+        return dataclasses.replace(self, settings=settings, plan=plan, choice=choice, undecided=())
 
     def constrain_fn(self, args: tuple, kwargs: dict) -> Callable:
         """From an unconstrained position to site values, with deterministic sites if it has any.
@@ -157,29 +179,47 @@ def bind(
             does not fit the model.
         TypeError: for positions that are not floating point.
     """
-    bound, position = Bound(settings), init_params
+    bound, position, rows = Bound(settings), init_params, None
     if settings.model is not None:
-        bound, position = _bind_model(settings, rng_key, init_params, args, kwargs, batched)
+        plan, rows = _plan(settings, args, kwargs, num_warmup)
+        bound, position = _bind_model(settings, plan, rng_key, init_params, args, kwargs, batched)
     elif init_params is None:
         raise ValueError(
             "init_params is needed with potential_fn: pass "
             "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
         )
     check_floating(position)
-    if settings.control_variate and settings.anchor_interval is None and num_warmup == 0:
+    if settings.control_variate is True and settings.anchor_interval is None and num_warmup == 0:
         if init_params is None:
             raise ValueError(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
     one = jax.tree.map(lambda x: x[0], position) if batched else position
+    found = settings.with_values(
+        metric=_with_interval(settings.metric, bound.plan),
+        dense_mass=_dense_mass(settings, one, num_warmup),
+        batch_size=rows,
+    )
+    measures = (
+        found.scales
+        and found.schedule is None
+        and num_warmup > 0
+        and bound.plan is not None
+        and len(bound.plan.batch_sizes) > 0
+        and not getattr(found, "noise_correction", False)
+    )
+    undecided = []
+    if measures and settings.batch_size == "auto" and rows is not None:
+        undecided.append("batch_size")
+    if settings.control_variate == "auto":
+        found = found.with_values(control_variate=measures)
+        undecided += ["control_variate"] * measures
     return dataclasses.replace(
         bound,
-        settings=settings.with_values(
-            metric=_with_interval(settings.metric, bound.plan),
-            dense_mass=_dense_mass(settings, one, num_warmup),
-        ),
+        settings=found,
         replaced=_replaced(settings, bound.plan, one),
+        undecided=tuple(undecided),
     ), position
 
 
@@ -193,20 +233,45 @@ def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> bool |
     return True if free and size <= DENSE_LIMIT else None
 
 
+def _plan(
+    settings: Settings, args: tuple, kwargs: dict, num_warmup: int
+) -> tuple[Subsampling, Any]:
+    """The minibatches, and rows a step as ``batch_size`` has them.
+
+    Automatic ones are drawn from many rows only, and where a step size is to be found.
+    """
+    read = partial(read_subsampling, settings.model, args, kwargs, batching=settings.batching)
+    if settings.batch_size != "auto":
+        return read(settings.batch_size), settings.batch_size
+    plan = read(None)
+    adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
+    if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
+        return plan, None
+    try:
+        return read(FIRST_ROWS), FIRST_ROWS
+    except ValueError as error:
+        warn_outside(
+            f"every step takes all {plan.num_data} rows, since minibatches are not possible: "
+            f"{error}. Pass batch_size=None to take all rows without this warning",
+            UserWarning,
+        )
+        return plan, None
+
+
 def _bind_model(
     settings: Settings,
+    plan: Subsampling,
     rng_key: jax.Array,
     init_params: PyTree,
     args: tuple,
     kwargs: dict,
     batched: bool,
 ) -> tuple[Bound, PyTree]:
-    plan = read_subsampling(settings.model, args, kwargs, settings.batch_size, settings.batching)
     # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
     rows: dict[str, jax.Array] = {}
     if not plan.local_axes:
         some = dataclasses.replace(plan, batching="replacement")
-        rows, _ = minibatch.draw(some, random.key(0), ())
+        rows, _ = compiled(lambda key: minibatch.draw(some, key, ()), random.key(0))
     bound = Bound(settings, plan)
     if plan.has_params:
         used = rows if host_rows_in((args, kwargs)) else {}
@@ -217,12 +282,13 @@ def _bind_model(
     if gibbs and init_params:
         strategy = init_to_value(values=dict(init_params))
     replays = False
+    runnable = SubsamplePlates(bound.model, rows)
 
     def start() -> tuple[PyTree, jax.Array, dict]:
         nonlocal replays
         info = initialize_model(
             rng_key,
-            SubsamplePlates(bound.model, rows),
+            runnable,
             init_strategy=strategy,
             model_args=args,
             model_kwargs=kwargs,
@@ -234,7 +300,7 @@ def _bind_model(
 
     if init_params is None:
         position, valid, transforms = compiled(start)
-        if not is_traced(valid) and (validates() or not jnp.all(valid)):
+        if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
             start()  # on values, for what NumPyro has to say of the model
     else:
         position, _, transforms = jax.eval_shape(start)
@@ -250,6 +316,18 @@ def _bind_model(
     return bound, {
         name: jnp.asarray(init_params[name]).astype(value.dtype) for name, value in position.items()
     }
+
+
+def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether observed values are in their supports, where NumPyro checks that."""
+    if not validates():
+        return True
+    seeded = handlers.substitute(
+        handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform()
+    )
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
+    return all(np.all(site["fn"].support(site["value"])) for site in observed)
 
 
 def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:

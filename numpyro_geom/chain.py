@@ -11,7 +11,7 @@ from numpyro.util import is_prng_key
 
 from ._programs import compiled
 from ._start import check_energy
-from ._util import tree_vdot
+from ._util import is_traced, tree_vdot
 from .algorithm import Algorithm, adapts
 from .bound import Bound
 from .settings import Settings
@@ -19,7 +19,8 @@ from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
 from .target.target import Target
 from .warmup.adapt import after_draw, before_draw
-from .warmup.scale import find_scale, renew_scale, rescaled
+from .warmup.choice import Choice, choose
+from .warmup.scale import renew_scale, rescaled
 from .warmup.start import find_start
 from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
@@ -56,12 +57,50 @@ def start_chains(
     settings, searches = bound.settings, algorithm.facts.searches
     if searches is None:
         searches = settings.schedule is None or settings.control_variate
-    searching = searches and unknown and num_warmup > 0
+    moving = searches and unknown and num_warmup > 0
 
     def start(rng_key: jax.Array, position: PyTree) -> SGState:
-        return init_chain(target, algorithm, settings, rng_key, num_warmup, position, searching)
+        return init_chain(target, algorithm, settings, rng_key, num_warmup, position, moving)
 
     return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
+
+
+def decide(
+    target: Target, algorithm: Algorithm, bound: Bound, state: SGState, choice: Choice | None
+) -> tuple[Bound, SGState]:
+    """Choose what is left open, by what is measured where the first chain starts.
+
+    Args:
+        target: with the values to measure with.
+        algorithm: which samples it.
+        bound: with what is undecided.
+        state: of a chain before its first draw, or of several.
+        choice: one that has been made, to be kept to.
+
+    Returns:
+        The bound model and the state, without what is not needed any more. Within a transformation
+        nothing can be chosen, and the values to measure with stay.
+    """
+    plan: Any = bound.plan
+    if choice is None:
+        if is_traced(state):
+            return bound, state
+        one = state if is_prng_key(state.rng_key) else jax.tree.map(lambda x: x[0], state)
+        choice = choose(
+            target,
+            algorithm,
+            bound.settings,
+            one,
+            num_rows=max(plan.sizes[plate] for plate in plan.batch_sizes),
+            batch_size=max(plan.batch_sizes.values()),
+            open_rows="batch_size" in bound.undecided,
+            open_control="control_variate" in bound.undecided,
+        )
+    bound = bound.decided(choice)
+    plan = bound.plan
+    if isinstance(state.stream, dict):
+        state = state._replace(stream={plate: state.stream[plate] for plate in plan.batch_sizes})
+    return bound, state._replace(control=state.control if choice.control_variate else ())
 
 
 def init_chain(
@@ -71,9 +110,12 @@ def init_chain(
     rng_key: jax.Array,
     num_warmup: int,
     position: PyTree,
-    searching: bool,
+    moving: bool,
 ) -> SGState:
-    """The state of a chain before its first draw, searched for where that is asked.
+    """The state of a chain before its first draw.
+
+    A search for a mode finds where the scale and the anchor are; with ``moving`` the chain starts
+    there too, and not at ``position``.
 
     Raises:
         ValueError: where the energy is not a scalar, or the algorithm cannot use the potential.
@@ -127,13 +169,12 @@ def init_chain(
         rng_key=key_state,
     )
     key_search = random.split(key_state, 4)[3]
-    z, control = find_start(target, position, state.control, key_search, searching)
+    anchors = target.controlled and settings.anchor_interval is None
+    searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
+    z, control, scale = find_start(target, settings, position, state.control, key_search, searching)
     state = state._replace(control=control)
-    state = moved_to(target, state, z) if searching else state
-    if not settings.scales:
-        return state
-    key_scale = random.fold_in(key_search, 0)
-    return rescaled(state, find_scale(target, settings, state.z, key_scale))
+    state = moved_to(target, state, z) if moving else state
+    return rescaled(state, scale) if settings.scales else state
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:

@@ -22,9 +22,10 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._start import check_precision, check_start
+from ._util import is_traced
 from .algorithm import Algorithm, Facts, Rule, adapts
 from .bound import AllRows, Bound, bind, on_device
-from .chain import for_new_arguments, next_draw, start_chains
+from .chain import decide, for_new_arguments, next_draw, start_chains
 from .settings import Settings
 from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .target.minibatch import Subsampling
@@ -55,6 +56,7 @@ class SGKernel(MCMCKernel):
         self._bound: Bound | None = None
         self._sample_fn: Callable | None = None
         self._constrain_cache: tuple | None = None
+        self._chosen: tuple | None = None
 
     @abstractmethod
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -167,7 +169,18 @@ class SGKernel(MCMCKernel):
             unknown=init_params is None,
         )
         check_start(state.potential_energy)
+        if self.bound.undecided:
+            state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), args, kwargs)
         self._sample_fn = self._sample_one if single else self._sample_batch
+        return state
+
+    def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
+        """Choose what is automatic; once for all chains, by the one that starts first."""
+        known = self._chosen is not None and _is_same(self._chosen[0], given)
+        choice = self._chosen[1] if known and self._chosen is not None else None
+        target, algorithm = self.bound.target(args, kwargs), self.algorithm(self.settings)
+        self._bound, state = decide(target, algorithm, self.bound, state, choice)
+        self._chosen = None if self._bound.choice is None else (given, self._bound.choice)
         return state
 
     def bind(
@@ -205,13 +218,13 @@ class SGKernel(MCMCKernel):
         Where the model has deterministic sites or supports that depend on other sites it replays
         the model on all rows; rows that no requested site needs are never computed.
         """
-        leaves, treedef = jax.tree.flatten((model_args, model_kwargs))
+        given = jax.tree.flatten((model_args, model_kwargs))
         cached = self._constrain_cache
-        if cached is not None and cached[1] == treedef and all(map(is_, cached[0], leaves)):
-            return cached[2]
+        if cached is not None and _is_same(cached[0], given):
+            return cached[1]
         constrain = self.bound.constrain_fn(*on_device(model_args, model_kwargs))
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._constrain_cache = (leaves, treedef, constrain)
+        if not is_traced(given[0]):
+            self._constrain_cache = (given, constrain)
         return constrain
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
@@ -238,7 +251,7 @@ class SGKernel(MCMCKernel):
         return self.replace(model=wrapper(self.settings.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constrain_cache": None}
+        return {**self.__dict__, "_constrain_cache": None, "_chosen": None}
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         bound = self.bound
@@ -248,3 +261,8 @@ class SGKernel(MCMCKernel):
 
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
+
+
+def _is_same(given: tuple, other: tuple) -> bool:
+    """Whether two flattened pytrees of arguments hold the same objects."""
+    return given[1] == other[1] and all(map(is_, given[0], other[0]))

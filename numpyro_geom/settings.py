@@ -15,6 +15,7 @@ from .metrics import get_metric
 from .schedules import Schedule, as_schedule
 from .target.expansion import Expansion
 from .target.minibatch import BATCHING
+from .warmup.blocks import Blocks, check_blocks
 
 HOST_DEFAULTS: dict[str, Any] = {
     "model": None,
@@ -58,6 +59,8 @@ class Settings:
     def __init__(self, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         values = {**HOST_DEFAULTS, **arguments, **fixed}
         values = {name: _CHECKS.get(name, _accept)(name, value) for name, value in values.items()}
+        if values["control_variate"] == "auto" and values["anchor_interval"] is not None:
+            values["control_variate"] = True  # whoever moves the anchor wants one
         if values.get("gamma", "") is None:
             values["gamma"] = values["metric"].default_gamma
         _check_target(values)
@@ -76,7 +79,17 @@ class Settings:
     @property
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
-        return isinstance(self.dense_mass, bool) or self.inverse_mass_matrix is not None
+        return isinstance(self.dense_mass, bool | tuple) or self.inverse_mass_matrix is not None
+
+    @property
+    def blocks(self) -> Blocks:
+        """Sites that are scaled together, where not all are."""
+        return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
+
+    @property
+    def finds_scale(self) -> bool:
+        """Whether a scale is to be found before the first draw, where none is given."""
+        return self.scales and self.inverse_mass_matrix is None
 
     @property
     def learns_scale(self) -> bool:
@@ -88,7 +101,8 @@ class Settings:
         """Whether the scale is a matrix and not a diagonal."""
         if isinstance(self.dense_mass, bool):
             return self.dense_mass
-        return np.ndim(self.inverse_mass_matrix) == 2
+        given = self.inverse_mass_matrix
+        return bool(self.blocks) or isinstance(given, dict) or np.ndim(given) == 2
 
     def as_dict(self) -> dict[str, Any]:
         """The constructor's arguments but for the model, as they are after validation."""
@@ -198,6 +212,21 @@ def _covariance(name: str, value: Any) -> tuple:
     )
 
 
+def _covariances(name: str, value: Any) -> Any:
+    """The same by blocks of sites, or of all."""
+    if not isinstance(value, Mapping) or not value:
+        return _covariance(name, value)
+    blocks = check_blocks(name, [*value])
+    return {
+        block: _covariance(f"{name}[{key!r}]", x)
+        for block, (key, x) in zip(blocks, value.items(), strict=True)
+    }
+
+
+def _dense_mass(name: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else check_blocks(name, value)
+
+
 def _probability(name: str, value: Any) -> float:
     if check_number(name, value, above=0.0) >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
@@ -218,16 +247,16 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "potential_fn": _optional(_function),
     "metric": lambda _, value: get_metric(value),
     "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
-    "batch_size": lambda _, value: check_batch_size(value),
+    "batch_size": auto_or(lambda _, value: check_batch_size(value), "rows a step, or None"),
     "num_steps": auto_or(check_int, "an integer of at least 1"),
     "temperature": partial(check_number, least=0.0),
     "batching": partial(check_choice, choices=BATCHING),
     "bias_tolerance": _positive,
-    "control_variate": check_flag,
+    "control_variate": auto_or(check_flag, "True or False"),
     "anchor_interval": _optional(check_int),
     "expansion": _optional(_expansion),
-    "dense_mass": _optional(auto_or(check_flag, "True, False or None")),
-    "inverse_mass_matrix": _optional(_covariance),
+    "dense_mass": _optional(auto_or(_dense_mass, "True, False, None or blocks of sites")),
+    "inverse_mass_matrix": _optional(_covariances),
     "adapt_mass_matrix": check_flag,
     "init_strategy": _init_strategy,
     "friction": auto_or(_positive, "a positive number"),
@@ -253,19 +282,21 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "expected exactly one of `model` and `potential_fn`, got "
             + ("neither" if model is None else "both")
         )
-    if potential_fn is not None and values["batch_size"] is not None:
+    if potential_fn is not None and values["batch_size"] not in (None, "auto"):
         raise ValueError(
             "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
             "draw the minibatch in `potential_fn(z, rng_key)`"
         )
     if values["expansion"] is not None and (
-        isinstance(values["dense_mass"], bool) or values["inverse_mass_matrix"] is not None
+        isinstance(values["dense_mass"], bool | tuple) or values["inverse_mass_matrix"] is not None
     ):
         raise ValueError(
             "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
             "no inverse_mass_matrix with expansion"
         )
-    if values["dense_mass"] is False and np.ndim(values["inverse_mass_matrix"]) == 2:
+    given = values["inverse_mass_matrix"]
+    given = [*given.values()] if isinstance(given, dict) else [given]
+    if values["dense_mass"] is False and any(np.ndim(matrix) == 2 for matrix in given):
         raise ValueError(
             "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
             "(D,), got a matrix; pass its diagonal, or dense_mass=True"

@@ -88,7 +88,7 @@ def test_law_in_one_dimension(drift: float, temperature: float, square_decay: fl
 def test_without_drift_it_is_sgrld_in_the_identity_metric(settings: dict) -> None:
     draws = []
     for kernel in (
-        SGRLD(regression, metric="identity", batch_size=6, **settings),
+        SGRLD(regression, batch_size=6, dense_mass=None, control_variate=False, **settings),
         AdamSGLD(regression, drift=0.0, batch_size=6, **settings),
     ):
         state = kernel.init(random.key(0), 4, None, (X, Y), {})

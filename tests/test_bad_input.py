@@ -422,7 +422,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "batch_size negative": (model(batch_size=-5), ValueError, "batch_size must be .*got -5"),
     "batch_size float": (model(batch_size=2.5), TypeError, "batch_size must be an integer"),
     "batch_size flag": (model(batch_size=True), TypeError, "batch_size must be an integer.*bool"),
-    "batch_size text": (model(batch_size="10"), TypeError, "batch_size must be an integer"),
+    "batch_size text": (model(batch_size="10"), ValueError, "batch_size must be 'auto' or rows"),
     "batch_size empty": (model(batch_size={}), TypeError, "maps plate names to rows"),
     "batch_size key": (model(batch_size={1: 2}), TypeError, "maps plate names to rows"),
     "batch_size value": (model(batch_size={"data": 0}), ValueError, r"batch_size\['data'\]"),
@@ -449,8 +449,8 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # control_variate and anchor_interval
     "control_variate text": (
         model(control_variate="yes"),
-        TypeError,
-        "control_variate must be True or False, got 'yes'",
+        ValueError,
+        "control_variate must be 'auto' or True or False, got 'yes'",
     ),
     "control variate, batch of all rows": (
         start(normal_mean, Y, control_variate=True, batch_size=12),
@@ -796,7 +796,11 @@ BIASED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gamma": None}, ValueError, "gamma must be 'frozen' with SG.*got None.*or use SGRLD"),
     ({"bias_tolerance": 0.0}, ValueError, f"bias_tolerance {A_POSITIVE}0"),
     ({"bias_tolerance": NAN}, ValueError, f"bias_tolerance {A_POSITIVE}nan"),
-    ({"anchor_interval": 5}, ValueError, "anchor_interval=5 needs a control variate: pass contr"),
+    (
+        {"anchor_interval": 5, "control_variate": False},
+        ValueError,
+        "anchor_interval=5 needs a control variate: pass contr",
+    ),
     (
         {"control_variate": True, "anchor_interval": 2.0},
         TypeError,

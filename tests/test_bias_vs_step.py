@@ -112,7 +112,7 @@ def test_minibatch_noise_and_the_automatic_step() -> None:
     y = random.normal(random.key(1), (100,))
     batch_size, factors = 10, (2.0, 1.0, 0.5)
     curve = bias_vs_step(
-        SGRLD(normal_mean, batch_size=batch_size),
+        SGRLD(normal_mean, batch_size=batch_size, dense_mass=None, control_variate=False),
         random.key(3),
         y,
         factors=factors,

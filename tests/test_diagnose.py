@@ -222,7 +222,7 @@ def data() -> tuple[jax.Array, jax.Array]:
 @functools.cache
 def run(step_size: Any = "auto") -> MCMC:
     """Two chains on 40 rows, batch 10."""
-    kernel = SGRLD(rows, step_size=step_size, batch_size=10)
+    kernel = SGRLD(rows, step_size=step_size, batch_size=10, dense_mass=None, control_variate=False)
     mcmc = MCMC(
         kernel,
         num_warmup=50,

@@ -755,7 +755,7 @@ def test_the_guard_remembers_from_draw_to_draw(make: Callable, landing: float) -
 
 
 def test_warm_up_halves_the_step_after_undone_steps() -> None:
-    kernel = SGRLD(potential_fn=GUARDED["energy nan"], num_steps=4)
+    kernel = SGRLD(potential_fn=GUARDED["energy nan"], num_steps=4, dense_mass=None)
     state = kernel.init(random.key(0), 40, jnp.array([0.2]), (), {})
     sample = jax.jit(lambda s: kernel.sample(s, (), {}))
     undone = 0

@@ -136,9 +136,10 @@ ROWS = regression_data(4000, 3)
 def test_automatic_step_counts_what_is_left() -> None:
     """Columns are independent: what noise is correlated is that of a sample."""
     chains = {"num_chains": 4, "chain_method": "vectorized"}
+    plain_minibatches = {"batch_size": 50, "dense_mass": None, "control_variate": False}
     plain, corrected = (
         run(
-            SGRLD(linear, batch_size=50, noise_correction=correction),
+            SGRLD(linear, noise_correction=correction, **plain_minibatches),
             *ROWS,
             num_warmup=50,
             num_samples=200,

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
@@ -154,7 +156,8 @@ def test_chains_of_one_call_have_scales_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "start"),
     [
-        ({}, None),
+        ({}, "scaled"),
+        ({"dense_mass": None}, None),
         ({"dense_mass": "auto", "step_size": 1e-3}, None),
         ({"dense_mass": "auto", "num_steps": 3}, "scaled"),
         ({"inverse_mass_matrix": np.ones(3), "step_size": 1e-3}, "scaled"),
@@ -185,7 +188,7 @@ def test_bad_matrices_are_refused() -> None:
         SGRLD(**potential, inverse_mass_matrix=np.ones(2)).init(
             random.key(0), 10, jnp.zeros(3), (), {}
         )
-    with pytest.raises(ValueError, match="dense_mass must be 'auto' or True, False or None"):
+    with pytest.raises(ValueError, match="dense_mass must be 'auto' or True, False, None or"):
         SGRLD(**potential, dense_mass="yes")
     with pytest.raises(ValueError, match="pass its diagonal, or dense_mass=True"):
         SGRLD(**potential, dense_mass=False, inverse_mass_matrix=np.eye(2))
@@ -232,3 +235,64 @@ def test_a_matrix_is_a_value() -> None:
     assert kernel.settings == kernel.replace().settings
     assert kernel.settings != kernel.replace(inverse_mass_matrix=np.ones(2)).settings
     assert kernel.settings.record()["inverse_mass_matrix"] == "(1.0, 2.0)"
+
+
+def two_sites(X: jax.Array, y: jax.Array) -> None:
+    """Three sites: the first and the last are correlated."""
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([2]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    c = numpyro.sample("c", dist.Normal(0, 1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(X[i, :2] @ a + X[i, 2] * b + X[i, 3] * c, 0.5), obs=y[i])
+
+
+def test_blocks_of_sites() -> None:
+    """Entries between blocks are 0 and the others are learned, in the order of the sites' names."""
+    X, y = skewed_rows(300, 4, 3.0)
+    within = np.array([[1, 1, 0, 1], [1, 1, 0, 1], [0, 0, 1, 0], [1, 1, 0, 1]], bool)
+    kernel = SGHMC(two_sites, dense_mass=[("c", "a")])
+    mcmc = run(kernel, X, y, num_warmup=2000, num_samples=2000)
+    found = mcmc.last_state.scale.inverse_mass_matrix
+    np.testing.assert_array_equal(found[~within], 0)
+    covariance = linear_moments(X, y)[1]
+    sd = np.sqrt(np.diag(covariance))
+    error = (found - covariance) / sd / sd[:, None]
+    # some 250 draws that count, and a Hessian that counts as 4
+    assert np.abs(error[within]).max() < SIGMAS * np.sqrt(2 / 250)
+    draws = np.concatenate([np.atleast_2d(x.T).T for _, x in sorted(mcmc.get_samples().items())], 1)
+    assert np.abs(draws.std(0) / sd - 1).max() < 0.05 + SIGMAS / np.sqrt(2 * 500)
+
+
+def test_a_matrix_by_blocks_is_that_matrix() -> None:
+    X, y = skewed_rows(300, 4, 3.0)
+    covariance = linear_moments(X, y)[1]
+    c_first = np.array([3, 0, 1])
+    given = {("c", "a"): covariance[np.ix_(c_first, c_first)], ("b",): covariance[2, 2][None]}
+    kernel = SGHMC(two_sites, inverse_mass_matrix=given)
+    state = kernel.init(random.key(0), 8, None, (X, y), {})
+    found = state.scale.inverse_mass_matrix
+    expected = covariance.copy()
+    expected[2, [0, 1, 3]] = expected[[0, 1, 3], 2] = 0
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * covariance.max())
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "match"),
+    [
+        ({"dense_mass": [("a", "a")]}, ValueError, "each site in one block"),
+        ({"dense_mass": [("a", 1)]}, TypeError, "names of sites"),
+        ({"dense_mass": [("a", "z")]}, ValueError, r"does not have: \['z'\]"),
+        ({"inverse_mass_matrix": {("a",): np.ones(3)}}, ValueError, "which have 2 uncons"),
+        ({"inverse_mass_matrix": {("a",): -np.ones(2)}}, ValueError, "positive definite"),
+        (
+            {"inverse_mass_matrix": {("a",): np.eye(2)}, "dense_mass": False},
+            ValueError,
+            "dense_mass=False scales each parameter alone",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_blocks_are_refused(settings: dict, kind: type, match: str) -> None:
+    X, y = skewed_rows(300, 4, 3.0)
+    with pytest.raises(kind, match=match):
+        SGHMC(two_sites, **settings).init(random.key(0), 8, None, (X, y), {})

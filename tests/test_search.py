@@ -118,7 +118,9 @@ def test_a_start_that_is_given_is_kept(data):
     state = kernel.init(random.split(random.key(0), 1), 10, far, data, {})
     assert_trees_equal(state.z, far)
     # the first draw is for the metric's statistics
-    assert_trees_equal(kernel.sample(state, data, {}).z, far)
+    z = kernel.sample(state, data, {}).z
+    for name, x in far.items():  # up to the rounding of coordinates and back
+        np.testing.assert_allclose(z[name], x, atol=1e-5)
 
 
 def test_searches_where_warm_up_chooses_the_step_only(data):

@@ -48,9 +48,9 @@ def stochastic(z: jax.Array, rng_key: jax.Array) -> jax.Array:
 
 @functools.cache
 def run(kind: type = SGRLD, draws: int = 200, **options: Any) -> MCMC:
-    """A run on the Gaussian, all automatic unless the options say more."""
+    """A run on the Gaussian in its own coordinates, automatic unless the options say more."""
     dim = 1 if options.get("potential_fn") is stochastic else 2
-    kernel = kind(**{"potential_fn": gaussian, **options})
+    kernel = kind(**{"potential_fn": gaussian, "dense_mass": None, **options})
     mcmc = MCMC(kernel, num_warmup=20, num_samples=draws, progress_bar=False)
     mcmc.run(random.key(3), init_params=jnp.zeros(dim))
     return mcmc
@@ -225,10 +225,10 @@ def kinetic_mean(mcmc: MCMC) -> float:
 def test_facts_of_a_momentum_whose_terms_do_not_bind() -> None:
     mcmc = run(SGHMC, draws=100)
     found = checks_of(mcmc)
-    # h = 2 sqrt(s / 4), s = .1 / 1.1; the critical friction 2 sqrt(1) relaxes at the rate 1
+    # h = 2 sqrt(s / 4), s = .1 / 1.1; the friction sqrt(1) relaxes at the rate 1 / 2
     assert found["step size"].value == pytest.approx(0.302, abs=5e-4)
-    # a draw is a relaxation time of 3.32 steps, rounded up
-    assert found["steps a draw"].value == 4
+    # a draw is a relaxation time of 6.63 steps, rounded up
+    assert found["steps a draw"].value == 7
     # both terms are 0: neither of them is what holds the step
     assert found[BIAS].value == 0
     assert found[BIAS].where == (
@@ -236,8 +236,8 @@ def test_facts_of_a_momentum_whose_terms_do_not_bind() -> None:
         "h^2 lam_C / (4 tau tanh(gamma h / 2)) = 0 from minibatch noise, to first order; "
         "neither binds, but the integrator's own limit"
     )
-    assert found[LENGTH].where == "of 3.32 steps each"
-    assert found[LENGTH].value == pytest.approx(400 / 3.317, abs=0.05)
+    assert found[LENGTH].where == "of 6.63 steps each"
+    assert found[LENGTH].value == pytest.approx(700 / 6.633, abs=0.05)
     assert found["kinetic temperature"].value == pytest.approx(kinetic_mean(mcmc))
     stats = to_inference_data(mcmc).sample_stats
     text = "r'M^-1 r / D of the momentum, a mean over the draw's steps"
@@ -272,8 +272,8 @@ def test_summary_and_export_of_an_exact_kernel(capsys: pytest.CaptureFixture) ->
     rate = float(np.mean(mcmc.get_extra_fields()["accept_prob"]))
     assert found["acceptance rate"].value == pytest.approx(rate)
     assert found["acceptance rate"].where == "the aim is 0.65"
-    # critical again: the rate is 1 in units of 1 / h
-    assert found[LENGTH].where == f"of {1 / float(mcmc.last_state.step_size):.3g} steps each"
+    # half critical again: the rate is 1 / 2 in units of 1 / h
+    assert found[LENGTH].where == f"of {2 / float(mcmc.last_state.step_size):.3g} steps each"
     assert found["kinetic temperature"].value == pytest.approx(kinetic_mean(mcmc))
     stats = to_inference_data(mcmc).sample_stats
     of_state = mcmc.get_extra_fields(group_by_chain=True)

@@ -56,13 +56,14 @@ class GGMC(SGKernel):
         full_potential_fn: the energy that a stochastic ``potential_fn`` estimates, ``f(z)``.
         num_data: N of a stochastic ``potential_fn``, for the metric's units.
         metric: the mass matrix, a name or an object; adapts in warm-up only.
-        friction: gamma in units of 1 / h, or ``"auto"``: critical for the slowest direction.
+        friction: gamma in units of 1 / h, or ``"auto"``: half of the critical
+            one for the slowest direction.
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
             at the start of a trajectory holds for all of it.
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
         batch_size: rows a gradient, an int, a dict plate -> int, or None for all rows.
-        num_steps: L, or ``"auto"``: with minibatches as many as cost about as much as the energy
-            on all rows, otherwise a relaxation time.
+        num_steps: L, or ``"auto"`` for a relaxation time; with minibatches for three, in no more
+            steps than cost about as much as the energy on all rows.
         temperature: tau, above 0.
         batching: ``"replacement"``; with ``"epoch"`` the reverse of a sequence of batches is not
             as likely as the sequence.
@@ -115,9 +116,9 @@ class GGMC(SGKernel):
         num_steps: int | str = "auto",
         temperature: float = 1.0,
         batching: str = "replacement",
-        control_variate: bool = False,
+        control_variate: bool | str = "auto",
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = None,
+        dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

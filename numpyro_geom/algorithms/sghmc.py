@@ -77,13 +77,17 @@ class SGHMC(SGKernel):
         gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule. Papers' learning rate is N h^2.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
+        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
+            rows of up to 2,048, of more the number that promises most, see
+            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
+            where ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
         control_variate: correct minibatch gradients by those at an anchor, where the gradient of
-            all rows is known. Two minibatch gradients a step, and far less noise.
+            all rows is known. Two minibatch gradients a step, and far less noise. ``"auto"``: where
+            coordinates are scaled and the noise that is measured with it and without says so.
         anchor_interval: steps between two moves of the anchor to the chain's own position, each a
             pass over all rows; None leaves the anchor where warm-up found the middle.
         noise_correction: inject less noise where the minibatch gradient brings its own, whose
@@ -135,16 +139,16 @@ class SGHMC(SGKernel):
         integrator: str = "baoab",
         gamma: str = "frozen",
         step_size: Any = "auto",
-        batch_size: int | Mapping[str, int] | None = None,
+        batch_size: int | str | Mapping[str, int] | None = "auto",
         num_steps: int | str = "auto",
         temperature: float = 1.0,
         batching: str = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool = False,
+        control_variate: bool | str = "auto",
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = None,
+        dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

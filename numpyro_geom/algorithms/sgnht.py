@@ -124,7 +124,10 @@ class SGNHT(SGKernel):
         gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
+        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
+            rows of up to 2,048, of more the number that promises most, see
+            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
+            where ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"`` or ``"epoch"``.
@@ -179,15 +182,15 @@ class SGNHT(SGKernel):
         integrator: str = "badodab",
         gamma: str = "frozen",
         step_size: Any = "auto",
-        batch_size: int | Mapping[str, int] | None = None,
+        batch_size: int | str | Mapping[str, int] | None = "auto",
         num_steps: int | str = "auto",
         temperature: float = 1.0,
         batching: str = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool = False,
+        control_variate: bool | str = "auto",
         anchor_interval: int | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = None,
+        dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

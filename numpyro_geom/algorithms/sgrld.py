@@ -64,7 +64,10 @@ class SGRLD(SGKernel):
         gamma: the treatment of Gamma, above; None for the metric's own choice, ``"auxiliary"`` for
             Monge and ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
+        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
+            rows of up to 2,048, of more the number that promises most, see
+            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
+            where ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"`` or ``"epoch"``.
@@ -74,7 +77,8 @@ class SGRLD(SGKernel):
         adjusted: add the Metropolis test.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
         control_variate: correct minibatch gradients by those at an anchor, where the gradient of
-            all rows is known. Two minibatch gradients a step, and far less noise.
+            all rows is known. Two minibatch gradients a step, and far less noise. ``"auto"``: where
+            coordinates are scaled and the noise that is measured with it and without says so.
         anchor_interval: steps between two moves of the anchor to the chain's own position, each a
             pass over all rows, for targets with several modes; None leaves the anchor where
             warm-up found the middle of the target.
@@ -132,7 +136,7 @@ class SGRLD(SGKernel):
         metric: Any = "identity",
         gamma: str | None = None,
         step_size: Any = "auto",
-        batch_size: int | Mapping[str, int] | None = None,
+        batch_size: int | str | Mapping[str, int] | None = "auto",
         num_steps: int | str = "auto",
         temperature: float = 1.0,
         batching: str = "replacement",
@@ -140,12 +144,12 @@ class SGRLD(SGKernel):
         gamma_probes: int = 1,
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
-        control_variate: bool = False,
+        control_variate: bool | str = "auto",
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | str | None = None,
+        dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
@@ -241,7 +245,7 @@ def _check_adjusted(settings: Settings) -> None:
             "adjusted=True needs a metric that is constant within a step: expected gamma "
             f"'frozen' or 'auxiliary', got {settings.gamma!r}"
         )
-    if settings.batch_size is not None:
+    if settings.batch_size not in (None, "auto"):
         raise ValueError(
             "adjusted=True needs the full-data energy: drop batch_size, or drop adjusted"
         )

@@ -17,7 +17,7 @@ from ..settings import Settings
 from ..state import SGState, is_by_site, virials
 from ..target.potential import Potential
 from ..target.target import Target
-from ..warmup.step_size import MAX_NUM_STEPS, Adaptation
+from ..warmup.step_size import Adaptation, num_steps_from
 from ..warmup.timetable import what_is_due
 from .momentum import (
     Momentum,
@@ -32,6 +32,8 @@ from .momentum import num_steps as momentum_num_steps
 GRADIENT_COST = 3
 """Cost of a gradient in evaluations of the energy: under ``num_steps="auto"`` a trajectory's
 minibatch gradients cost about as much as its one energy on all rows."""
+MINIBATCH_DRAW_LENGTH = 3.0
+"""Relaxation times of a trajectory, where the energy costs more than its gradients."""
 HOPELESS = 1000.0
 """An energy error (over tau) beyond which a trajectory counts as divergent."""
 
@@ -86,8 +88,8 @@ def propose(
     h = state.step_size
     if settings.schedule is None:
         h = scale * jnp.exp(jnp.where(due.closing, average, latest))
-    critical = 2 * jnp.sqrt(adaptation.slowest)
-    friction = critical if given_friction(settings) is None else old.friction
+    given = given_friction(settings) is not None
+    friction = old.friction if given else jnp.sqrt(adaptation.slowest)
     rate = relaxation_rate(adaptation.slowest, friction)
     extra = extra._replace(scale=scale.astype(extra.scale.dtype))
     return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)
@@ -100,11 +102,11 @@ def num_steps(
     warming: jax.Array,
     potential: Potential,
 ) -> jax.Array:
-    """With minibatches, as many as cost about as much as the energy on all rows."""
+    """A relaxation time; with minibatches several, which cost no more than the energy does."""
     if potential.steps_per_epoch == 1:
         return momentum_num_steps(adaptation, rate, step_size, warming)
-    steps = -(-potential.steps_per_epoch // GRADIENT_COST)
-    return jnp.asarray(min(steps, MAX_NUM_STEPS), jnp.int32)
+    steps = num_steps_from(adaptation, rate, step_size, warming, draw_length=MINIBATCH_DRAW_LENGTH)
+    return jnp.minimum(steps, -(-potential.steps_per_epoch // GRADIENT_COST))
 
 
 def trajectory(settings: Settings) -> Draw:

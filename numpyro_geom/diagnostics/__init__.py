@@ -1,5 +1,6 @@
 """What a run says: export to ArviZ, reports and warnings, comparisons, scores and pictures."""
 
+from .._warning import SamplingWarning
 from . import plots, predictive, stein
 from .against_reference import compare
 from .checks import Check
@@ -7,7 +8,6 @@ from .inference_data import to_inference_data
 from .joint_distances import Distance
 from .reference_table import Comparison, ScalarDifference
 from .report import Report, diagnose, print_summary, step_size_summary, warn_if_unreliable
-from .sampling_warning import SamplingWarning
 from .step_size_bias import bias_vs_step
 from .step_size_bias_table import BiasCurve, ScalarBias
 

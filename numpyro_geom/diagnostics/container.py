@@ -49,6 +49,8 @@ class Labels:
             if arrays
         }
         found["posterior"].attrs.update(run.attributes)
+        if run.scale is not None:
+            found["sample_stats"]["inverse_mass_matrix"] = run.scale
         for name, text in run.descriptions.items():
             if name in run.sample_stats:
                 found["sample_stats"][name].attrs["description"] = text

@@ -14,6 +14,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
+from .._warning import warn_outside
 from ..kernel import SGKernel
 from .arrays import Arrays, chosen
 from .checks import Check
@@ -22,7 +23,6 @@ from .full_data import gradients_at_draws, read_model
 from .moment_errors import moment_checks
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
-from .sampling_warning import warn_outside
 from .sources import check_run
 from .text_table import FLAGGED, Table, TextTable, align
 

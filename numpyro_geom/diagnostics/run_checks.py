@@ -64,6 +64,17 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
             differ = digits(means.min()) != digits(means.max())
             where = f"{span(means)} over chains" if differ else ""
             yield Check(title, float(means.mean()), where=where)
+    if "scale_condition" in attrs:
+        where = f"{span(attrs['scale_condition'])} of the covariance that coordinates are scaled by"
+        yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
+    if "noise_with_control_variate" in attrs:
+        plain, corrected = (
+            digits(attrs[f"noise_{kind}_control_variate"]) for kind in ("without", "with")
+        )
+        rows = attrs.get("batch_size")
+        where = f"largest noise {plain} without control variate, {corrected} with it, at this size"
+        if not isinstance(rows, str | None):
+            yield Check("rows a step", float(rows), where=where)
     if "bias_noise" not in attrs:
         if "bias_note" in attrs:
             yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])

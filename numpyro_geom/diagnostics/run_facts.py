@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 from numpyro.infer import MCMC
 
 from ..kernel import SGKernel
@@ -29,6 +30,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         ``gradients`` and ``passes`` over the data of a chain; where they apply ``target_accept``;
         ``clamped``, the share of entries with more noise than is injected; ``relaxation_steps`` in
         which the slowest direction relaxes, and ``relaxations``, how many of these a chain spans;
+        ``scale_condition``, of the scaled coordinates' covariance; largest eigenvalues of the
+        minibatch noise ``noise_without_control_variate`` and with it, where that was chosen;
         ``curvature_ratio``, largest over smallest in the second half of warm-up;
         ``warmup_shrink``, what undone steps in warm-up left of the step size;
         ``bias_discretisation`` and ``bias_noise``, relative errors of variances, with
@@ -50,6 +53,13 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
     if clamped is not None:
         found["clamped"] = np.mean(clamped)
+    if (scale := learned_scale(mcmc)) is not None:
+        spread = np.asarray(scale, float)
+        if scale.ndim == 3:
+            spread = np.linalg.eigvalsh(spread)
+        found["scale_condition"] = spread.max(1) / spread.min(1)
+    if (choice := kernel.bound.choice) is not None:
+        found["noise_without_control_variate"], found["noise_with_control_variate"] = choice.noise
     text = {"bias_note": _without_bias(kernel)}
     if is_measured(mcmc):
         rate = _by_chain(kernel.rule.rate(adaptation.slowest, dynamics))
@@ -71,6 +81,30 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     # of a single chain a number
     numbers = {name: np.squeeze(np.asarray(x, float)).tolist() for name, x in found.items()}
     return {**numbers, **text}
+
+
+def learned_scale(mcmc: MCMC) -> xr.DataArray | None:
+    """The covariance of each chain's scaled coordinates, its entries named; None without."""
+    scale = getattr(mcmc.last_state, "scale", ())
+    if not scale:
+        return None
+    matrix, position = jax.device_get((scale.inverse_mass_matrix, mcmc.last_state.z))
+    if mcmc.num_chains == 1 and np.ndim(mcmc.last_state.i) == 0:
+        matrix = matrix[None]
+    else:
+        position = jax.tree.map(lambda x: x[0], position)
+    names = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')}{list(i) or ''}"
+        for path, x in jax.tree_util.tree_leaves_with_path(position)
+        for i in np.ndindex(np.shape(x))
+    ]
+    dims = ("parameter", "other_parameter")[: matrix.ndim - 1]
+    return xr.DataArray(
+        matrix,
+        dims=("chain", *dims),
+        coords={dim: names for dim in dims},
+        attrs={"description": "covariance of the unconstrained parameters that warm-up learned"},
+    )
 
 
 def _by_chain(x: Any) -> np.ndarray:

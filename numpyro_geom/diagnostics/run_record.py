@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
 from .._mcmc import arguments_of
@@ -18,7 +19,7 @@ from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
-from .run_facts import facts_as_attributes, is_measured
+from .run_facts import facts_as_attributes, is_measured, learned_scale
 from .sources import draws_by_name
 
 SITE_TEMPERATURE = "configurational_temperature."
@@ -43,6 +44,7 @@ class RunRecord(NamedTuple):
     descriptions: dict[str, str] = {}  # what the figures are, by name
     library: dict[str, str] = {}  # attributes of every group
     targets_model: bool = False  # whether the draws are meant to be of the model's posterior
+    scale: xr.DataArray | None = None  # covariance for which each chain's coordinates are made
 
     @property
     def temperature(self) -> float:
@@ -86,6 +88,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         library=_library(library),
         # an expansion with target="factors" replaces priors
         targets_model=model is not None and not replaced,
+        scale=learned_scale(mcmc),
     )
 
 

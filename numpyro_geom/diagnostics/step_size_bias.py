@@ -15,6 +15,7 @@ from numpyro.util import is_prng_key
 from scipy import stats
 
 from .._checks import check_int, check_number
+from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant
 from .arrays import Scalars, chosen, named, paths
@@ -136,7 +137,9 @@ def bias_vs_step(
     def one_after_another(t: jax.Array) -> jax.Array:
         return values[jnp.searchsorted(ends[:-1], t, side="right")]
 
-    kernel = kernel.replace(step_size=one_after_another, num_steps=unit)
+    given = kernel.settings.as_dict()
+    found_out = {name: given[name] for name in CHOSEN if name in given}
+    kernel = kernel.replace(step_size=one_after_another, num_steps=unit, **found_out)
     kernel.init(keys, 0, state.z, args, kwargs)
     state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
     run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..diagnostics.sampling_warning import warn_outside
+from .._warning import warn_outside
 from .approximation import AtMode
 from .draws import FitReport
 from .geodesic import Geodesic

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from .._mcmc import model_of
+from .._warning import warn_outside
 from ..diagnostics.run_record import package_versions
-from ..diagnostics.sampling_warning import warn_outside
 from ..rows.host_rows import HostRows, is_host_rows
 from .digest import BY_BYTE_CODE, PLAIN, PYTHON, as_text, digest, settings_of
 from .job import Job

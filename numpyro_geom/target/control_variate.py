@@ -74,29 +74,43 @@ def full_value_and_grad(potential: Potential, position: PyTree) -> tuple[jax.Arr
     )
 
 
-def with_control_variate(potential: Potential, anchor: Anchor) -> Potential:
-    """The potential whose minibatch energies are linearly corrected at the anchor."""
+def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None) -> Potential:
+    """The potential whose minibatch energies are linearly corrected at the anchor.
+
+    Args:
+        potential: the target.
+        anchor: where.
+        share: of the correction, 1 by default; at 0 there is none.
+    """
 
     def energy(position: PyTree, batch: Any) -> jax.Array:
         there, grad = jax.value_and_grad(potential.energy)(anchor.position, batch)
         gap = jax.tree.map(jnp.subtract, position, anchor.position)
         slope = jax.tree.map(jnp.subtract, anchor.grad, grad)
-        return potential.energy(position, batch) - there + anchor.energy + tree_vdot(slope, gap)
+        offset = anchor.energy - there
+        if share is not None:  # at 0 it must not matter what is not finite
+            offset, slope = jax.tree.map(
+                lambda x: jnp.where(share > 0, share * x, 0).astype(x.dtype), (offset, slope)
+            )
+        return potential.energy(position, batch) + offset + tree_vdot(slope, gap)
 
     def score_noise(rng_key: jax.Array) -> tuple:
         return tuple(
-            (weight, _corrected_rows(rows_fn, anchor))
+            (weight, _corrected_rows(rows_fn, anchor, 1.0 if share is None else share))
             for weight, rows_fn in potential.score_noise(rng_key)
         )
 
     return potential._replace(energy=energy, score_noise=score_noise)
 
 
-def _corrected_rows(rows_fn: Callable, anchor: Anchor) -> Callable:
+def _corrected_rows(rows_fn: Callable, anchor: Anchor, share: Any) -> Callable:
     _, slopes = jax.linearize(rows_fn, anchor.position)
-    return lambda position: (
-        rows_fn(position) - slopes(jax.tree.map(jnp.subtract, position, anchor.position))
-    )
+
+    def rows(position: PyTree) -> jax.Array:
+        gap = jax.tree.map(jnp.subtract, position, anchor.position)
+        return rows_fn(position) - share * slopes(gap)
+
+    return rows
 
 
 def init_control(position: PyTree, energy: jax.Array) -> Control:

@@ -20,6 +20,10 @@ from .timetable import Due
 
 PyTree = Any
 
+LEAST_SCALED = 0.5
+"""Smallest curvature that counts where a covariance scales the coordinates. Variances are about 1
+there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
+
 
 def before_draw(
     state: SGState,
@@ -82,7 +86,7 @@ def _adapt(
     ) -> Adaptation:
         seen = target.seen(control)
         second_order = noise.second_order
-        return measure(
+        found = measure(
             seen,
             chain.position,
             lambda v: metric.apply_inverse_sqrt(chain.metric_state, v),
@@ -95,6 +99,9 @@ def _adapt(
             settings.bias_tolerance,
             settings.temperature,
         )
+        if settings.learns_scale and settings.dense_scale:
+            found = found._replace(slowest=jnp.maximum(found.slowest, LEAST_SCALED))
+        return found
 
     adaptation = lazy_cond(
         due.measuring,

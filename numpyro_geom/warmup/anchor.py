@@ -8,35 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from .._util import tree_where
-from ..target.control_variate import Control, anchor_at, refresh, with_control_variate
+from ..target.control_variate import Control, refresh
 from ..target.potential import Potential
-from .search import find_mode
 
 PyTree = Any
 
-REFINEMENTS = 2
-"""Searches with a control variate that follow the one without."""
 LEAST_DRAWS = 16
 """Draws of warm-up whose mean makes a better anchor than a mode."""
-
-
-def search_with_anchor(
-    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
-) -> PyTree:
-    """Approach a mode further than minibatches allow, by anchors on the way.
-
-    Args:
-        potential: the target, without a control variate.
-        position: where the search without one ended.
-        rng_key: for the rows.
-        temperature: tau.
-    """
-
-    def refine(k: jax.Array, position: PyTree) -> PyTree:
-        corrected = with_control_variate(potential, anchor_at(potential, position))
-        return find_mode(corrected, position, jax.random.fold_in(rng_key, k), temperature)
-
-    return jax.lax.fori_loop(0, REFINEMENTS, refine, position)
 
 
 def move_to_mean(potential: Potential, control: Control, restarting: jax.Array) -> Control:

@@ -22,6 +22,8 @@ LANCZOS_STEPS = 20
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed: exact, and half of what Lanczos takes to compile."""
 COLUMNS_AT_ONCE = 16
+POWER_STEPS = 8
+"""Of a noise that need be known within some tens of percent."""
 
 
 def measure(
@@ -170,6 +172,20 @@ def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
         return ~(there - here <= most) & (length > 0)
 
     return lax.while_loop(too_far, lambda length: length / 2, length)
+
+
+def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
+    """About lam_C, the largest eigenvalue of the gradient's covariance, by power iteration."""
+    flat, unravel = ravel_pytree(position)
+    products = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
+
+    def closer(_: jax.Array, found: tuple) -> tuple:
+        v = found[0] / jnp.linalg.norm(found[0])
+        product = sum(w * ravel_pytree(product(unravel(v)))[0] for w, product in products)
+        return product, jnp.vdot(v, product)
+
+    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    return lax.fori_loop(0, POWER_STEPS, closer, (start, jnp.zeros((), flat.dtype)))[1]
 
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:

@@ -7,15 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from .._linalg import symmetric_roots
 from .._util import key_word, lazy_cond, scattered_floats, tree_where
 from ..settings import Settings
 from ..state import SGState
+from ..target.potential import Potential
 from ..target.scale import Scale, scale_about, times
 from ..target.target import Target
-from .curvature import DENSE_LIMIT, hessian, within_reach
+from .blocks import block_mask, matrix_of_blocks
+from .curvature import hessian, within_reach
 from .step_size import rule_temperature
 from .timetable import Due
 
@@ -25,47 +28,60 @@ SMALLEST_SHARE = 2.0**-20
 """Of a root whose reach is nothing, as where the energy is not finite."""
 
 
-def find_scale(target: Target, settings: Settings, position: PyTree, rng_key: jax.Array) -> Scale:
-    """The coordinates with which a chain starts.
-
-    Args:
-        target: what will be sampled, in the model's coordinates.
-        settings: ``inverse_mass_matrix`` is taken where it is given; otherwise L L' = |H|^-1, the
-            Hessian H at ``position`` estimated from some rows. Beyond `DENSE_LIMIT` it is I.
-        position: of the model's sites.
-        rng_key: for the rows.
-    """
+def given_scale(settings: Settings, position: PyTree) -> Scale:
+    """The coordinates of ``inverse_mass_matrix``; without one those of I, about ``position``."""
     centre, _ = ravel_pytree(position)
     dense, size = settings.dense_scale, centre.size
     given = settings.inverse_mass_matrix
-    if given is not None:
-        roots = _roots_of_given(np.asarray(given), size, dense)
-        return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
-    if size > DENSE_LIMIT:
+    if given is None:
         unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
         return scale_about(centre, unit, unit)
-    batch, unit = target.potential.curvature_batch(rng_key), jnp.eye(size, dtype=centre.dtype)
-    inverse, root = _roots(hessian(target.potential, position, batch), dense=True)
-    inverse, root = inverse.T, root.T
-    finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
-    root, inverse = jnp.where(finite, root, unit), jnp.where(finite, inverse, unit)
-    share = _share_within_reach(target, root, position, batch, rng_key)
-    if not dense:
+    matrix = matrix_of_blocks(given, position) if isinstance(given, dict) else given
+    roots = _roots_of_given(np.asarray(matrix), size, dense)
+    return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
+
+
+def scale_of_curvature(
+    target: Target,
+    settings: Settings,
+    position: PyTree,
+    roots: tuple[jax.Array, jax.Array],
+    rng_key: jax.Array,
+) -> Scale:
+    """The coordinates of `roots_at` a position, within the reach of its curvature."""
+    root, inverse = roots
+    share = _share_within_reach(target, root, position, rng_key)
+    if settings.blocks:
+        within = block_mask(settings.blocks, position)
+        blocks = _roots(jnp.where(within, times(root, root.T), 0), dense=True)
+        root, inverse = (jnp.where(within, x, 0) for x in blocks)
+    if not settings.dense_scale:
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
-    return scale_about(centre, share * root, inverse / share)
+    return scale_about(ravel_pytree(position)[0], share * root, inverse / share)
+
+
+def roots_at(potential: Potential, position: PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """L and its inverse, where L L' = |H|^-1 with the Hessian H of some rows; I if not finite."""
+    inverse, root = _roots(hessian(potential, position, batch), dense=True)
+    finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
+    unit = jnp.eye(root.shape[0], dtype=root.dtype)
+    return jnp.where(finite, root.T, unit), jnp.where(finite, inverse.T, unit)
 
 
 def _share_within_reach(
-    target: Target, root: jax.Array, position: PyTree, batch: Any, rng_key: jax.Array
+    target: Target, root: jax.Array, position: PyTree, rng_key: jax.Array
 ) -> jax.Array:
     """How much of L to take: a mode that is flatter than the target promises too much."""
     flat, unravel = ravel_pytree(position)
+    batch = target.potential.curvature_batch(rng_key)
     direction = times(root, scattered_floats(key_word(rng_key), flat.size, flat.dtype))
     most = rule_temperature(target.temperature) * flat.size
 
     def along(share: jax.Array) -> jax.Array:
-        return target.potential.energy(unravel(flat + share * direction), batch)
+        # to both sides: some rows alone have their mode elsewhere, and their slope must not count
+        two = jnp.stack([flat + share * direction, flat - share * direction])
+        return jnp.mean(lax.map(lambda x: target.potential.energy(unravel(x), batch), two))
 
     return jnp.maximum(within_reach(along, jnp.ones((), flat.dtype), most), SMALLEST_SHARE)
 
@@ -110,7 +126,9 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
         unit = jnp.eye(size, dtype=mean.dtype) if scale.is_dense else jnp.ones_like(mean)
         prior = size if scale.is_dense else 2
         covariance = (weight * covariance + prior * unit) / (weight + prior)
-        root, inverse = _roots(covariance, scale.is_dense)
+        within = block_mask(settings.blocks, state.z) if settings.blocks else True
+        roots = _roots(jnp.where(within, covariance, 0), scale.is_dense)
+        root, inverse = (jnp.where(within, x, 0) for x in roots)
         new = scale_about(
             scale.centre + times(scale.root, mean),
             times(scale.root, root),

@@ -1,44 +1,89 @@
-"""What happens before a chain's first draw: a search for a mode, and the first anchor."""
+"""What happens before a chain's first draw: a search for a mode, the first anchor and scale."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-from jax import random
+import jax.numpy as jnp
+from jax import lax, random
 
 from .._util import tree_where
-from ..target.control_variate import refresh
+from ..settings import Settings
+from ..target.control_variate import refresh, with_control_variate
 from ..target.target import Target
-from .anchor import search_with_anchor
+from .approach import MOST_STEPS, approach
+from .curvature import DENSE_LIMIT
+from .scale import given_scale, roots_at, scale_of_curvature
 from .search import find_mode
 
 PyTree = Any
 
+REFINEMENTS = 2
+"""Searches with a control variate that follow the one without."""
+
 
 def find_start(
-    target: Target, position: PyTree, control: Any, rng_key: jax.Array, searching: bool
-) -> tuple[PyTree, Any]:
-    """Come near a mode, and place the control variate's anchor there.
+    target: Target,
+    settings: Settings,
+    position: PyTree,
+    control: Any,
+    rng_key: jax.Array,
+    searching: bool,
+) -> tuple[PyTree, Any, Any]:
+    """Come near a mode, and place the scale and the control variate's anchor there.
 
     Args:
-        target: what will be sampled.
+        target: what will be sampled, in the model's coordinates.
+        settings: the kernel's.
         position: of the model's sites, where NumPyro's strategy or the user starts.
         control: the control variate's state, empty without one.
         rng_key: for the rows.
         searching: whether to search at all.
 
     Returns:
-        The position and the control variate's state.
+        The position, the control variate's state, and the scale, empty without one.
     """
     potential, temperature = target.potential, target.temperature
-    if searching:
-        key_first, key_second = random.split(rng_key)
-        mode = find_mode(potential, position, key_first, temperature)
-        if target.controlled:
-            mode = search_with_anchor(potential, mode, key_second, temperature)
-        # the mode of an improper model can be where values overflow
-        position = tree_where(target.is_usable(mode), mode, position)
-    if target.controlled:
-        control = refresh(potential, control, position)
-    return position, control
+    size = sum(x.size for x in jax.tree.leaves(position))
+    curved = settings.finds_scale and size <= DENSE_LIMIT
+    key_scale = random.fold_in(rng_key, 0)
+    if curved or not target.controlled:
+        if searching:
+            mode = find_mode(potential, position, rng_key, temperature)
+            # the mode of an improper model can be where values overflow
+            position = tree_where(target.is_usable(mode), mode, position)
+        if curved and potential.on_all_rows is not None:
+            anchor, roots = approach(target, position, key_scale, MOST_STEPS if searching else 1)
+            position = anchor.position
+            if target.controlled:
+                control = control._replace(anchor=anchor)
+        elif curved:
+            roots = roots_at(potential, position, potential.curvature_batch(key_scale))
+    else:
+        position, control = _with_anchors(target, position, control, rng_key, searching)
+    scale: Any = ()
+    if curved:
+        scale = scale_of_curvature(target, settings, position, roots, key_scale)
+    elif settings.scales:
+        scale = given_scale(settings, position)
+    return position, control, scale
+
+
+def _with_anchors(
+    target: Target, position: PyTree, control: Any, rng_key: jax.Array, searching: bool
+) -> tuple[PyTree, Any]:
+    """Search without a control variate first, then closer, with anchors on the way."""
+    potential = target.potential
+    if not searching:
+        return position, refresh(potential, control, position)
+
+    def closer(k: jax.Array, found: tuple) -> tuple:
+        mode, control = found
+        share = jnp.minimum(k, 1).astype(control.anchor.energy.dtype)
+        corrected = with_control_variate(potential, control.anchor, share)
+        mode = find_mode(corrected, mode, random.fold_in(rng_key, k), target.temperature)
+        mode = tree_where(target.is_usable(mode), mode, position)
+        return mode, refresh(potential, control, mode)
+
+    return lax.fori_loop(0, 1 + REFINEMENTS, closer, (position, control))

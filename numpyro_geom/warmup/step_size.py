@@ -21,8 +21,8 @@ DRAW_LENGTH = 0.5
 """Relaxation times that a draw of a Langevin kernel spans under ``num_steps="auto"``, where the
 bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient there."""
 MOMENTUM_DRAW_LENGTH = 1.0
-"""The same of kernels with a momentum: (1 + t) exp(-t), at critical friction, has 100% of them at
-1 and 98% at 2, but exp(-t), at a friction that noise makes large, 92% and 76%."""
+"""The same of kernels with a momentum. Half of the critical friction has 100% of them at 1, where
+draws are independent; exp(-t), at a friction that noise makes large, has 92%."""
 WARMUP_DRAWS = 100
 """Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
 CHEAP_DRAW = 16

@@ -18,7 +18,7 @@ def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> Non
 
 def _outside() -> int:
     """Stack level of the first caller outside this package, seen from `warn_outside`."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.abspath(__file__))
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame, level = frame.f_back, level + 1

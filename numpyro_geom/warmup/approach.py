@@ -1,0 +1,98 @@
+"""From where the search ended to the middle of the target, in the coordinates of its curvature.
+
+Adam's steps are alike in all coordinates. Where scales lie far apart they end many standard
+deviations off the mode, and what is measured there, the scale and the noise of minibatches, is not
+the posterior's. Newton's steps do not know scales. They go downhill in U - tau log |det L| with
+L L' = |H|^-1, which is minus the logarithm of a normal law's mass: the density of a centred
+hierarchy grows without bound towards zero scale, and its mass does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from .._linalg import log_abs_det
+from .._util import tree_where
+from ..target.control_variate import Anchor, full_value_and_grad
+from ..target.scale import times
+from ..target.target import Target
+from .scale import roots_at
+from .step_size import rule_temperature
+
+PyTree = Any
+
+MOST_STEPS = 8
+NEAR = 0.02
+"""Fall of U that the next step promises, in units of tau, which ends the approach: .2 of a standard
+deviation."""
+
+
+class _Place(NamedTuple):
+    """The best position so far.
+
+    Attributes:
+        anchor: the position with U and grad U on all rows.
+        root: L there, and its inverse.
+        loss: U - tau log |det L|.
+        length: of the next step, as a share of Newton's.
+        num_steps: steps so far.
+    """
+
+    anchor: Anchor
+    root: tuple[jax.Array, jax.Array]
+    loss: jax.Array
+    length: jax.Array
+    num_steps: jax.Array
+
+
+def approach(
+    target: Target, position: PyTree, rng_key: jax.Array, most_steps: int
+) -> tuple[Anchor, tuple[jax.Array, jax.Array]]:
+    """Newton's steps from ``position``, each with a gradient on all rows and a Hessian on some.
+
+    Args:
+        target: in the model's coordinates, with energies on all rows.
+        position: where to start.
+        rng_key: for the rows of the Hessian.
+        most_steps: 1 to stay where it is.
+
+    Returns:
+        The last position with U and its gradient; L with L L' = |H|^-1 there, and its inverse.
+        The start and I where nothing is finite.
+    """
+    potential, tau = target.potential, rule_temperature(target.temperature)
+    flat, unravel = ravel_pytree(position)
+    rows = potential.curvature_batch(rng_key)
+
+    def decrement(place: _Place) -> jax.Array:
+        slope = times(place.root[0].T, ravel_pytree(place.anchor.grad)[0])
+        return jnp.vdot(slope, slope) / 2
+
+    def step(place: _Place) -> _Place:
+        direction = times(place.root[0].T, ravel_pytree(place.anchor.grad)[0])
+        move = unravel(place.length * times(place.root[0], direction))
+        new = jax.tree.map(jnp.subtract, place.anchor.position, move)
+        anchor = Anchor(new, *full_value_and_grad(potential, new))
+        root = roots_at(potential, new, rows)
+        loss = anchor.energy - tau * log_abs_det(root[0])
+        better = (loss < place.loss) & target.is_usable(new)
+        better &= jnp.all(jnp.isfinite(ravel_pytree(anchor.grad)[0]))
+        best = (anchor, root, loss), (place.anchor, place.root, place.loss)
+        length = jnp.where(better, jnp.ones_like(place.length), place.length / 4)
+        anchor, root, loss = tree_where(better, *best)
+        return _Place(anchor, root, loss, length, place.num_steps + 1)
+
+    def unfinished(place: _Place) -> jax.Array:
+        far = ~(decrement(place) <= NEAR * tau)
+        return (place.num_steps == 0) | (far & (place.num_steps < most_steps))
+
+    one, unit = jnp.ones((), flat.dtype), jnp.eye(flat.size, dtype=flat.dtype)
+    nothing = Anchor(position, jnp.inf * one, jax.tree.map(jnp.zeros_like, position))
+    start = _Place(nothing, (unit, unit), jnp.inf * one, one, jnp.zeros((), jnp.int32))
+    place = lax.while_loop(unfinished, step, start)
+    return place.anchor, place.root

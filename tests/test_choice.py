@@ -1,0 +1,162 @@
+"""Rows a step and a control variate that choose themselves."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from targets import SIGMAS, linear, linear_moments, regression_data, run
+
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
+from numpyro_geom._util import key_word, scattered_floats
+from numpyro_geom.warmup.choice import FEW_ROWS, FIRST_ROWS
+
+ROWS = regression_data(20_000, 3)
+FEW = regression_data(FEW_ROWS, 3)
+
+
+def chosen(kernel: Any, *rows: Any, num_warmup: int = 8) -> tuple:
+    kernel.init(random.key(0), num_warmup, None, rows or ROWS, {})
+    return kernel.settings.batch_size, kernel.settings.control_variate
+
+
+@pytest.mark.parametrize("kind", [SGRLD, SGHMC, SGNHT])
+def test_many_rows_are_drawn_and_corrected(kind: type) -> None:
+    kernel = kind(linear)
+    rows, controlled = chosen(kernel)
+    assert 32 <= rows <= 1024
+    assert controlled is True
+    assert dict(kernel.plan.batch_sizes) == {"data": rows}
+    assert kernel.settings.record()["batch_size"] == rows  # what an export says
+
+
+def test_noise_is_that_of_the_scores() -> None:
+    """In coordinates in which the posterior is N(0, I), against its formula."""
+    kernel = SGHMC(linear, batch_size=100)
+    state = kernel.init(random.key(0), 8, None, ROWS, {})
+    plain, corrected = kernel.bound.choice.noise
+    # scores of a model that is right have covariance I / N; from 2,048 rows known to some percent
+    assert plain == pytest.approx(20_000 / 100, rel=0.15)
+    # x (x . phi) of normal x has the largest eigenvalue 2 |phi|^2 / N^2; fourth moments: 20%
+    phi = scattered_floats(key_word(state.rng_key), 3, jnp.float32)
+    assert corrected == pytest.approx(2 * float(phi @ phi) / 100, rel=0.3)
+
+
+def test_few_rows_are_all_taken() -> None:
+    assert chosen(SGHMC(linear), *FEW) == (None, False)
+    assert chosen(SGHMC(linear), *regression_data(FEW_ROWS + 500, 3))[0] is not None
+
+
+def test_a_temperature_that_drowns_the_noise_needs_no_control_variate() -> None:
+    kernel = SGRLD(linear, batch_size=1000, temperature=1e4)
+    assert chosen(kernel) == (1000, False)
+    state = kernel.init(random.key(0), 8, None, ROWS, {})
+    assert state.control == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"batch_size": None}, (None, False)),
+        ({"batch_size": 128, "control_variate": False}, (128, False)),
+        ({"batch_size": 128, "control_variate": True}, (128, True)),
+        ({"batch_size": {"data": 128}}, ({"data": 128}, True)),
+        ({"step_size": 1e-5}, (None, False)),
+        ({"step_size": 1e-5, "batch_size": 128}, (128, False)),
+        ({"adjusted": True}, (None, False)),
+        ({"batch_size": 128, "noise_correction": True}, (128, False)),
+        ({"dense_mass": None}, (FIRST_ROWS, False)),
+        ({"anchor_interval": 50, "batch_size": 128}, (128, True)),
+    ],
+    ids=str,
+)
+def test_what_is_given_stays(settings: dict, expected: tuple) -> None:
+    assert chosen(SGRLD(linear, **settings)) == expected
+
+
+def test_a_trajectory_with_minibatches_is_corrected() -> None:
+    assert chosen(GGMC(linear)) == (None, False)
+    assert chosen(GGMC(linear, batch_size=256)) == (256, True)
+
+
+def test_without_a_warm_up_all_rows_are_taken() -> None:
+    assert chosen(SGRLD(linear), num_warmup=0) == (None, False)
+
+
+def not_indexed(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def test_a_model_that_is_not_indexed_keeps_all_rows_and_says_so() -> None:
+    with pytest.warns(UserWarning, match=r"all 20000 rows.*not indexed by plate 'data'") as told:
+        assert chosen(SGHMC(not_indexed)) == (None, False)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen(SGHMC(not_indexed, batch_size=None))
+
+
+def test_what_the_model_subsamples_is_kept() -> None:
+    def subsampled(X: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("data", X.shape[0], subsample_size=70) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 0.5), obs=y[i])
+
+    kernel = SGHMC(subsampled)
+    chosen(kernel)
+    assert dict(kernel.plan.batch_sizes) == {"data": 70}
+
+
+@pytest.mark.parametrize("method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("batching", ["replacement", "epoch"])
+def test_law_under_the_choice_and_chains_that_agree_on_it(method: str, batching: str) -> None:
+    kernel = SGHMC(linear, batching=batching)
+    mcmc = run(kernel, *ROWS, num_warmup=200, num_samples=1000, num_chains=2, chain_method=method)
+    assert kernel.settings.control_variate
+    assert mcmc.last_state.control.num_draws.shape == (2,)
+    mean, covariance = linear_moments(*ROWS)
+    sd = np.sqrt(np.diag(covariance))
+    z = (np.asarray(mcmc.get_samples()["w"], np.float64) - mean) / sd
+    # 2,000 draws of which one in four counts
+    assert np.abs(z.mean(0)).max() < SIGMAS / np.sqrt(500)
+    assert np.abs(z.std(0) - 1).max() < 0.05 + SIGMAS / np.sqrt(2 * 500)
+    assert "without control variate" in step_size_summary(mcmc)
+
+
+def test_within_a_transformation_nothing_is_measured() -> None:
+    kernel = SGHMC(linear)
+    start = jax.jit(lambda key: kernel.init(key, 8, None, ROWS, {}))
+    state = start(random.key(0))
+    assert kernel.settings.batch_size == FIRST_ROWS
+    assert state.control != ()
+    state = jax.jit(lambda s: kernel.sample(s, ROWS, {}))(state)
+    assert np.isfinite(state.z["w"]).all()
+
+
+def test_the_first_chain_decides_for_the_same_data() -> None:
+    kernel = SGHMC(linear)
+    found = chosen(kernel)
+    choice = kernel.bound.choice
+    kernel.init(random.key(1), 8, None, ROWS, {})
+    assert kernel.bound.choice is choice
+    other = tuple(jnp.array(x) for x in ROWS)
+    kernel.init(random.key(1), 8, None, other, {})
+    assert kernel.bound.choice is not choice
+    assert kernel.settings.control_variate == found[1]
+
+
+def test_with_an_expansion_nothing_is_corrected() -> None:
+    def matrix(X: jax.Array, y: jax.Array) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1], 1]).to_event(2))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], 0.5), obs=y[i])
+
+    assert chosen(SGHMC(matrix, expansion=Expansion(left=1))) == (FIRST_ROWS, False)
