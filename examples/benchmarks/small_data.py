@@ -14,7 +14,6 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,9 +104,11 @@ def radon() -> P.Posterior:
             mean = level[county[i]] + basement * floor[i]
             numpyro.sample("y", dist.Normal(mean, sigma), obs=y[i])
 
-    args = *(jnp.asarray(x, jnp.float32) for x in (floor, uranium, y)),
+    args = (*(jnp.asarray(x, jnp.float32) for x in (floor, uranium, y)),)
     scalars = scalars_of("mu", "slope", "basement", "tau", "sigma", "level")
-    return P.Posterior("radon-like, 40 counties", model, (jnp.asarray(county), *args), None, scalars)
+    return P.Posterior(
+        "radon-like, 40 counties", model, (jnp.asarray(county), *args), None, scalars
+    )
 
 
 def kidney() -> P.Posterior:
@@ -129,9 +130,11 @@ def kidney() -> P.Posterior:
             scale = a + b[0] * age[i] + b[1] * female[i] + tau * frailty[patient[i]]
             numpyro.sample("y", dist.Weibull(jnp.exp(scale), shape), obs=y[i])
 
-    args = *(jnp.asarray(x, jnp.float32) for x in (age, female, y)),
+    args = (*(jnp.asarray(x, jnp.float32) for x in (age, female, y)),)
     scalars = scalars_of("a", "b", "shape", "tau", "frailty")
-    return P.Posterior("kidney-like, 38 patients", model, (jnp.asarray(patient), *args), None, scalars)
+    return P.Posterior(
+        "kidney-like, 38 patients", model, (jnp.asarray(patient), *args), None, scalars
+    )
 
 
 def breast_cancer() -> P.Posterior:
@@ -346,7 +349,7 @@ def judge(posterior: P.Posterior, label: str, truth: dict[str, list[float]], see
         warnings.simplefilter("ignore")
         flagged = diagnose(mcmc).flagged
     worst = int(np.argmax(np.abs(ratio - 1)))
-    found = {
+    return {
         "ess": size,
         "ess_squares": of_squares,
         "gradients": float(gradients),
@@ -367,7 +370,6 @@ def judge(posterior: P.Posterior, label: str, truth: dict[str, list[float]], see
         "flags": {check.name: check.figure for check in flagged},
         "learned": learned(mcmc),
     }
-    return found
 
 
 def learned(mcmc: MCMC) -> dict[str, list[float]]:
@@ -405,9 +407,10 @@ HEADER = """\
 4 vectorized chains of 1,000 draws after 1,000 of warm-up, all rows, float32, default settings;
 NUTS has `dense_mass=True`. ESS is that of the worst scalar in all chains together, and "over NUTS"
 the ratio of ESS a gradient evaluation. Errors are the largest over the scalars, with their Monte
-Carlo errors, against exact moments or 20,000 draws of NUTS in float64. A run is "wrong" where a mean
-is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and errors are
-below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what `diagnose` flags.
+Carlo errors, against exact moments or 20,000 draws of NUTS in float64. A run is "wrong" where a
+mean is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and errors
+are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what `diagnose`
+flags. NUTS is flagged by the same rules, so far as they apply.
 """
 
 
