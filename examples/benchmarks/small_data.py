@@ -408,9 +408,9 @@ HEADER = """\
 NUTS has `dense_mass=True`. ESS is that of the worst scalar in all chains together, and "over NUTS"
 the ratio of ESS a gradient evaluation. Errors are the largest over the scalars, with their Monte
 Carlo errors, against exact moments or 20,000 draws of NUTS in float64. A run is "wrong" where a
-mean is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and errors
-are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what `diagnose`
-flags. NUTS is flagged by the same rules, so far as they apply.
+mean is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and
+errors are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what
+`diagnose` flags. NUTS is flagged by the same rules, so far as they apply.
 """
 
 
