@@ -407,10 +407,30 @@ def test_temperature_is_held_against_tau() -> None:
 
 
 def test_the_automatic_number_of_steps_has_an_end() -> None:
-    known = {"relaxations": 1.0, "relaxation_steps": 1e6}
+    known = {"relaxations": 3.0, "relaxation_steps": 1e6}
     assert "or num_steps" in made_up(**known)[LENGTH].advice
     bounded = made_up(**known, final_num_steps=[10**9, 5])[LENGTH].advice
     assert "give num_steps (the automatic one stops at" in bounded
+
+
+def test_a_chain_that_has_hardly_moved_needs_other_coordinates() -> None:
+    known = {"relaxations": 0.002, "relaxation_steps": 1e6, "final_num_steps": 1000}
+    found = made_up(**known)[LENGTH]
+    assert found.ok is False
+    assert "25,000 times longer" in found.advice
+    assert "dense_mass=True and step_size='auto'" in found.advice
+    assert "num_samples" not in found.advice
+    assert "dense_mass=True" in made_up(**known, dense_mass="none")[LENGTH].advice
+    assert "a longer warm-up" in made_up(**known, dense_mass=1)[LENGTH].advice
+    assert "far longer" in made_up(**{**known, "relaxations": 0.0})[LENGTH].advice
+
+
+def test_a_run_to_compare_with_keeps_the_scale() -> None:
+    # a step size that is given would switch the learned scale off
+    wide = {"curvature_ratio": 50.0}
+    ratio = "largest over smallest curvature"
+    assert "a tenth of the bias_tolerance" in made_up(**wide)[ratio].advice
+    assert "larger target_accept" in made_up(**wide, target_accept=0.8)[ratio].advice
 
 
 def test_chains_have_a_range() -> None:

@@ -31,6 +31,8 @@ BINDING = 0.8
 with a momentum aim at tolerance / (1 + tolerance)."""
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
+MOST_LONGER = 25.0
+"""Times that a run may have to be longer for more draws to be an advice."""
 WIDE_CURVATURE = 10.0
 """Ratio of curvatures measured along a chain above which one step size does not fit."""
 LARGEST_CLAMPED = 0.05

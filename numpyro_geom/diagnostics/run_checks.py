@@ -123,26 +123,42 @@ def _what_binds(
 def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
     """What warm-up's measurements say of the run's length, and of one step size for all of it."""
     if "relaxations" in attrs:
-        bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
-        how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
-        advice = (
-            "the draws are few in effect and may not have reached the target. Increase num_samples "
-            f"or {how if bounded else 'num_steps'}, use a metric that fits the posterior's scales "
-            "better, or a larger batch_size where noise binds"
-        )
         spanned, where = np.median(attrs["relaxations"]), span(attrs["relaxation_steps"])
         name, where = "relaxation times a chain spans", f"of {where} steps each"
+        advice = _length_advice(attrs, float(spanned))
         yield at_least(name, spanned, checks.ENOUGH_RELAXATIONS, where, advice)
     if "curvature_ratio" in attrs:
+        closer = "or compare with a run at a larger target_accept"
+        if "target_accept" not in attrs:
+            closer = "or compare with a run at a tenth of the bias_tolerance"
         advice = (
             "one step size does not fit all of the posterior, and where the curvature is largest "
             "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
-            "instance), use a smaller bias_tolerance, or compare with a run at a tenth of the step "
-            "size"
+            f"instance), {closer}"
         )
         name, where = "largest over smallest curvature", "in the second half of warm-up"
         ratio = np.max(attrs["curvature_ratio"])
         yield at_most(name, ratio, checks.WIDE_CURVATURE, where, advice)
+
+
+def _length_advice(attrs: Mapping[str, Any], spanned: float) -> str:
+    """What to do about too few relaxation times."""
+    if spanned * checks.MOST_LONGER >= checks.ENOUGH_RELAXATIONS:
+        bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
+        how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
+        return (
+            "the draws are few in effect and may not have reached the target. Increase num_samples "
+            f"or {how if bounded else 'num_steps'}, use a metric that fits the posterior's scales "
+            "better, or a larger batch_size where noise binds"
+        )
+    times = f"{digits(checks.ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
+    how = "dense_mass=True and step_size='auto', which learn the posterior's scale"
+    if any(attrs.get(name, "none") != "none" for name in ("dense_mass", "inverse_mass_matrix")):
+        how = "a longer warm-up, from whose draws the scale is learned"
+    return (
+        f"the chain has hardly moved, and a run that is long enough is {times}longer. Mend the "
+        f"coordinates instead: use {how}, standardise inputs, or reparametrise the model"
+    )
 
 
 def _trouble(run: RunRecord) -> Iterator[Check]:
