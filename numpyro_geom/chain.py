@@ -133,7 +133,8 @@ def init_chain(
     if not settings.scales:
         return state
     key_scale = random.fold_in(key_search, 0)
-    return rescaled(state, find_scale(target, settings, state.z, key_scale))
+    scale = find_scale(target, settings, state.z, key_scale)
+    return rescaled(state, scale, settings, target.potential.num_data)
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
@@ -149,7 +150,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
     if settings.learns_scale:
-        state = renew_scale(state, due, settings)
+        state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state.scale)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
