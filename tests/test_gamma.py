@@ -135,6 +135,7 @@ AUTODIFF = {
     "wenzel-memory": (Wenzel(decay=0.8, eps=0.1, interval=1), SHAPES),
     "monge": (Monge(alpha2=0.7, decay=0.0), SHAPES),
     "monge-memory": (Monge(alpha2=0.7, decay=0.8), SHAPES),
+    "monge-auto": (Monge(decay=0.8), SHAPES),
     "user": (CubeRoot(decay=0.8), SHAPES),
 }
 

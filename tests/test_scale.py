@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
-from targets import SIGMAS, linear, linear_moments, run
+from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Monge, RMSprop, Shampoo, Wenzel
 
 PyTree = Any
 
@@ -232,3 +232,35 @@ def test_a_matrix_is_a_value() -> None:
     assert kernel.settings == kernel.replace().settings
     assert kernel.settings != kernel.replace(inverse_mass_matrix=np.ones(2)).settings
     assert kernel.settings.record()["inverse_mass_matrix"] == "(1.0, 2.0)"
+
+
+@pytest.mark.parametrize("metric", [RMSprop(), Wenzel(), Monge(), Monge(0.5), Shampoo(interval=1)])
+def test_statistics_of_a_metric_start_anew_with_the_scale(metric: Any) -> None:
+    """They are those of N(0, tau I), and then of gradients in the new coordinates."""
+    tau = 2.0
+    _, potential = quadratic(np.array([1.0, 30.0]), 0.5)
+    kernel = SGRLD(
+        potential_fn=potential,
+        metric=metric,
+        gamma="frozen",
+        temperature=tau,
+        num_steps=1,
+        inverse_mass_matrix=np.eye(2),
+    )
+    metric = kernel.settings.metric
+    state = kernel.init(random.key(0), 80, jnp.ones(2), (), {})
+    fresh = metric.from_gradient(metric.init(jnp.zeros(2)), jnp.zeros(2), tau**0.5)
+    assert_trees_equal(state.metric_state, fresh)
+    sample = jax.jit(lambda s: kernel.sample(s, (), {}))
+    for _ in range(80 // 8):  # the first renewal is before the draw that follows
+        state = sample(state)
+    new = sample(state)
+    assert not np.allclose(new.scale.root, state.scale.root, rtol=1e-2)
+    grad = new.scale.root.T @ jax.grad(potential)(state.z)
+    expected = metric.update(fresh, grad)
+    for a, b in zip(
+        jax.tree.leaves(new.metric_state.statistic),
+        jax.tree.leaves(expected.statistic),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -24,7 +24,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_geom import SGRLD
+from numpyro_geom import SGRLD, Monge
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "metrics.md"
 CHAINS, WARMUP, DRAWS = 4, 400, 1000
@@ -100,7 +100,16 @@ TARGETS = {
     "hierarchical": lambda: P.hierarchical(batch_size=None),
     "minibatches": large,
 }
-CASES = ["identity", "rmsprop", "wenzel", "monge", "shampoo"]
+CASES: dict[str, dict[str, Any]] = {
+    "identity": {"metric": "identity"},
+    "rmsprop": {"metric": "rmsprop"},
+    "wenzel": {"metric": "wenzel"},
+    "monge": {"metric": "monge"},
+    "shampoo": {"metric": "shampoo"},
+    "monge, auxiliary": {"metric": "monge", "gamma": "auxiliary"},
+    "Monge(1.0, 0.9)": {"metric": Monge(1.0, 0.9)},
+}
+UNITS = ("gradients", "seconds")
 HESSIAN_MODES = ("auxiliary", "corrected", "published")
 
 
@@ -149,11 +158,11 @@ def facts(values: np.ndarray, reference: tuple, steps: float, seconds: float) ->
     }
 
 
-def measure(posterior: P.Posterior, metric: Any, reference: tuple, **settings: Any) -> dict:
-    """One metric on one posterior."""
+def measure(posterior: P.Posterior, reference: tuple, **settings: Any) -> dict:
+    """A kernel with these settings on one posterior."""
     if posterior.batch_size is not None:
         settings = {"batch_size": posterior.batch_size, "control_variate": True, **settings}
-    kernel = SGRLD(posterior.model, metric=metric, **SCALED, **settings)
+    kernel = SGRLD(posterior.model, **SCALED, **settings)
     values, state, seconds = run(kernel, posterior)
     num_steps = np.asarray(state.num_steps)
     # a product with the Hessian counts as a gradient; minibatches are split among them
@@ -187,3 +196,75 @@ def nuts(posterior: P.Posterior, reference: tuple) -> dict:
     values = np.asarray(posterior.scalars(mcmc.get_samples(group_by_chain=True)), np.float64)
     steps = float(np.sum(mcmc.get_extra_fields()["num_steps"]))
     return facts(values, reference, steps, seconds)
+
+
+def write(results: dict) -> str:
+    """The Markdown table: a row for each posterior, two columns of facts, one for each metric."""
+    lines = [
+        "In each cell effective draws of the worst scalar over those of the identity, a gradient and "
+        "a second; below the largest error of a mean in sds, and the range of sds over the "
+        f"reference's. `SGRLD`, {CHAINS} vectorized chains of {WARMUP} + {DRAWS} draws in scaled "
+        "coordinates, automatic step size, one run each. A product with the Hessian counts as a "
+        f"gradient; seconds are of sampling, on a shared machine, jax {jax.__version__}.",
+        "",
+        "| posterior | NUTS, dense | " + " | ".join(CASES) + " |",
+        "|---" * (2 + len(CASES)) + "|",
+    ]
+    for column in results.values():
+        base = column["identity"]
+        cells = []
+        for case in ("nuts", *CASES):
+            r = column.get(case)
+            if r is None:
+                cells.append("")
+                continue
+            rates = (r["ess"] / r[unit] / (base["ess"] / base[unit]) for unit in UNITS)
+            wrong = r["mean"] > 1 or r["high"] > 2
+            text = "lost" if wrong else "{:.2g}, {:.2g}".format(*rates)
+            if not wrong:
+                text += f"<br>{r['mean']:.2f}, {r['low']:.2f} to {r['high']:.2f}"
+            cells.append(text)
+        lines.append(f"| {column['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=TARGETS, action="append")
+    parser.add_argument("--cache", type=Path, help="JSON file to resume from and to write to")
+    options = parser.parse_args()
+    results: dict = {}
+    if options.cache and options.cache.exists():
+        results = json.loads(options.cache.read_text())
+    for name in options.only or TARGETS:
+        posterior = TARGETS[name]()
+        reference = posterior.reference()
+        column = results.setdefault(name, {"name": posterior.name})
+        for case in ("nuts", *CASES):
+            if case in column:
+                continue
+            start = time.perf_counter()
+            if case == "nuts":
+                row = nuts(posterior, reference)
+            else:
+                row = measure(posterior, reference, **CASES[case])
+            column[case] = row
+            print(
+                f"{name:12s} {case:16s} ESS {row['ess']:.0f}, a gradient "
+                f"{row['ess'] / row['gradients']:.1e}, a second {row['ess'] / row['seconds']:.0f}; "
+                f"mean {row['mean']:.2f}, sd {row['low']:.2f} to {row['high']:.2f}; steps "
+                f"{row.get('num_steps', 0)}, undone {row.get('undone', 0)} "
+                f"({time.perf_counter() - start:.0f} s)",
+                flush=True,
+            )
+            if options.cache:
+                options.cache.write_text(json.dumps(results))
+    table = write({name: results[name] for name in TARGETS if name in results})
+    print(table)
+    if set(results) >= set(TARGETS):
+        TABLE.write_text(table)
+
+
+if __name__ == "__main__":
+    main()

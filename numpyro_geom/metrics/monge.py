@@ -24,13 +24,12 @@ class Monge(Metric):
         v <- decay v + (1 - decay) g,    q = 1 + a2 v'v
         G = I + a2 v v',    A = I - (a2 / q) v v',    A^{1/2} = I - a2 / (q + sqrt(q)) v v'
 
-    Without a number a2 is 1 / r, where r is the running mean of g'g, r <- decay r + (1 - decay) g'g.
-    As v'v <= r, G lies between I and 2 I, at any scale of g: at the worst one direction takes twice
-    as many steps as with the identity.
+    Without a number a2 is 1 / r, with r <- decay r + (1 - decay) g'g. As v'v <= r, G lies between I
+    and 2 I, at any scale of g: one direction takes up to twice as many steps as with the identity.
 
-    When: to reproduce the literature. On no posterior of our table it is ahead of the identity. The
-    mean of g over the posterior is 0, so that a frozen v is what is left of the last steps. A metric
-    that follows the position needs ``alpha2`` and a ``gamma`` of its own, and tuning.
+    When: to reproduce the literature; see the page on metrics for what it adds. The mean of g over
+    the posterior is 0, so that a frozen v is what is left of the last steps, and G about I. With a
+    number G has no bound and has to follow the position: ``gamma="auxiliary"`` is the default then.
     Cost per step: three passes over the parameters, memory of one copy of them.
 
     Args:
@@ -99,8 +98,9 @@ class Monge(Metric):
 
     def _parts(self, state: MetricState) -> tuple[PyTree, Any, jax.Array]:
         """The vector v, a2 and q."""
+        a2: Any = self.alpha2
         if self.alpha2 is not None:
-            v, a2 = state.statistic, self.alpha2
+            v = state.statistic
         else:
             v, r = state.statistic
             a2 = jnp.where(r > 0, 1 / jnp.where(r > 0, r, 1), 0)

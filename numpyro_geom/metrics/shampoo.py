@@ -65,8 +65,8 @@ class Shampoo(Metric):
     in the running H_i, and derivatives of A take it as constant. A root that is not finite keeps
     the previous one.
 
-    What becomes of a site's axes: 0-D sites are 1-D ones of one entry. Axes of size 1 are dropped (one
-    stays where all are). From the left, an axis is merged into the one before it while the product
+    What becomes of a site's axes: a 0-D site is a 1-D one of one entry. Axes of size 1 are dropped
+    (one stays where all are). From the left, an axis is merged into the one before it while the product
     of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a full
     matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of them
     that divides it evenly or, where that is over twice the least possible number, the latter with
