@@ -66,11 +66,11 @@ class Shampoo(Metric):
     the previous one.
 
     What becomes of a site's axes: a 0-D site is a 1-D one of one entry. Axes of size 1 are dropped
-    (one stays where all are). From the left, an axis is merged into the one before it while the product
-    of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a full
-    matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of them
-    that divides it evenly or, where that is over twice the least possible number, the latter with
-    padding. Every block is a tensor of its own; d counts axes after merging.
+    (one stays where all are). From the left, an axis is merged into the one before it while the
+    product of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a
+    full matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of
+    them that divides it evenly or, where that is over twice the least possible number, the latter
+    with padding. Every block is a tensor of its own; d counts axes after merging.
     1-D sites are neither merged nor counted as matrices, unless ``vector="full"``:
 
     - ``"diagonal"``: H is a vector of mean g^2, A = (H + r)^(-1/2): RMSprop;
