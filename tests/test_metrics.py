@@ -738,6 +738,7 @@ def test_the_declared_defaults() -> None:
         "rmsprop": [1, "frozen", True, True],
         "wenzel": [1, "frozen", True, True],
         "monge": [1, "auxiliary", False, True],
+        "monge-auto": [1, "frozen", False, True],
         "shampoo": [1, "frozen", False, True],
         "shampoo-full": [1, "frozen", False, True],
     }

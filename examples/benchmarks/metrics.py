@@ -222,7 +222,9 @@ def write(results: dict) -> str:
                 continue
             rates = (r["ess"] / r[unit] / (base["ess"] / base[unit]) for unit in UNITS)
             wrong = r["mean"] > 1 or r["high"] > 2
-            text = "lost" if wrong else "{:.2g}, {:.2g}".format(*rates)
+            text = (
+                "lost" if wrong else ", ".join(f"{x:.0f}" if x > 10 else f"{x:.2g}" for x in rates)
+            )
             if not wrong:
                 text += f"<br>{r['mean']:.2f}, {r['low']:.2f} to {r['high']:.2f}"
             cells.append(text)
