@@ -212,6 +212,7 @@ METRICS = {
     "rmsprop": RMSprop(0.99, 0.1),
     "wenzel": Wenzel(decay=0.99, interval=7),
     "monge": Monge(alpha2=1.0, decay=0.9),
+    "monge-auto": Monge(decay=0.9),
     "shampoo": Shampoo(decay=0.99, interval=7, vector="full"),
 }
 
