@@ -58,8 +58,8 @@ def model(X, y):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "step": {"step_size": TOO_LARGE},
-    "metric": {"metric": Monge(alpha2=1000.0), "gamma": "none"},
-    "repaired": {"metric": Monge(alpha2=1000.0)},
+    "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "gamma": "none"},
+    "repaired": {"metric": Monge(alpha2=1000.0, decay=0.9)},
     "batch": {"step_size": FULL_DATA_STEP, "batch_size": BATCH},
     "good": {"batch_size": BATCH, "control_variate": True},
 }

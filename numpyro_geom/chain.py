@@ -174,7 +174,9 @@ def init_chain(
     z, control, scale = find_start(target, settings, position, state.control, key_search, searching)
     state = state._replace(control=control)
     state = moved_to(target, state, z) if moving else state
-    return rescaled(state, scale) if settings.scales else state
+    if not settings.scales:
+        return state
+    return rescaled(state, scale, settings, target.potential.num_data)
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
@@ -190,7 +192,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
     if settings.learns_scale:
-        state = renew_scale(state, due, settings)
+        state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state.scale)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     state = algorithm.draw(key_steps, target, state, due.moving, due.learning)

@@ -135,6 +135,7 @@ AUTODIFF = {
     "wenzel-memory": (Wenzel(decay=0.8, eps=0.1, interval=1), SHAPES),
     "monge": (Monge(alpha2=0.7, decay=0.0), SHAPES),
     "monge-memory": (Monge(alpha2=0.7, decay=0.8), SHAPES),
+    "monge-auto": (Monge(decay=0.8), SHAPES),
     "user": (CubeRoot(decay=0.8), SHAPES),
 }
 
@@ -267,7 +268,7 @@ def test_shampoo_equals_dense_differences(
 
 
 def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None:
-    """Sites together: one in padded blocks, a diagonal one, one that keeps the identity."""
+    """Sites together: one in padded blocks, a diagonal one, and a single number, diagonal too."""
     metric = Shampoo(decay=0.6, eps=0.5, interval=1, block_size=3)
     theta = position({"blocks": (5, 2), "scalar": (), "vector": (2,)})
     x, unravel = ravel_pytree(theta)
@@ -282,7 +283,8 @@ def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None
             right = 0.3 * np.eye(2) + 0.4 * block.T @ block
             entries = index[rows].ravel()
             a[np.ix_(entries, entries)] = np.kron(power(left, -0.25, 0), power(right, -0.25, 0))
-        a[11:, 11:] = np.diag((0.3 + 0.4 * np.asarray(g["vector"]) ** 2) ** -0.5)
+        rest = np.append(np.asarray(g["scalar"]), np.asarray(g["vector"]))
+        a[10:, 10:] = np.diag((0.3 + 0.4 * rest**2) ** -0.5)
         return a
 
     expected = central_divergence(matrix, np.asarray(x)) / 0.4

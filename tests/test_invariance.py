@@ -179,6 +179,7 @@ METRICS: dict[str, tuple[Any, Packing]] = {
     "rmsprop": (RMSprop(decay=0.9, eps=0.1), SITES),
     "wenzel": (Wenzel(decay=0.9, interval=3), SITES),
     "monge": (Monge(alpha2=0.1, decay=0.9), SITES),
+    "monge-auto": (Monge(decay=0.9), SITES),
     "shampoo": (Shampoo(decay=0.9, interval=3, block_size=2, vector="full"), MATRIX),
 }
 
@@ -289,6 +290,8 @@ ADJUSTED = [
     ("two bananas", "shampoo", "auxiliary"),
     ("two bananas", "shampoo", "frozen"),
     ("banana", "monge", "frozen"),
+    ("banana", "monge-auto", "frozen"),
+    ("banana", "monge-auto", "auxiliary"),
     ("funnel", "rmsprop", "frozen"),
     ("logistic", "wenzel", "frozen"),
 ]

@@ -783,7 +783,8 @@ def test_improper_models_stay_finite() -> None:
 
 
 def test_each_metric_has_its_own_treatment_of_gamma() -> None:
-    assert SGRLD(linear, metric="monge").settings.gamma == "auxiliary"
+    assert SGRLD(linear, metric="monge").settings.gamma == "frozen"
+    assert SGRLD(linear, metric=Monge(alpha2=1.0)).settings.gamma == "auxiliary"
     assert SGRLD(linear, metric=Monge(), gamma="frozen").settings.gamma == "frozen"
     for metric in ("identity", "rmsprop", "wenzel", "shampoo"):
         assert SGRLD(linear, metric=metric).settings.gamma == "frozen"

@@ -41,6 +41,7 @@ CASES = {
     "rmsprop": RMSprop(decay=0.7, eps=0.1),
     "wenzel": Wenzel(decay=0.7, eps=0.1, interval=1),
     "monge": Monge(alpha2=0.8, decay=0.7),
+    "monge-auto": Monge(decay=0.7),
     "shampoo": Shampoo(decay=0.7, eps=0.1, interval=1, block_size=3),
     "shampoo-full": Shampoo(decay=0.7, eps=0.1, interval=1, block_size=6, vector="full"),
 }
@@ -251,6 +252,30 @@ def test_monge_equals_the_dense_formula(x64: None) -> None:
     np.testing.assert_allclose(root, np.eye(len(v)) + f * np.outer(v, v), rtol=0, atol=1e-13)
 
 
+def test_monge_without_a_number_is_bounded_and_knows_no_scale(x64: None) -> None:
+    metric, grads = Monge(decay=0.7), [tree(1 + i) for i in range(3)]
+    v, r = 0.0, 0.0
+    for grad in grads:
+        g = ravel_pytree(grad)[0]
+        v, r = 0.7 * v + 0.3 * g, 0.7 * r + 0.3 * g @ g
+    (a,) = dense(metric, "apply_inverse", run(metric), tree(0))
+    np.testing.assert_allclose(
+        a @ (np.eye(len(v)) + np.outer(v, v) / r), np.eye(len(v)), atol=1e-13
+    )
+    (scaled,) = dense(metric, "apply_inverse", run(metric, scale=1e-6), tree(0))
+    np.testing.assert_allclose(scaled, a, rtol=0, atol=1e-13)
+    one = metric.update(metric.init(tree(0)), grads[0])  # v'v is at most r: nearest after one step
+    (first,) = dense(metric, "apply_inverse", one, tree(0))
+    assert 1 / (1 + 0.3) - 1e-12 < np.linalg.eigvalsh(first).min() < 1
+    (start,) = dense(metric, "apply_inverse", metric.init(tree(0)), tree(0))
+    np.testing.assert_array_equal(start, np.eye(len(v)))
+
+
+def test_monge_follows_the_position_where_alpha_is_given() -> None:
+    assert Monge().default_gamma == "frozen"
+    assert Monge(alpha2=1.0).default_gamma == "auxiliary"
+
+
 # By block size and vector mode: the shape of a site, its axes after merging, and the borders of
 # blocks along each without padding; or no borders for the identity, "diagonal" for the diagonal.
 CUTS: dict[tuple[int, str], list[tuple]] = {
@@ -264,11 +289,12 @@ CUTS: dict[tuple[int, str], list[tuple]] = {
         ((3,), (3,), ((0, 3),)),
     ],
     (4, "identity"): [
+        ((), (), ()),
         ((4,), (4,), ()),
         ((2, 3), (2, 3), ((0, 2), (0, 3))),
     ],
     (4, "diagonal"): [
-        ((), (), ()),
+        ((), (1,), "diagonal"),
         ((3,), (3,), "diagonal"),
         ((1,), (1,), "diagonal"),
         ((1, 1), (1,), ((0, 1),)),
@@ -468,7 +494,7 @@ def test_monge_and_rmsprop_are_smooth_where_the_statistic_is_zero(x64: None) -> 
 
 def test_monge_bears_large_gradients() -> None:
     v = jnp.array([3e15, 4e15])
-    metric = Monge()
+    metric = Monge(alpha2=1.0)
     along = metric.apply_inverse_sqrt(MetricState(v), v / 5e15)
     # A^{1/2} v = v / sqrt(1 + v'v): the unit vector becomes 2e-16 of itself, lost in roundoff.
     assert np.abs(along).max() <= 1e-6
@@ -482,7 +508,7 @@ def test_identity_has_no_state() -> None:
     assert _jit(metric, "update")(metric.init(tree(0)), tree(1)) == metric.init(tree(0))
 
 
-@pytest.mark.parametrize("name", [k for k in CASES if k not in ("identity", "monge")])
+@pytest.mark.parametrize("name", [k for k in CASES if k not in ("identity", "monge", "monge-auto")])
 def test_from_gradient_has_the_expected_statistic_under_noise(name: str, x64: None) -> None:
     """E statistic(V + s xi), exactly: a quadratic is its value plus s^2 times that of each axis."""
     metric, v, s = CASES[name], tree(4), 0.7
@@ -506,8 +532,12 @@ def test_from_gradient_has_the_expected_statistic_under_noise(name: str, x64: No
 
 
 def test_from_gradient_of_monge_is_the_vector() -> None:
-    v = tree(4)
-    assert_trees_close(Monge().from_gradient(run(Monge()), v, 3.0).statistic, v, rtol=0)
+    v, metric = tree(4), Monge(alpha2=1.0)
+    assert_trees_close(metric.from_gradient(run(metric), v, 3.0).statistic, v, rtol=0)
+    flat, metric = ravel_pytree(v)[0], Monge()
+    found, square = metric.from_gradient(run(metric), v, 3.0).statistic
+    assert_trees_close(found, v, rtol=0)
+    np.testing.assert_allclose(square, flat @ flat + 9 * flat.size, rtol=1e-6)
 
 
 # Helpers
@@ -594,7 +624,7 @@ def test_metrics_are_values(metric: Any) -> None:
 def test_defaults() -> None:
     assert RMSprop() == RMSprop(decay=0.99, eps=1e-8)
     assert Wenzel() == Wenzel(decay=0.99, eps=1e-8, interval=None)
-    assert Monge() == Monge(1.0, 0.9) == Monge(alpha2=1.0, decay=0.9)
+    assert Monge() == Monge(None, 0.99) == Monge(alpha2=None, decay=0.99)
     assert Shampoo() == Shampoo(0.99, 1e-8, 100, 60, "diagonal")
     assert [m.interval for m in (Identity(), RMSprop(), Monge())] == [1, 1, 1]
     assert Identity().decay == 0
@@ -708,6 +738,7 @@ def test_the_declared_defaults() -> None:
         "rmsprop": [1, "frozen", True, True],
         "wenzel": [1, "frozen", True, True],
         "monge": [1, "auxiliary", False, True],
+        "monge-auto": [1, "frozen", False, True],
         "shampoo": [1, "frozen", False, True],
         "shampoo-full": [1, "frozen", False, True],
     }

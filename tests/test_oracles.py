@@ -119,15 +119,15 @@ FULL = Shampoo(decay=0.5, interval=1, vector="full")
 VECTOR = Shampoo(decay=0.5, interval=1, vector="diagonal")
 CASES = {
     # .0147 at .01, less than .008 at .0025
-    "monge-none": Case(Monge(decay=0.9), "none", monge, 0.01, 0.23, 0.018),
+    "monge-none": Case(Monge(1.0, 0.9), "none", monge, 0.01, 0.23, 0.018),
     # .0050 at .02
-    "monge-none-short": Case(Monge(decay=0.5), "none", monge, 0.02, 0.23, 0.008),
+    "monge-none-short": Case(Monge(1.0, 0.5), "none", monge, 0.02, 0.23, 0.008),
     # .0030 at .02
-    "monge-published-short": Case(Monge(decay=0.5), "published", monge, 0.02, 0.25, 0.006),
+    "monge-published-short": Case(Monge(1.0, 0.5), "published", monge, 0.02, 0.25, 0.006),
     # .0055 at .02
-    "monge-corrected-short": Case(Monge(decay=0.5), "corrected", monge, 0.02, 0.27, 0.008),
+    "monge-corrected-short": Case(Monge(1.0, 0.5), "corrected", monge, 0.02, 0.27, 0.008),
     # .0060 at .01
-    "monge-corrected": Case(Monge(decay=0.9), "corrected", monge, 0.01, 0.27, 0.009),
+    "monge-corrected": Case(Monge(1.0, 0.9), "corrected", monge, 0.01, 0.27, 0.009),
     # .026 at .001, .013 at .00025 (.084 at .01)
     "rmsprop-published": Case(RMSprop(0.9, 0.1), "published", rmsprop, 0.001, 0.9, 0.03, 1500),
     # .0130 at .004, .007 at .001
@@ -212,6 +212,7 @@ METRICS = {
     "rmsprop": RMSprop(0.99, 0.1),
     "wenzel": Wenzel(decay=0.99, interval=7),
     "monge": Monge(alpha2=1.0, decay=0.9),
+    "monge-auto": Monge(decay=0.9),
     "shampoo": Shampoo(decay=0.99, interval=7, vector="full"),
 }
 

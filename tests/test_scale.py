@@ -12,9 +12,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
-from targets import SIGMAS, linear, linear_moments, run
+from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Monge, RMSprop, Shampoo, Wenzel
 
 PyTree = Any
 
@@ -105,7 +105,7 @@ def test_a_step_is_that_of_the_scaled_potential(dense: bool) -> None:
     matrix = np.array([[4.0, 1.0], [1.0, 9.0]]) if dense else np.array([4.0, 9.0])
     potential = lambda z: jnp.sum(z**4) / 4 + z[0] * z[1]  # noqa: E731
     given = {"inverse_mass_matrix": matrix, "adapt_mass_matrix": False}
-    common = {"step_size": 1e-2, "num_steps": 3, "friction": 1.0, "metric": "monge"}
+    common = {"step_size": 1e-2, "num_steps": 3, "friction": 1.0, "metric": Monge(0.5)}
     scaled = SGHMC(potential_fn=potential, **given, **common)
     start = jnp.array([0.3, -0.2])
     state = scaled.init(random.key(1), 0, start, (), {})
@@ -296,3 +296,37 @@ def test_bad_blocks_are_refused(settings: dict, kind: type, match: str) -> None:
     X, y = skewed_rows(300, 4, 3.0)
     with pytest.raises(kind, match=match):
         SGHMC(two_sites, **settings).init(random.key(0), 8, None, (X, y), {})
+
+
+@pytest.mark.parametrize(
+    "metric", [RMSprop(), Wenzel(interval=1), Monge(), Monge(0.5), Shampoo(interval=1)]
+)
+def test_statistics_of_a_metric_start_anew_with_the_scale(metric: Any) -> None:
+    """They are those of N(0, tau I), and then of gradients in the new coordinates."""
+    tau = 2.0
+    _, potential = quadratic(np.array([1.0, 30.0]), 0.5)
+    kernel = SGRLD(
+        potential_fn=potential,
+        metric=metric,
+        gamma="frozen",
+        temperature=tau,
+        num_steps=1,
+        inverse_mass_matrix=np.eye(2),
+    )
+    metric = kernel.settings.metric
+    state = kernel.init(random.key(0), 80, jnp.ones(2), (), {})
+    fresh = metric.from_gradient(metric.init(jnp.zeros(2)), jnp.zeros(2), tau**0.5)
+    assert_trees_equal(state.metric_state, fresh)
+    sample = jax.jit(lambda s: kernel.sample(s, (), {}))
+    for _ in range(80 // 8):  # the first renewal is before the draw that follows
+        state = sample(state)
+    new = sample(state)
+    assert not np.allclose(new.scale.root, state.scale.root, rtol=1e-2)
+    grad = new.scale.root.T @ jax.grad(potential)(state.z)
+    expected = metric.update(fresh, grad)
+    for a, b in zip(
+        jax.tree.leaves(new.metric_state.statistic),
+        jax.tree.leaves(expected.statistic),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -61,7 +61,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], bool, float]] = {
         10.0,
     ),
     "SGRLD monge, no Gamma": (
-        partial(SGRLD, metric=Monge(alpha2=100.0), gamma="none"),
+        partial(SGRLD, metric=Monge(alpha2=100.0, decay=0.9), gamma="none"),
         False,
         1.0,
     ),

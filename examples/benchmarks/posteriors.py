@@ -57,7 +57,7 @@ class Posterior:
         return values.mean(0), values.std(0)
 
 
-def _columns(*sites: str) -> Callable:
+def columns(*sites: str) -> Callable:
     def scalars(draws: dict[str, Any]) -> Any:
         lead = draws[sites[0]].ndim - event_rank[sites[0]]
         parts = [draws[s].reshape(*draws[s].shape[:lead], -1) for s in sites]
@@ -77,7 +77,7 @@ def banana() -> Posterior:
         numpyro.sample("x2", dist.Normal(x1**2, 0.5))
 
     moments = np.array([0.0, 1.0]), np.sqrt([1.0, 2.25])
-    return Posterior("banana", model, (), None, _columns("x1", "x2"), moments)
+    return Posterior("banana", model, (), None, columns("x1", "x2"), moments)
 
 
 def funnel() -> Posterior:
@@ -89,7 +89,7 @@ def funnel() -> Posterior:
 
     sd = np.exp(1.5**2 / 4)
     return Posterior(
-        "funnel", model, (), None, _columns("v", "x"), (np.zeros(3), np.array([1.5, sd, sd]))
+        "funnel", model, (), None, columns("v", "x"), (np.zeros(3), np.array([1.5, sd, sd]))
     )
 
 
@@ -101,10 +101,10 @@ def gaussian(condition: float = 1e4, dim: int = 10) -> Posterior:
         numpyro.sample("x", dist.Normal(jnp.zeros(dim), jnp.asarray(sd)).to_event(1))
 
     name = f"Gaussian, condition {condition:.0e}"
-    return Posterior(name, model, (), None, _columns("x"), (np.zeros(dim), sd))
+    return Posterior(name, model, (), None, columns("x"), (np.zeros(dim), sd))
 
 
-def _logistic(X: Any, y: Any, scale: float) -> None:
+def logistic_model(X: Any, y: Any, scale: float) -> None:
     w = numpyro.sample("w", dist.Normal(0, scale).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("data", X.shape[0]) as i:
         numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
@@ -118,8 +118,8 @@ def logistic(raw: bool = False, batch_size: int = 64) -> Posterior:
     X = X[:, [0, 1, 4]] if raw else ((X - X.mean(0)) / X.std(0))[:, [0, 1, 4, 8, 9]]
     X = jnp.asarray(np.column_stack([X, np.ones(len(X))]), jnp.float32)
     name = "logistic, raw columns" if raw else "logistic, standardised"
-    model = partial(_logistic, scale=10.0 if raw else 1.0)
-    return Posterior(name, model, (X, jnp.asarray(y, jnp.int32)), batch_size, _columns("w"))
+    model = partial(logistic_model, scale=10.0 if raw else 1.0)
+    return Posterior(name, model, (X, jnp.asarray(y, jnp.int32)), batch_size, columns("w"))
 
 
 def poisson(batch_size: int = 100) -> Posterior:
@@ -135,7 +135,7 @@ def poisson(batch_size: int = 100) -> Posterior:
             numpyro.sample("y", dist.Poisson(jnp.exp(b + X[i] @ w)), obs=y[i])
 
     args = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
-    return Posterior("Poisson regression", model, args, batch_size, _columns("b", "w"))
+    return Posterior("Poisson regression", model, args, batch_size, columns("b", "w"))
 
 
 def hierarchical(batch_size: int = 50) -> Posterior:
@@ -154,7 +154,7 @@ def hierarchical(batch_size: int = 50) -> Posterior:
             numpyro.sample("y", dist.Normal(a[groups[i]], sigma), obs=y[i])
 
     args = jnp.asarray(groups), jnp.asarray(y, jnp.float32)
-    scalars = _columns("mu", "tau", "sigma", "group")
+    scalars = columns("mu", "tau", "sigma", "group")
     return Posterior("hierarchical, centred", model, args, batch_size, scalars)
 
 

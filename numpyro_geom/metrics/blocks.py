@@ -73,10 +73,11 @@ class Blocks(NamedTuple):
 @functools.cache
 def blocks_of(shape: tuple[int, ...], block_size: int, vector: str) -> Blocks:
     """The cut of a site of this shape; see `Shampoo` for the rules and the arguments."""
-    if len(shape) == 0 or 0 in shape or (len(shape) == 1 and vector == "identity"):
+    if 0 in shape or (len(shape) <= 1 and vector == "identity"):
         return Blocks(shape)
-    if len(shape) == 1 and vector == "diagonal":
-        return Blocks(shape, shape, (1,), shape, diagonal=True)
+    if len(shape) == 0 or (len(shape) == 1 and vector == "diagonal"):
+        size = shape or (1,)
+        return Blocks(shape, size, (1,), size, diagonal=True)
     axes = [n for n in shape if n > 1] or [1]
     merged = axes[:1]
     for n in axes[1:]:

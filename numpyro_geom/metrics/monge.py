@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +17,24 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Monge(Metric):
-    """The metric of the graph of the energy: steps are short along the gradient.
+    """The metric of the graph of the energy: steps are short along the mean gradient.
 
     With g = grad Uhat / N, a2 = ``alpha2``, one v over all sites, v = 0 at the start::
 
         v <- decay v + (1 - decay) g,    q = 1 + a2 v'v
         G = I + a2 v v',    A = I - (a2 / q) v v',    A^{1/2} = I - a2 / (q + sqrt(q)) v v'
 
-    When: targets with regions of strong curvature (funnels), where it is exact, cheap and keeps
-    steps short; in networks only after tuning ``alpha2``. The scale of g falls with N, so does
-    the useful ``alpha2`` rise. ``alpha2 = 0`` is the identity. The metric lives by following the
-    position: frozen after warm-up it shortens steps along one gradient, the last one, and a step
-    size that fits there can be too large elsewhere. So the default treatment of Gamma is
-    ``"auxiliary"``.
+    Without a number a2 is 1 / r, with r <- decay r + (1 - decay) g'g. As v'v <= r, G lies between I
+    and 2 I, at any scale of g: one direction takes up to twice as many steps as with the identity.
+
+    When: to reproduce the literature; see the page on metrics for what it adds. The mean of g over
+    the posterior is 0, so that a frozen v is what is left of the last steps, and G about I. With a
+    number G has no bound and has to follow the position: ``gamma="auxiliary"`` is the default then.
     Cost per step: three passes over the parameters, memory of one copy of them.
 
     Args:
-        alpha2: alpha squared, in squared units of the position per squared nat; at least 0.
+        alpha2: alpha squared, in squared units of the position per squared nat; at least 0, and 0
+            is the identity. None for 1 / r.
         decay: memory of v, in [0, 1).
 
     Raises:
@@ -41,8 +42,8 @@ class Monge(Metric):
         ValueError: for one out of range.
 
     Source: Yu, Hartmann, Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin
-    Dynamics in Non-Diagonal Metrics" (TMLR 2023), section 3.1, Eq. 5. Deviation: the factor of
-    A^{1/2} is written without the paper's division by v'v, which fails at v = 0; same values.
+    Dynamics in Non-Diagonal Metrics" (TMLR 2023), section 3.1, Eq. 5. Deviations: 1 / r. The factor
+    of A^{1/2} is written without the paper's division by v'v, which fails at v = 0; same values.
 
     >>> metric = Monge(alpha2=3.0, decay=0.0)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([0.0, 1.0]))
@@ -50,43 +51,57 @@ class Monge(Metric):
     Array([1.  , 0.25], dtype=float32)
     """
 
-    default_gamma: ClassVar[str] = "auxiliary"
-    alpha2: float = 1.0
-    decay: float = 0.9
+    alpha2: float | None = None
+    decay: float = 0.99
 
     def __post_init__(self) -> None:
-        check_number("alpha2", self.alpha2, least=0.0)
+        if self.alpha2 is not None:
+            check_number("alpha2", self.alpha2, least=0.0)
         check_decay(self.decay)
 
+    @property
+    def default_gamma(self) -> str:  # type: ignore[override]
+        """``"auxiliary"`` with a number of the user's: G has no bound then, and has to follow."""
+        return "frozen" if self.alpha2 is None else "auxiliary"
+
     def statistic(self, grad: PyTree) -> PyTree:
-        """The gradient itself."""
-        return grad
+        """The gradient itself; without ``alpha2`` it and its square, ``(g, g'g)``."""
+        return grad if self.alpha2 is not None else (grad, tree_vdot(grad, grad))
 
     def from_gradient(self, state: MetricState, grad: PyTree, floor: Any) -> MetricState:
-        """The state with v = ``grad``; G >= I, so ``floor`` is not needed."""
-        return MetricState(grad)
+        """The state with v = ``grad``, and r = v'v + D floor^2 in D dimensions."""
+        if self.alpha2 is not None:
+            return MetricState(grad)
+        size = sum(x.size for x in jax.tree.leaves(grad))
+        square = tree_vdot(grad, grad) + size * floor**2
+        return MetricState((grad, square.astype(state.statistic[1].dtype)))
 
     def apply_inverse(self, state: MetricState, vector: PyTree) -> PyTree:
         """A x = x - (a2 / q) v (v'x)."""
-        q = self._q(state)
-        return self._add(state, vector, -self.alpha2 / q)
+        v, a2, q = self._parts(state)
+        return tree_axpy(-a2 / q * tree_vdot(v, vector), v, vector)
 
     def apply_inverse_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
         """A^{1/2} x = x - a2 / (q + sqrt(q)) v (v'x)."""
-        q = self._q(state)
-        return self._add(state, vector, -self.alpha2 / (q + jnp.sqrt(q)))
+        v, a2, q = self._parts(state)
+        return tree_axpy(-a2 / (q + jnp.sqrt(q)) * tree_vdot(v, vector), v, vector)
 
     def apply_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
         """G^{1/2} x = x + a2 / (1 + sqrt(q)) v (v'x)."""
-        return self._add(state, vector, self.alpha2 / (1 + jnp.sqrt(self._q(state))))
+        v, a2, q = self._parts(state)
+        return tree_axpy(a2 / (1 + jnp.sqrt(q)) * tree_vdot(v, vector), v, vector)
 
     def log_det(self, state: MetricState) -> jax.Array:
         """Log det G = log(1 + a2 v'v)."""
-        return jnp.log1p(self.alpha2 * tree_vdot(state.statistic, state.statistic))
+        v, a2, _ = self._parts(state)
+        return jnp.log1p(a2 * tree_vdot(v, v))
 
-    def _q(self, state: MetricState) -> jax.Array:
-        return 1 + self.alpha2 * tree_vdot(state.statistic, state.statistic)
-
-    @staticmethod
-    def _add(state: MetricState, x: PyTree, factor: jax.Array) -> PyTree:
-        return tree_axpy(factor * tree_vdot(state.statistic, x), state.statistic, x)
+    def _parts(self, state: MetricState) -> tuple[PyTree, Any, jax.Array]:
+        """The vector v, a2 and q."""
+        a2: Any = self.alpha2
+        if self.alpha2 is not None:
+            v = state.statistic
+        else:
+            v, r = state.statistic
+            a2 = jnp.where(r > 0, 1 / jnp.where(r > 0, r, 1), 0)
+        return v, a2, 1 + a2 * tree_vdot(v, v)

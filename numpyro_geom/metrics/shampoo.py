@@ -65,12 +65,12 @@ class Shampoo(Metric):
     in the running H_i, and derivatives of A take it as constant. A root that is not finite keeps
     the previous one.
 
-    What becomes of a site's axes: 0-D sites keep the identity. Axes of size 1 are dropped (one
-    stays where all are). From the left, an axis is merged into the one before it while the product
-    of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a full
-    matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of them
-    that divides it evenly or, where that is over twice the least possible number, the latter with
-    padding. Every block is a tensor of its own; d counts axes after merging.
+    What becomes of a site's axes: a 0-D site is a 1-D one of one entry. Axes of size 1 are dropped
+    (one stays where all are). From the left, an axis is merged into the one before it while the
+    product of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a
+    full matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of
+    them that divides it evenly or, where that is over twice the least possible number, the latter
+    with padding. Every block is a tensor of its own; d counts axes after merging.
     1-D sites are neither merged nor counted as matrices, unless ``vector="full"``:
 
     - ``"diagonal"``: H is a vector of mean g^2, A = (H + r)^(-1/2): RMSprop;
@@ -132,7 +132,7 @@ class Shampoo(Metric):
         def of_site(g: jax.Array) -> tuple[jax.Array, ...]:
             cut = self._cut(g)
             if cut.diagonal:
-                return (jnp.square(g),)
+                return (jnp.square(g).reshape(cut.sizes),)
             blocks = cut.split(g) if cut.sizes else g
             return tuple(gram(blocks, axis + 1) for axis in range(len(cut.sizes)))
 
@@ -237,7 +237,8 @@ class Shampoo(Metric):
                 return cut.join(kronecker(exponent, *axes, cut.split(x)))
             (h,), _, (w,), (root,) = axes
             # The second term is zero and gives the derivative, which takes the ridge as constant.
-            return x * (root + exponent * root / w * (h - lax.stop_gradient(h)))
+            factor = root + exponent * root / w * (h - lax.stop_gradient(h))
+            return x * factor.reshape(cut.shape)
 
         return jax.tree.map(
             of_site, vector, state.statistic, state.basis, state.eigenvalues, factors

@@ -86,10 +86,25 @@ def _share_within_reach(
     return jnp.maximum(within_reach(along, jnp.ones((), flat.dtype), most), SMALLEST_SHARE)
 
 
-def rescaled(state: SGState, scale: Scale) -> SGState:
-    """The chain at the same ``z``, in other coordinates."""
+def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:
+    """The chain at the same ``z``, in other coordinates.
+
+    A metric's statistics are of gradients in the coordinates before. They start anew with what the
+    new ones are made for: a posterior N(0, tau I), whose gradients have the variance tau.
+    """
     position = scale.from_sites(state.z)
-    return state._replace(expanded=position, scale=scale, trusted=position, centre=position)
+    metric, metric_state = settings.metric, state.metric_state
+    if metric.has_auxiliary:
+        zero = jax.tree.map(jnp.zeros_like, position)
+        floor = rule_temperature(settings.temperature) ** 0.5 / num_data
+        metric_state = metric.from_gradient(metric.init(position), zero, floor)
+    return state._replace(
+        metric_state=metric_state,
+        expanded=position,
+        scale=scale,
+        trusted=position,
+        centre=position,
+    )
 
 
 def with_draw(state: SGState) -> Scale:
@@ -104,7 +119,7 @@ def with_draw(state: SGState) -> Scale:
     )
 
 
-def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
+def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> SGState:
     """Scale anew by the covariance of a window's draws, where that is due.
 
     In the coordinates in use the covariance S is taken for (n S / tau + D I) / (n + D), n draws
@@ -138,7 +153,8 @@ def renew_scale(state: SGState, due: Due, settings: Settings) -> SGState:
         # steps were undone in other coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
-        return rescaled(state, tree_where(finite, new, _emptied(scale)))
+        new = tree_where(finite, new, _emptied(scale))
+        return rescaled(state, new, settings, num_data)
 
     scale = lazy_cond(due.opening, _emptied, state.scale)
     return lazy_cond(due.rescaling, renew, state._replace(scale=scale))
