@@ -14,45 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
+from regression import laplace, rows
+from regression import logistic as model
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "scale.md"
-COLUMNS = 20
-
-
-def model(X: Any, y: Any) -> None:
-    """Logistic regression with a wide prior."""
-    w = numpyro.sample("w", dist.Normal(0, 100).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-
-def rows(num_rows: int) -> tuple[Any, Any]:
-    """Columns whose scales lie a factor of 1,000 apart, in directions of no parameter."""
-    rng = np.random.default_rng(0)
-    scales = np.geomspace(1, 1e-3, COLUMNS)
-    directions = np.linalg.qr(rng.normal(size=(COLUMNS, COLUMNS)))[0]
-    X = (rng.normal(size=(num_rows, COLUMNS)) * scales) @ directions
-    w = directions.T @ (0.3 * rng.normal(size=COLUMNS) / np.sqrt(scales))
-    y = rng.uniform(size=num_rows) < 1 / (1 + np.exp(-X @ w))
-    return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
-
-
-def laplace(X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mode, standard deviations and condition number, in float64: what draws are compared with."""
-    X, y, w = np.asarray(X, np.float64), np.asarray(y, np.float64), np.zeros(COLUMNS)
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-X @ w))
-        hessian = (X * (p * (1 - p))[:, None]).T @ X + np.eye(COLUMNS) / 1e4
-        w = w - np.linalg.solve(hessian, X.T @ (p - y) + w / 1e4)
-    covariance = np.linalg.inv(hessian)
-    return w, np.sqrt(np.diag(covariance)), float(np.linalg.cond(hessian))
 
 
 def main() -> None:
@@ -61,7 +31,9 @@ def main() -> None:
     parser.add_argument("--no-table", action="store_true", help="print only")
     arguments = parser.parse_args()
     X, y = rows(arguments.rows)
-    mean, sd, condition = laplace(X, y)
+    mean, precision = laplace(X, y)
+    sd, condition = np.sqrt(np.diag(np.linalg.inv(precision))), np.linalg.cond(precision)
+    X, y = jnp.asarray(X), jnp.asarray(y)
     small: dict[str, Any] = {"batch_size": 256, "control_variate": True}
     scaled = {**small, "dense_mass": True}
     kernels = {
