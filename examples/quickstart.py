@@ -35,9 +35,6 @@ ENOUGH = 100
 """Effective draws for a mean that is off by a tenth of a standard deviation: 100^-1/2."""
 NAMES = ("NUTS", "SGHMC")
 
-# until the package chooses these by itself
-AUTO = {"dense_mass": "auto", "control_variate": True, "batch_size": 256}
-
 
 def model(X, y=None):
     """Logistic regression; the plate says which rows are exchangeable."""
@@ -75,7 +72,7 @@ def run(name: str, X, y) -> Run:
     if name == "NUTS":
         mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=150, progress_bar=False)
     else:
-        mcmc = MCMC(SGHMC(model, **AUTO), num_warmup=500, num_samples=500, progress_bar=False)
+        mcmc = MCMC(SGHMC(model), num_warmup=500, num_samples=500, progress_bar=False)
     start = time.perf_counter()
     mcmc.run(jax.random.key(1), X, y)
     draws = np.asarray(mcmc.get_samples()["w"])

@@ -29,6 +29,8 @@ LEAST_FALL = 0.2
 REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
+MEMORY = 0.95
+"""Adam's, of squared gradients: a start where they are huge is soon forgotten."""
 
 
 class _Search(NamedTuple):
@@ -68,7 +70,7 @@ def find_mode(
     Returns:
         A position like ``position``. Where the energy was never finite, ``position`` itself.
     """
-    adam = optax.scale_by_adam()
+    adam = optax.scale_by_adam(b2=MEMORY)
     size = sum(x.size for x in jax.tree.leaves(position))
     enough = LEAST_FALL * max(temperature, 1e-2) * size
     key_stream, key_rounds = random.split(rng_key)
