@@ -418,9 +418,9 @@ def test_a_chain_that_has_hardly_moved_needs_other_coordinates() -> None:
     found = made_up(**known)[LENGTH]
     assert found.ok is False
     assert "25,000 times longer" in found.advice
-    assert "dense_mass=True and step_size='auto'" in found.advice
+    assert "step_size='auto' and dense_mass='auto' or True" in found.advice
     assert "num_samples" not in found.advice
-    assert "dense_mass=True" in made_up(**known, dense_mass="none")[LENGTH].advice
+    assert "dense_mass='auto'" in made_up(**known, dense_mass="none")[LENGTH].advice
     assert "a longer warm-up" in made_up(**known, dense_mass=1)[LENGTH].advice
     assert "far longer" in made_up(**{**known, "relaxations": 0.0})[LENGTH].advice
 

@@ -48,7 +48,6 @@ ENOUGH = 20
 GOAL = 1000
 """Effective draws of "seconds to"."""
 
-# until the package chooses these by itself
 CHOSEN: dict[str, Any] = {"batch_size": BATCH, "control_variate": True}
 
 

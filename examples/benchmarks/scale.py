@@ -34,7 +34,7 @@ def main() -> None:
     mean, precision = laplace(X, y)
     sd, condition = np.sqrt(np.diag(np.linalg.inv(precision))), np.linalg.cond(precision)
     X, y = jnp.asarray(X), jnp.asarray(y)
-    small: dict[str, Any] = {"batch_size": 256, "control_variate": True}
+    small: dict[str, Any] = {"batch_size": 256, "control_variate": True, "dense_mass": None}
     scaled = {**small, "dense_mass": True}
     kernels = {
         "NUTS(model, dense_mass=True)": (lambda: NUTS(model, dense_mass=True), 500),

@@ -152,7 +152,7 @@ def _length_advice(attrs: Mapping[str, Any], spanned: float) -> str:
             "better, or a larger batch_size where noise binds"
         )
     times = f"{digits(checks.ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
-    how = "dense_mass=True and step_size='auto', which learn the posterior's scale"
+    how = "step_size='auto' and dense_mass='auto' or True, which learn the posterior's scale"
     if any(attrs.get(name, "none") != "none" for name in ("dense_mass", "inverse_mass_matrix")):
         how = "a longer warm-up, from whose draws the scale is learned"
     return (
