@@ -14,7 +14,22 @@ from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
 from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Monge, RMSprop, Shampoo, Wenzel
+from numpyro_geom import (
+    GGMC,
+    SGHMC,
+    SGNHT,
+    SGRLD,
+    Expansion,
+    Monge,
+    RMSprop,
+    Shampoo,
+    Wenzel,
+    step_size_summary,
+    to_inference_data,
+)
+from numpyro_geom.target.function import function_potential
+from numpyro_geom.target.target import Target
+from numpyro_geom.warmup.approach import MOST_STEPS, approach
 
 PyTree = Any
 
@@ -330,3 +345,55 @@ def test_statistics_of_a_metric_start_anew_with_the_scale(metric: Any) -> None:
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_size": 50}, {"batch_size": 50, "dense_mass": False}]
+)
+def test_a_chain_starts_in_the_middle_with_its_scale(settings: dict) -> None:
+    """Adam alone ends some hundred standard deviations off where scales lie 1e3 apart."""
+    X, y = skewed_rows(5000, 4, 1e3)
+    mean, covariance = linear_moments(X, y)
+    state = SGHMC(linear, **settings).init(random.key(0), 8, None, (X, y), {})
+    precision = np.linalg.inv(covariance)
+    off = np.asarray(state.z["w"], float) - mean
+    assert off @ precision @ off < 0.3
+    if state.scale.is_dense:
+        root = np.asarray(state.scale.root, float)
+        # of 2,048 rows the Hessian is right to some percent; a scale that is halved has .25
+        values = np.linalg.eigvalsh(root.T @ precision @ root)
+        assert np.abs(np.log(values)).max() < np.log(1.25), values
+
+
+def test_a_start_that_is_given_stays_and_the_scale_is_of_the_middle() -> None:
+    X, y = skewed_rows(500, 4, 10.0)
+    far = {"w": jnp.array([30.0, -20.0, 10.0, 5.0])}
+    state = SGHMC(linear).init(random.key(0), 8, far, (X, y), {})
+    np.testing.assert_array_equal(state.z["w"], far["w"])
+    found, covariance = state.scale.inverse_mass_matrix, linear_moments(X, y)[1]
+    np.testing.assert_allclose(found, covariance, rtol=0.05, atol=0.02 * covariance.max())
+
+
+def test_newton_does_not_run_down_a_neck() -> None:
+    """U of ten sites N(0, e^v) falls without bound towards v = -oo, and its mass does not."""
+
+    def funnel(z: dict) -> jax.Array:
+        return z["v"] ** 2 / 18 + 5 * z["v"] + jnp.sum(z["x"] ** 2) * jnp.exp(-z["v"]) / 2
+
+    start = {"v": jnp.zeros(()), "x": jnp.ones(10)}
+    potential = function_potential(funnel, None, None)
+    anchor, _ = approach(Target(potential, 1.0), start, random.key(0), MOST_STEPS)
+    assert anchor.position["v"] > -9.0  # three of its standard deviations
+
+
+def test_the_matrix_is_exported_with_the_names_of_its_parameters() -> None:
+    X, y = skewed_rows(300, 4, 3.0)
+    chains = {"num_chains": 2, "chain_method": "vectorized"}
+    for size, settings in ((1, {}), (2, chains)):
+        mcmc = run(SGHMC(two_sites), X, y, num_warmup=50, num_samples=50, **settings)
+        found = to_inference_data(mcmc).sample_stats["inverse_mass_matrix"]
+        assert found.dims == ("chain", "parameter", "other_parameter")
+        assert list(found.coords["parameter"].values) == ["a[0]", "a[1]", "b", "c"]
+        expected = np.asarray(mcmc.last_state.scale.inverse_mass_matrix)
+        np.testing.assert_array_equal(found, expected.reshape(size, 4, 4))
+        assert "condition number" in step_size_summary(mcmc)
