@@ -352,7 +352,7 @@ def test_statistics_of_a_metric_start_anew_with_the_scale(metric: Any) -> None:
 )
 def test_a_chain_starts_in_the_middle_with_its_scale(settings: dict) -> None:
     """Adam alone ends some hundred standard deviations off where scales lie 1e3 apart."""
-    X, y = skewed_rows(5000, 4, 1e3)
+    X, y = skewed_rows(50_000, 4, 1e3)
     mean, covariance = linear_moments(X, y)
     state = SGHMC(linear, **settings).init(random.key(0), 8, None, (X, y), {})
     precision = np.linalg.inv(covariance)
@@ -380,10 +380,10 @@ def test_newton_does_not_run_down_a_neck() -> None:
     def funnel(z: dict) -> jax.Array:
         return z["v"] ** 2 / 18 + 5 * z["v"] + jnp.sum(z["x"] ** 2) * jnp.exp(-z["v"]) / 2
 
-    start = {"v": jnp.zeros(()), "x": jnp.ones(10)}
+    start = {"v": jnp.zeros(()), "x": 0.1 * jnp.ones(10)}
     potential = function_potential(funnel, None, None)
     anchor, _ = approach(Target(potential, 1.0), start, random.key(0), MOST_STEPS)
-    assert anchor.position["v"] > -9.0  # three of its standard deviations
+    assert anchor.position["v"] > -1.0  # downhill in U alone they end at -4.5
 
 
 def test_the_matrix_is_exported_with_the_names_of_its_parameters() -> None:
