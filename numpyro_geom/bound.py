@@ -20,23 +20,18 @@ from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating, check_init_params
 from ._util import all_finite, is_traced
-from ._warning import warn_outside
+from .automatic import planned, resolved
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
-from .target.plates import read_subsampling
 from .target.potential import Potential, model_potential
 from .target.target import Target
-from .warmup.choice import FEW_ROWS, FIRST_ROWS, Choice
-from .warmup.curvature import DENSE_LIMIT
+from .warmup.choice import Choice
 
 PyTree = Any
-
-CHOSEN = ("batch_size", "control_variate")
-"""Arguments whose automatic values are chosen by measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +176,7 @@ def bind(
     """
     bound, position, rows = Bound(settings), init_params, None
     if settings.model is not None:
-        plan, rows = _plan(settings, args, kwargs, num_warmup)
+        plan, rows = planned(settings, args, kwargs, num_warmup)
         bound, position = _bind_model(settings, plan, rng_key, init_params, args, kwargs, batched)
     elif init_params is None:
         raise ValueError(
@@ -196,66 +191,13 @@ def bind(
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
     one = jax.tree.map(lambda x: x[0], position) if batched else position
-    found = settings.with_values(
-        metric=_with_interval(settings.metric, bound.plan),
-        dense_mass=_dense_mass(settings, one, num_warmup),
-        batch_size=rows,
-    )
-    measures = (
-        found.scales
-        and found.schedule is None
-        and num_warmup > 0
-        and bound.plan is not None
-        and len(bound.plan.batch_sizes) > 0
-        and not getattr(found, "noise_correction", False)
-    )
-    undecided = []
-    if measures and settings.batch_size == "auto" and rows is not None:
-        undecided.append("batch_size")
-    if settings.control_variate == "auto":
-        found = found.with_values(control_variate=measures)
-        undecided += ["control_variate"] * measures
+    found, undecided = resolved(settings, bound.plan, rows, one, num_warmup)
     return dataclasses.replace(
         bound,
-        settings=found,
+        settings=found.with_values(metric=_with_interval(settings.metric, bound.plan)),
         replaced=_replaced(settings, bound.plan, one),
-        undecided=tuple(undecided),
+        undecided=undecided,
     ), position
-
-
-def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> bool | None:
-    """Whether the automatic choice is to scale."""
-    if not isinstance(settings.dense_mass, str):
-        return settings.dense_mass
-    size = sum(map(jnp.size, jax.tree.leaves(position)))
-    # a step size that is given is one for the parameters as they are
-    free = settings.schedule is None and settings.expansion is None and num_warmup > 0
-    return True if free and size <= DENSE_LIMIT else None
-
-
-def _plan(
-    settings: Settings, args: tuple, kwargs: dict, num_warmup: int
-) -> tuple[Subsampling, Any]:
-    """The minibatches, and rows a step as ``batch_size`` has them.
-
-    Automatic ones are drawn from many rows only, and where a step size is to be found.
-    """
-    read = partial(read_subsampling, settings.model, args, kwargs, batching=settings.batching)
-    if settings.batch_size != "auto":
-        return read(settings.batch_size), settings.batch_size
-    plan = read(None)
-    adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
-    if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
-        return plan, None
-    try:
-        return read(FIRST_ROWS), FIRST_ROWS
-    except ValueError as error:
-        warn_outside(
-            f"every step takes all {plan.num_data} rows, since minibatches are not possible: "
-            f"{error}. Pass batch_size=None to take all rows without this warning",
-            UserWarning,
-        )
-        return plan, None
 
 
 def _bind_model(

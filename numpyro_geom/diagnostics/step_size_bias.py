@@ -15,7 +15,7 @@ from numpyro.util import is_prng_key
 from scipy import stats
 
 from .._checks import check_int, check_number
-from ..bound import CHOSEN
+from ..automatic import CHOSEN
 from ..kernel import SGKernel, SGState
 from ..schedules import Constant
 from .arrays import Scalars, chosen, named, paths

@@ -1,0 +1,95 @@
+"""Automatic arguments: what follows from the model alone, and what is left to a measurement."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._warning import warn_outside
+from .settings import Settings
+from .target.minibatch import Subsampling
+from .target.plates import read_subsampling
+from .warmup.choice import FEW_ROWS, FIRST_ROWS
+from .warmup.curvature import DENSE_LIMIT
+
+PyTree = Any
+
+CHOSEN = ("batch_size", "control_variate")
+"""Arguments whose automatic values are chosen by measurement."""
+
+
+def planned(
+    settings: Settings, args: tuple, kwargs: dict, num_warmup: int
+) -> tuple[Subsampling, Any]:
+    """The minibatches, and rows a step as ``batch_size`` has them.
+
+    Automatic ones are drawn from many rows only, and where a step size is to be found.
+
+    Warns:
+        UserWarning: for many rows in a model that cannot be subsampled.
+    """
+    read = partial(read_subsampling, settings.model, args, kwargs, batching=settings.batching)
+    if settings.batch_size != "auto":
+        return read(settings.batch_size), settings.batch_size
+    plan = read(None)
+    adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
+    if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
+        return plan, None
+    try:
+        return read(FIRST_ROWS), FIRST_ROWS
+    except ValueError as error:
+        warn_outside(
+            f"every step takes all {plan.num_data} rows, since minibatches are not possible: "
+            f"{error}. Pass batch_size=None to take all rows without this warning",
+            UserWarning,
+        )
+        return plan, None
+
+
+def resolved(
+    settings: Settings, plan: Subsampling | None, rows: Any, position: PyTree, num_warmup: int
+) -> tuple[Settings, tuple[str, ...]]:
+    """Settings with a value for each automatic argument.
+
+    Args:
+        settings: the kernel's.
+        plan: the minibatches; None without a model.
+        rows: a step, as ``batch_size`` has them.
+        position: of one chain.
+        num_warmup: draws of warm-up.
+
+    Returns:
+        The settings, and the names of those of `CHOSEN` whose values are only those with which to
+        measure.
+    """
+    found = settings.with_values(
+        dense_mass=_dense_mass(settings, position, num_warmup), batch_size=rows
+    )
+    measures = (
+        found.scales
+        and found.schedule is None
+        and num_warmup > 0
+        and plan is not None
+        and len(plan.batch_sizes) > 0
+        and not getattr(found, "noise_correction", False)
+    )
+    undecided = []
+    if measures and settings.batch_size == "auto" and rows is not None:
+        undecided.append("batch_size")
+    if settings.control_variate == "auto":
+        found = found.with_values(control_variate=measures)
+        undecided += ["control_variate"] * measures
+    return found, tuple(undecided)
+
+
+def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
+    """Whether the automatic choice is to scale."""
+    if not isinstance(settings.dense_mass, str):
+        return settings.dense_mass
+    size = sum(map(jnp.size, jax.tree.leaves(position)))
+    # a step size that is given is one for the parameters as they are
+    free = settings.schedule is None and settings.expansion is None and num_warmup > 0
+    return True if free and size <= DENSE_LIMIT else None
