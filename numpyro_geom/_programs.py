@@ -52,7 +52,8 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     hidden = list(_hidden(traced.jaxpr))
     if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
         return jax.jit(fn)(*args)
-    key = _RULES.sub("", str(traced.jaxpr)), *hidden
+    # within pmap values belong to its mesh
+    key = _RULES.sub("", str(traced.jaxpr)), jax.sharding.get_abstract_mesh(), *hidden
     if key not in _programs:
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(

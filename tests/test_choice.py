@@ -10,10 +10,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.infer import MCMC
 from targets import SIGMAS, linear, linear_moments, regression_data, run
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import key_word, scattered_floats
+from numpyro_geom.runs import run as run_in_segments
 from numpyro_geom.warmup.choice import FEW_ROWS, FIRST_ROWS
 
 ROWS = regression_data(20_000, 3)
@@ -160,3 +162,17 @@ def test_with_an_expansion_nothing_is_corrected() -> None:
             numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], 0.5), obs=y[i])
 
     assert chosen(SGHMC(matrix, expansion=Expansion(left=1))) == (FIRST_ROWS, False)
+
+
+@pytest.mark.parametrize("method", ["sequential", "vectorized"])
+def test_a_run_on_disk_goes_on_with_its_choice_and_scale(tmp_path: Any, method: str) -> None:
+    def of_length(num_samples: int) -> MCMC:
+        settings = {"num_chains": 2, "chain_method": method, "progress_bar": False}
+        return MCMC(SGHMC(linear), num_warmup=30, num_samples=num_samples, **settings)
+
+    whole = run_in_segments(of_length(40), random.key(0), *ROWS)
+    run_in_segments(of_length(20), random.key(0), *ROWS, directory=tmp_path)
+    resumed = run_in_segments(of_length(40), random.key(0), *ROWS, directory=tmp_path)
+    for draws in (resumed.mcmc.get_samples()["w"], whole.mcmc.get_samples()["w"]):
+        assert np.isfinite(draws).all()
+    np.testing.assert_array_equal(resumed.mcmc.get_samples()["w"], whole.mcmc.get_samples()["w"])

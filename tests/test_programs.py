@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from numpyro_geom import _programs
+from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._programs import compiled
 
 
@@ -53,3 +54,22 @@ def test_functions_on_the_host_are_those_of_the_call() -> None:
             jnp.float32(0),
         )
         assert found == number
+
+
+def test_a_program_of_pmap_is_not_one_of_other_devices(programs: OrderedDict) -> None:
+    """Values within pmap belong to its mesh, which the text of a trace does not show."""
+
+    def within(x: jax.Array) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            return x + compiled(jnp.sin, jnp.ones(3)).sum()
+
+    jax.pmap(within)(jnp.ones(1))
+    compiled(jnp.sin, jnp.ones(3))
+    assert len(programs) == 2
+
+
+def test_rules_of_vmap_do_not_hide_that_traces_are_equal(programs: OrderedDict) -> None:
+    """Eigenvalues have a rule of their own, a new object in every trace."""
+    for _ in range(2):
+        compiled(lambda x: eigenvalues(x), jnp.eye(3))
+    assert len(programs) == 1

@@ -58,7 +58,8 @@ class Describer:
         # those that depend on the draws are set when there are all
         later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
         settings = {name: x for name, x in results.attributes.items() if name not in later}
-        results = results._replace(attributes=settings)
+        # the scale is still to be learned: it is in the state of the chains
+        results = results._replace(attributes=settings, scale=None)
         return Labels(groups, self._model).datasets(results, self._created_at)
 
     def summarise(
