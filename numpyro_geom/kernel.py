@@ -176,8 +176,9 @@ class SGKernel(MCMCKernel):
 
     def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
         """Choose what is automatic; once for all chains, by the one that starts first."""
-        known = self._chosen is not None and _is_same(self._chosen[0], given)
-        choice = self._chosen[1] if known and self._chosen is not None else None
+        choice = None
+        if self._chosen is not None and _is_same(self._chosen[0], given):
+            choice = self._chosen[1]
         target, algorithm = self.bound.target(args, kwargs), self.algorithm(self.settings)
         self._bound, state = decide(target, algorithm, self.bound, state, choice)
         self._chosen = None if self._bound.choice is None else (given, self._bound.choice)

@@ -56,8 +56,8 @@ class GGMC(SGKernel):
         full_potential_fn: the energy that a stochastic ``potential_fn`` estimates, ``f(z)``.
         num_data: N of a stochastic ``potential_fn``, for the metric's units.
         metric: the mass matrix, a name or an object; adapts in warm-up only.
-        friction: gamma in units of 1 / h, or ``"auto"``: half of the critical
-            one for the slowest direction.
+        friction: gamma in units of 1 / h, or ``"auto"``: half of the critical one for the slowest
+            direction.
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
             at the start of a trajectory holds for all of it.
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
@@ -67,7 +67,8 @@ class GGMC(SGKernel):
         temperature: tau, above 0.
         batching: ``"replacement"``; with ``"epoch"`` the reverse of a sequence of batches is not
             as likely as the sequence.
-        control_variate: correct minibatch gradients by those at an anchor that warm-up finds.
+        control_variate: correct minibatch gradients by those at an anchor that warm-up finds;
+            ``"auto"``: where the noise that is measured with it and without says so.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
         dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
         inverse_mass_matrix: the scale to start from, see `SGRLD`.

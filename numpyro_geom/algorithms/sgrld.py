@@ -62,7 +62,7 @@ class SGRLD(SGKernel):
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, or an
             object, see `numpyro_geom.metrics`.
         gamma: the treatment of Gamma, above; None for the metric's own choice, ``"auxiliary"`` for
-            Monge and ``"frozen"`` for all others.
+            a Monge metric with a given alpha2 and ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
             rows of up to 2,048, of more the number that promises most, see
@@ -91,12 +91,13 @@ class SGRLD(SGKernel):
             identity metric scaled to this length instead (a safeguard, not exact).
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
         dense_mass: move in coordinates in which the posterior is about as wide in all directions,
-            learned in warm-up: True for any directions, False for those of the parameters, None
-            for the parameters as they are (unless a matrix is given), ``"auto"`` for True in up
-            to 256 dimensions under ``step_size="auto"``. The metric and h are then those of
-            these coordinates.
+            learned in warm-up: True for any directions, False for those of the parameters, tuples
+            of names of sites for any directions of these together, None for the parameters as they
+            are (unless a matrix is given), ``"auto"`` for True in up to 256 dimensions under
+            ``step_size="auto"``. The metric and h are then those of these coordinates.
         inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
-            has it, sites in the order of their names; None for the inverse Hessian at the mode.
+            has it, sites in the order of their names, or a dict of these by tuples of sites; None
+            for the inverse Hessian near the mode.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 
