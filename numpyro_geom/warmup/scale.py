@@ -50,7 +50,9 @@ def scale_of_curvature(
 ) -> Scale:
     """The coordinates of `roots_at` a position, within the reach of its curvature."""
     root, inverse = roots
-    share = _share_within_reach(target, root, position, rng_key)
+    potential = target.potential
+    batch = potential.curvature_batch(rng_key)
+    share = share_within_reach(potential, root, position, batch, rng_key, target.temperature)
     if settings.blocks:
         within = block_mask(settings.blocks, position)
         blocks = _roots(jnp.where(within, times(root, root.T), 0), dense=True)
@@ -69,19 +71,23 @@ def roots_at(potential: Potential, position: PyTree, batch: Any) -> tuple[jax.Ar
     return jnp.where(finite, root.T, unit), jnp.where(finite, inverse.T, unit)
 
 
-def _share_within_reach(
-    target: Target, root: jax.Array, position: PyTree, rng_key: jax.Array
+def share_within_reach(
+    potential: Potential,
+    root: jax.Array,
+    position: PyTree,
+    batch: Any,
+    rng_key: jax.Array,
+    temperature: float,
 ) -> jax.Array:
-    """How much of L to take: a mode that is flatter than the target promises too much."""
+    """How much of L to take: a place that is flatter than the target promises too much."""
     flat, unravel = ravel_pytree(position)
-    batch = target.potential.curvature_batch(rng_key)
     direction = times(root, scattered_floats(key_word(rng_key), flat.size, flat.dtype))
-    most = rule_temperature(target.temperature) * flat.size
+    most = rule_temperature(temperature) * flat.size
 
     def along(share: jax.Array) -> jax.Array:
         # to both sides: some rows alone have their mode elsewhere, and their slope must not count
         two = jnp.stack([flat + share * direction, flat - share * direction])
-        return jnp.mean(lax.map(lambda x: target.potential.energy(unravel(x), batch), two))
+        return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
 
     return jnp.maximum(within_reach(along, jnp.ones((), flat.dtype), most), SMALLEST_SHARE)
 

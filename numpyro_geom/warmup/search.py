@@ -3,6 +3,11 @@
 NumPyro starts chains uniformly in (-2, 2) on the unconstrained space. Gradients there can be many
 orders of magnitude larger than in the posterior, and a step size that is right there never
 leaves. Adam's steps do not depend on the gradient's magnitude, so it comes down first.
+
+The mode itself can be far from the mass of a target: the density of a centred hierarchical model
+grows without bound towards zero scale. Where the posterior's scale is to be learned, the search is
+for the middle of a normal law with the covariance tau L L', L L' = |H|^-1: gradients are means over
+that law, and U - tau log |det L| is to be least, since L gets narrow as fast.
 """
 
 from __future__ import annotations
@@ -13,9 +18,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 
-from .._util import tree_where
+from .._linalg import log_abs_det
+from .._util import key_word, scattered_floats, tree_where
 from ..target.potential import Potential
+from ..target.scale import times
+from .scale import roots_at, share_within_reach
+from .step_size import rule_temperature
 
 PyTree = Any
 
@@ -38,6 +48,8 @@ class _Search(NamedTuple):
 
     Attributes:
         position: the best position so far.
+        root: L there; empty in a search for the mode.
+        log_det: log |det L|; NaN where L is not known yet, and 0.
         optimiser: Adam's moments.
         stream: position in the stream of rows.
         num_rounds: rounds so far.
@@ -45,6 +57,8 @@ class _Search(NamedTuple):
     """
 
     position: PyTree
+    root: Any
+    log_det: jax.Array
     optimiser: PyTree
     stream: Any
     num_rounds: jax.Array
@@ -52,28 +66,49 @@ class _Search(NamedTuple):
 
 
 def find_mode(
-    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
+    potential: Potential,
+    position: PyTree,
+    rng_key: jax.Array,
+    temperature: float,
+    *,
+    of_mass: bool = False,
 ) -> PyTree:
     """Go downhill from ``position`` with Adam until the energy falls no more than noise would.
 
     A round that lowers U by less than a share of ``temperature * D``, the spread of U in the
     target, reduces the learning rate, and one that raises it is taken back as well; five
-    reductions end the search. So it stops near the typical set, which need not be near the mode:
-    the density of a centred hierarchical model grows without bound towards zero scale.
+    reductions end the search. So it stops near the typical set, which need not be near the mode.
 
     Args:
         potential: the target.
         position: where to start, a pytree.
         rng_key: for the rows.
         temperature: tau.
+        of_mass: whether to look for the most mass and not the mode; needs Hessians.
 
     Returns:
         A position like ``position``. Where the energy was never finite, ``position`` itself.
     """
     adam = optax.scale_by_adam(b2=MEMORY)
-    size = sum(x.size for x in jax.tree.leaves(position))
-    enough = LEAST_FALL * max(temperature, 1e-2) * size
+    flat, unravel = ravel_pytree(position)
+    tau = rule_temperature(temperature)
+    enough = LEAST_FALL * max(temperature, 1e-2) * flat.size
     key_stream, key_rounds = random.split(rng_key)
+
+    def spread_at(position: PyTree, rows: Any) -> tuple[Any, jax.Array]:
+        """L and log |det L|."""
+        if not of_mass:
+            return (), jnp.zeros((), flat.dtype)
+        root, _ = roots_at(potential, position, rows)
+        root *= share_within_reach(potential, root, position, rows, key_rounds, temperature)
+        return root, log_abs_det(root)
+
+    def off(position: PyTree, root: Any, rng_key: jax.Array) -> PyTree:
+        """A draw of the normal law."""
+        if not of_mass:
+            return position
+        noise = tau**0.5 * scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+        return jax.tree.map(jnp.add, position, unravel(times(root, noise)))
 
     def one_round(search: _Search) -> _Search:
         key_steps, key_check = random.split(random.fold_in(key_rounds, search.num_rounds))
@@ -81,8 +116,9 @@ def find_mode(
 
         def step(k: jax.Array, carry: tuple) -> tuple:
             current, optimiser, stream = carry
-            batch, stream = potential.draw(random.fold_in(key_steps, k), stream)
-            grad = jax.grad(potential.energy)(current, batch)
+            key_step = random.fold_in(key_steps, k)
+            batch, stream = potential.draw(key_step, stream)
+            grad = jax.grad(potential.energy)(off(current, search.root, key_step), batch)
             grad = jax.tree.map(lambda x: x / potential.num_data, grad)
             direction, optimiser = adam.update(grad, optimiser)
             current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
@@ -92,9 +128,13 @@ def find_mode(
         new, optimiser, stream = lax.fori_loop(0, ROUND_STEPS, step, carry)
         rows = potential.curvature_batch(key_check)  # the same for both, so that its noise cancels
         fall = potential.energy(search.position, rows) - potential.energy(new, rows)
+        root, log_det = spread_at(new, rows)
+        fall += tau * jnp.nan_to_num(log_det - search.log_det)
         finite = jnp.isfinite(fall)  # else one of Adam's moments may not be finite either
         return _Search(
             position=tree_where(fall > 0, new, search.position),
+            root=tree_where(fall > 0, root, search.root),
+            log_det=jnp.where(fall > 0, log_det, search.log_det),
             optimiser=tree_where(finite, optimiser, adam.init(search.position)),
             stream=stream,
             num_rounds=search.num_rounds + 1,
@@ -104,6 +144,8 @@ def find_mode(
     def unfinished(search: _Search) -> jax.Array:
         return (search.num_rounds < MAX_ROUNDS) & (search.num_reductions < MAX_REDUCTIONS)
 
-    zero = jnp.zeros((), jnp.int32)
-    start = _Search(position, adam.init(position), potential.init_stream(key_stream), zero, zero)
+    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(key_stream)
+    root = jnp.zeros((flat.size, flat.size), flat.dtype) if of_mass else ()
+    unknown = jnp.full((), jnp.nan, flat.dtype)
+    start = _Search(position, root, unknown, adam.init(position), stream, zero, zero)
     return lax.while_loop(unfinished, one_round, start).position

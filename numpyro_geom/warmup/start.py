@@ -50,7 +50,7 @@ def find_start(
     key_scale = random.fold_in(rng_key, 0)
     if curved or not target.controlled:
         if searching:
-            mode = find_mode(potential, position, rng_key, temperature)
+            mode = find_mode(potential, position, rng_key, temperature, of_mass=curved)
             # the mode of an improper model can be where values overflow
             position = tree_where(target.is_usable(mode), mode, position)
         if curved and potential.on_all_rows is not None:
