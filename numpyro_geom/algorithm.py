@@ -30,8 +30,9 @@ from .warmup.step_size import Adaptation
 PyTree = Any
 
 UNSTABLE_DRIFT = 100.0
-"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
-step before, marks an unstable integrator: a stationary chain has about the bias tolerance."""
+"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as the
+shortest so far, marks an unstable integrator: a stationary chain has about the bias tolerance, and
+one that starts far out comes nearer."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -227,7 +228,7 @@ def repeat(
         num_virials = len(start.position) if is_by_site(start.position) else 1
 
         def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, undone, sums = carry
+            chain, trusted, control, t, old, least_ratio, undone, sums = carry
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
@@ -250,20 +251,19 @@ def repeat(
             )
             virial = virials(chain.position, state.centre, report.grad).astype(dtype)
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & all_finite(new.position)
-            ratio = old_ratio
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
-                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
+                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * least_ratio)
+                least_ratio = jnp.where(finite, jnp.minimum(ratio, least_ratio), least_ratio)
             # energy and gradient are of where the step started: if they fail, the step before led
             # astray, and the chain goes back to where they did not
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
             trusted = tree_where(finite, chain.position, trusted)
             chain, facts = tree_where(finite, (new, facts), (back, old))
-            old_ratio = jnp.where(finite, ratio, old_ratio)
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             undone = undone + ~finite
-            return chain, trusted, control, t + 1, facts, old_ratio, undone, sums
+            return chain, trusted, control, t + 1, facts, least_ratio, undone, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
         carry = (

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._warning import warn_outside
+from .metrics.identity import Identity
 from .settings import Settings
 from .target.minibatch import Subsampling
 from .target.plates import read_subsampling
@@ -92,4 +93,7 @@ def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
     size = sum(map(jnp.size, jax.tree.leaves(position)))
     # a step size that is given is one for the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
-    return True if free and size <= DENSE_LIMIT else None
+    if size <= DENSE_LIMIT:
+        return True if free else None
+    # a metric is a scale of its own, and one that knows many parameters better than a diagonal
+    return False if free and isinstance(settings.metric, Identity) else None

@@ -754,6 +754,21 @@ def test_the_guard_remembers_from_draw_to_draw(make: Callable, landing: float) -
     assert np.abs(draws[~undone] - landing).max() < 6
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [partial(SGRLD, step_size=2.2), partial(SGHMC, step_size=2.1, friction=0.5)],
+    ids=["sgrld", "sghmc"],
+)
+def test_a_step_that_is_barely_unstable_does_not_run_away(kernel: Callable) -> None:
+    """Each drift is longer than the one before, by less than a factor of 2."""
+    kernel = kernel(potential_fn=lambda z: z @ z / 2, num_steps=1)
+    mcmc = run(kernel, init_params=jnp.zeros(5), num_samples=400)
+    # h |z|^2 / 2 D of SGRLD and h^2 |z|^2 / D of SGHMC are at most 100: |z| up to 21 and 11, and a
+    # step from there leads less than twice as far
+    assert np.linalg.norm(np.asarray(mcmc.get_samples()), axis=1).max() < 50
+    assert np.asarray(mcmc.get_extra_fields()["diverging"]).any()
+
+
 def test_warm_up_halves_the_step_after_undone_steps() -> None:
     kernel = SGRLD(potential_fn=GUARDED["energy nan"], num_steps=4, dense_mass=None)
     state = kernel.init(random.key(0), 40, jnp.array([0.2]), (), {})

@@ -399,3 +399,64 @@ def test_the_matrix_is_exported_with_the_names_of_its_parameters() -> None:
         expected = np.asarray(mcmc.last_state.scale.inverse_mass_matrix)
         np.testing.assert_array_equal(found, expected.reshape(size, 4, 4))
         assert "condition number" in step_size_summary(mcmc)
+
+
+def grouped(rows: jax.Array, groups: jax.Array, y: jax.Array) -> None:
+    """300 groups and two slopes whose columns lie a factor of 1,000 apart."""
+    w = numpyro.sample("w", dist.Normal(0, 5).expand([2]).to_event(1))
+    with numpyro.plate("groups", 300):
+        effects = numpyro.sample("effects", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.size) as i:
+        numpyro.sample("y", dist.Normal(rows[i] @ w + effects[groups[i]], 0.5), obs=y[i])
+
+
+def grouped_rows() -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    rows, groups = rng.normal(size=(6000, 2)) * [0.03, 30], rng.integers(0, 300, 6000)
+    y = rows @ [1, 0.1] + rng.normal(size=300)[groups] + 0.5 * rng.normal(size=6000)
+    return jnp.asarray(rows), jnp.asarray(groups), jnp.asarray(y)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("metric", ["identity", "rmsprop"])
+def test_many_parameters_have_a_diagonal_from_curvature(metric: str) -> None:
+    """No matrix is formed beyond 256; a metric that knows many parameters stays as it is."""
+    data = grouped_rows()
+    kernel = SGHMC(grouped, metric=metric, batch_size=None)
+    state = kernel.init(random.key(0), 100, None, data, {})
+    if metric != "identity":
+        assert state.scale == ()
+        return
+    rows, groups, _ = data
+    sizes = np.bincount(groups, minlength=300)
+    exact = np.concatenate([sizes / 0.25 + 1, np.sum(np.square(rows), axis=0) / 0.25 + 1 / 25])
+    found = 1 / np.square(state.scale.root)
+    # 24 probes of 2,048 of the 6,000 rows: a group of n rows has an error of (n / 24 * 2 / 3)^1/2
+    # rows, and a coupling of two parameters one of its correlation over 24^1/2
+    error = np.append(sizes / 0.25 * np.sqrt(2 / 3 / 24 / sizes), exact[-2:] * 0.1)
+    share = np.median(exact / found)  # L is halved where it promises too much
+    assert np.log2(share) == pytest.approx(round(np.log2(share)), abs=0.1)
+    assert (np.abs(found * share - exact) < 5 * error).all()
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.slow
+def test_law_with_a_diagonal_for_many_parameters() -> None:
+    """The effects and both slopes, against the exact posterior of a linear model."""
+    rows, groups, y = grouped_rows()
+    design = np.concatenate([np.eye(300)[groups], rows], axis=1)
+    prior = np.append(np.ones(300), [1 / 25] * 2)
+    covariance = np.linalg.inv(design.T @ design / 0.25 + np.diag(prior))
+    mean = covariance @ design.T @ np.asarray(y) / 0.25
+    chains = {"num_chains": 4, "chain_method": "vectorized"}
+    mcmc = run(SGHMC(grouped), rows, groups, y, num_warmup=300, num_samples=500, **chains)
+    found = mcmc.get_samples(group_by_chain=True)
+    draws = np.concatenate([found["effects"], found["w"]], axis=2)
+    sds = np.sqrt(np.diagonal(covariance))
+    sizes = effective_sizes(draws)
+    assert sizes.min() > 200
+    errors = (draws.mean((0, 1)) - mean) / sds * np.sqrt(sizes)
+    assert np.abs(errors).max() < SIGMAS + 1  # the largest of 302
+    ratios = np.square(draws.std((0, 1)) / sds) - 1
+    # the variance is within the tolerance of 10% of the step size, the mean ratio more closely
+    assert np.mean(ratios) == pytest.approx(0.05, abs=0.06)

@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..state import Chain, SGState
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
-from .curvature import measure
+from .curvature import DENSE_LIMIT, measure
 from .scale import with_draw
 from .step_size import Adaptation
 from .timetable import Due
@@ -99,7 +99,8 @@ def _adapt(
             settings.bias_tolerance,
             settings.temperature,
         )
-        if settings.learns_scale and settings.dense_scale:
+        size = sum(x.size for x in jax.tree.leaves(chain.position))
+        if settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT:
             found = found._replace(slowest=jnp.maximum(found.slowest, LEAST_SCALED))
         return found
 

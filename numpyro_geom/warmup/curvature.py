@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
 from .._linalg import eigenvalues
@@ -22,6 +22,9 @@ LANCZOS_STEPS = 20
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed: exact, and half of what Lanczos takes to compile."""
 COLUMNS_AT_ONCE = 16
+PROBES = 24
+"""Random vectors in a round that estimates a diagonal."""
+ROUNDS = 3
 POWER_STEPS = 8
 """Of a noise that need be known within some tens of percent."""
 
@@ -193,6 +196,36 @@ def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
     flat, unravel = ravel_pytree(position)
     grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
     return _matrix(jax.linearize(grad, flat)[1], flat)
+
+
+def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
+    """About the diagonal of |H|, shape (D,), from products with random vectors of signs.
+
+    Each product is of other rows, so that a group with few of them is seen as well. The vectors are
+    scaled by what the round before has found, or the stiffest parameters would drown the others.
+    An entry that is lost in the noise of its estimate counts as that noise.
+    """
+    flat, unravel = ravel_pytree(position)
+
+    def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
+        width = curvature**-0.5
+
+        def look(k: jax.Array, sums: tuple) -> tuple:
+            key = random.fold_in(rng_key, round_ * PROBES + k)
+            batch = potential.curvature_batch(key)
+            signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
+            grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
+            entries = signs * jax.jvp(grad, (flat,), (signs * width,))[1] / width
+            return sums[0] + entries, sums[1] + entries**2
+
+        zeros = jnp.zeros_like(flat)
+        total, squares = lax.fori_loop(0, PROBES, look, (zeros, zeros))
+        mean = total / PROBES
+        variance = jnp.maximum(squares / PROBES - mean**2, 0.0)
+        found = jnp.sqrt(mean**2 + variance / PROBES)
+        return jnp.where(jnp.isfinite(found) & (found > 0), found, 1.0)
+
+    return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
 
 
 def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:

@@ -18,7 +18,7 @@ from ..target.potential import Potential
 from ..target.scale import Scale, scale_about, times
 from ..target.target import Target
 from .blocks import block_mask, matrix_of_blocks
-from .curvature import hessian, within_reach
+from .curvature import diagonal_curvature, hessian, within_reach
 from .step_size import rule_temperature
 from .timetable import Due
 
@@ -61,6 +61,19 @@ def scale_of_curvature(
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
     return scale_about(ravel_pytree(position)[0], share * root, inverse / share)
+
+
+def scale_of_diagonal(
+    target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
+) -> Scale:
+    """The coordinates of the Hessian's diagonal: no matrix is formed for many parameters."""
+    potential, (centre, _) = target.potential, ravel_pytree(position)
+    root = diagonal_curvature(potential, position, rng_key) ** -0.5
+    batch = potential.curvature_batch(rng_key)
+    root *= share_within_reach(potential, root, position, batch, rng_key, target.temperature)
+    if settings.dense_scale:
+        return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
+    return scale_about(centre, root, 1 / root)
 
 
 def roots_at(potential: Potential, position: PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:

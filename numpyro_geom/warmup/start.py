@@ -14,7 +14,7 @@ from ..target.control_variate import refresh, with_control_variate
 from ..target.target import Target
 from .approach import MOST_STEPS, approach
 from .curvature import DENSE_LIMIT
-from .scale import given_scale, roots_at, scale_of_curvature
+from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal
 from .search import find_mode
 
 PyTree = Any
@@ -65,6 +65,8 @@ def find_start(
     scale: Any = ()
     if curved:
         scale = scale_of_curvature(target, settings, position, roots, key_scale)
+    elif settings.finds_scale:
+        scale = scale_of_diagonal(target, settings, position, key_scale)
     elif settings.scales:
         scale = given_scale(settings, position)
     return position, control, scale
