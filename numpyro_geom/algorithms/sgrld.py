@@ -93,7 +93,7 @@ class SGRLD(SGKernel):
         dense_mass: move in coordinates in which the posterior is about as wide in all directions,
             learned in warm-up: True for any directions, False for those of the parameters, tuples
             of names of sites for any directions of these together, None for the parameters as they
-            are (unless a matrix is given). ``"auto"``, under ``step_size="auto"``: True in up to 256
+            are (unless a matrix is given). ``"auto"``, under ``step_size="auto"``: True up to 256
             dimensions, beyond them False, and None for a metric other than the identity. The metric
             and h are those of these coordinates.
         inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
