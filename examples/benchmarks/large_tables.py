@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import HMCECS, NUTS
 from numpyro.infer.util import log_density
@@ -47,6 +48,13 @@ ENOUGH = 20
 """Effective draws below which no rate is given."""
 GOAL = 1000
 """Effective draws of "seconds to"."""
+
+HEAD = (
+    "| method | warm-up + draws | start, compile, warm-up, sample (s) | ESS "
+    f"| ESS/s, sampling | over NUTS | ESS/s, all included | over NUTS | seconds to ESS {GOAL:,}"
+    " | mean error | sd ratios |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
 
 CHOSEN: dict[str, Any] = {"batch_size": BATCH, "control_variate": True}
 
@@ -88,7 +96,7 @@ def of_kernel(make: Callable, num_warmup: int, chunk: int, *more: Any) -> Entran
 
     def advance(state: Any, data: tuple) -> tuple:
         state = kernel.sample(state, (*data, *more), {})
-        return state, state.z["w"]
+        return state, ravel_pytree(state.z)[0]
 
     return Entrant(start, advance, num_warmup, chunk)
 
@@ -232,6 +240,43 @@ def measure(entrant: Entrant, data: tuple, seconds: float, limit: float) -> Resu
     return Result(start, compiling, warmup, lap(), np.concatenate(draws))
 
 
+def line(
+    name: str,
+    entrant: Entrant,
+    r: Result | None,
+    mean: np.ndarray,
+    sd: np.ndarray,
+    base: list[float] | None,
+    limit: float,
+) -> tuple[str, list[float] | None]:
+    """A line of the table, and the two rates; ``base`` are those of NUTS, in its own line None."""
+    if r is None:
+        text = f"{entrant.num_warmup} draws of warm-up took more than {limit:.0f} s"
+        return f"| `{name}` | {text} |" + " |" * 9, None
+    columns = range(0, r.draws.shape[1], COLUMNS)  # some at a time, for memory
+    size = min(
+        float(np.min(effective_sample_size(r.draws[None, :, k : k + COLUMNS]))) for k in columns
+    )
+    before = r.start + r.compiling + r.warmup
+    rates = [size / r.sampling, size / (before + r.sampling)] if size >= ENOUGH else None
+    base = rates if name == BASE else base
+    cells = ["– | ", "– | "]
+    if rates is not None:
+        ratios = (
+            ["", ""] if base is None else [f"{x / b:.3g}" for x, b in zip(rates, base, strict=True)]
+        )
+        cells = [f"{x:.3g} | {ratio}" for x, ratio in zip(rates, ratios, strict=True)]
+    to_goal = f"{before + r.sampling * GOAL / size:.1f}" if size >= GOAL else "not reached"
+    error, spread = np.abs((r.draws.mean(0) - mean) / sd).max(), r.draws.std(0) / sd
+    warmup = -(-entrant.num_warmup // entrant.chunk) * entrant.chunk
+    text = (
+        f"| `{name}` | {warmup:,} + {len(r.draws):,} | {r.start:.1f}, {r.compiling:.1f}, "
+        f"{r.warmup:.1f}, {r.sampling:.1f} | {size:,.0f} | {' | '.join(cells)} | {to_goal} | "
+        f"{error:.2f} | {spread.min():.2f} to {spread.max():.2f} |"
+    )
+    return text, rates
+
+
 def table(arguments: argparse.Namespace, folder: Path) -> str:
     """Measure, and write the lines as they come."""
     num_rows = arguments.rows
@@ -244,55 +289,34 @@ def table(arguments: argparse.Namespace, folder: Path) -> str:
     lines = [
         f"**{num_rows:,} rows, condition {condition:.2g}**",
         "",
-        "| method | warm-up + draws | start, compile, warm-up, sample (s) | ESS "
-        f"| ESS/s, sampling | over NUTS | ESS/s, all included | over NUTS | seconds to ESS {GOAL:,}"
-        " | mean error | sd ratios |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *HEAD,
     ]
     base: list[float] | None = None
     for name, entrant in entrants(num_rows, float(condition), float(stiffest)).items():
         if arguments.methods and not any(m in name for m in arguments.methods):
             continue
         r = measure(entrant, data, arguments.seconds, arguments.limit)
-        if r is None:
-            text = f"{entrant.num_warmup} draws of warm-up took more than {arguments.limit:.0f} s"
-            lines.append(f"| `{name}` | {text} |" + " |" * 9)
-            print(lines[-1], flush=True)
-            continue
-        size = float(np.min(effective_sample_size(r.draws[None])))
-        before = r.start + r.compiling + r.warmup
-        rates = [size / r.sampling, size / (before + r.sampling)]
-        if name == BASE and size >= ENOUGH:
-            base = rates
-        cells = [
-            f"{rate:.3g} | {f'{rate / base[k]:.3g}' if base else ''}" if size >= ENOUGH else "– | "
-            for k, rate in enumerate(rates)
-        ]
-        to_goal = f"{before + r.sampling * GOAL / size:.1f}" if size >= GOAL else "not reached"
-        error, ratios = np.abs((r.draws.mean(0) - mean) / sd).max(), r.draws.std(0) / sd
-        warmup = -(-entrant.num_warmup // entrant.chunk) * entrant.chunk
-        lines.append(
-            f"| `{name}` | {warmup:,} + {len(r.draws):,} | {r.start:.1f}, {r.compiling:.1f}, "
-            f"{r.warmup:.1f}, {r.sampling:.1f} | {size:,.0f} | {' | '.join(cells)} | {to_goal} | "
-            f"{error:.2f} | {ratios.min():.2f} to {ratios.max():.2f} |"
-        )
-        print(lines[-1], flush=True)
+        text, rates = line(name, entrant, r, mean, sd, base, arguments.limit)
+        base = rates if name == BASE else base
+        lines.append(text)
+        print(text, flush=True)
     if on_host:
         lines.append(
             "\nRows are in a file, read by `HostRows`. NUTS, HMCECS, blackjax and `GGMC(model)` "
             "are not run: they want all rows in memory or pass over all of them in every draw."
         )
-    lines.append(
-        f"\n{datetime.date.today()}, {_machine()}, {len(os.sched_getaffinity(0))} core(s), "
-        f"{arguments.seconds:g} seconds of sampling; jax "
-        f"{jax.__version__}, numpyro {numpyro.__version__}, blackjax {blackjax.__version__}."
-    )
+    lines.append(f"\n{made_with(arguments.seconds)}, blackjax {blackjax.__version__}.")
     return "\n".join(lines) + "\n"
 
 
-def _machine() -> str:
+def made_with(seconds: float) -> str:
+    """Date, machine and versions."""
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.processor()
+    machine = found[1] if found else platform.processor()
+    return (
+        f"{datetime.date.today()}, {machine}, {len(os.sched_getaffinity(0))} core(s), "
+        f"{seconds:g} seconds of sampling; jax {jax.__version__}, numpyro {numpyro.__version__}"
+    )
 
 
 def put(text: str) -> None:
