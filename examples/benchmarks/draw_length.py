@@ -54,6 +54,7 @@ def main() -> None:
     h, stride = 0.002, 0.06  # bias_tolerance 0.1 at the largest precision: 0.1 / 50 and 2 sqrt(.09)
     kernels = {
         "SGRLD": (SGRLD(potential_fn=energy, step_size=h, num_steps=1), 1 / h, {}),
+        "SGHMC, half of the critical friction": (None, 2 / stride, {"friction": 1.0}),
         "SGHMC, critical friction": (None, 1 / stride, {"friction": 2.0}),
         "SGHMC, friction 10 x critical": (None, 19.95 / stride, {"friction": 20.0}),
     }

@@ -42,8 +42,8 @@ SIGMAS = 3.0
 
 KERNELS: dict[str, Callable[[Callable], Any]] = {
     "NUTS": lambda model: NUTS(model, dense_mass=True),
-    "SGHMC": lambda model: SGHMC(model, dense_mass="auto"),
-    "GGMC": lambda model: GGMC(model, dense_mass="auto"),
+    "SGHMC": lambda model: SGHMC(model),
+    "GGMC": lambda model: GGMC(model),
 }
 
 
@@ -347,7 +347,7 @@ def judge(posterior: P.Posterior, label: str, truth: dict[str, list[float]], see
     of_mean, of_sd = np.hypot(of_mean, truth["mean_error"]), np.hypot(of_sd, truth["sd_error"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        flagged = diagnose(mcmc).flagged
+        report = diagnose(mcmc)
     worst = int(np.argmax(np.abs(ratio - 1)))
     return {
         "ess": size,
@@ -367,7 +367,8 @@ def judge(posterior: P.Posterior, label: str, truth: dict[str, list[float]], see
             and np.all(np.abs(shift) <= np.maximum(RIGHT[0], SIGMAS * of_mean))
             and np.all(np.abs(ratio - 1) <= np.maximum(RIGHT[1], SIGMAS * of_sd))
         ),
-        "flags": {check.name: check.figure for check in flagged},
+        "flags": {check.name: check.figure for check in report.flagged},
+        "figures": [list(check[:3]) for check in report.checks],
         "learned": learned(mcmc),
     }
 

@@ -1,4 +1,4 @@
-"""Check the automatic step size: worst variance ratio on seven posteriors, identity metric.
+"""Check the automatic step size: worst variance ratio on seven posteriors, default settings.
 
 Prints a Markdown table and writes it to docs/tables/bias.md.
 """
@@ -23,8 +23,8 @@ def row(posterior: P.Posterior, kernel: Any, values: Any, state: Any, mean: Any,
     """One line of the table."""
     _, _, ratio, ratio_mc = P.errors(values, mean, sd)
     learned, h = state.adaptation, np.asarray(state.step_size)
-    parts = kernel._bias(learned.curvature, learned.noise, h, state.dynamics)
-    rate = np.asarray(kernel._relaxation_rate(learned.slowest, state.dynamics))
+    parts = kernel.rule.bias(learned.curvature, learned.noise, h, state.dynamics)
+    rate = np.asarray(kernel.rule.rate(learned.slowest, state.dynamics))
     spanned = np.median(len(values) * np.asarray(state.num_steps) * h * rate)
     binds = "noise" if np.median(learned.noise) > np.median(learned.curvature) else "curvature"
     return (
@@ -46,15 +46,16 @@ def main() -> None:
     ]
     for target in TARGETS:
         posterior = target()
-        mean, sd = posterior.reference()
+        mean, sd = posterior.reference(40_000)
         for make in (SGRLD, SGHMC):
-            kernel = make(posterior.model, batch_size=posterior.batch_size)
+            rows = {} if posterior.batch_size is None else {"batch_size": posterior.batch_size}
+            kernel = make(posterior.model, **rows)
             runs = P.run_chains(
                 kernel,
                 posterior,
                 num_chains=4 if small else 16,
-                num_warmup=32 if small else 64,
-                num_samples=20 if small else 50,
+                num_warmup=32 if small else 500,
+                num_samples=20 if small else 1000,
             )
             lines.append(row(posterior, kernel, *runs[0], mean, sd))
             print(lines[-1], flush=True)

@@ -33,8 +33,9 @@ ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short: about 25 independent draws."""
 MOST_LONGER = 25.0
 """Times that a run may have to be longer for more draws to be an advice."""
-WIDE_CURVATURE = 10.0
-"""Ratio of curvatures measured along a chain above which one step size does not fit."""
+WIDE_CURVATURE = 15.0
+"""Ratio of curvatures measured along the median chain above which one step size does not fit. The
+largest of the chains says less: one of them meets an odd place in many a run that is right."""
 LARGEST_CLAMPED = 0.05
 """Share of entries with more noise than there is to take from."""
 LEAST_ACCEPTANCE = 0.5

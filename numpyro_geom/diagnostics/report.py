@@ -107,8 +107,8 @@ def diagnose(
       h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says); the sum at most
       ``bias_tolerance``. Measured under ``step_size="auto"`` or ``num_steps="auto"``.
     - **length**: relaxation times 1 / (h lam_min) that a chain spans, at least 50; and the ratio of
-      the largest to the smallest curvature in the second half of warm-up, at most 10: above it one
-      step size does not fit all of the posterior.
+      the largest to the smallest curvature in the second half of warm-up, at most 15 in the median
+      chain: above it one step size does not fit all of the posterior.
     - undone steps or divergences; acceptance, at least half of what was aimed at; clamped noise, at
       most 5%; of a guide's draws failed geodesics and the Pareto shape of weights; effort.
 

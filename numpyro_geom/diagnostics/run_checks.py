@@ -136,9 +136,9 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
             "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
             f"instance), {closer}"
         )
-        name, where = "largest over smallest curvature", "in the second half of warm-up"
-        ratio = np.max(attrs["curvature_ratio"])
-        yield at_most(name, ratio, checks.WIDE_CURVATURE, where, advice)
+        name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
+        where = "in the second half of warm-up, the median of the chains"
+        yield at_most(name, np.median(ratio), checks.WIDE_CURVATURE, where, advice)
 
 
 def _length_advice(attrs: Mapping[str, Any], spanned: float) -> str:
