@@ -19,7 +19,7 @@ from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.target.function import function_potential
 from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.target.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup import step_size as auto
 from numpyro_geom.warmup.timetable import what_is_due
@@ -71,6 +71,35 @@ def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
     exact = 300**2 / 30 * np.linalg.eigvalsh(np.cov(np.asarray(scores).T, bias=True))[-1]
     # 300 rows are fewer than CURVATURE_ROWS, so all of them are used; float32
     assert float(measure(potential, {"w": w}).noise) == pytest.approx(exact, rel=1e-4)
+
+
+def test_noise_of_many_parameters_is_not_that_of_a_sample():
+    """Of 2,048 rows with 400 parameters, whose own largest eigenvalue is far too large."""
+    size, num_rows, batch_size = 400, 20_000, 100
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, size))
+    y = rng.normal(size=num_rows)
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([size]).to_event(1))
+        with numpyro.plate("data", num_rows) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
+
+    def largest(rows):
+        scores = y[rows, None] * X[rows]  # at w = 0
+        return num_rows**2 / batch_size * np.linalg.eigvalsh(np.cov(scores.T, bias=True))[-1]
+
+    args = jnp.asarray(X), jnp.asarray(y)
+    plan = read_subsampling(model, args, {}, batch_size)
+    potential = model_potential(model, plan, args, {})
+    exact, sampled = largest(slice(None)), largest(slice(0, CURVATURE_ROWS))
+    assert sampled > 1.5 * exact
+    found = float(measure(potential, {"w": jnp.zeros(size)}).noise)
+    # the mean eigenvalue is 1 / 1.3 of the largest here, and along a direction the variance of
+    # 2,048 products of two normal numbers has a relative standard error of (8 / 2048)^1/2 = .06
+    assert 0.5 < found / exact < 1.2
+    choice = curvature.largest_noise(potential, {"w": jnp.zeros(size)}, random.key(0))
+    assert 0.5 < float(choice) / exact < 1.2
 
 
 @pytest.mark.usefixtures("either_way")

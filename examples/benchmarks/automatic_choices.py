@@ -1,4 +1,4 @@
-"""What each automatic choice of `SGHMC(model)` costs: runs that are told it, beside one that is not.
+"""What each automatic choice of `SGHMC(model)` costs: runs that are told it, next to one that is not.
 
 Logistic regression of 20 columns whose scales lie a factor of 1,000 apart; 1,000 draws of warm-up
 and 1,000 draws. Each run is a process of its own, so that no run finds programs that another has
@@ -44,9 +44,7 @@ def run(num_rows: int, told: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     matrix = arguments.get("inverse_mass_matrix")
     arguments |= {} if matrix is None else {"inverse_mass_matrix": np.asarray(matrix)}
     start = time.perf_counter()
-    mcmc = MCMC(
-        SGHMC(logistic, **arguments), num_warmup=1000, num_samples=1000, progress_bar=False
-    )
+    mcmc = MCMC(SGHMC(logistic, **arguments), num_warmup=1000, num_samples=1000, progress_bar=False)
     mcmc.run(
         random.key(0), X, y, init_params=init_params and {"w": np.asarray(init_params, np.float32)}
     )

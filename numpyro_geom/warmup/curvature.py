@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,8 +26,8 @@ COLUMNS_AT_ONCE = 16
 PROBES = 24
 """Random vectors in a round that estimates a diagonal."""
 ROUNDS = 3
-POWER_STEPS = 8
-"""Of a noise that need be known within some tens of percent."""
+POWER_STEPS = 12
+"""Towards the direction of a noise that need be known within some tens of percent."""
 
 
 def measure(
@@ -68,7 +69,7 @@ def measure(
     def root(v: jax.Array) -> jax.Array:
         return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
 
-    batch, groups = potential.curvature_batch(rng_key), potential.score_noise(rng_key)
+    batch, noisy = potential.curvature_batch(rng_key), bool(potential.score_noise(rng_key))
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     direction = root(start)
 
@@ -84,15 +85,15 @@ def measure(
 
         return product
 
-    def covariance_at(flat: jax.Array) -> Callable:
-        """The product with A^{1/2} C A^{1/2}."""
-        products = [(noise_factor * w, _score_covariance(f, unravel(flat))) for w, f in groups]
+    def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
+        """The product with A^{1/2} C A^{1/2}, C of the rows of a key."""
+        covariance = _noise_covariance(potential, unravel(flat), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
             v = root(v)
-            total = -v * ravel_pytree(known_noise)[0] if known_noise is not None else 0 * v
-            for w, product in products:
-                total = total + w * ravel_pytree(product(unravel(v)))[0]
+            total = noise_factor * covariance(v)
+            if known_noise is not None:
+                total = total - v * ravel_pytree(known_noise)[0]
             return root(total)
 
         return product
@@ -101,17 +102,21 @@ def measure(
         """Of the curvature, or of the noise: one instance serves both."""
         if flat.size <= DENSE_LIMIT:
             wanted = [lambda flat: _matrix(curvature_at(flat), flat)]
-            if groups:
-                wanted.append(lambda flat: _matrix(covariance_at(flat), flat))
+            if noisy:
+                wanted.append(lambda flat: _matrix(covariance_at(flat, rng_key), flat))
             matrix = lax.switch(of_noise.astype(jnp.int32), wanted, flat)
             finite = jnp.all(jnp.isfinite(matrix))
             values = eigenvalues(jnp.where(finite, matrix + matrix.T, 0) / 2)
             return ends(jnp.where(finite, values, jnp.nan))
-        curvature, covariance = curvature_at(flat), covariance_at(flat)
-        product = lambda v: lax.cond(of_noise, covariance, curvature, v)  # noqa: E731
-        return extreme_eigenvalues(
-            product if groups else curvature, flat.size, start, LANCZOS_STEPS
-        )
+
+        def of_curvature(flat: jax.Array) -> Extremes:
+            return extreme_eigenvalues(curvature_at(flat), flat.size, start, LANCZOS_STEPS)
+
+        def of_covariance(flat: jax.Array) -> Extremes:
+            largest = jnp.abs(_on_other_rows(partial(covariance_at, flat), start, rng_key))
+            return Extremes(largest, largest, largest)
+
+        return lax.cond(of_noise, of_covariance if noisy else of_curvature, of_curvature, flat)
 
     def along(length: jax.Array) -> jax.Array:
         return potential.energy(unravel(flat + length * direction), batch)
@@ -135,7 +140,7 @@ def measure(
 
     # a mode can be flat where the target is not; later the chain itself has gone everywhere
     looks = jnp.where(replacing, jnp.array([0, 1, 2]), jnp.array([0, 2, 2]))
-    num_looks = jnp.where(replacing, 2, 1) + bool(groups)
+    num_looks = jnp.where(replacing, 2, 1) + noisy
     zero = jnp.zeros((), flat.dtype)
     curvature, slowest, noise = lax.fori_loop(
         0, num_looks, lambda j, found: look(looks[j], found), (zero, zero, zero)
@@ -178,17 +183,31 @@ def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
 
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
-    """About lam_C, the largest eigenvalue of the gradient's covariance, by power iteration."""
-    flat, unravel = ravel_pytree(position)
-    products = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
+    """About lam_C, the largest eigenvalue of the gradient's covariance."""
+    flat, _ = ravel_pytree(position)
+    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    return _on_other_rows(partial(_noise_covariance, potential, position), start, rng_key)
 
-    def closer(_: jax.Array, found: tuple) -> tuple:
+
+def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
+    """The variance of some rows along v, which is about the first eigenvector of that of others.
+
+    The largest eigenvalue of one sample is too large unless it has many more rows than there are
+    parameters: twice as large with five times as many, and without bound.
+
+    Args:
+        product_of: rng_key -> (x -> Cx), with the covariance C of the rows of that key.
+        start: of a power iteration.
+        rng_key: for the rows.
+    """
+
+    def closer(k: jax.Array, found: tuple) -> tuple:
         v = found[0] / jnp.linalg.norm(found[0])
-        product = sum(w * ravel_pytree(product(unravel(v)))[0] for w, product in products)
+        product = product_of(random.fold_in(rng_key, k == POWER_STEPS))(v)
         return product, jnp.vdot(v, product)
 
-    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    return lax.fori_loop(0, POWER_STEPS, closer, (start, jnp.zeros((), flat.dtype)))[1]
+    nothing = jnp.zeros((), start.dtype)
+    return lax.fori_loop(0, POWER_STEPS + 1, closer, (start, nothing))[1]
 
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
@@ -226,6 +245,22 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
         return jnp.where(jnp.isfinite(found) & (found > 0), found, 1.0)
 
     return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
+
+
+def _noise_covariance(
+    potential: Potential, position: PyTree, rng_key: jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    """The product with the covariance C of the minibatch gradient, by the rows of a key."""
+    flat, unravel = ravel_pytree(position)
+    groups = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
+
+    def product(v: jax.Array) -> jax.Array:
+        total = jnp.zeros_like(v)
+        for weight, score_product in groups:
+            total = total + weight * ravel_pytree(score_product(unravel(v)))[0]
+        return total
+
+    return product
 
 
 def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:
