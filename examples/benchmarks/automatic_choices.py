@@ -1,4 +1,4 @@
-"""What each automatic choice of `SGHMC(model)` costs: runs that are told it, next to one told nothing.
+"""What each automatic choice of `SGHMC(model)` costs: runs that are told it, and one that is not.
 
 Logistic regression of 20 columns whose scales lie a factor of 1,000 apart; 1,000 draws of warm-up
 and 1,000 draws. Each run is a process of its own, so that no run finds programs that another has

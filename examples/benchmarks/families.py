@@ -260,9 +260,9 @@ def write(parts: dict[str, Part]) -> None:
 
 
 def rates_of(text: str) -> list[float] | None:
-    """The two rates in a line."""
+    """The two rates in a line; None where it has none."""
     cells = [x.strip() for x in text.strip("|").split("|")]
-    return None if len(cells) < 8 or "–" in cells[4] else [float(cells[4]), float(cells[6])]
+    return None if cells[4] in ("", "–") else [float(cells[4]), float(cells[6])]
 
 
 def run(name: str, arguments: argparse.Namespace) -> None:
