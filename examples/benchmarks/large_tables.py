@@ -174,7 +174,7 @@ def by_hand(num_rows: int, stiffest: float) -> dict[str, Entrant]:
 def entrants(num_rows: int, condition: float, stiffest: float) -> dict[str, Entrant]:
     """All methods; those without a place at this size are left out."""
     large, stiff = num_rows >= 10**6, condition > 1e3
-    warmup = (30 if stiff else 200) if large else 500
+    warmup = 200 if large and not stiff else 500
     diagonal = warmup if not stiff else min(warmup, 5 * 10**6 // num_rows)
     each = max(1, min(50, 10**6 // num_rows))
 
