@@ -30,9 +30,11 @@ from .warmup.step_size import Adaptation
 PyTree = Any
 
 UNSTABLE_DRIFT = 100.0
-"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as the
-shortest so far, marks an unstable integrator: a stationary chain has about the bias tolerance, and
-one that starts far out comes nearer."""
+"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
+step before, marks an unstable integrator: a stationary chain has about the bias tolerance."""
+FARTHEST_DRIFT = 1000.0
+"""Beyond this one drifts may only get shorter, as those of a chain that starts far out do. A step
+that is barely unstable never doubles them."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -56,7 +58,7 @@ class Facts(NamedTuple):
         target_accept: mean acceptance probability that an automatic step size aims at.
         settling_steps: steps for which statistics settle before the position first moves.
         measures: whether a setting besides step size and number of steps follows from curvature.
-        searches: whether a run starts with a search for a mode; None for where something is
+        searches: whether a run starts with a search for the bulk; None for where something is
             learned there: the step size or an anchor.
     """
 
@@ -228,7 +230,7 @@ def repeat(
         num_virials = len(start.position) if is_by_site(start.position) else 1
 
         def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, least_ratio, undone, sums = carry
+            chain, trusted, control, t, old, old_ratio, undone, sums = carry
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
@@ -253,8 +255,9 @@ def repeat(
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & all_finite(new.position)
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
-                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * least_ratio)
-                least_ratio = jnp.where(finite, jnp.minimum(ratio, least_ratio), least_ratio)
+                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
+                least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
+                old_ratio = jnp.where(finite, least, old_ratio)
             # energy and gradient are of where the step started: if they fail, the step before led
             # astray, and the chain goes back to where they did not
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
@@ -263,7 +266,7 @@ def repeat(
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             undone = undone + ~finite
-            return chain, trusted, control, t + 1, facts, least_ratio, undone, sums
+            return chain, trusted, control, t + 1, facts, old_ratio, undone, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
         carry = (

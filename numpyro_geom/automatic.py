@@ -87,13 +87,15 @@ def resolved(
 
 
 def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
-    """Whether the automatic choice is to scale."""
+    """The argument, with a value for ``"auto"``."""
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
     size = sum(map(jnp.size, jax.tree.leaves(position)))
     # a step size that is given is one for the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
+    if not free:
+        return None
     if size <= DENSE_LIMIT:
-        return True if free else None
-    # a metric is a scale of its own, and one that knows many parameters better than a diagonal
-    return False if free and isinstance(settings.metric, Identity) else None
+        return True
+    # another metric is a scale of its own
+    return False if isinstance(settings.metric, Identity) else None

@@ -114,7 +114,7 @@ def init_chain(
 ) -> SGState:
     """The state of a chain before its first draw.
 
-    A search for a mode finds where the scale and the anchor are; with ``moving`` the chain starts
+    A search for the bulk finds where the scale and the anchor are; with ``moving`` the chain starts
     there too, and not at ``position``.
 
     Raises:

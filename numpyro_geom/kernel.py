@@ -144,7 +144,7 @@ class SGKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict | None,
     ) -> SGState:
-        """Start a chain, or a batch for a batch of keys: search for a mode, and place the anchor.
+        """Start a chain, or a batch for a batch of keys: search for the bulk, and place the anchor.
 
         Raises:
             ValueError: if the model and its arguments do not fit the kernel's settings, or

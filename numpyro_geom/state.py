@@ -105,7 +105,8 @@ class SGState(NamedTuple):
             warm-up it is the draw's start, and temperatures mean nothing yet.
         trusted: the last position whose energy and gradient were finite and not those of an
             unstable step: undone steps go back to it.
-        drift_ratio: the least squared drift of a step over its noise; infinite before any.
+        drift_ratio: squared drift of the last step over its noise, beyond 1,000 the least so far;
+            infinite before any.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far; schedules are functions of it.

@@ -763,9 +763,9 @@ def test_a_step_that_is_barely_unstable_does_not_run_away(kernel: Callable) -> N
     """Each drift is longer than the one before, by less than a factor of 2."""
     kernel = kernel(potential_fn=lambda z: z @ z / 2, num_steps=1)
     mcmc = run(kernel, init_params=jnp.zeros(5), num_samples=400)
-    # h |z|^2 / 2 D of SGRLD and h^2 |z|^2 / D of SGHMC are at most 100: |z| up to 21 and 11, and a
-    # step from there leads less than twice as far
-    assert np.linalg.norm(np.asarray(mcmc.get_samples()), axis=1).max() < 50
+    # h |z|^2 / 2 D of SGRLD and h^2 |z|^2 / D of SGHMC are at most 2,000: |z| up to 95 and 48, and
+    # a step from there leads less than twice as far
+    assert np.linalg.norm(np.asarray(mcmc.get_samples()), axis=1).max() < 190
     assert np.asarray(mcmc.get_extra_fields()["diverging"]).any()
 
 

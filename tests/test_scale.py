@@ -28,8 +28,11 @@ from numpyro_geom import (
     to_inference_data,
 )
 from numpyro_geom.target.function import function_potential
+from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.target.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.target.target import Target
 from numpyro_geom.warmup.approach import MOST_STEPS, approach
+from numpyro_geom.warmup.curvature import diagonal_curvature
 
 PyTree = Any
 
@@ -417,26 +420,44 @@ def grouped_rows() -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(rows), jnp.asarray(groups), jnp.asarray(y)
 
 
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("metric", ["identity", "rmsprop"])
-def test_many_parameters_have_a_diagonal_from_curvature(metric: str) -> None:
-    """No matrix is formed beyond 256; a metric that knows many parameters stays as it is."""
+@pytest.mark.parametrize(
+    ("size", "metric"), [(256, "identity"), (257, "identity"), (257, "rmsprop")]
+)
+def test_scale_by_the_number_of_parameters(size: int, metric: str) -> None:
+    """A matrix up to 256, a diagonal beyond, and nothing with a metric that is a scale itself."""
+    kernel = SGHMC(potential_fn=lambda z: 2 * z @ z, metric=metric)
+    scale = kernel.init(random.key(0), 10, jnp.ones(size), (), {}).scale
+    if metric == "identity":
+        unit = np.eye(size) if size == 256 else np.ones(size)
+        np.testing.assert_allclose(scale.root, 0.5 * unit, atol=1e-5)
+    else:
+        assert scale == ()
+
+
+@pytest.mark.parametrize("batch_size", [None, 50])
+def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) -> None:
     data = grouped_rows()
-    kernel = SGHMC(grouped, metric=metric, batch_size=None)
-    state = kernel.init(random.key(0), 100, None, data, {})
-    if metric != "identity":
-        assert state.scale == ()
-        return
-    rows, groups, _ = data
+    rows, groups, y = data
+    plan = read_subsampling(grouped, data, {}, batch_size)
+    potential = model_potential(grouped, plan, data, {})
+    position = {"w": jnp.zeros(2), "effects": jnp.zeros(300)}
+    found = diagonal_curvature(potential, position, random.key(0))
     sizes = np.bincount(groups, minlength=300)
-    exact = np.concatenate([sizes / 0.25 + 1, np.sum(np.square(rows), axis=0) / 0.25 + 1 / 25])
-    found = 1 / np.square(state.scale.root)
-    # 24 probes of 2,048 of the 6,000 rows: a group of n rows has an error of (n / 24 * 2 / 3)^1/2
-    # rows, and a coupling of two parameters one of its correlation over 24^1/2
-    error = np.append(sizes / 0.25 * np.sqrt(2 / 3 / 24 / sizes), exact[-2:] * 0.1)
-    share = np.median(exact / found)  # L is halved where it promises too much
-    assert np.log2(share) == pytest.approx(round(np.log2(share)), abs=0.1)
-    assert (np.abs(found * share - exact) < 5 * error).all()
+    exact = np.append(sizes / 0.25 + 1, np.sum(np.square(rows), axis=0) / 0.25 + 1 / 25)
+    # 24 probes, each of a share f of the rows: of n rows in a group f n are seen, give or take
+    # (f (1 - f) n)^1/2. Slopes and effects are coupled by correlations of up to 0.04
+    f = 1.0 if batch_size is None else CURVATURE_ROWS / y.size
+    error = np.append(np.sqrt((1 - f) / f / sizes / 24), [0.05, 0.05]) + 0.01
+    assert (np.abs(found / exact - 1) < 4 * error).all()
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_gaussian_has_its_whole_scale_at_any_temperature(size: int, temperature: float) -> None:
+    kernel = SGHMC(potential_fn=lambda z: z @ z / 8, temperature=temperature)
+    scale = kernel.init(random.key(0), 10, jnp.zeros(size), (), {}).scale
+    root = scale.root if size == 300 else np.diagonal(scale.root)
+    np.testing.assert_allclose(root, 2.0, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("optimised")
@@ -458,5 +479,6 @@ def test_law_with_a_diagonal_for_many_parameters() -> None:
     errors = (draws.mean((0, 1)) - mean) / sds * np.sqrt(sizes)
     assert np.abs(errors).max() < SIGMAS + 1  # the largest of 302
     ratios = np.square(draws.std((0, 1)) / sds) - 1
-    # the variance is within the tolerance of 10% of the step size, the mean ratio more closely
-    assert np.mean(ratios) == pytest.approx(0.05, abs=0.06)
+    # the tolerance of variances is 10% in the stiffest direction. The error of their mean is that
+    # of one, at most (2 / 200)^1/2 = .1, over the root of 302 if they were independent
+    assert -0.03 < np.mean(ratios) < 0.13

@@ -13,14 +13,14 @@ from targets import assert_trees_equal, run
 
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom.target.function import function_potential
-from numpyro_geom.warmup.search import find_mode
+from numpyro_geom.warmup.search import descend
 
 
 def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
     potential = function_potential(energy)
     keys = random.split(random.key(0), num_chains)
     starts = jax.vmap(start)(random.split(random.key(1), num_chains))
-    found = jax.jit(jax.vmap(lambda z, k: find_mode(potential, z, k, temperature, of_mass=of_mass)))
+    found = jax.jit(jax.vmap(lambda z, k: descend(potential, z, k, temperature, of_mass=of_mass)))
     return np.asarray(found(starts, keys))
 
 

@@ -94,11 +94,11 @@ class SGRLD(SGKernel):
             learned in warm-up: True for any directions, False for those of the parameters, tuples
             of names of sites for any directions of these together, None for the parameters as they
             are (unless a matrix is given). ``"auto"``, under ``step_size="auto"``: True up to 256
-            dimensions, beyond them False, and None for a metric other than the identity. The metric
-            and h are those of these coordinates.
+            dimensions; beyond, False with the identity metric and None with another. The metric and
+            h are those of these coordinates.
         inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
             has it, sites in the order of their names, or a dict of these by tuples of sites; None
-            for the inverse Hessian near the mode.
+            for the inverse Hessian where the search ended, beyond 256 dimensions its diagonal.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
 

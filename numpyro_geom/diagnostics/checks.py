@@ -35,7 +35,8 @@ MOST_LONGER = 25.0
 """Times that a run may have to be longer for more draws to be an advice."""
 WIDE_CURVATURE = 15.0
 """Ratio of curvatures measured along the median chain above which one step size does not fit. The
-largest of the chains says less: one of them meets an odd place in many a run that is right."""
+largest of the chains says less: one of them meets an odd place in many a run that is right. Of 72
+right runs none is above 11.6, and of those that no other check flags one wrong one is at 31."""
 LARGEST_CLAMPED = 0.05
 """Share of entries with more noise than there is to take from."""
 LEAST_ACCEPTANCE = 0.5

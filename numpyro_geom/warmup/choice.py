@@ -138,7 +138,8 @@ def _speeds(
         return largest_noise(scaled.expanded(corrected), typical, state.rng_key)
 
     def speed(noise: jax.Array) -> jax.Array:
-        # in scaled coordinates curvature is 1, as it is of an adaptation that knows nothing yet
+        # curvature is about 1 in scaled coordinates (more in those of a diagonal), as it is of an
+        # adaptation that knows nothing yet
         found = state.adaptation._replace(noise=MARGIN * noise)
         step_size, rate, dynamics = algorithm.rule.propose(found, state, scaled.seen(state.control))
         if algorithm.facts.momentum:  # the autocorrelation time of a mean is the friction

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from .._linalg import eigenvalues
 from .._util import key_word, scattered_floats
 from ..target.potential import Potential
-from .lanczos import Extremes, ends, extreme_eigenvalues
+from .lanczos import Extremes, ends, extreme_eigenvalues, normalise
 from .step_size import Adaptation, rule_temperature
 
 PyTree = Any
@@ -43,7 +43,7 @@ def measure(
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
 ) -> Adaptation:
-    """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by Lanczos iteration.
+    """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by iterations.
 
     Args:
         potential: the target.
@@ -99,7 +99,7 @@ def measure(
         return product
 
     def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
-        """Of the curvature, or of the noise: one instance serves both."""
+        """Of the curvature, or of the noise."""
         if flat.size <= DENSE_LIMIT:
             wanted = [lambda flat: _matrix(curvature_at(flat), flat)]
             if noisy:
@@ -113,10 +113,12 @@ def measure(
             return extreme_eigenvalues(curvature_at(flat), flat.size, start, LANCZOS_STEPS)
 
         def of_covariance(flat: jax.Array) -> Extremes:
-            largest = jnp.abs(_on_other_rows(partial(covariance_at, flat), start, rng_key))
+            largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
             return Extremes(largest, largest, largest)
 
-        return lax.cond(of_noise, of_covariance if noisy else of_curvature, of_curvature, flat)
+        if not noisy:
+            return of_curvature(flat)
+        return lax.cond(of_noise, of_covariance, of_curvature, flat)
 
     def along(length: jax.Array) -> jax.Array:
         return potential.energy(unravel(flat + length * direction), batch)
@@ -190,10 +192,11 @@ def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) ->
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
-    """The variance of some rows along v, which is about the first eigenvector of that of others.
+    """|C v| with the covariance C of some rows, v about the first eigenvector of that of others.
 
     The largest eigenvalue of one sample is too large unless it has many more rows than there are
-    parameters: twice as large with five times as many, and without bound.
+    parameters: twice as large with five times as many, and without bound. This one is too small
+    where some rows do not show the direction.
 
     Args:
         product_of: rng_key -> (x -> Cx), with the covariance C of the rows of that key.
@@ -202,12 +205,15 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     """
 
     def closer(k: jax.Array, found: tuple) -> tuple:
-        v = found[0] / jnp.linalg.norm(found[0])
-        product = product_of(random.fold_in(rng_key, k == POWER_STEPS))(v)
-        return product, jnp.vdot(v, product)
+        v, _, last = found
+        which = jnp.maximum(k - POWER_STEPS + 1, 0)  # rows 0 for the direction, then 1 and 2
+        product = product_of(random.fold_in(rng_key, which))(v)
+        return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product
 
-    nothing = jnp.zeros((), start.dtype)
-    return lax.fori_loop(0, POWER_STEPS + 1, closer, (start, nothing))[1]
+    nothing = jnp.zeros_like(start)
+    found = lax.fori_loop(0, POWER_STEPS + 2, closer, (normalise(start)[0], nothing, nothing))
+    # |C v|, which is that of an indefinite matrix too
+    return jnp.sqrt(jnp.abs(jnp.vdot(*found[1:])))
 
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
@@ -242,7 +248,7 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
         mean = total / PROBES
         variance = jnp.maximum(squares / PROBES - mean**2, 0.0)
         found = jnp.sqrt(mean**2 + variance / PROBES)
-        return jnp.where(jnp.isfinite(found) & (found > 0), found, 1.0)
+        return jnp.where(jnp.isfinite(found) & (found > 0), found, curvature)
 
     return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
 

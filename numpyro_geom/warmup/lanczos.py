@@ -76,7 +76,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     tolerance = 10 * jnp.finfo(dtype).eps
 
     def clean(vector: Array, basis: Array) -> Array:
-        return _normalise(vector - _dot(_dot(basis, vector), basis))[0]
+        return normalise(vector - _dot(_dot(basis, vector), basis))[0]
 
     def step(carry: tuple[Array, Array, Array], j: Array) -> tuple[tuple, tuple[Array, Array]]:
         basis, vector, scale = carry
@@ -167,7 +167,7 @@ def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
     length = _norm(start)
     usable = (length > 0) & jnp.isfinite(length)
     vector = jnp.where(usable, start, scattered_floats(word, dim, start.dtype))
-    return _normalise(vector)[0], word
+    return normalise(vector)[0], word
 
 
 def _dot(x: Array, y: Array) -> Array:
@@ -181,7 +181,7 @@ def _norm(x: Array) -> Array:
     return unit * jnp.sqrt(jnp.sum((x / unit) ** 2))
 
 
-def _normalise(x: Array) -> tuple[Array, Array]:
+def normalise(x: Array) -> tuple[Array, Array]:
     """Unit vector and length; zero for zero, as after the last vector of a complete basis."""
     length = _norm(x)
     return jnp.where(length > 0, x / length, 0), length

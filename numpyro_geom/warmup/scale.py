@@ -66,7 +66,7 @@ def scale_of_curvature(
 def scale_of_diagonal(
     target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
 ) -> Scale:
-    """The coordinates of the Hessian's diagonal: no matrix is formed for many parameters."""
+    """The coordinates of the Hessian's diagonal, where there are too many parameters for more."""
     potential, (centre, _) = target.potential, ravel_pytree(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     batch = potential.curvature_batch(rng_key)
@@ -94,8 +94,9 @@ def share_within_reach(
 ) -> jax.Array:
     """How much of L to take: a place that is flatter than the target promises too much."""
     flat, unravel = ravel_pytree(position)
+    tau = rule_temperature(temperature)
     direction = times(root, scattered_floats(key_word(rng_key), flat.size, flat.dtype))
-    most = rule_temperature(temperature) * flat.size
+    direction, most = tau**0.5 * direction, tau * flat.size
 
     def along(share: jax.Array) -> jax.Array:
         # to both sides: some rows alone have their mode elsewhere, and their slope must not count
@@ -121,6 +122,7 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
         metric_state=metric_state,
         expanded=position,
         scale=scale,
+        drift_ratio=jnp.full_like(state.drift_ratio, jnp.inf),
         trusted=position,
         centre=position,
     )

@@ -1,13 +1,13 @@
-"""A search for a mode from minibatch gradients, with which warm-up starts.
+"""A search for the posterior's bulk from minibatch gradients, with which warm-up starts.
 
 NumPyro starts chains uniformly in (-2, 2) on the unconstrained space. Gradients there can be many
 orders of magnitude larger than in the posterior, and a step size that is right there never
 leaves. Adam's steps do not depend on the gradient's magnitude, so it comes down first.
 
-The mode itself can be far from the mass of a target: the density of a centred hierarchical model
-grows without bound towards zero scale. Where the posterior's scale is to be learned, the search is
-for the middle of a normal law with the covariance tau L L', L L' = |H|^-1: gradients are means over
-that law, and U - tau log |det L| is to be least, since L gets narrow as fast.
+The mode can be far from the mass of a target: the density of a centred hierarchical model grows
+without bound towards zero scale. So where Hessians are formed the search is for the middle of a
+normal law with the covariance tau L L', L L' = |H|^-1. Gradients are means over that law, and what
+goes down is U - tau log |det L|: the law's mass is exp(-U / tau) |det L|.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Search(NamedTuple):
 
     Attributes:
         position: the best position so far.
-        root: L there; empty in a search for the mode.
-        log_det: log |det L|; NaN where L is not known yet, and 0.
+        root: L there, within its reach; empty in a search for the mode.
+        log_det: log |det L|; NaN before it is known; 0 in a search for the mode.
         optimiser: Adam's moments.
         stream: position in the stream of rows.
         num_rounds: rounds so far.
@@ -65,7 +65,7 @@ class _Search(NamedTuple):
     num_reductions: jax.Array
 
 
-def find_mode(
+def descend(
     potential: Potential,
     position: PyTree,
     rng_key: jax.Array,
@@ -75,16 +75,17 @@ def find_mode(
 ) -> PyTree:
     """Go downhill from ``position`` with Adam until the energy falls no more than noise would.
 
-    A round that lowers U by less than a share of ``temperature * D``, the spread of U in the
-    target, reduces the learning rate, and one that raises it is taken back as well; five
-    reductions end the search. So it stops near the typical set, which need not be near the mode.
+    The energy is U, with ``of_mass`` U - tau log |det L|. A round that lowers it by less than a
+    share of ``temperature * D``, the spread of U in the target, reduces the learning rate, and one
+    that raises it is taken back as well; five reductions end the search. So it stops near the
+    typical set, which need not be near the mode.
 
     Args:
         potential: the target.
         position: where to start, a pytree.
         rng_key: for the rows.
         temperature: tau.
-        of_mass: whether to look for the most mass and not the mode; needs Hessians.
+        of_mass: whether to look for the most mass and not the mode, with Hessians.
 
     Returns:
         A position like ``position``. Where the energy was never finite, ``position`` itself.
@@ -92,16 +93,16 @@ def find_mode(
     adam = optax.scale_by_adam(b2=MEMORY)
     flat, unravel = ravel_pytree(position)
     tau = rule_temperature(temperature)
-    enough = LEAST_FALL * max(temperature, 1e-2) * flat.size
+    enough = LEAST_FALL * (tau if of_mass else max(temperature, 1e-2)) * flat.size
     key_stream, key_rounds = random.split(rng_key)
 
     def spread_at(position: PyTree, rows: Any) -> tuple[Any, jax.Array]:
-        """L and log |det L|."""
+        """L within its reach, and log |det L|."""
         if not of_mass:
             return (), jnp.zeros((), flat.dtype)
         root, _ = roots_at(potential, position, rows)
-        root *= share_within_reach(potential, root, position, rows, key_rounds, temperature)
-        return root, log_abs_det(root)
+        share = share_within_reach(potential, root, position, rows, key_rounds, temperature)
+        return share * root, log_abs_det(root)
 
     def off(position: PyTree, root: Any, rng_key: jax.Array) -> PyTree:
         """A draw of the normal law."""

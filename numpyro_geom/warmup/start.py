@@ -1,4 +1,4 @@
-"""What happens before a chain's first draw: a search for a mode, the first anchor and scale."""
+"""What happens before a chain's first draw: a search for the bulk, the first anchor and scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..target.target import Target
 from .approach import MOST_STEPS, approach
 from .curvature import DENSE_LIMIT
 from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal
-from .search import find_mode
+from .search import descend
 
 PyTree = Any
 
@@ -31,7 +31,7 @@ def find_start(
     rng_key: jax.Array,
     searching: bool,
 ) -> tuple[PyTree, Any, Any]:
-    """Come near a mode, and place the scale and the control variate's anchor there.
+    """Come near the bulk, and place the scale and the control variate's anchor there.
 
     Args:
         target: what will be sampled, in the model's coordinates.
@@ -50,7 +50,7 @@ def find_start(
     key_scale = random.fold_in(rng_key, 0)
     if curved or not target.controlled:
         if searching:
-            mode = find_mode(potential, position, rng_key, temperature, of_mass=curved)
+            mode = descend(potential, position, rng_key, temperature, of_mass=curved)
             # the mode of an improper model can be where values overflow
             position = tree_where(target.is_usable(mode), mode, position)
         if curved and potential.on_all_rows is not None:
@@ -84,7 +84,7 @@ def _with_anchors(
         mode, control = found
         share = jnp.minimum(k, 1).astype(control.anchor.energy.dtype)
         corrected = with_control_variate(potential, control.anchor, share)
-        mode = find_mode(corrected, mode, random.fold_in(rng_key, k), target.temperature)
+        mode = descend(corrected, mode, random.fold_in(rng_key, k), target.temperature)
         mode = tree_where(target.is_usable(mode), mode, position)
         return mode, refresh(potential, control, mode)
 
