@@ -37,7 +37,6 @@ def main() -> None:
     kernels = {
         "NUTS(model, dense_mass=True)": (lambda: NUTS(model, dense_mass=True), 500),
         "SGHMC(model, dense_mass=None, ...)": (lambda: SGHMC(model, **plain), 1000),
-        "SGHMC(model, dense_mass=False)": (lambda: SGHMC(model, dense_mass=False), 1000),
         "SGHMC(model)": (lambda: SGHMC(model), 1000),
         "SGRLD(model)": (lambda: SGRLD(model), 1000),
         'SGRLD(model, metric="monge")': (lambda: SGRLD(model, metric="monge"), 1000),
