@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
@@ -49,7 +48,8 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
 
 def is_traced(tree: PyTree) -> bool:
     """Whether some leaf of a pytree is known by its shape alone."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
 
 
 def is_key(x: Any) -> bool:
@@ -65,26 +65,6 @@ def words(x: Any) -> Any:
 def from_words(x: Any, like: Any) -> Any:
     """The reverse: keys again where ``like`` holds keys."""
     return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
-
-
-def split_arrays(tree: PyTree) -> tuple[list, Callable[[list], PyTree]]:
-    """Arrays that compiled code can be given, and a function that puts others in their places."""
-    leaves, structure = jax.tree.flatten(tree)
-
-    def is_array(x: Any) -> bool:
-        if isinstance(x, jax.Array):
-            return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
-
-    places = [k for k, x in enumerate(leaves) if is_array(x)]
-
-    def fill(arrays: list) -> PyTree:
-        filled = list(leaves)
-        for k, x in zip(places, arrays, strict=True):
-            filled[k] = x
-        return jax.tree.unflatten(structure, filled)
-
-    return [leaves[k] for k in places], fill
 
 
 def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:

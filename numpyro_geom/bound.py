@@ -20,6 +20,7 @@ from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating, check_init_params
 from ._util import all_finite, is_traced
+from .arguments import on_device
 from .automatic import planned, resolved
 from .rows.host_rows import host_rows_in
 from .settings import Settings
@@ -134,15 +135,6 @@ class AllRows(SubsamplePlates):
 
     def __hash__(self) -> int:
         return hash(self.model)
-
-
-def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
-    """Model arguments with NumPy arrays as JAX arrays, which traced row indices can index."""
-    kwargs = {} if kwargs is None else kwargs
-    return jax.tree.map(
-        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x,
-        (args, kwargs),
-    )
 
 
 def bind(

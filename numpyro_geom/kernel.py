@@ -24,7 +24,8 @@ from numpyro.util import is_prng_key
 from ._start import check_precision, check_start
 from ._util import is_traced
 from .algorithm import Algorithm, Facts, Rule, adapts
-from .bound import AllRows, Bound, bind, on_device
+from .arguments import on_device
+from .bound import AllRows, Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
 from .settings import Settings
 from .state import DEFAULT_FIELDS, Chain, SGState, StepReport

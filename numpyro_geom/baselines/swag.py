@@ -13,9 +13,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_int, check_number
-from .._util import PyTree, split_arrays
+from .._util import PyTree
 from ..algorithms.sgrld import SGRLD
-from ..bound import on_device
+from ..arguments import on_device, split_arrays
 from ..kernel import SGKernel
 from .swag_path import SWAGParams, descend, draw
 

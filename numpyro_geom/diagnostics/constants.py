@@ -25,7 +25,7 @@ def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Ar
         )
     if request is False or model is None:
         return {}
-    arguments = _arguments(model.fn, *model.arguments())
+    arguments = _arguments(model.fn, *model.fill(model.arrays))
     return {
         name: host(leaf)
         for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))

@@ -14,9 +14,10 @@ from numpyro.distributions import Unit
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
+from ..arguments import split_arrays
 from ..target.minibatch import SubsamplePlates
 from ..target.plates import abstract_trace
-from .arrays import Arrays, host, is_numeric
+from .arrays import Arrays, host
 
 LARGE_ARRAY = 10**4
 """Entries from which an argument of the model is passed to compiled code."""
@@ -47,39 +48,25 @@ class FullDataModel(NamedTuple):
     """
 
     fn: Callable
-    leaves: list[Any]  # of the arguments
-    structure: Any
-    passed: list[int]  # which of the leaves are large arrays
+    arrays: list[jax.Array]  # the large ones among the arguments
+    fill: Callable[[list], tuple[tuple, dict[str, Any]]]  # to the arguments with others for these
     sites: dict[str, SiteLayout]
     sizes: dict[str, int]
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        """The large arrays among the arguments."""
-        return [self.leaves[k] for k in self.passed]
-
-    def arguments(self, arrays: Sequence[jax.Array] | None = None) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments, with these large arrays in place of its own."""
-        leaves = list(self.leaves)
-        for k, x in zip(self.passed, self.arrays if arrays is None else arrays, strict=True):
-            leaves[k] = x
-        return jax.tree.unflatten(self.structure, leaves)
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Names of the sites of these kinds."""
         return [name for name, site in self.sites.items() if site.kind in kinds]
 
     def trace(
-        self, fn: Callable, arrays: Sequence[jax.Array], indices: Mapping[str, Any] | None = None
+        self, fn: Callable, arrays: list[jax.Array], indices: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Run ``fn``, the model within handlers, on these large arrays and rows."""
-        args, kwargs = self.arguments(arrays)
+        args, kwargs = self.fill(arrays)
         return handlers.trace(SubsamplePlates(fn, indices)).get_trace(*args, **kwargs)
 
 
 def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> FullDataModel:
     """The model's sites and plates, without computing anything."""
-    leaves, structure = jax.tree.flatten((args, kwargs))
     trace, declared = abstract_trace(fn, args, kwargs, {})
     sites = {
         name: _site(site)
@@ -87,13 +74,13 @@ def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> FullDataMod
         if site["type"] in ("sample", "deterministic")
     }
     sizes = {name: size for name, (size, _) in declared.items()}
-    passed = [k for k, x in enumerate(leaves) if is_numeric(x) and x.size >= LARGE_ARRAY]
-    model = FullDataModel(fn, leaves, structure, passed, sites, sizes)
-    if passed:
+    arrays, fill = split_arrays((args, kwargs), LARGE_ARRAY)
+    model = FullDataModel(fn, arrays, fill, sites, sizes)
+    if arrays:
         try:
-            jax.eval_shape(_values_fn(model, []), model.arrays)
+            jax.eval_shape(_values_fn(model, []), arrays)
         except Exception:  # the model wants to know values, for instance the largest of an index
-            return model._replace(passed=[])
+            return model._replace(arrays=[], fill=lambda _: (args, kwargs))
     return model
 
 
@@ -163,7 +150,7 @@ def gradients_at_draws(model: FullDataModel, posterior: Mapping[str, np.ndarray]
     kept = {name: x[:, ::every] for name, x in posterior.items()}
 
     def at(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> tuple[dict, dict, dict]:
-        args, kwargs = model.arguments(arrays)
+        args, kwargs = model.fill(arrays)
         fn = SubsamplePlates(handlers.seed(model.fn, random.key(0)))
         z = unconstrain_fn(fn, args, kwargs, draw)
         following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draw)

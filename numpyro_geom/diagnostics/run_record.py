@@ -8,13 +8,13 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
 from .._mcmc import arguments_of
+from ..arguments import on_device
 from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..target.function import takes_rng_key
@@ -73,10 +73,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         library, replaced = "numpyro_geom", bool(kernel.bound.replaced)
         if model is not None:
             model = kernel.bound.model
-            # as the kernel does: traced row indices cannot index a NumPy array
-            args, kwargs = jax.tree.map(
-                lambda x: jnp.asarray(x) if is_numeric(x) else x, (args, kwargs)
-            )
+            args, kwargs = on_device(args, kwargs)  # as the kernel does
     return RunRecord(
         posterior=draws_by_name(mcmc),
         sample_stats=sample_stats(mcmc),

@@ -115,7 +115,7 @@ def scores(
             f"got {rng_key!r}"
         )
     key: Any = rng_key
-    data = Data.of(args, kwargs)
+    data = Data.of(model, args, kwargs)
     args, kwargs = data.build(data.arrays)
     plan = read_subsampling(model, args, kwargs, batch_size)
     if plan.has_params:

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
 from .._util import is_traced
-from ..bound import on_device
+from ..arguments import on_device
 from ..information.form import Flat, Structure
 from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
@@ -66,7 +66,7 @@ class BoundGuide(AutoContinuous):
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             return
-        self._data = Data.of(args, kwargs)
+        self._data = Data.of(self.model, args, kwargs)
         with handlers.block(), jax.ensure_compile_time_eval():
             posterior = learn(self.settings, self._posterior({}, args, kwargs), self._init_latent)
         names = ("structure", "diagonal_prior")
@@ -177,7 +177,7 @@ class BoundGuide(AutoContinuous):
 
     def _captured(self) -> Data:
         if self._data is None and self.prototype_trace is None and _needs_nothing(self.model):
-            return Data.of((), {})
+            return Data.of(self.model, (), {})
         if self._data is None:
             raise RuntimeError(
                 "the guide does not know the training data: expected a call of `fit`, of SVI "
@@ -188,7 +188,7 @@ class BoundGuide(AutoContinuous):
 
     def _training_data(self, params: Mapping, args: tuple, kwargs: dict) -> Data:
         """What is given, or what `fit` was given, for parameters that have a mode."""
-        data = Data.of(args, kwargs) if args or kwargs else self._captured()
+        data = Data.of(self.model, args, kwargs) if args or kwargs else self._captured()
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0):
                 self._setup_prototype(*args, **kwargs)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..bound import on_device
+from ..arguments import HostArray, on_device, reads_values, split_arrays, without_host
+from ..target.plates import abstract_trace
 
 
 class FitReport(NamedTuple):
@@ -73,37 +74,45 @@ class LaplaceDraws(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Model arguments with arrays apart from the rest, so that programs take them as input.
+    """Model arguments whose arrays are input of programs.
 
     Attributes:
-        arrays: the arrays.
-        rest: structure of the arguments, the other leaves, and which leaves are arrays.
+        tree: positional and keyword arguments. NumPy arrays are on the host as well if the model
+            reads their values there.
     """
 
-    arrays: list
-    rest: tuple
+    tree: tuple[tuple, dict]
 
     @classmethod
-    def of(cls, args: tuple, kwargs: dict) -> Data:
-        """Take arguments apart; NumPy arrays go to the device."""
-        leaves, treedef = jax.tree.flatten(on_device(args, kwargs))
-        arrays = [x for x in leaves if isinstance(x, jax.Array)]
-        others = tuple(None if isinstance(x, jax.Array) else x for x in leaves)
-        return cls(arrays, (treedef, others, tuple(isinstance(x, jax.Array) for x in leaves)))
+    def of(cls, model: Callable, args: tuple, kwargs: dict) -> Data:
+        """Take NumPy arrays to the device."""
+        tree = on_device(args, kwargs)
+        return cls(tree if reads_values(_runner(model), *tree) else without_host(tree))
+
+    @property
+    def arrays(self) -> list:
+        """What programs are given."""
+        return split_arrays(self.tree)[0]
 
     def build(self, arrays: list) -> tuple[tuple, dict]:
         """Positional and keyword arguments with these arrays."""
-        treedef, others, is_array = self.rest
-        given = iter(arrays)
-        leaves = [next(given) if yes else x for yes, x in zip(is_array, others, strict=True)]
-        return jax.tree.unflatten(treedef, leaves)
+        return split_arrays(self.tree)[1](arrays)
 
     @property
-    def signature(self) -> Any:
+    def signature(self) -> str:
         """What must be the same for a compiled program to be used again."""
-        treedef, others, is_array = self.rest
-        shapes = tuple((x.shape, str(x.dtype)) for x in self.arrays)
-        return str(treedef), tuple(repr(x) for x in others), is_array, shapes
+        leaves, treedef = jax.tree.flatten(self.tree)
+        told = [
+            (x.shape, str(x.dtype), isinstance(x, HostArray) and x.tobytes())
+            if isinstance(x, (jax.Array, HostArray))
+            else repr(x)
+            for x in leaves
+        ]
+        return f"{treedef}{told}"
+
+
+def _runner(model: Callable) -> Callable:
+    return lambda args, kwargs: abstract_trace(model, args, kwargs, {})
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:

@@ -292,5 +292,5 @@ class RiemannianLaplace(BoundGuide):
         check_flag("linearized", linearized)
         key_draw, key_sites = random.split(rng_key)
         draws = self.draw(key_draw, params, sample_shape=(num_samples,)).unconstrained
-        data = Data.of(args, kwargs)
+        data = Data.of(self.model, args, kwargs)
         return self._run(predict, data, params, key_sites, draws, linearized=linearized)

@@ -21,7 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
 from .._start import check_start
-from .._util import PyTree, from_words, is_traced, split_arrays, words
+from .._util import PyTree, from_words, is_traced, words
+from ..arguments import split_arrays
 from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 from ..rows.mesh_rows import MeshRows

@@ -17,7 +17,8 @@ from jax import ShapeDtypeStruct, lax, random
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
-from .._util import PyTree, is_key, split_arrays
+from .._util import PyTree, is_key
+from ..arguments import split_arrays
 from .job import Job, Lengths
 from .mesh import Layout
 

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
 
+from ..arguments import explained
 from .minibatch import SampleSite, SubsamplePlates, Subsampling
 
 Declared = Mapping[str, tuple[int, int | None]]
@@ -44,7 +45,8 @@ def read_subsampling(
             subsampled plate does not index.
     """
     try:
-        trace, declared = abstract_trace(model, args, kwargs, {})
+        with explained(model, args, kwargs, lambda args, kwargs: abstract_trace(model, args, kwargs, {})):
+            trace, declared = abstract_trace(model, args, kwargs, {})
     except AssertionError as error:
         if "size of plate" in str(error):
             raise ValueError(

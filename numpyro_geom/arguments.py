@@ -1,0 +1,198 @@
+"""Model arguments: host code reads them, and traced row indices index them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+_TRACED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
+
+
+class HostArray(np.ndarray):
+    """A NumPy array that JAX takes as its copy on the device.
+
+    To NumPy it is the array: `np.unique` and `int(x.max())` work within a trace. It is read-only,
+    so that the two cannot differ.
+
+    Attributes:
+        device_value: the copy; None for what NumPy made of a HostArray.
+    """
+
+    device_value: jax.Array | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray, device_value: jax.Array) -> HostArray:
+        """A view of ``array`` with this copy."""
+        new = array.view(cls)
+        new.flags.writeable = False
+        new.device_value = device_value
+        return new
+
+    def __jax_array__(self) -> jax.Array:
+        value = self.device_value
+        return jnp.asarray(self.view(np.ndarray)) if value is None else value
+
+    def __getitem__(self, item: Any) -> Any:
+        if any(isinstance(x, jax.Array) for x in (item if isinstance(item, tuple) else (item,))):
+            return self.__jax_array__()[item]
+        return super().__getitem__(item)
+
+
+def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
+    """Model arguments with NumPy arrays as arrays that traced row indices can index."""
+    return jax.tree.map(
+        lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) else x, (args, kwargs or {})
+    )
+
+
+def split_arrays(tree: PyTree, least_size: int = 0) -> tuple[list, Callable[[list], PyTree]]:
+    """Arrays that compiled code can be given, and a function that puts others in their places.
+
+    Of a `HostArray` they are the copies on the device.
+
+    Args:
+        tree: the arguments.
+        least_size: entries of the smallest array that is taken.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+
+    def is_array(x: Any) -> bool:
+        if np.size(x) < least_size:
+            return False
+        if isinstance(x, jax.Array):
+            return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return isinstance(x, HostArray) or _is_plain(x)
+
+    places = [k for k, x in enumerate(leaves) if is_array(x)]
+
+    def fill(arrays: list) -> PyTree:
+        filled = list(leaves)
+        for k, x in zip(places, arrays, strict=True):
+            on_host = isinstance(leaves[k], HostArray)
+            filled[k] = HostArray.of(leaves[k], x) if on_host else x
+        return jax.tree.unflatten(structure, filled)
+
+    return [without_host(leaves[k]) for k in places], fill
+
+
+def without_host(tree: PyTree) -> PyTree:
+    """A pytree with the copies on the device in the places of `HostArray`s."""
+    return jax.tree.map(lambda x: x.__jax_array__() if isinstance(x, HostArray) else x, tree)
+
+
+def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether code for the host reads values of the arguments: the model fails without them.
+
+    Args:
+        run: ``(args, kwargs)``, runs the model abstractly.
+        args: the model's arguments, from `on_device`.
+        kwargs: its keyword arguments.
+    """
+    if not any(isinstance(x, HostArray) for x in jax.tree.leaves((args, kwargs))):
+        return False
+    arrays, fill = split_arrays(without_host((args, kwargs)))
+    return not _runs(jax.eval_shape, lambda arrays: run(*fill(arrays)), arrays)
+
+
+@contextmanager
+def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iterator[None]:
+    """Name the argument that JAX cannot use, where that is why the model fails.
+
+    Args:
+        model: the user's.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        run: ``(args, kwargs)``, runs the model.
+
+    Raises:
+        TypeError: with the name.
+    """
+    try:
+        yield
+    except Exception as error:
+        unusable = {name: x for name, x in _named(model, args, kwargs) if _remedy(x)}
+        if unusable and (isinstance(error, _TRACED) or _runs(run, *_converted(args, kwargs))):
+            told = "; ".join(
+                f"{name!r} is a {_kind(x)}, pass `{_remedy(x).replace('{}', name)}`"
+                for name, x in unusable.items()
+            )
+            raise TypeError(
+                f"the model needs arrays that JAX can index, and its argument {told}"
+            ) from error
+        if isinstance(error, _TRACED):
+            raise TypeError(
+                "the model uses a NumPy array where JAX needs its own, for instance it indexes a "
+                "NumPy array that it closes over by the rows of a plate: expected arguments of the "
+                "model or `jnp.asarray(array)`. Code for the host such as `np.unique` can read "
+                "arguments that are NumPy arrays, and nothing that is computed from sites"
+            ) from error
+        raise
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether it is a NumPy array of numbers without a mask."""
+    return isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)
+
+
+def _named(model: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    try:
+        named = inspect.signature(model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {f"args[{k}]": x for k, x in enumerate(args)} | kwargs
+    for name, value in named.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
+        else:
+            yield name, value
+
+
+def _remedy(x: Any) -> str:
+    """How it becomes an array; empty for what is one."""
+    if np.ma.isMA(x):
+        return "{}.filled(value)` and `{}.mask"
+    if hasattr(x, "to_numpy"):
+        return "{}.to_numpy()"
+    if hasattr(x, "tocsr"):
+        return "{}.toarray()"
+    if isinstance(x, (list, tuple)) and x and all(np.ndim(v) < 2 for v in x):
+        return "np.asarray({})"
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return "{}.astype(float)"
+    return ""
+
+
+def _kind(x: Any) -> str:
+    return f"{type(x).__module__.partition('.')[0]}.{type(x).__name__}".removeprefix("builtins.")
+
+
+def _converted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments with arrays for what is no array, as the remedies would make them."""
+
+    def convert(x: Any) -> Any:
+        if not _remedy(x):
+            return {k: convert(v) for k, v in x.items()} if isinstance(x, dict) else x
+        if np.ma.isMA(x):
+            return jnp.asarray(np.ma.filled(x, 0))
+        if hasattr(x, "columns"):
+            return {name: convert(x[name]) for name in x.columns}
+        array = x.to_numpy() if hasattr(x, "to_numpy") else x
+        array = array.toarray() if hasattr(array, "tocsr") else array
+        return jnp.asarray(np.asarray(array).astype(float))
+
+    return tuple(map(convert, args)), {k: convert(x) for k, x in kwargs.items()}
+
+
+def _runs(run: Callable, *data: Any) -> bool:
+    try:
+        run(*data)
+    except Exception:
+        return False
+    return True
