@@ -56,13 +56,15 @@ def check_energy(name: str, energy: Any) -> None:
         )
 
 
-def check_start(energy: jax.Array) -> None:
-    """Raise unless the energy is finite where chains start."""
-    if not isinstance(energy, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(energy))):
-        raise ValueError(
-            f"the energy is not finite where the chain starts (potential energy {energy}): pass "
-            "other `init_params` or another `init_strategy`"
-        )
+def check_start(energy: jax.Array, on_all_rows: Any = 0.0) -> None:
+    """Raise unless energies are finite where chains start: of a minibatch, and of all rows."""
+    for value, what in ((energy, ""), (on_all_rows, " on all rows")):
+        if not isinstance(value, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(value))):
+            raise ValueError(
+                f"the energy{what} is not finite where the chain starts (potential energy "
+                f"{value}): check that the data are finite and in the support of the model, or "
+                "pass other `init_params` or another `init_strategy`"
+            )
 
 
 def check_precision(position: PyTree) -> None:

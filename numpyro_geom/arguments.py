@@ -142,12 +142,16 @@ def _is_plain(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)
 
 
-def _named(model: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+def by_name(model: Callable | None, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Arguments by the names that the model's signature gives them, where it does."""
     try:
-        named = inspect.signature(model).bind(*args, **kwargs).arguments
+        return dict(inspect.signature(model).bind(*args, **kwargs).arguments)  # type: ignore
     except (TypeError, ValueError):
-        named = {f"args[{k}]": x for k, x in enumerate(args)} | kwargs
-    for name, value in named.items():
+        return {f"args[{k}]": x for k, x in enumerate(args)} | kwargs
+
+
+def _named(model: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    for name, value in by_name(model, args, kwargs).items():
         if isinstance(value, dict):
             yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
         else:

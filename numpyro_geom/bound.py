@@ -22,6 +22,7 @@ from ._start import check_floating, check_init_params
 from ._util import all_finite, is_traced
 from .arguments import on_device
 from .automatic import planned, resolved
+from .rows.bad_rows import check_finite
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
@@ -176,13 +177,21 @@ def bind(
             "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
         )
     check_floating(position)
+    one = jax.tree.map(lambda x: x[0], position) if batched else position
+    if bound.plan is not None and bound.plan.batch_sizes and not is_traced(one):
+        energy = jax.value_and_grad(bound.potential(args, kwargs).energy)
+
+        def on_rows(rows: dict) -> tuple:
+            return compiled(lambda rows: energy(one, rows), jax.tree.map(jnp.asarray, rows))
+
+        sizes = {plate: bound.plan.sizes[plate] for plate in bound.plan.batch_sizes}
+        check_finite(settings.model, args, kwargs, on_rows, sizes)
     if settings.control_variate is True and settings.anchor_interval is None and num_warmup == 0:
         if init_params is None:
             raise ValueError(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
-    one = jax.tree.map(lambda x: x[0], position) if batched else position
     found, undecided = resolved(settings, bound.plan, rows, one, num_warmup)
     return dataclasses.replace(
         bound,
@@ -235,6 +244,7 @@ def _bind_model(
     if init_params is None:
         position, valid, transforms = compiled(start)
         if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
+            check_finite(settings.model, args, kwargs)
             start()  # on values, for what NumPyro has to say of the model
     else:
         position, _, transforms = jax.eval_shape(start)

@@ -23,10 +23,12 @@ from numpyro.util import is_prng_key
 
 from ._start import check_precision, check_start
 from ._util import is_traced
+from ._warning import warn_outside
 from .algorithm import Algorithm, Facts, Rule, adapts
 from .arguments import on_device
 from .bound import AllRows, Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
+from .rows.bad_rows import check_finite
 from .settings import Settings
 from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .target.minibatch import Subsampling
@@ -160,6 +162,12 @@ class SGKernel(MCMCKernel):
             random.split(rng_key) if single else jnp.swapaxes(jax.vmap(random.split)(rng_key), 0, 1)
         )
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
+        if num_warmup == 0 and self.settings.schedule is None:
+            warn_outside(
+                "num_warmup=0 and step_size='auto': the step size is found in warm-up, and there "
+                "is none, so the draws are those of a first guess. Pass num_warmup of some hundred "
+                "draws, or a step_size"
+            )
         state = start_chains(
             self.bound.target(args, kwargs),
             self.algorithm(self.settings),
@@ -169,11 +177,22 @@ class SGKernel(MCMCKernel):
             position,
             unknown=init_params is None,
         )
-        check_start(state.potential_energy)
+        self._check_start(state, args, kwargs)
         if self.bound.undecided:
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), args, kwargs)
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state
+
+    def _check_start(self, state: SGState, args: tuple, kwargs: dict) -> None:
+        energies = [state.potential_energy]
+        if state.control and self.settings.anchor_interval is None:
+            energies.append(state.control.anchor.energy)
+        finite = jnp.all(jnp.isfinite(jnp.stack(energies)))
+        if is_traced(finite) or bool(finite):
+            return
+        if self.settings.model is not None:
+            check_finite(self.settings.model, args, kwargs)
+        check_start(*energies)
 
     def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
         """Choose what is automatic; once for all chains, by the one that starts first."""

@@ -18,7 +18,7 @@ from numpyro.infer import HMC, MCMC
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, full_data
+from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
 from numpyro_geom.diagnostics.container import container
 from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
 from numpyro_geom.diagnostics.run_record import RunRecord
@@ -198,7 +198,7 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays = full_data.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
+    arrays, _ = gradients.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
@@ -544,7 +544,7 @@ def test_discrete_sites_have_no_gradient() -> None:
 
     read = full_data.read_model(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
-        full_data.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+        gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 
 
 def test_gradients_need_a_model() -> None:
@@ -564,3 +564,27 @@ def test_the_benchmark_runs() -> None:
     found = module.judge(posterior, "gaussian", "GGMC", sd, 100)
     assert [run["setting"] for run in found] == ["as is", "30 draws", "step x 4"]
     assert "| GGMC |" in module.table({"gaussian GGMC": found})
+
+
+def change_point() -> None:
+    """Twelve a day for 30 days, then 20: the log density jumps where tau passes a day."""
+    day = jnp.arange(60)
+    tau = numpyro.sample("tau", dist.Uniform(0, 60))
+    rates = numpyro.sample("rates", dist.Exponential(0.05).expand([2]).to_event(1))
+    with numpyro.plate("days", 60):
+        counts = jnp.where(day < 30, 12.0, 20.0)
+        numpyro.sample("counts", dist.Poisson(jnp.where(day < tau, *rates)), obs=counts)
+
+
+def kinked() -> None:
+    """Continuous, with kinks between any two draws."""
+    w = numpyro.sample("w", dist.Laplace(0, 1).expand([5]).to_event(1))
+    numpyro.sample("y", dist.Laplace(jax.nn.relu(w), 0.1).to_event(1), obs=jnp.ones(5))
+
+
+@pytest.mark.parametrize("model", [change_point, kinked])
+def test_jumps_of_the_energy_are_flagged_and_kinks_are_not(model):
+    mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=300, progress_bar=False)
+    mcmc.run(random.key(0))
+    check = next(c for c in diagnose(mcmc).checks if c.name == "jump of the energy")
+    assert check.ok is (model is kinked)

@@ -50,6 +50,9 @@ EQUAL_WEIGHTS = 0.01
 FALSE_ALARMS = 0.01
 """Chance that Monte Carlo error alone flags one of the figures of a check."""
 
+LARGEST_JUMP = 0.3
+"""In nats. Kinks of a network with ReLU are at most 0.06, jumps of a change point 2 to 4."""
+
 HIDDEN = "Monte Carlo error hides it; run longer to tell"
 
 

@@ -22,12 +22,12 @@ from .constants import constants
 from .container import Labels, container
 from .full_data import (
     FullDataModel,
-    gradients_at_draws,
     latent_draws,
     observed_values,
     read_model,
 )
 from .full_data_draws import pointwise_log_prob, predictive_values
+from .gradients import gradients_at_draws
 from .report import warn_of_record
 from .run_record import record_of_guide, record_of_mcmc
 from .sources import check_run
@@ -179,7 +179,7 @@ def to_inference_data(
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
-        groups["unconstrained_posterior"] = gradients_at_draws(model, posterior)
+        groups["unconstrained_posterior"] = gradients_at_draws(model, posterior)[0]
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")
         found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)

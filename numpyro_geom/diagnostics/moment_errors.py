@@ -29,8 +29,8 @@ import numpy as np
 
 from . import checks
 from .arrays import entries, evenly, named
-from .checks import Check, at_least
-from .full_data import GRADIENT, POSITION
+from .checks import Check, at_least, at_most
+from .gradients import GRADIENT, POSITION
 from .monte_carlo import effective_size
 from .run_record import RunRecord
 
@@ -58,7 +58,16 @@ class MomentErrors(NamedTuple):
 
 
 def moment_checks(run: RunRecord) -> Iterator[Check]:
-    """Errors of means and standard deviations, from gradients at the draws."""
+    """Jumps of U; errors of means and standard deviations, from gradients at the draws."""
+    if run.jumps is not None:
+        advice = (
+            "U jumps between the draws, where the log density is not continuous, and a sampler "
+            "that follows gradients does not see a jump. Smooth it (a sigmoid for a comparison, for "
+            "instance), sum the parameter out, or use a sampler for discrete sites"
+        )
+        where = f"the largest on {len(run.jumps)} lines between draws, in nats"
+        name, jump = "jump of the energy", float(np.max(run.jumps))
+        yield at_most(name, jump, checks.LARGEST_JUMP, where, advice)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
     if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
         return

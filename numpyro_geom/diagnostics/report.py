@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
@@ -19,7 +20,8 @@ from ..kernel import SGKernel
 from .arrays import Arrays, chosen
 from .checks import Check
 from .draw_checks import draw_checks, guide_checks
-from .full_data import gradients_at_draws, read_model
+from .full_data import read_model
+from .gradients import gradients_at_draws
 from .moment_errors import moment_checks
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
@@ -160,7 +162,8 @@ def diagnose(
         check_run(source)
         run = record_of_mcmc(source)
         if gradients:
-            run = run._replace(unconstrained=_gradients(run))
+            unconstrained, jumps = _gradients(run)
+            run = run._replace(unconstrained=unconstrained, jumps=jumps)
     else:
         _check_container(source)
         run = record_of_container(source)
@@ -181,13 +184,13 @@ def diagnose(
     )
 
 
-def _gradients(run: RunRecord) -> Arrays:
+def _gradients(run: RunRecord) -> tuple[Arrays, np.ndarray | None]:
     if not run.targets_model:
-        return {}
+        return {}, None
     model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
     draws = [run.posterior.get(name) for name in model.of_kind("latent")]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
-        return {}
+        return {}, None
     return gradients_at_draws(model, run.posterior)
 
 

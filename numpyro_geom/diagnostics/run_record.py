@@ -37,7 +37,8 @@ class RunRecord(NamedTuple):
     posterior: Arrays  # draws by name, shaped (chains, draws, ...)
     sample_stats: Arrays  # figures of each draw by name, shaped likewise
     attributes: Mapping[str, Any]  # of the posterior: settings of what drew, and its facts
-    unconstrained: Arrays = {}  # what `gradients_at_draws` returns, where it was asked for
+    unconstrained: Arrays = {}  # from `gradients_at_draws`, where it was asked for
+    jumps: np.ndarray | None = None  # likewise
     model: Callable | None = None  # `param` sites at their values; None with a potential_fn
     args: tuple = ()  # of the model
     kwargs: dict[str, Any] = {}

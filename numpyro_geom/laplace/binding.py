@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from .._util import is_traced
 from ..arguments import on_device
 from ..information.form import Flat, Structure
+from ..rows.bad_rows import check_finite
 from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
 from . import sampling
@@ -62,7 +63,11 @@ class BoundGuide(AutoContinuous):
             self._plan: Subsampling = read_subsampling(
                 self.model, args, kwargs, self.settings.batch_size
             )
-        super()._setup_prototype(*args, **kwargs)
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        except ValueError:  # NumPyro's, without the name of an argument
+            check_finite(self.model, args, kwargs)
+            raise
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             return

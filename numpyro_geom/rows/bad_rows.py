@@ -1,9 +1,9 @@
-"""Rows of the data that hold NaN: named, or left out."""
+"""Rows of the data that hold what is not finite: named, or left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,12 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_choice
-from .host_rows import HostRows, is_host_rows
+from .._util import all_finite, is_traced
+from ..arguments import by_name
+from .host_rows import HostRows, host_rows_in, is_host_rows
 
 ON_BAD_ROWS = ("error", "drop", "keep")
 CHUNK_BYTES = 2**26
 NAMED = 10
 """Rows that an error names."""
+SOME_ROWS = 1024
+"""Rows that are not finite on which the model is tried."""
 
 
 def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple[tuple, dict]:
@@ -32,26 +36,19 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
     check_choice("on_bad_rows", on_bad_rows, ON_BAD_ROWS)
     if on_bad_rows == "keep":
         return args, kwargs
-    bad: dict[int, np.ndarray] = {}
-    told = []
-    for name, array in _arrays(args, kwargs):
-        rows = _bad_rows(array)
-        if len(rows):
-            told.append(f"{name}: {_listed(rows)} of {array.shape[0]}")
-            found = bad.get(array.shape[0], np.zeros(0, int))
-            bad[array.shape[0]] = np.union1d(found, rows)
+    bad, told = _found({"args": list(args), "kwargs": dict(kwargs)}, np.isnan)
     if not bad:
         return args, kwargs
     if on_bad_rows == "error":
         raise ValueError(
-            f"the data hold NaN in {'; '.join(told)}. Expected numbers: repair the rows, pass "
+            f"the data hold NaN in {told}. Expected numbers: repair the rows, pass "
             "on_bad_rows='drop' to leave them out of every array with as many rows, or 'keep' if "
             "the model masks them"
         )
     for size, rows in bad.items():
         if len(rows) == size:
             raise ValueError(
-                f"no row would be left: all {size} hold NaN. Expected data, got {'; '.join(told)}"
+                f"no row would be left: all {size} hold NaN. Expected data, got {told}"
             )
     good = {size: np.delete(np.arange(size), rows) for size, rows in bad.items()}
 
@@ -67,6 +64,39 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
     return args, kwargs
 
 
+def check_finite(
+    model: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    energy: Callable[[dict[str, np.ndarray]], tuple] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> None:
+    """Raise where rows that are not finite make the energy or its gradient so.
+
+    Args:
+        model: the user's.
+        args: its arguments; rows that stay on the host are not looked at.
+        kwargs: its keyword arguments.
+        energy: ``(rows of each plate) -> (energy, gradient)``; None where it is known to be not
+            finite.
+        sizes: of the plates whose rows ``energy`` takes.
+    """
+    if is_traced((args, kwargs)):
+        return
+    named = {n: x for n, x in by_name(model, args, kwargs).items() if not host_rows_in(x)}
+    bad, told = _found(named, lambda x: ~np.isfinite(x))
+    if energy is not None and bad:
+        rows = {p: bad.get(n, np.arange(n))[:SOME_ROWS] for p, n in (sizes or {}).items()}
+        bad = {} if bool(all_finite(energy(rows))) else bad
+    if not bad:
+        return
+    raise ValueError(
+        f"the data hold NaN or infinity in {told}, and the model's log density or its gradient is "
+        "not finite there. Expected numbers: repair or drop the rows, or mask them and put finite "
+        "values in the places of what is missing"
+    )
+
+
 class _Selected:
     """Some of the rows of a source, as a source."""
 
@@ -78,9 +108,21 @@ class _Selected:
         return self.source.reader.read(self.rows[index], self.dtype)
 
 
-def _arrays(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    trees = {"args": list(args), "kwargs": dict(kwargs)}
-    for root, tree in trees.items():
+def _found(named: dict[str, Any], is_bad: Callable) -> tuple[dict[int, np.ndarray], str]:
+    """Bad rows by the number of rows of the arrays that hold them, and a text that names them."""
+    bad: dict[int, np.ndarray] = {}
+    told = []
+    for name, array in _arrays(named):
+        rows = _bad_rows(array, is_bad)
+        if len(rows):
+            told.append(f"{name}: {_listed(rows)} of {array.shape[0]}")
+            found = bad.get(array.shape[0], np.zeros(0, int))
+            bad[array.shape[0]] = np.union1d(found, rows)
+    return bad, "; ".join(told)
+
+
+def _arrays(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for root, tree in named.items():
         leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]
         for path, leaf in leaves:
             if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -92,8 +134,10 @@ def _has_rows(x: Any) -> bool:
     return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
 
 
-def _bad_rows(array: Any) -> np.ndarray:
-    """Indices of rows that hold NaN; reads a part at a time."""
+def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
+    """Indices of rows with an entry that is bad: NaN at least; reads a part at a time."""
+    if isinstance(array, jax.Array) and bool(jnp.isfinite(jnp.sum(array))):
+        return np.zeros(0, int)
     size = array.shape[0]
     width = math.prod(array.shape[1:])
     step = max(1, CHUNK_BYTES // max(1, width * array.dtype.itemsize))
@@ -101,10 +145,10 @@ def _bad_rows(array: Any) -> np.ndarray:
     for first in range(0, size, step):
         rows = slice(first, min(size, first + step))
         part = np.asarray(array[rows]).reshape(-1, width)
-        # a sum is NaN where an entry is, also where infinities cancel: look again at those
+        # a sum is not finite where an entry is not, also where values overflow: look at those
         with np.errstate(all="ignore"):
-            suspects = np.flatnonzero(np.isnan(part.sum(1)))
-        bad = np.isnan(part[suspects]).any(1)
+            suspects = np.flatnonzero(~np.isfinite(part.sum(1)))
+        bad = is_bad(part[suspects]).any(1)
         found.append(first + suspects[bad])
     return np.concatenate(found) if found else np.zeros(0, int)
 

@@ -44,9 +44,13 @@ def read_subsampling(
             unknown plates, batches larger than their plate, or an observed site that its
             subsampled plate does not index.
     """
+
+    def run(args: tuple, kwargs: dict) -> tuple:
+        return abstract_trace(model, args, kwargs, {})
+
     try:
-        with explained(model, args, kwargs, lambda args, kwargs: abstract_trace(model, args, kwargs, {})):
-            trace, declared = abstract_trace(model, args, kwargs, {})
+        with explained(model, args, kwargs, run):
+            trace, declared = run(args, kwargs)
     except AssertionError as error:
         if "size of plate" in str(error):
             raise ValueError(

@@ -1,0 +1,147 @@
+"""Energies and gradients on all rows at the draws of a run, and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from numpyro import handlers
+from numpyro.infer.util import potential_energy, unconstrain_fn
+
+from ..target.minibatch import SubsamplePlates
+from .arrays import Arrays, host
+from .full_data import FullDataModel, latent_draws
+
+POSITION, GRADIENT = "z.", "grad_U."
+"""What the names of a site's arrays begin with."""
+MAX_WORK = 2**28
+"""Observed values times draws for which gradients are evaluated; beyond, draws are left out."""
+BLOCK_DRAWS = 1024
+"""Positions at a time at which the gradient is evaluated."""
+LINE_POINTS = 65
+"""Points of a line between two draws on which U is compared with its gradient."""
+FEWEST_LINES = 4
+"""Below which there is no looking for jumps."""
+LARGEST_ROUNDING = 0.1
+"""Change of an unconstrained coordinate, in sd, from one floating-point number to the next in the
+constrained draw, above which the draw does not tell the coordinate."""
+
+
+def gradients_at_draws(
+    model: FullDataModel, posterior: Mapping[str, np.ndarray]
+) -> tuple[Arrays, np.ndarray | None]:
+    """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
+
+    For each latent site ``w`` with entries the arrays ``z.w`` and ``grad_U.w``, in nats, shaped
+    (chains, draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total. The
+    gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
+    tell (the small entries of a sparse simplex in float32).
+
+    Returns:
+        The arrays; and `energy_jumps` between the draws, None of too few.
+    """
+    latent = [name for name in model.of_kind("latent") if name in posterior]
+    discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
+    if discrete:
+        raise ValueError(
+            f"the sites {discrete} are discrete, and U has no gradient there: leave gradients out"
+        )
+    chains, draws = next(iter(posterior.values())).shape[:2]
+    rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
+    every = -(-chains * draws * rows // MAX_WORK)
+    kept = {name: x[:, ::every] for name, x in posterior.items()}
+    places = {name: jnp.asarray(x) for name, x in latent_draws(model, kept).items()}
+    empty = {name: x[0] for name, x in places.items() if x.size == 0}
+    places = {name: x for name, x in places.items() if name not in empty}
+    count = next(iter(places.values())).shape[0]
+    block = min(count, BLOCK_DRAWS)
+
+    def unconstrained(fn: Callable, data: tuple, draw: dict) -> dict:
+        z = unconstrain_fn(fn, *data, draw | empty)
+        return {name: z[name] for name in draw}
+
+    @jax.jit
+    def positions(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple[dict, dict]:
+        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
+        following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draws)
+        at = jax.vmap(lambda draw: unconstrained(fn, data, draw))
+        z = at(draws)
+        return z, jax.tree.map(jnp.subtract, at(following), z)
+
+    @jax.jit
+    def energies(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
+        energy = jax.value_and_grad(lambda z: potential_energy(fn, *data, z | empty))
+        return lax.map(energy, z, batch_size=max(1, min(64, MAX_WORK // (256 * rows))))
+
+    def in_blocks(z: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        size = next(iter(z.values())).shape[0]
+        parts = []
+        for first in range(0, size, block):
+            index = np.minimum(np.arange(first, first + block), size - 1)
+            parts.append(energies(model.arrays, {name: x[index] for name, x in z.items()}))
+        return jax.tree.map(lambda *x: np.concatenate([host(y) for y in x])[:size], *parts)
+
+    z, rounding = jax.tree.map(host, positions(model.arrays, places))
+    _, grad = in_blocks(z)
+    found: Arrays = {}
+    for name, x in z.items():
+        finite = np.isfinite(x) & np.isfinite(rounding[name])
+        changes = np.mean(np.where(finite, rounding[name], 0.0) ** 2, 0) ** 0.5
+        hidden = changes > LARGEST_ROUNDING * np.std(np.where(finite, x, 0.0), 0)
+        shape = (chains, -(-draws // every), *x.shape[1:])
+        found[POSITION + name] = x.reshape(shape)
+        found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
+    return found, energy_jumps(in_blocks, z, block // LINE_POINTS)
+
+
+def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:
+    """Jumps of U along lines between draws, in nats: its change that its gradient does not say.
+
+    In the cell of each line where the trapezoidal rule is worst, the line is cut again. There the
+    error of the rule is that much smaller, also at a kink; a jump stays what it is.
+
+    Args:
+        energies: ``z -> (U, gradient)``, with a leading axis of positions.
+        z: unconstrained draws, likewise.
+        num_lines: how many lines.
+
+    Returns:
+        The largest jump of each line, 0 below what rounding can make; None without lines.
+    """
+    count = next(iter(z.values())).shape[0]
+    if num_lines < FEWEST_LINES or count < 2 * num_lines:
+        return None
+    pairs = np.random.default_rng(0).permutation(count)[: 2 * num_lines].reshape(2, num_lines)
+    ends = {name: x[pairs] for name, x in z.items()}
+    for _ in range(2):
+        shares = np.linspace(0.0, 1.0, LINE_POINTS)
+        points = {n: _between(x, shares).reshape(-1, *x.shape[2:]) for n, x in ends.items()}
+        energy, grad = energies(points)
+        energy = energy.astype(float).reshape(LINE_POINTS, num_lines)
+        slope: np.ndarray = np.zeros((LINE_POINTS, num_lines))
+        for name, x in ends.items():
+            gap = (x[1] - x[0]).reshape(num_lines, -1)
+            slope += np.sum(grad[name].reshape(LINE_POINTS, num_lines, -1) * gap, -1, dtype=float)
+        told = (slope[1:] + slope[:-1]) / 2 / (LINE_POINTS - 1)
+        error = np.nan_to_num(np.abs(np.diff(energy, axis=0) - told), posinf=0.0)
+        worst = np.argmax(error, 0)
+        lines = np.arange(num_lines)
+        ends = {
+            name: np.stack(
+                [x.reshape(LINE_POINTS, num_lines, *x.shape[1:])[worst + k, lines] for k in (0, 1)]
+            )
+            for name, x in points.items()
+        }
+    jumps = error[worst, lines]
+    rounding = 64 * np.finfo(next(iter(z.values())).dtype).eps * np.abs(energy).max(0)
+    return np.where(jumps > rounding, jumps, 0.0)
+
+
+def _between(ends: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Points at these shares of the way, a leading axis."""
+    shares = shares.reshape(-1, *[1] * (ends.ndim - 1))
+    return (ends[0] + shares * (ends[1] - ends[0])).astype(ends.dtype)
