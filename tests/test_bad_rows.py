@@ -14,7 +14,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGRLD, HostRows, run
+from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, run
 from numpyro_geom.rows import bad_rows
 from numpyro_geom.rows.bad_rows import checked_rows
 
@@ -130,3 +130,50 @@ def test_a_wrong_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="on_bad_rows must be"):
         draws(*data(), on_bad_rows="ignore")
     assert jax.tree.leaves(checked_rows((), {}, "error")) == []
+
+
+PLAIN = {
+    "all rows": lambda: GGMC(regression),
+    "minibatches": lambda: SGHMC(regression, batch_size=4, step_size=1e-3),
+    "minibatches, automatic": lambda: SGHMC(regression, batch_size=4),
+}
+
+
+@pytest.mark.parametrize("kernel", PLAIN)
+@pytest.mark.parametrize("kind", ["numpy", "jax"])
+def test_a_plain_mcmc_names_rows(kernel: str, kind: str) -> None:
+    X, y = map(KINDS[kind], with_nan())
+    mcmc = MCMC(PLAIN[kernel](), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match=r"in X: row 3 of 30; y: row 17 of 30, and the model"):
+        mcmc.run(random.key(0), X, y)
+
+
+def test_a_guide_names_rows() -> None:
+    with pytest.raises(ValueError, match=r"in X: row 3 of 30; y: row 17 of 30, and the model"):
+        RiemannianLaplace(regression).fit(random.key(0), *with_nan())
+
+
+def test_rows_that_the_model_closes_over_are_told_of() -> None:
+    X, y = map(jnp.asarray, with_nan())
+
+    def model():
+        regression(X, y)
+
+    mcmc = MCMC(SGHMC(model, batch_size=4), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match="on all rows is not finite .* check that the data"):
+        mcmc.run(random.key(0))
+
+
+def test_rows_that_the_model_masks_are_no_error() -> None:
+    def masked(X, y):
+        seen = ~jnp.isnan(y)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]) as i:
+            likelihood = dist.Normal(X[i] @ w, 1.0).mask(seen[i])
+            numpyro.sample("y", likelihood, obs=jnp.nan_to_num(y)[i])
+
+    X, _ = data()
+    kernel = SGHMC(masked, batch_size=4, step_size=1e-3)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(random.key(0), X, with_nan()[1])
+    assert np.isfinite(mcmc.get_samples()["w"]).all()

@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 from jax import random
 from numpyro import handlers
-from numpyro.infer import HMC, MCMC
+from numpyro.infer import HMC, MCMC, NUTS
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
@@ -284,6 +284,7 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "relaxation times a chain spans",
         "largest over smallest curvature",
         "draws with undone steps",
+        "jump of the energy",
         "passes over the data",
     }
     assert set(names) == expected

@@ -26,7 +26,7 @@ from numpyro.contrib.module import (
     random_flax_module,
     random_nnx_module,
 )
-from numpyro.infer import init_to_uniform
+from numpyro.infer import MCMC, init_to_uniform
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model, potential_energy
 from targets import (
@@ -46,7 +46,7 @@ from targets import (
     run,
 )
 
-from numpyro_geom import SGRLD
+from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
 from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
 
@@ -597,3 +597,19 @@ def test_a_position_whose_value_overflows_is_undone() -> None:
         assert np.isfinite(constrain(state.z)["s"])
         undone += int(state.num_diverging)
     assert undone > 0
+
+
+@pytest.mark.parametrize("kernel", [SGHMC, GGMC])
+def test_a_latent_of_size_zero(kernel: Any) -> None:
+    def model() -> None:
+        a = numpyro.sample("a", dist.Normal(0, 1).expand([0]))
+        b = numpyro.sample("b", dist.Normal(jnp.sum(a), 1))
+        numpyro.sample("y", dist.Normal(b, 1), obs=1.0)
+
+    mcmc = MCMC(kernel(model), num_warmup=50, num_samples=300, progress_bar=False)
+    mcmc.run(random.key(0))
+    assert mcmc.get_samples()["a"].shape == (300, 0)
+    # N(1/2, 1/2); no fewer than 50 effective draws
+    assert abs(np.mean(mcmc.get_samples()["b"]) - 0.5) < 5 * (0.5 / 50) ** 0.5
+    assert {"error of the means, in sd"} <= {check.name for check in diagnose(mcmc).checks}
+    to_inference_data(mcmc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ constrained draw, above which the draw does not tell the coordinate."""
 
 def gradients_at_draws(
     model: FullDataModel, posterior: Mapping[str, np.ndarray]
-) -> tuple[Arrays, np.ndarray | None]:
+) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
     For each latent site ``w`` with entries the arrays ``z.w`` and ``grad_U.w``, in nats, shaped
@@ -41,7 +42,7 @@ def gradients_at_draws(
     tell (the small entries of a sparse simplex in float32).
 
     Returns:
-        The arrays; and `energy_jumps` between the draws, None of too few.
+        The arrays; and ``energy_jump``, the largest of `energy_jumps`, unless draws are too few.
     """
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
@@ -95,7 +96,8 @@ def gradients_at_draws(
         shape = (chains, -(-draws // every), *x.shape[1:])
         found[POSITION + name] = x.reshape(shape)
         found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
-    return found, energy_jumps(in_blocks, z, block // LINE_POINTS)
+    jumps = energy_jumps(in_blocks, z, block // LINE_POINTS)
+    return found, {} if jumps is None else {"energy_jump": float(np.max(jumps))}
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:

@@ -179,7 +179,8 @@ def to_inference_data(
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
-        groups["unconstrained_posterior"] = gradients_at_draws(model, posterior)[0]
+        groups["unconstrained_posterior"], told = gradients_at_draws(model, posterior)
+        run = run._replace(attributes={**run.attributes, **told})
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")
         found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)

@@ -59,15 +59,14 @@ class MomentErrors(NamedTuple):
 
 def moment_checks(run: RunRecord) -> Iterator[Check]:
     """Jumps of U; errors of means and standard deviations, from gradients at the draws."""
-    if run.jumps is not None:
+    if "energy_jump" in run.attributes:
         advice = (
             "U jumps between the draws, where the log density is not continuous, and a sampler "
-            "that follows gradients does not see a jump. Smooth it (a sigmoid for a comparison, for "
-            "instance), sum the parameter out, or use a sampler for discrete sites"
+            "that follows gradients does not see a jump. Smooth it (a sigmoid in the place of a "
+            "comparison, for instance), sum the parameter out, or use a sampler without gradients"
         )
-        where = f"the largest on {len(run.jumps)} lines between draws, in nats"
-        name, jump = "jump of the energy", float(np.max(run.jumps))
-        yield at_most(name, jump, checks.LARGEST_JUMP, where, advice)
+        jump, where = run.attributes["energy_jump"], "the largest on lines between draws, in nats"
+        yield at_most("jump of the energy", jump, checks.LARGEST_JUMP, where, advice)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
     if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
         return

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
@@ -162,8 +161,8 @@ def diagnose(
         check_run(source)
         run = record_of_mcmc(source)
         if gradients:
-            unconstrained, jumps = _gradients(run)
-            run = run._replace(unconstrained=unconstrained, jumps=jumps)
+            unconstrained, told = _gradients(run)
+            run = run._replace(unconstrained=unconstrained, attributes={**run.attributes, **told})
     else:
         _check_container(source)
         run = record_of_container(source)
@@ -184,13 +183,13 @@ def diagnose(
     )
 
 
-def _gradients(run: RunRecord) -> tuple[Arrays, np.ndarray | None]:
+def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     if not run.targets_model:
-        return {}, None
+        return {}, {}
     model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
     draws = [run.posterior.get(name) for name in model.of_kind("latent")]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
-        return {}, None
+        return {}, {}
     return gradients_at_draws(model, run.posterior)
 
 

@@ -38,7 +38,6 @@ class RunRecord(NamedTuple):
     sample_stats: Arrays  # figures of each draw by name, shaped likewise
     attributes: Mapping[str, Any]  # of the posterior: settings of what drew, and its facts
     unconstrained: Arrays = {}  # from `gradients_at_draws`, where it was asked for
-    jumps: np.ndarray | None = None  # likewise
     model: Callable | None = None  # `param` sites at their values; None with a potential_fn
     args: tuple = ()  # of the model
     kwargs: dict[str, Any] = {}
@@ -151,6 +150,11 @@ def sample_stats(mcmc: MCMC) -> Arrays:
             stats["lp"] = -x
         else:
             stats[RENAMED.get(field, field)] = x
+    if isinstance(kernel, SGKernel) and not kernel.facts.trajectory and "diverging" in stats:
+        # an undone step is one that began where the draw before had ended
+        after = np.roll(stats["diverging"], -1, 1)
+        after[:, -1:] = False
+        stats["diverging"] = stats["diverging"] | after
     if isinstance(kernel, NUTS) and "n_steps" in stats:
         stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
     return stats
@@ -213,7 +217,8 @@ def _descriptions(kernel: Any) -> dict[str, str]:
     texts = {
         "energy": f"U in nats {of_step}, {source}",
         "lp": f"minus U in nats {of_step}, {source}",
-        "diverging": "a step of the draw was not finite or unstable, and was undone",
+        "diverging": "a step of the draw, or of the next one, was not finite or unstable and was "
+        "undone: leave the draw out",
         "grad_norm": f"Euclidean norm of grad U {of_step}, {source}",
         "configurational_temperature": f"{of_draw} of {temperature}is the temperature",
         "kinetic_temperature": f"r'M^-1 r / D of the momentum, a {of_draw}",
