@@ -20,6 +20,8 @@ from .step_size import Adaptation, rule_temperature
 PyTree = Any
 
 LANCZOS_STEPS = 20
+SMALLEST_SHARE = 2.0**-20
+"""Of a length within whose reach nothing is, as where the energy is not finite."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed: exact, and half of what Lanczos takes to compile."""
 COLUMNS_AT_ONCE = 16
@@ -174,14 +176,15 @@ def measure(
 def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
     """The first of ``length`` and its halves where the energy is higher by no more than ``most``.
 
-    With ``most`` tau D that is twice the mean rise in a Gaussian.
+    With ``most`` tau D that is twice the mean rise in a Gaussian. The last one tried is
+    `SMALLEST_SHARE` of ``length``.
     """
 
-    def too_far(length: jax.Array) -> jax.Array:
-        here, there = lax.map(energy, jnp.stack([jnp.zeros_like(length), length]))
-        return ~(there - here <= most) & (length > 0)
+    def too_far(tried: jax.Array) -> jax.Array:
+        here, there = lax.map(energy, jnp.stack([jnp.zeros_like(tried), tried]))
+        return ~(there - here <= most) & (tried > SMALLEST_SHARE * length)
 
-    return lax.while_loop(too_far, lambda length: length / 2, length)
+    return lax.while_loop(too_far, lambda tried: tried / 2, length)
 
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:

@@ -24,9 +24,6 @@ from .timetable import Due
 
 PyTree = Any
 
-SMALLEST_SHARE = 2.0**-20
-"""Of a root whose reach is nothing, as where the energy is not finite."""
-
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
     """The coordinates of ``inverse_mass_matrix``; without one those of I, about ``position``."""
@@ -93,9 +90,17 @@ def share_within_reach(
     temperature: float,
 ) -> jax.Array:
     """How much of L to take: a place that is flatter than the target promises too much."""
+    size, dtype = root.shape[0], root.dtype
+    direction = times(root, scattered_floats(key_word(rng_key), size, dtype))
+    return share_along(potential, direction, position, batch, temperature)
+
+
+def share_along(
+    potential: Potential, direction: jax.Array, position: PyTree, batch: Any, temperature: float
+) -> jax.Array:
+    """The share of a direction, in standard deviations, along which U rises as in a Gaussian."""
     flat, unravel = ravel_pytree(position)
     tau = rule_temperature(temperature)
-    direction = times(root, scattered_floats(key_word(rng_key), flat.size, flat.dtype))
     direction, most = tau**0.5 * direction, tau * flat.size
 
     def along(share: jax.Array) -> jax.Array:
@@ -103,7 +108,7 @@ def share_within_reach(
         two = jnp.stack([flat + share * direction, flat - share * direction])
         return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
 
-    return jnp.maximum(within_reach(along, jnp.ones((), flat.dtype), most), SMALLEST_SHARE)
+    return within_reach(along, jnp.ones((), flat.dtype), most)
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:

@@ -35,7 +35,8 @@ ROUND_STEPS = 25
 """Steps between two looks at the energy."""
 MAX_ROUNDS = 60
 LEAST_FALL = 0.2
-"""Fall of the energy in a round, in units of tau * D, that keeps the learning rate."""
+"""Fall of the energy in a round, in units of tau * D, that keeps the learning rate; without
+Hessians, of D and N the smaller."""
 REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
@@ -93,7 +94,10 @@ def descend(
     adam = optax.scale_by_adam(b2=MEMORY)
     flat, unravel = ravel_pytree(position)
     tau = rule_temperature(temperature)
-    enough = LEAST_FALL * (tau if of_mass else max(temperature, 1e-2)) * flat.size
+    size, num_data = flat.size, potential.num_data
+    if not of_mass and num_data > 1:  # else it is not known
+        size = min(size, num_data)  # rows tell no more directions than they are
+    enough = LEAST_FALL * (tau if of_mass else max(temperature, 1e-2)) * size
     key_stream, key_rounds = random.split(rng_key)
 
     def spread_at(position: PyTree, rows: Any) -> tuple[Any, jax.Array]:

@@ -7,15 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 
 from .._util import tree_where
 from ..settings import Settings
 from ..target.control_variate import refresh, with_control_variate
+from ..target.scale import Scale, times
 from ..target.target import Target
 from .approach import MOST_STEPS, approach
 from .curvature import DENSE_LIMIT
-from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal
+from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal, share_along
 from .search import descend
+from .step_size import rule_temperature
 
 PyTree = Any
 
@@ -65,11 +68,27 @@ def find_start(
     scale: Any = ()
     if curved:
         scale = scale_of_curvature(target, settings, position, roots, key_scale)
+        if searching:
+            position = typical_place(target, scale, position, random.fold_in(rng_key, 1))
     elif settings.finds_scale:
         scale = scale_of_diagonal(target, settings, position, key_scale)
     elif settings.scales:
         scale = given_scale(settings, position)
     return position, control, scale
+
+
+def typical_place(target: Target, scale: Scale, position: PyTree, rng_key: jax.Array) -> PyTree:
+    """A draw of the normal law about ``position`` that the scale describes, within its reach.
+
+    The middle of D dimensions is no typical place: U is tau D / 2 below its mean there.
+    """
+    flat, unravel = ravel_pytree(position)
+    tau = rule_temperature(target.temperature)
+    noise = times(scale.root, random.normal(rng_key, flat.shape, flat.dtype))
+    rows = target.potential.curvature_batch(rng_key)
+    share = share_along(target.potential, noise, position, rows, target.temperature)
+    found = unravel(flat + share * tau**0.5 * noise)
+    return tree_where(target.is_usable(found), found, position)
 
 
 def _with_anchors(
