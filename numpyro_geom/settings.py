@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer import init_to_uniform
 
-from ._checks import check_choice, check_flag, check_int, check_number
+from ._checks import check_choice, check_flag, check_int, check_model, check_number
 from ._start import check_batch_size
 from .metrics import get_metric
 from .schedules import Schedule, as_schedule
@@ -243,7 +243,7 @@ def _decay(name: str, value: Any) -> float:
 _positive = partial(check_number, above=0.0)
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "model": _optional(_function),
+    "model": _optional(check_model),
     "potential_fn": _optional(_function),
     "metric": lambda _, value: get_metric(value),
     "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),

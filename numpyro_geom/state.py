@@ -141,6 +141,14 @@ class SGState(NamedTuple):
     seed: jax.Array
     rng_key: jax.Array
 
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):  # what NumPyro asks for a field that is no attribute
+            raise ValueError(
+                f"extra_fields names {index!r}, and the state has no such field: expected some of "
+                f"{list(self._fields)}"
+            )
+        return super().__getitem__(index)
+
     @property
     def chain(self) -> Chain:
         """What steps move."""
