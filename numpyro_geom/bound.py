@@ -14,11 +14,12 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_uniform, init_to_value
-from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
+from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
 from ._mcmc import validates
 from ._programs import compiled
-from ._start import check_floating, check_init_params
+from ._init_params import as_position
+from ._start import check_floating
 from ._util import all_finite, is_traced
 from .arguments import on_device
 from .automatic import planned, resolved
@@ -154,7 +155,7 @@ def bind(
         settings: the kernel's.
         rng_key: one key, or one for each chain.
         num_warmup: draws of warm-up.
-        init_params: the user's unconstrained positions, or None.
+        init_params: where the user wants chains to start, or None.
         args: the model's arguments.
         kwargs: its keyword arguments.
         batched: whether there are several chains.
@@ -254,12 +255,16 @@ def _bind_model(
         bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
-    if gibbs:  # composite kernels hand over constrained values
-        init_params = unconstrain_fn(SubsamplePlates(bound.model), args, kwargs, dict(init_params))
-    check_init_params(init_params, position, batched)
-    return bound, {
-        name: jnp.asarray(init_params[name]).astype(value.dtype) for name, value in position.items()
-    }
+    # composite kernels hand over constrained values
+    return bound, as_position(
+        init_params,
+        position,
+        SubsamplePlates(bound.model),
+        args,
+        kwargs,
+        batched=batched,
+        constrained=gibbs or settings.constrained_init,
+    )
 
 
 def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:

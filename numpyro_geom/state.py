@@ -143,11 +143,12 @@ class SGState(NamedTuple):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):  # what NumPyro asks for a field that is no attribute
+            figures = self._fields[: self._fields.index("metric_state")]
             raise ValueError(
                 f"extra_fields names {index!r}, and the state has no such field: expected some of "
-                f"{list(self._fields)}"
+                f"{list(figures)}"
             )
-        return super().__getitem__(index)
+        return tuple.__getitem__(self, index)  # a NamedTuple has no super()
 
     @property
     def chain(self) -> Chain:
