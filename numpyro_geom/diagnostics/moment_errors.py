@@ -70,6 +70,9 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
     if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
         return
+    positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]
+    if not any(np.ptp(x, axis=(0, 1)).any() for x in positions):
+        return  # no draw moves, which other checks say
     found = moment_errors(run.unconstrained, run.temperature)
     if not found.names:
         advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
