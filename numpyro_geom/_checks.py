@@ -102,6 +102,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     """A value in few words, an array by its shape and dtype."""
-    if getattr(value, "dtype", None) is None:
-        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
-    return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if getattr(value, "dtype", None) is not None:
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    plain = isinstance(value, (int, float, str, type(None)))
+    return repr(value) if plain else type(value).__name__

@@ -65,8 +65,10 @@ def as_position(
     for name, x in start.items():
         finite = jnp.all(jnp.isfinite(jnp.asarray(x)))
         if not isinstance(finite, jax.core.Tracer) and not bool(finite):
-            problem = "is not finite, or outside of the site's support" if constrained else (
-                "is not finite"
+            problem = (
+                "is not finite, or outside of the site's support"
+                if constrained
+                else ("is not finite")
             )
             inside = "values in the support" if constrained else "finite unconstrained values"
             raise ValueError(

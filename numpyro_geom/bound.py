@@ -16,9 +16,9 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_uniform, init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
+from ._init_params import as_position
 from ._mcmc import validates
 from ._programs import compiled
-from ._init_params import as_position
 from ._start import check_floating
 from ._util import all_finite, is_traced
 from .arguments import on_device

@@ -120,18 +120,18 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
     if "guide" in attrs:
         other = "use metric='fisher', or run MCMC"
     elif "final_step_size" not in attrs:
-        other = "run longer, reparametrise, or let the sampler take smaller steps"
+        other = "increase num_samples, reparametrise, or let the sampler take smaller steps"
     else:
         other = (
             "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
-            "control_variate=True, or run longer"
+            "control_variate=True, or increase num_samples"
         )
     if attrs.get("gamma") in ("none", "published"):
         other = (
             f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "
             "default; or " + other
         )
-    longer = other if "guide" in attrs else "run longer, and warm up longer"
+    longer = other if "guide" in attrs else "increase num_warmup and num_samples"
     return (
         "the draws are not centred on the target; " + longer,
         "the draws are too wide (+) or too narrow (-) for the target; " + other,

@@ -19,7 +19,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "entries that are not finite": ("Mixing", "draws are not finite"),
     "failed geodesics": ("Step", "geodesics failed"),
     "draws with undone steps": ("Step", "steps failed and were undone"),
-    "diverging trajectories": ("Step", "trajectories diverged"),
     "divergences": ("Step", "trajectories diverged"),
     "acceptance rate": ("Step", "too many steps are rejected"),
     "entries that change from draw to draw": ("Mixing", "the chains do not move"),
@@ -132,8 +131,10 @@ class Report:
 
     def _counts(self) -> str:
         flagged, hidden = len(self.flagged), len(self.undecided)
-        text = f"{flagged} of {len(self.checks)} figures flagged" if flagged else (
-            "Nothing is flagged"
+        text = (
+            f"{flagged} of {len(self.checks)} figures flagged"
+            if flagged
+            else ("Nothing is flagged")
         )
         if hidden:
             text += f", {hidden} undecided (marked {UNDECIDED})"

@@ -48,11 +48,20 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
         where = checks.HIDDEN if ok is None and error is not None else ""
-        advice = (
-            "above: the steps are too large, use a smaller bias_tolerance or step_size; below: noise "
-            "is missing; either: the chain has not reached the target, use a larger num_warmup"
-        )
+        advice = _temperature_advice(run, too_hot=mean > tau)
         yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
+
+
+def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
+    """What to do about a temperature that is not the target's."""
+    if not too_hot:
+        return "noise is missing, or the chain has not reached the target: use a larger num_warmup"
+    automatic = run.attributes.get("step_size") == "auto"
+    smaller = "a smaller bias_tolerance" if automatic else "step_size='auto' or a smaller step_size"
+    return (
+        f"the steps are too large, or the chain has not reached the target: use {smaller}, or a "
+        "larger num_warmup"
+    )
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
@@ -65,7 +74,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
             where = f"{span(means)} over chains" if differ else ""
             yield Check(title, float(means.mean()), where=where)
     if "scale_condition" in attrs:
-        where = "of the covariance by which coordinates are scaled, the largest of the chains"
+        where = "of the learned covariance"
         yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
     if "noise_with_control_variate" in attrs:
         plain, corrected = (
@@ -86,7 +95,8 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
     tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
     what, remedy = _what_binds(attrs, largest, total, tolerance)
     ok = bool(total <= checks.ROUNDING * tolerance)
-    where = f"to first order; {what}" + (f": {remedy}" if ok and remedy else "")
+    terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
+    where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
     automatic, noisy = attrs.get("step_size") == "auto", largest[1] > largest[0]
     advice = "use a larger num_warmup, in which the step size is found"
     if not automatic:
@@ -141,7 +151,7 @@ def _length(run: RunRecord) -> Iterator[Check]:
             f"instance), {closer}"
         )
         name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
-        where = "in the second half of warm-up, the median of the chains"
+        where = "in late warm-up, median chain"
         yield at_most(name, np.median(ratio), checks.WIDE_CURVATURE, where, advice)
 
 
@@ -168,13 +178,14 @@ def advice_on_length(run: RunRecord) -> str:
         return "increase num_samples or num_steps"
     slow = "the chain has hardly moved"
     if capped:
-        slow = f"a draw spans {MAX_NUM_STEPS:,} steps at most, far less than a relaxation time"
+        slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
+    times = f"{digits(checks.ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
     how = "step_size='auto' and dense_mass=True, which learn the posterior's scale"
     if "scale_condition" in attrs:
         how = "a larger num_warmup, from whose draws the scale is learned"
     return (
-        f"{slow}, and more draws do not help. Use {how}, standardise the inputs, or reparametrise "
-        "the model"
+        f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
+        f"use {how}, standardise the inputs, or reparametrise the model"
     )
 
 
@@ -216,12 +227,12 @@ def _undone(run: RunRecord) -> Check:
             "exact, but chains hardly enter such regions, or cannot leave them. Use a "
             f"{smaller}, or another parametrisation"
         )
-        return none_of("diverging trajectories", diverging.sum(), where, advice)
+        return none_of("divergences", diverging.sum(), where, advice)
     smaller = "a smaller step_size"
     if automatic:
-        smaller = "a larger num_warmup (undone steps in it halve the step size), a smaller bias_tolerance"
+        smaller = "a larger num_warmup (undone steps halve the step size), a smaller bias_tolerance"
     advice = (
         "steps after warm-up were not finite or unstable, and draws avoid the region where that "
-        f"happens. Use {smaller} or another parametrisation, or check that the model is finite there"
+        f"happens. Use {smaller} or another parametrisation, or make the model finite there"
     )
     return none_of("draws with undone steps", diverging.sum(), where, advice)

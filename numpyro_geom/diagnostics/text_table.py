@@ -33,13 +33,13 @@ class TextTable:
         return f"<table>{head}<tbody>{body}</tbody></table>{below}"
 
 
-def align(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """A text table: the first ``left`` columns to the left, the others to the right."""
+def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A text table: the first column to the left, the others to the right."""
     table = [list(header), *map(list, rows)]
     columns = []
     for k, column in enumerate(zip(*table, strict=True)):
         width = max(map(len, column))
-        columns.append([x.ljust(width) if k < left else x.rjust(width) for x in column])
+        columns.append([x.ljust(width) if k == 0 else x.rjust(width) for x in column])
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
