@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "draws with undone steps": ("Step", "steps failed and were undone"),
     "divergences": ("Step", "trajectories diverged"),
     "acceptance rate": ("Step", "too many steps are rejected"),
+    "jump of the energy": ("Bias", "the density jumps where gradients do not see it"),
     "entries that change from draw to draw": ("Mixing", "the chains do not move"),
     "bias of variances": ("Bias", "the step is too large"),
     "clamped noise": ("Bias", "minibatch noise is larger than the noise to inject"),
