@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -69,11 +70,9 @@ def check_key(name: str, value: Any) -> Any:
 
 def check_keys(name: str, value: Any) -> Any:
     """A single random key, or a batch of them."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
-    if dtype is not None and not hasattr(dtype, "na_value"):  # that of a pandas column
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            return value
-        if dtype == np.uint32 and len(shape) > 0 and shape[-1] == 2:
+    if isinstance(value, (jax.Array, np.ndarray)):
+        is_raw = value.dtype == np.uint32 and np.shape(value)[-1:] == (2,)
+        if is_raw or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
     raise TypeError(
         f"{name} must be a key such as jax.random.key(0), before the arguments of the model, got "

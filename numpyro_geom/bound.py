@@ -255,15 +255,10 @@ def _bind_model(
         bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
-    # composite kernels hand over constrained values
+    constrained = gibbs or settings.constrained_init  # composite kernels hand over site values
+    data = SubsamplePlates(bound.model), args, kwargs
     return bound, as_position(
-        init_params,
-        position,
-        SubsamplePlates(bound.model),
-        args,
-        kwargs,
-        batched=batched,
-        constrained=gibbs or settings.constrained_init,
+        init_params, position, *data, batched=batched, constrained=constrained
     )
 
 

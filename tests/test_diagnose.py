@@ -442,7 +442,7 @@ def test_lines_from_sample_stats() -> None:
 
 
 def test_the_text_begins_with_a_verdict_and_goes_by_groups() -> None:
-    first = "      run longer & more, " + "with words " * 7
+    first = "      run longer & more, " + "with words " * 6
     advice = "run longer & more, " + "with words " * 12 + "to the end"
     found = Report(
         (
@@ -465,7 +465,7 @@ def test_the_text_begins_with_a_verdict_and_goes_by_groups() -> None:
         "Mixing",
         "!!  R-hat                        1.235         at most 1.01      w[0]",
         first + "with",
-        "      words " + "with words " * 4 + "to the end",
+        "      words " + "with words " * 5 + "to the end",
         "!!  effective sample size, bulk  3             at least 400      w",
         "Bias",
         "?   relative error of the sd     0.125 +- 0.2  within 0.05 of 0",

@@ -74,8 +74,7 @@ class GGMC(SGKernel):
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are values in the sites' supports, as draws are,
-            and not unconstrained.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.

@@ -68,8 +68,7 @@ class AdamSGLD(SGKernel):
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, or None.
         init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are values in the sites' supports, as draws are,
-            and not unconstrained.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.

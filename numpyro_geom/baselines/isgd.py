@@ -188,8 +188,7 @@ class ISGD(SGKernel):
         batching: ``"replacement"`` or ``"epoch"``.
         init_strategy: NumPyro's, where the search for a mode starts that precedes warm-up unless
             ``init_params`` are given. Far from a mode g is no noise and the rate is small.
-        constrained_init: whether ``init_params`` are values in the sites' supports, as draws are,
-            and not unconstrained.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.

@@ -144,8 +144,7 @@ class VSGD(SGKernel):
         temperature: tau, above 0.
         batching: ``"replacement"``; the noise of ``"epoch"`` cancels over an epoch.
         init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are values in the sites' supports, as draws are,
-            and not unconstrained.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .checks import Check
-from .text_table import FLAGGED, row
+from .text_table import FLAGGED, html_row
 
 WIDTH = 100
 """Columns of the text."""
@@ -125,8 +125,8 @@ class Report:
             rows.append(f'<tr><th colspan="5" style="text-align:left">{group}</th></tr>')
             for check, advice in checks:
                 text = ": ".join(filter(None, (check.where, advice)))
-                rows.append(row((*_cells(check), text), "td"))
-        head = row(("", "figure", "value", "expected", ""), "th")
+                rows.append(html_row((*_cells(check), text), "td"))
+        head = html_row(("", "figure", "value", "expected", ""), "th")
         above = "".join(f"<p>{html.escape(line)}</p>" for line in (self.verdict, self._counts()))
         return f"{above}<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 

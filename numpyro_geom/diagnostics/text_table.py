@@ -27,9 +27,9 @@ class TextTable:
 
     def _repr_html_(self) -> str:
         header, rows = self._table()
-        body = "".join(row(row, "td") for row in rows)
+        body = "".join(html_row(row, "td") for row in rows)
         below = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
-        head = f"<thead>{row(header, 'th')}</thead>"
+        head = f"<thead>{html_row(header, 'th')}</thead>"
         return f"<table>{head}<tbody>{body}</tbody></table>{below}"
 
 
@@ -43,7 +43,7 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-def row(cells: Sequence[str], tag: str) -> str:
+def html_row(cells: Sequence[str], tag: str) -> str:
     """Cells of a row of an HTML table, in colour if the first says so."""
     style = ' style="background:#fdd;color:#000"' if cells[0] == FLAGGED else ""
     return f"<tr{style}>" + "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in cells) + "</tr>"

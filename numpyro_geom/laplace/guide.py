@@ -268,6 +268,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         *args: Any,
         num_samples: int = 1000,
         linearized: bool = False,
+        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Predictions:
         """Predict new rows from draws given the training data.
@@ -285,6 +286,7 @@ class RiemannianLaplace(Guide, BoundGuide):
             args: the model's arguments with the new rows.
             num_samples: draws.
             linearized: see above.
+            progress_bar: as for `draw`.
             kwargs: the model's keyword arguments, likewise.
 
         Raises:
@@ -293,6 +295,8 @@ class RiemannianLaplace(Guide, BoundGuide):
         num_samples = check_int("num_samples", num_samples)
         check_flag("linearized", linearized)
         key_draw, key_sites = random.split(rng_key)
-        draws = self.draw(key_draw, params, sample_shape=(num_samples,)).unconstrained
+        draws = self.draw(
+            key_draw, params, sample_shape=(num_samples,), progress_bar=progress_bar
+        ).unconstrained
         data = Data.of(self.model, args, kwargs)
         return self._run(predict, data, params, key_sites, draws, linearized=linearized)

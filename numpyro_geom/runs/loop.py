@@ -179,7 +179,7 @@ def _all_of_it(keeper: InMemory | OnDisk) -> Run:
     bar = tqdm(
         total=lengths.steps(lengths.segments),
         initial=lengths.steps(here.number),
-        disable=not segments.job.mcmc.progress_bar,
+        disable=not (segments.job.mcmc.progress_bar and segments.layout.processes.is_first),
         unit="step",
     )
     with stop_on_signal() as noted, bar:
