@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 
@@ -38,6 +42,16 @@ def check_int(name: str, value: Any, *, least: int = 1) -> int:
     return value.__index__()
 
 
+def check_shape(name: str, value: Any) -> tuple[int, ...]:
+    """A tuple of integers."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(
+            f"{name} must be a tuple of integers such as (100,), got {value!r} of type "
+            f"{type(value).__name__}"
+        )
+    return tuple(check_int(name, n, least=0) for n in value)
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of a few names."""
     if not isinstance(value, str) or value not in choices:
@@ -48,7 +62,33 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 def check_key(name: str, value: Any) -> Any:
     """A single random key."""
     if not is_prng_key(value):
-        raise TypeError(f"{name} must be a single key, such as jax.random.key(0), got {value!r}")
+        raise TypeError(
+            f"{name} must be a single key, such as jax.random.key(0), got {_kind(value)}"
+        )
+    return value
+
+
+def check_keys(name: str, value: Any) -> Any:
+    """A single random key, or a batch of them."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        is_raw = value.dtype == np.uint32 and np.shape(value)[-1:] == (2,)
+        if is_raw or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return value
+    raise TypeError(
+        f"{name} must be a key such as jax.random.key(0), before the arguments of the model, got "
+        f"{_kind(value)}"
+    )
+
+
+def check_model(name: str, value: Any) -> Any:
+    """A NumPyro model: a function, and no kernel or guide."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}: pass a function")
+    if isinstance(value, MCMCKernel) or hasattr(value, "sample_posterior"):
+        raise TypeError(
+            f"{name} must be a NumPyro model, got a kernel or guide, {type(value).__name__}: pass "
+            "the model itself"
+        )
     return value
 
 
@@ -57,3 +97,11 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def _kind(value: Any) -> str:
+    """A value in few words, an array by its shape and dtype."""
+    if getattr(value, "dtype", None) is not None:
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    plain = isinstance(value, (int, float, str, type(None)))
+    return repr(value) if plain else type(value).__name__

@@ -168,7 +168,7 @@ def _remedy(x: Any) -> str:
         return "{}.toarray()"
     if isinstance(x, (list, tuple)) and x and all(np.ndim(v) < 2 for v in x):
         return "np.asarray({})"
-    if isinstance(x, np.ndarray) and x.dtype == object:
+    if isinstance(x, np.ndarray) and x.dtype.kind in "OSU":
         return "{}.astype(float)"
     return ""
 

@@ -14,11 +14,12 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_uniform, init_to_value
-from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
+from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
+from ._init_params import as_position
 from ._mcmc import validates
 from ._programs import compiled
-from ._start import check_floating, check_init_params
+from ._start import check_floating
 from ._util import all_finite, is_traced
 from .arguments import on_device
 from .automatic import planned, resolved
@@ -154,7 +155,7 @@ def bind(
         settings: the kernel's.
         rng_key: one key, or one for each chain.
         num_warmup: draws of warm-up.
-        init_params: the user's unconstrained positions, or None.
+        init_params: where the user wants chains to start, or None.
         args: the model's arguments.
         kwargs: its keyword arguments.
         batched: whether there are several chains.
@@ -254,31 +255,34 @@ def _bind_model(
         bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
-    if gibbs:  # composite kernels hand over constrained values
-        init_params = unconstrain_fn(SubsamplePlates(bound.model), args, kwargs, dict(init_params))
-    check_init_params(init_params, position, batched)
-    return bound, {
-        name: jnp.asarray(init_params[name]).astype(value.dtype) for name, value in position.items()
-    }
+    constrained = gibbs or settings.constrained_init  # composite kernels hand over site values
+    data = SubsamplePlates(bound.model), args, kwargs
+    return bound, as_position(
+        init_params, position, *data, batched=batched, constrained=constrained
+    )
+
+
+def _trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The sites of a run, with one key and no draw from a prior, which may be improper."""
+    seeded = handlers.seed(model, random.key(0))
+    started = handlers.substitute(seeded, substitute_fn=init_to_uniform())
+    return handlers.trace(started).get_trace(*args, **kwargs)
 
 
 def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether observed values are in their supports, where NumPyro checks that."""
     if not validates():
         return True
-    seeded = handlers.substitute(
-        handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform()
-    )
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
+    sites = _trace(model, args, kwargs).values()
+    observed = [s for s in sites if s["type"] == "sample" and s["is_observed"]]
     return all(np.all(site["fn"].support(site["value"])) for site in observed)
 
 
 def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Values of ``param`` and ``mutable`` sites, with one key: all chains sample one posterior."""
+    """Values of ``param`` and ``mutable`` sites: all chains sample one posterior."""
 
     def values() -> dict[str, Any]:
-        trace = handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
+        trace = _trace(model, args, kwargs)
         return {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
 
     with jax.ensure_compile_time_eval():

@@ -12,7 +12,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from operator import is_
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from jax import random
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from ._checks import check_keys
+from ._foreign import FirstAsked, refuse_foreign
 from ._start import check_precision, check_start
 from ._util import is_traced
 from ._warning import warn_outside
@@ -52,6 +54,11 @@ class SGKernel(MCMCKernel):
         ValueError: for values out of range.
     """
 
+    def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
+        # a leaf's signature is its own: what it does not have is refused here, with a remedy
+        refuse_foreign(cls, args, arguments)
+        return super().__new__(cls)
+
     def __init__(self, arguments: Mapping[str, Any], **fixed: Any) -> None:
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
@@ -73,6 +80,15 @@ class SGKernel(MCMCKernel):
             if x is not defaults[name] and np.any(x != defaults[name])
         ]
         return f"{type(self).__name__}({', '.join(given)})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise: what is called is a model or a guide."""
+        name = type(self).__name__
+        raise TypeError(
+            f"expected a model or a guide, got the kernel {name}: run it with "
+            f"MCMC({name}(model), num_warmup=1000, num_samples=1000), or pass SVI a guide such as "
+            "RiemannianLaplace(model)"
+        )
 
     # What a kernel is
 
@@ -118,7 +134,7 @@ class SGKernel(MCMCKernel):
 
     # The host's protocol
 
-    @property
+    @FirstAsked
     def sample_field(self) -> str:
         """Field of the state that holds the draw."""
         return "z"
@@ -154,8 +170,7 @@ class SGKernel(MCMCKernel):
                 ``init_params`` does not fit the model.
             TypeError: for positions that are not floating point.
         """
-        if not hasattr(rng_key, "dtype"):
-            raise TypeError(f"rng_key must be a key such as jax.random.key(0), got {rng_key!r}")
+        check_keys("rng_key", rng_key)
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         key_state, key_model = (

@@ -229,11 +229,12 @@ def as_schedule(value: Any) -> Schedule:
 
     Args:
         value: a schedule, which is returned as it is; a positive number, for a constant step; or
-            any function of the step count (an Optax schedule), whose noise multiplier is 1. That
-            the function's values are positive is not checked.
+            any function of the step count (an Optax schedule), whose noise multiplier is 1. Its
+            value is checked at step 0 only.
 
     Raises:
-        ValueError: for a number that is not positive and finite, and for a string.
+        ValueError: for a number that is not positive and finite, for a string, and for a function
+            whose first value is negative or not finite.
         TypeError: for anything else, and for a function whose value is not a real scalar.
 
     Examples:
@@ -261,7 +262,7 @@ def as_schedule(value: Any) -> Schedule:
 
 
 def _check_function(function: Callable[[Any], Any]) -> None:
-    """Evaluate the shape and dtype only; what the function itself raises passes through."""
+    """Its shape, dtype and first value; what the function itself raises passes through."""
     result = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = result.dtype if isinstance(result, jax.ShapeDtypeStruct) else None
     kinds = (jnp.floating, jnp.integer)
@@ -269,4 +270,11 @@ def _check_function(function: Callable[[Any], Any]) -> None:
         raise TypeError(
             "a step_size function must map the step count, an integer scalar, to a real scalar, "
             f"got {result} from {function!r}"
+        )
+    with jax.ensure_compile_time_eval():
+        first = float(function(jnp.zeros((), jnp.int32)))
+    if not (math.isfinite(first) and first >= 0):
+        raise ValueError(
+            "step_size as a function must be finite and not negative at every step, got "
+            f"{first} at step 0 from {function!r}: count from 1, for instance 0.1 / (1 + t)"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer import init_to_uniform
 
-from ._checks import check_choice, check_flag, check_int, check_number
+from ._checks import check_choice, check_flag, check_int, check_model, check_number
 from ._start import check_batch_size
 from .metrics import get_metric
 from .schedules import Schedule, as_schedule
@@ -34,6 +34,7 @@ HOST_DEFAULTS: dict[str, Any] = {
     "inverse_mass_matrix": None,
     "adapt_mass_matrix": True,
     "init_strategy": init_to_uniform,
+    "constrained_init": False,
 }
 """What the host needs to know, for kernels whose constructor does not ask for it."""
 
@@ -243,7 +244,7 @@ def _decay(name: str, value: Any) -> float:
 _positive = partial(check_number, above=0.0)
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "model": _optional(_function),
+    "model": _optional(check_model),
     "potential_fn": _optional(_function),
     "metric": lambda _, value: get_metric(value),
     "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
@@ -259,6 +260,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "inverse_mass_matrix": _optional(_covariances),
     "adapt_mass_matrix": check_flag,
     "init_strategy": _init_strategy,
+    "constrained_init": check_flag,
     "friction": auto_or(_positive, "a positive number"),
     "thermostat_mass": auto_or(_positive, "a positive number"),
     "adjusted": check_flag,
@@ -286,6 +288,10 @@ def _check_target(values: Mapping[str, Any]) -> None:
         raise ValueError(
             "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
             "draw the minibatch in `potential_fn(z, rng_key)`"
+        )
+    if potential_fn is not None and values["constrained_init"]:
+        raise ValueError(
+            "constrained_init=True needs a model, whose sites have supports: drop constrained_init"
         )
     if values["expansion"] is not None and (
         isinstance(values["dense_mass"], bool | tuple) or values["inverse_mass_matrix"] is not None

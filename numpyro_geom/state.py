@@ -141,6 +141,15 @@ class SGState(NamedTuple):
     seed: jax.Array
     rng_key: jax.Array
 
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):  # what NumPyro asks for a field that is no attribute
+            figures = self._fields[: self._fields.index("metric_state")]
+            raise ValueError(
+                f"extra_fields names {index!r}, and the state has no such field: expected some of "
+                f"{list(figures)}"
+            )
+        return tuple.__getitem__(self, index)  # a NamedTuple has no super()
+
     @property
     def chain(self) -> Chain:
         """What steps move."""

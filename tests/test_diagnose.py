@@ -270,18 +270,18 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "R-hat",
         "effective sample size, bulk",
         "effective sample size, tail",
-        "effective draws a gradient",
+        "effective draws per gradient",
         "error of the means, in sd",
         "relative error of the sd",
         "configurational temperature",
         "configurational temperature, scale",
         "configurational temperature, w",
         "step size",
-        "steps a draw",
+        "steps per draw",
         "bias of variances, discretisation",
         "bias of variances, minibatch noise",
         "bias of variances, both",
-        "relaxation times a chain spans",
+        "relaxation times per chain",
         "largest over smallest curvature",
         "draws with undone steps",
         "jump of the energy",
@@ -301,7 +301,7 @@ def test_figures_are_those_of_the_run() -> None:
     posterior = xr.Dataset(dict(idata.posterior.data_vars))
     ess = min(float(x.min()) for x in az.ess(posterior, method="bulk").values())
     assert line(found, "effective sample size, bulk").value == pytest.approx(ess)
-    assert line(found, "effective draws a gradient").value == pytest.approx(ess / steps)
+    assert line(found, "effective draws per gradient").value == pytest.approx(ess / steps)
     # 40 rows in batches of 10, two chains
     assert line(found, "passes over the data").value == pytest.approx(steps / 2 / 4)
     state = mcmc.last_state
@@ -358,9 +358,9 @@ def test_other_kernels_of_numpyro() -> None:
     # 4,000 draws know an sd to 1.6% if they are independent: 5% is tolerated
     assert line(found, "relative error of the sd").ok
     ess = line(found, "effective sample size, bulk").value
-    assert line(found, "effective draws a second").value == pytest.approx(ess / 2)
+    assert line(found, "effective draws per second").value == pytest.approx(ess / 2)
     steps = float(mcmc.get_extra_fields()["num_steps"].sum())
-    assert line(found, "effective draws a gradient").value == pytest.approx(ess / steps)
+    assert line(found, "effective draws per gradient").value == pytest.approx(ess / steps)
 
 
 @pytest.mark.slow
@@ -416,7 +416,7 @@ def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -
         ({"bias_discretisation": 0.01, "bias_noise": 0.09}, "bias of variances, both", True),
         (
             {"relaxations": [20.0, 30.0], "relaxation_steps": 5},
-            "relaxation times a chain spans",
+            "relaxation times per chain",
             False,
         ),
         ({"clamped": 0.2}, "clamped noise", False),
@@ -441,29 +441,91 @@ def test_lines_from_sample_stats() -> None:
     assert line(found, "failed geodesics").ok
 
 
-def test_text_table_and_html() -> None:
+def test_the_text_begins_with_a_verdict_and_goes_by_groups() -> None:
+    first = "      run longer & more, " + "with words " * 6
+    advice = "run longer & more, " + "with words " * 12 + "to the end"
     found = Report(
         (
-            Check("R-hat", 1.2346, None, "at most 1.01", False, "w[0]", "run longer & more"),
             Check("passes over the data", 12300.0),
-            Check("error", 0.125, 0.01, "within 1", True, "w", "unseen"),
+            Check("R-hat", 1.2346, None, "at most 1.01", False, "w[0]", advice),
+            Check("effective sample size, bulk", 3.0, None, "at least 400", False, "w", advice),
+            Check(
+                "relative error of the sd", 0.125, 0.2, "within 0.05 of 0", None, "w, " + "x" * 60
+            ),
+            Check("bias of variances, both", 0.2, None, "at most 0.1", False, "", "use step_size"),
+            Check("kinetic temperature", 1.01, 0.01, "1, within 10%", True),
+            Check("step size", 0.2),
         )
     )
     assert str(found).splitlines() == [
-        "    figure                value          expected",
-        "!!  R-hat                 1.235          at most 1.01  w[0]: run longer & more",
-        "    passes over the data  12,300",
-        "ok  error                 0.125 +- 0.01  within 1      w",
-        "1 of 3 flagged",
+        "Verdict: the step is too large (bias of variances, both: 0.2, expected at most 0.1).",
+        "3 of 7 figures flagged, 1 undecided (marked ?).",
+        "",
+        "    figure                       value         expected",
+        "Mixing",
+        "!!  R-hat                        1.235         at most 1.01      w[0]",
+        first + "with",
+        "      words " + "with words " * 5 + "to the end",
+        "!!  effective sample size, bulk  3             at least 400      w",
+        "Bias",
+        "?   relative error of the sd     0.125 +- 0.2  within 0.05 of 0",
+        "      w, " + "x" * 60,
+        "!!  bias of variances, both      0.2           at most 0.1",
+        "      use step_size",
+        "ok  kinetic temperature          1.01 +- 0.01  1, within 10%",
+        "Step",
+        "    step size                    0.2",
+        "Cost",
+        "    passes over the data         12,300",
     ]
     assert not found.ok
+    assert [check.name for check in found.undecided] == ["relative error of the sd"]
     html = found._repr_html_()
-    assert "run longer &amp; more" in html
-    assert html.count("<tr") == 4
+    assert html.startswith("<p>Verdict: the step is too large (bias of")
+    assert html.count("run longer &amp; more") == 1
+    assert html.count("<tr") == 1 + 4 + 7  # header, groups, checks
     table = found.to_dataframe()
     assert list(table.columns) == ["value", "error", "threshold", "ok", "where", "advice"]
     assert table.loc["R-hat", "value"] == 1.2346
-    assert str(Report(())).endswith("nothing is flagged")
+
+
+def test_the_verdict_of_runs_without_a_flag() -> None:
+    fine = Check("R-hat", 1.0, None, "at most 1.01", True)
+    hidden = Check("kinetic temperature", 1.2, 0.2, "1, within 10%", None)
+    assert str(Report((fine,))).startswith("Verdict: fine.\nNothing is flagged.")
+    unsure = str(Report((fine, hidden))).splitlines()
+    assert unsure[:2] == [
+        "Verdict: fine, as far as can be told.",
+        "Nothing is flagged, 1 undecided (marked ?).",
+    ]
+    alone = str(Report((fine,), of_step=True)).splitlines()
+    assert alone[0] == "Verdict on the step alone: fine."
+    assert alone[1] == "Nothing is flagged. diagnose(mcmc) looks at the draws too."
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        (["R-hat", "draws with undone steps"], "steps failed and were undone"),
+        (["relative error of the sd", "bias of variances, both"], "the step is too large"),
+        (["effective sample size, tail", "R-hat"], "the chains disagree"),
+        (["effective sample size, tail", "configurational temperature, w"], "draws are biased"),
+        (["of another kind"], "of another kind"),
+    ],
+)
+def test_the_verdict_names_the_cause_and_no_symptom(names: list, cause: str) -> None:
+    checks = [Check(name, 2.0, None, "at most 1", False) for name in names]
+    for ordered in (checks, checks[::-1]):
+        assert f"{cause} (" in Report(tuple(ordered)).verdict
+
+
+def test_chains_that_stand_still_are_flagged_and_blame_no_gradient() -> None:
+    still = np.full((2, 50, 1), 3.0)
+    stats = {"configurational_temperature": np.zeros((2, 50))}
+    found = diagnose(idata_of({"x": still}, stats))
+    assert line(found, "configurational temperature").ok is False
+    assert "(entries that change from draw to draw: 0" in found.verdict
+    assert moments_of(still, still) == []
 
 
 def test_only_some_variables() -> None:
@@ -491,7 +553,7 @@ def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        (normal(2, 1), "draws a chain"),
+        (normal(2, 1), "draws per chain"),
         (np.ones((2, 50)), "entries that change from draw to draw"),
         (np.where(np.arange(50) == 3, np.nan, normal(2, 50)), "entries that are not finite"),
     ],

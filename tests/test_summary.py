@@ -25,14 +25,16 @@ from numpyro_geom.diagnostics import (
     step_size_summary,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.run_checks import run_checks
+from numpyro_geom.diagnostics.draw_checks import draw_checks
+from numpyro_geom.diagnostics.report_table import GROUPS, KINDS, WIDTH
+from numpyro_geom.diagnostics.run_checks import advice_on_length, run_checks
 from numpyro_geom.diagnostics.run_facts import is_measured
 from numpyro_geom.diagnostics.run_record import RunRecord, record_of_container, record_of_mcmc
 from numpyro_geom.diagnostics.sources import as_if_run
 
 pytestmark = pytest.mark.arviz
 
-BIAS, LENGTH = "bias of variances, both", "relaxation times a chain spans"
+BIAS, LENGTH = "bias of variances, both", "relaxation times per chain"
 TEMPERATURE = "configurational temperature"
 CURVATURE = "largest over smallest curvature"
 
@@ -116,17 +118,24 @@ def test_summary_warnings_and_both_reports_show_the_same_checks(kind: str) -> No
     flagged = {name for name, check in found.items() if check.ok is False}
     assert flagged >= ({BIAS, LENGTH, CURVATURE} if kind == "flagged" else set())
     assert not flagged or kind in ("flagged", "not measured")
-    expected = "\n".join(found[name].sentence for name in flagged_in(found))
+    first = {found[name].advice: name for name in reversed(flagged_in(found))}
+    names = [name for name in flagged_in(found) if name in first.values()]
+    expected = "\n".join(found[name].sentence for name in names)
     assert warnings_of(to_inference_data, mcmc) == warnings_of(warn_if_unreliable, mcmc) == expected
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         idata = to_inference_data(mcmc)
-    rows = step_size_summary(mcmc).splitlines()[1:-1]
-    assert [row[4:].split("  ")[0] for row in rows] == list(found)
-    assert [row[4:].split("  ")[0] for row in rows if row.startswith("!!")] == flagged_in(found)
+    text = step_size_summary(mcmc).splitlines()
+    table = text[text.index("") + 2 :]
+    rows = [row for row in table if not row.startswith("      ") and row not in GROUPS]
+    assert sorted(row[4:].split("  ")[0] for row in rows) == sorted(found)
+    marked = {row[4:].split("  ")[0] for row in rows if row.startswith("!!")}
+    assert marked == set(flagged_in(found))
+    assert all(len(row) <= WIDTH for row in text)
+    assert not [name for name in found if name.partition(",")[0] not in KINDS]
     for report in (diagnose(mcmc), diagnose(idata)):
-        own = [check for check in report.checks if check.name in found]
-        assert same(own, list(found.values()))
+        own = {check.name: check for check in report.checks if check.name in found}
+        assert same([own[name] for name in found], list(found.values()))
     assert same(list(run_checks(record_of_container(idata))), list(found.values()))
 
 
@@ -160,7 +169,7 @@ def test_facts_of_a_gaussian() -> None:
     found = checks_of(mcmc)
     # h = 0.1 / (4 / 2), relaxation 1 / (h 1) = 20 steps, a draw is half of that (rounded up)
     assert found["step size"].value == pytest.approx(0.05)
-    steps = found["steps a draw"].value
+    steps = found["steps per draw"].value
     assert steps in (10, 11)
     assert found["bias of variances, discretisation"].value == pytest.approx(0.1)
     assert found["bias of variances, minibatch noise"].value == 0
@@ -168,7 +177,7 @@ def test_facts_of_a_gaussian() -> None:
     assert (found[BIAS].ok, found[BIAS].threshold) == (True, "at most 0.1")
     assert found[BIAS].where == (
         "h lam_H / 2 = 0.1 from discretisation, h lam_C / (2 tau) = 0 from minibatch noise, to "
-        "first order; discretisation binds: a metric that fits the scales allows larger steps"
+        "first order; discretisation binds: dense_mass=True allows larger steps"
     )
     assert found[LENGTH].where == "of 20 steps each"
     assert found[LENGTH].value == pytest.approx(200 * steps / 20)
@@ -199,13 +208,13 @@ def test_where_nothing_was_measured() -> None:
     # far beyond the tolerance, which cannot be known
     mcmc = plain(step_size=0.2, num_steps=3)
     found = checks_of(mcmc)
-    assert (found["step size"].value, found["steps a draw"].value) == (pytest.approx(0.2), 3)
+    assert (found["step size"].value, found["steps per draw"].value) == (pytest.approx(0.2), 3)
     assert np.isnan(found[BIAS].value)
     assert found[BIAS].where.startswith("not measured, because step_size and num_steps are both")
     assert LENGTH not in found
     # h lam_H / 2 is .4 in one of two directions and .1 in the other: the temperature tells
     assert flagged_in(found) == [TEMPERATURE]
-    assert re.search(r"bias of variances, both +-  ", step_size_summary(mcmc))
+    assert re.search(r"bias of variances, both +-\n +not measured", step_size_summary(mcmc))
 
 
 def test_one_draw_is_too_early_for_a_measurement() -> None:
@@ -228,13 +237,13 @@ def test_facts_of_a_momentum_whose_terms_do_not_bind() -> None:
     # h = 2 sqrt(s / 4), s = .1 / 1.1; the friction sqrt(1) relaxes at the rate 1 / 2
     assert found["step size"].value == pytest.approx(0.302, abs=5e-4)
     # a draw is a relaxation time of 6.63 steps, rounded up
-    assert found["steps a draw"].value == 7
+    assert found["steps per draw"].value == 7
     # both terms are 0: neither of them is what holds the step
     assert found[BIAS].value == 0
     assert found[BIAS].where == (
         "0 from discretisation on a Gaussian (where h^2 lam_H / 4 < 1), "
         "h^2 lam_C / (4 tau tanh(gamma h / 2)) = 0 from minibatch noise, to first order; "
-        "neither binds, but the integrator's own limit"
+        "neither binds: the integrator is not stable at larger steps"
     )
     assert found[LENGTH].where == "of 6.63 steps each"
     assert found[LENGTH].value == pytest.approx(700 / 6.633, abs=0.05)
@@ -303,7 +312,7 @@ def test_adjusted_and_noiseless_runs() -> None:
 def test_a_given_step_size_beyond_the_tolerance() -> None:
     # h lam_H / 2 = 0.2 * 4 / 2 = 0.4, four times the tolerance
     message = (
-        "both: 0.4, expected at most 0.1; .*; discretisation binds: use .* step size of at most "
+        "both: 0.4, expected at most 0.1; .*; discretisation binds: use .* step_size of at most "
         "0.05 or another metric"
     )
     assert re.search(message, warnings_of(to_inference_data, plain(step_size=0.2)))
@@ -311,7 +320,7 @@ def test_a_given_step_size_beyond_the_tolerance() -> None:
 
 def test_a_run_that_is_too_short() -> None:
     # six draws of half a relaxation time each, or of 11 of its 20 steps by rounding
-    message = r"spans: 3(\.3)?, expected at least 50; .* Increase num_samples or num_steps"
+    message = r"per chain: 3(\.3)?, expected at least 50; .* increase num_samples or num_steps"
     assert re.search(message, warnings_of(print_summary, changed(plain(), draws=6)))
 
 
@@ -322,7 +331,9 @@ def test_undone_steps() -> None:
     kernel = SGRLD(potential_fn=cliff, step_size=0.3, num_steps=5)
     mcmc = MCMC(kernel, num_warmup=5, num_samples=50, progress_bar=False)
     mcmc.run(random.key(3), init_params=jnp.zeros(()))
-    undone = int(mcmc.get_extra_fields()["diverging"].sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        undone = int(to_inference_data(mcmc).sample_stats["diverging"].sum())
     assert undone > 0
     message = f"undone steps: {undone}, expected 0; of 50 draws: .* smaller step_size"
     assert re.search(message, warnings_of(to_inference_data, mcmc))
@@ -342,8 +353,8 @@ def test_undone_steps_in_warmup_bind() -> None:
     [
         ((0.06, 0.04), "auto", "discretisation binds"),
         ((0.04, 0.06), "auto", "minibatch noise binds"),
-        ((0.0, 0.0), "auto", "neither binds, but the integrator's own limit"),
-        ((0.0, 0.07), "auto", "neither binds, but the integrator's own limit"),
+        ((0.0, 0.0), "auto", "neither binds: the integrator is not stable at larger steps"),
+        ((0.0, 0.07), "auto", "neither binds: the integrator is not stable at larger steps"),
         ((0.0, 0.09), "auto", "minibatch noise binds"),
         ((0.01, 0.02), "constant(0.1)", "neither binds"),
         ((0.3, 0.1), "constant(0.1)", "discretisation binds"),
@@ -406,23 +417,65 @@ def test_temperature_is_held_against_tau() -> None:
         assert name not in made_up(stats, temperature=0.0)
 
 
-def test_the_automatic_number_of_steps_has_an_end() -> None:
-    known = {"relaxations": 3.0, "relaxation_steps": 1e6}
-    assert "or num_steps" in made_up(**known)[LENGTH].advice
-    bounded = made_up(**known, final_num_steps=[10**9, 5])[LENGTH].advice
-    assert "give num_steps (the automatic one stops at" in bounded
+@pytest.mark.parametrize(
+    ("relaxations", "num_steps", "more_draws"),
+    [(60.0, 1000, True), (3.0, 20, True), (3.0, 1000, False), (0.002, 20, False), (0.0, 20, False)],
+)
+def test_more_draws_are_advised_where_they_help(
+    relaxations: float, num_steps: int, more_draws: bool
+) -> None:
+    known = {"relaxations": relaxations, "relaxation_steps": 1e6, "final_num_steps": num_steps}
+    run = RunRecord({}, {}, {"final_step_size": 0.1, **known})
+    assert ("increase num_samples" in advice_on_length(run)) is more_draws
+    assert ("Mend the coordinates" in advice_on_length(run)) is not more_draws
+    assert ("1,000 steps per draw" in advice_on_length(run)) is (
+        relaxations == 3 and not more_draws
+    )
+    # effective sample sizes are too small for the same reason
+    draws = np.random.default_rng(0).normal(size=(2, 20))
+    checks_of_draws = draw_checks({"x": draws}, run._replace(posterior={"x": draws}), None)
+    sizes = [check for check in checks_of_draws if check.name.startswith("effective sample")]
+    assert [check.advice for check in sizes] == [advice_on_length(run)] * 2
 
 
 def test_a_chain_that_has_hardly_moved_needs_other_coordinates() -> None:
-    known = {"relaxations": 0.002, "relaxation_steps": 1e6, "final_num_steps": 1000}
+    known = {"relaxations": 0.002, "relaxation_steps": 1e6}
     found = made_up(**known)[LENGTH]
     assert found.ok is False
     assert "25,000 times longer" in found.advice
-    assert "step_size='auto' and dense_mass='auto' or True" in found.advice
-    assert "num_samples" not in found.advice
-    assert "dense_mass='auto'" in made_up(**known, dense_mass="none")[LENGTH].advice
-    assert "a longer warm-up" in made_up(**known, dense_mass=1)[LENGTH].advice
+    assert "step_size='auto' and dense_mass=True" in found.advice
+    assert "a larger num_warmup" in made_up(**known, scale_condition=3.0)[LENGTH].advice
     assert "far longer" in made_up(**{**known, "relaxations": 0.0})[LENGTH].advice
+
+
+def test_steps_that_moved_nothing_are_no_relaxation() -> None:
+    known = {"relaxations": 100.0, "relaxation_steps": 5.0}
+    stuck = {"diverging": np.arange(10)[None] < 6}
+    assert made_up(stuck, **known)[LENGTH].value == pytest.approx(40)
+    rejected = {"acceptance_rate": np.full((1, 10), 0.3), "diverging": np.zeros((1, 10), bool)}
+    assert made_up(rejected, **known, target_accept=0.8)[LENGTH].value == pytest.approx(30)
+
+
+def test_rejected_trajectories_are_not_called_undone() -> None:
+    stats = {"diverging": np.arange(10)[None] == 3}
+    exact = made_up(stats, target_accept=0.8, step_size="auto")["divergences"]
+    assert (exact.ok, exact.value) == (False, 1)
+    assert "avoid" not in exact.advice
+    assert "That is exact, but chains hardly enter" in exact.advice
+    assert "larger target_accept" in exact.advice
+    assert "smaller step_size" in made_up(stats, target_accept=0.8)["divergences"].advice
+    assert "draws avoid" in made_up(stats)["draws with undone steps"].advice
+
+
+def test_advice_on_a_temperature_has_its_sign() -> None:
+    for temperature, step_size, advice in (
+        (1.5, "auto", "too large.* smaller bias_tolerance"),
+        (1.5, "constant(0.1)", "too large.* step_size='auto' or a smaller step_size"),
+        (0.5, "auto", "noise is missing.* larger num_warmup"),
+    ):
+        values = temperature + 0.01 * np.random.default_rng(0).normal(size=(2, 200))
+        found = made_up({"configurational_temperature": values}, step_size=step_size)
+        assert re.search(advice, found[TEMPERATURE].advice)
 
 
 def test_a_run_to_compare_with_keeps_the_scale() -> None:
@@ -439,7 +492,7 @@ def test_chains_have_a_range() -> None:
     assert found["step size"] == Check(
         "step size", pytest.approx(0.2), where="0.1 to 0.3 over chains"
     )
-    assert found["steps a draw"] == Check("steps a draw", 4.0)
+    assert found["steps per draw"] == Check("steps per draw", 4.0)
 
 
 def test_other_kernels_have_a_table_alone(capsys: pytest.CaptureFixture) -> None:

@@ -241,7 +241,7 @@ REASONS = {
         "R-hat",
         "effective sample size, bulk",
         "effective sample size, tail",
-        "draws a chain",
+        "draws per chain",
         "entries that change from draw to draw",
         "entries that are not finite",
     },
@@ -253,7 +253,7 @@ REASONS = {
     },
     "temperatures": {"configurational temperature", "kinetic temperature"},
     "bias of the step size": {"bias of variances, both"},
-    "relaxation times": {"relaxation times a chain spans"},
+    "relaxation times": {"relaxation times per chain"},
     "curvature that varies": {"largest over smallest curvature"},
     "undone steps, acceptance": {"draws with undone steps", "divergences", "acceptance rate"},
 }

@@ -39,6 +39,7 @@ class PXSGHMC(SGKernel):
         anchor_interval: see `SGHMC`.
         noise_correction: see `SGHMC`.
         init_strategy: see `SGHMC`.
+        constrained_init: see `SGHMC`.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -74,6 +75,7 @@ class PXSGHMC(SGKernel):
         noise_correction: bool = False,
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
         check_frozen("SGHMC", gamma)

@@ -99,6 +99,7 @@ class SGHMC(SGKernel):
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -152,6 +153,7 @@ class SGHMC(SGKernel):
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         check_frozen("SGHMC", gamma)
         super().__init__(locals())

@@ -140,6 +140,7 @@ class SGNHT(SGKernel):
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -194,6 +195,7 @@ class SGNHT(SGKernel):
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         check_frozen("SGNHT", gamma)
         super().__init__(locals())

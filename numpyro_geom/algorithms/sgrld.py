@@ -101,6 +101,7 @@ class SGRLD(SGKernel):
             for the inverse Hessian where the search ended, beyond 256 dimensions its diagonal.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
         init_strategy: NumPyro's, where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -155,6 +156,7 @@ class SGRLD(SGKernel):
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         super().__init__(locals())
         _check(self.settings)

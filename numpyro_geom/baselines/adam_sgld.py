@@ -68,6 +68,7 @@ class AdamSGLD(SGKernel):
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, or None.
         init_strategy: NumPyro's, where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -111,6 +112,7 @@ class AdamSGLD(SGKernel):
         control_variate: bool = False,
         anchor_interval: int | None = None,
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         super().__init__(locals())
 

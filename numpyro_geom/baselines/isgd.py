@@ -188,6 +188,7 @@ class ISGD(SGKernel):
         batching: ``"replacement"`` or ``"epoch"``.
         init_strategy: NumPyro's, where the search for a mode starts that precedes warm-up unless
             ``init_params`` are given. Far from a mode g is no noise and the rate is small.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -232,6 +233,7 @@ class ISGD(SGKernel):
         temperature: float = 1.0,
         batching: str = "replacement",
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         super().__init__(
             locals(),

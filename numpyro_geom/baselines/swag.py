@@ -12,7 +12,8 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_int, check_number
+from .._checks import check_int, check_key, check_number, check_shape
+from .._foreign import Guide
 from .._util import PyTree
 from ..algorithms.sgrld import SGRLD
 from ..arguments import on_device, split_arrays
@@ -26,7 +27,7 @@ BURN_IN = 0.2
 DRAWS_AT_ONCE = 32
 
 
-class SWAG:
+class SWAG(Guide):
     """A NumPyro-style guide: Gaussian with the moments of an SGD path. Approximate.
 
     Adam finds a mode, its rate falling to zero along a cosine. From there constant-rate descent
@@ -161,6 +162,7 @@ class SWAG:
             args: the model's arguments.
             kwargs: its keyword arguments.
         """
+        check_key("rng_key", rng_key)
         args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
         start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, None, args, kwargs))
@@ -204,12 +206,7 @@ class SWAG:
         Returns:
             Site name -> values in the site's support, ``sample_shape`` first.
         """
-        if not isinstance(sample_shape, (tuple, list)):
-            raise TypeError(
-                f"sample_shape must be a tuple of integers such as (100,), got {sample_shape!r} of "
-                f"type {type(sample_shape).__name__}"
-            )
-        shape = tuple(check_int("sample_shape", n, least=0) for n in sample_shape)
+        shape = check_shape("sample_shape", sample_shape)
         constrain = self._constrain_fn(args, kwargs)
         flat = draw(rng_key, params, shape)
         if not shape:

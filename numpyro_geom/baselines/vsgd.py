@@ -144,6 +144,7 @@ class VSGD(SGKernel):
         temperature: tau, above 0.
         batching: ``"replacement"``; the noise of ``"epoch"`` cancels over an epoch.
         init_strategy: NumPyro's, where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -186,6 +187,7 @@ class VSGD(SGKernel):
         temperature: float = 1.0,
         batching: str = "replacement",
         init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
     ) -> None:
         check_choice("preconditioner", preconditioner, PRECONDITIONERS)
         super().__init__(locals(), metric=GradientNoise(diagonal=preconditioner == "diagonal"))

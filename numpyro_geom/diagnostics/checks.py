@@ -53,7 +53,7 @@ FALSE_ALARMS = 0.01
 LARGEST_JUMP = 0.3
 """In nats. Kinks of a network with ReLU are at most 0.06, jumps of a change point 2 to 4."""
 
-HIDDEN = "Monte Carlo error hides it; run longer to tell"
+HIDDEN = "Monte Carlo error hides it"
 
 
 class Check(NamedTuple):

@@ -11,6 +11,7 @@ import xarray as xr
 from . import checks
 from .arrays import Arrays, Scalars, entries
 from .checks import Check, at_least, at_most, none_of
+from .run_checks import advice_on_length
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
@@ -26,16 +27,16 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
     finite = np.isfinite(values).all((0, 1))
     if not finite.all():
         where = f"{names[int(np.argmin(finite))]}, for instance"
-        advice = "check that the model is proper there; the lines below leave them out"
+        advice = "check that the model is proper there; other figures leave them out"
         yield none_of("entries that are not finite", np.sum(~finite), where, advice)
     if "guide" in run.attributes:  # independent draws, to which none of this applies
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
     if values.shape[1] < checks.LEAST_DRAWS:
         advice = "nothing can be said of so few: increase num_samples"
-        yield at_least("draws a chain", values.shape[1], checks.LEAST_DRAWS, "", advice)
+        yield at_least("draws per chain", values.shape[1], checks.LEAST_DRAWS, "", advice)
     elif not moving.any():
-        advice = "the chain does not move: look at undone steps, acceptance and step size"
+        advice = "the chain does not move: use step_size='auto', or a smaller step_size"
         yield at_least("entries that change from draw to draw", 0, 1, "", advice)
     else:
         yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
@@ -44,7 +45,7 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
 def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator[Check]:
     names, values = scalars
     found = _arviz_figures(values)
-    longer = "run longer (num_samples or num_steps), or let a metric or a reparametrisation mix it"
+    longer = advice_on_length(run)
     if "rhat" in found:
         worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
         bound = checks.largest_rhat(values.shape[0])
@@ -54,9 +55,9 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
         yield at_least(name, found[kind][worst], checks.LEAST_ESS, names[worst], longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
-        yield Check("effective draws a gradient", bulk / gradients, where=_batches(run))
+        yield Check("effective draws per gradient", bulk / gradients, where=_batches(run))
     if seconds is not None:
-        yield Check("effective draws a second", bulk / seconds)
+        yield Check("effective draws per second", bulk / seconds)
 
 
 def _arviz_figures(values: np.ndarray) -> Arrays:

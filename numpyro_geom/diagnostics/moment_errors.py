@@ -70,6 +70,9 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
     if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
         return
+    positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]
+    if not any(np.ptp(x, axis=(0, 1)).any() for x in positions):
+        return  # no draw moves, which other checks say
     found = moment_errors(run.unconstrained, run.temperature)
     if not found.names:
         advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
@@ -117,18 +120,18 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
     if "guide" in attrs:
         other = "use metric='fisher', or run MCMC"
     elif "final_step_size" not in attrs:
-        other = "run longer, reparametrise, or let the sampler take smaller steps"
+        other = "increase num_samples, reparametrise, or let the sampler take smaller steps"
     else:
         other = (
             "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
-            "control_variate=True, or run longer"
+            "control_variate=True, or increase num_samples"
         )
     if attrs.get("gamma") in ("none", "published"):
         other = (
             f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "
             "default; or " + other
         )
-    longer = other if "guide" in attrs else "run longer, and warm up longer"
+    longer = other if "guide" in attrs else "increase num_warmup and num_samples"
     return (
         "the draws are not centred on the target; " + longer,
         "the draws are too wide (+) or too narrow (-) for the target; " + other,

@@ -6,7 +6,6 @@ neither draws nor gradients at them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,54 +16,14 @@ from .._checks import check_flag, check_number
 from .._warning import warn_outside
 from ..kernel import SGKernel
 from .arrays import Arrays, chosen
-from .checks import Check
 from .draw_checks import draw_checks, guide_checks
 from .full_data import read_model
 from .gradients import gradients_at_draws
 from .moment_errors import moment_checks
+from .report_table import Report
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
 from .sources import check_run
-from .text_table import FLAGGED, Table, TextTable, align
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Report(TextTable):
-    """What `diagnose` found; printed as a table, in notebooks too.
-
-    Attributes:
-        checks: of `Check`, in the order in which they are printed.
-    """
-
-    checks: tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is flagged."""
-        return not self.flagged
-
-    @property
-    def flagged(self) -> tuple[Check, ...]:
-        """Checks whose figure is not what it should be."""
-        return tuple(check for check in self.checks if check.ok is False)
-
-    def to_dataframe(self) -> Any:
-        """A `pandas.DataFrame`, one row a check, indexed by name."""
-        import pandas as pd  # comes with xarray
-
-        return pd.DataFrame(self.checks, columns=Check._fields).set_index("name")
-
-    def __str__(self) -> str:
-        return "\n".join([align(*self._table(), left=5), *self._lines()])
-
-    def _table(self) -> Table:
-        marks = {True: "ok", False: FLAGGED, None: ""}
-        rows = [(marks[c.ok], c.name, c.figure, c.threshold, c.remark) for c in self.checks]
-        return ("", "figure", "value", "expected", ""), rows
-
-    def _lines(self) -> list[str]:
-        count = len(self.flagged)
-        return [f"{count} of {len(self.checks)} flagged" if count else "nothing is flagged"]
 
 
 def diagnose(
@@ -76,10 +35,12 @@ def diagnose(
 ) -> Report:
     r"""Say whether the draws of a run can be trusted, and what to do where they cannot.
 
-    Checks that do not apply are left out. One is flagged (``ok`` is False) if its figure is not as
-    expected; ``ok`` is None where nothing is expected, and where Monte Carlo error is too large to
-    say. `warn_if_unreliable` warns of the flagged ones of the last four kinds, which need neither
-    draws nor gradients, and `step_size_summary` shows these:
+    The first line is a verdict with its cause. Figures follow in the groups Mixing, Bias, Step and
+    Cost; those that do not apply are left out. One is flagged (``!!``, and ``ok`` is False) if it
+    is not as expected, and undecided (``?``, and ``ok`` is None) where Monte Carlo error is too
+    large to say; ``ok`` is None too where nothing is expected. `warn_if_unreliable` warns of the
+    flagged ones of the last four kinds, which need neither draws nor gradients, and
+    `step_size_summary` shows these:
 
     - **draws**: values that are not finite; effective sample sizes, bulk and tail, of at least 400
       in all; R-hat (rank-normalised) at most 1.01, or, of more than four chains, what 400
@@ -233,7 +194,7 @@ def step_size_summary(mcmc: MCMC) -> str:
             "step_size_summary needs a kernel of numpyro_geom, such as SGRLD, got "
             f"{type(mcmc.sampler).__name__}"
         )
-    return str(Report(tuple(run_checks(record_of_mcmc(mcmc)))))
+    return str(Report(tuple(run_checks(record_of_mcmc(mcmc))), of_step=True))
 
 
 def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
@@ -278,8 +239,13 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
 
 
 def warn_of_record(run: RunRecord) -> None:
-    """Warn of what a run or a guide says of its draws, unless another package drew."""
+    """Warn of what a run or a guide says of its draws, unless another package drew.
+
+    Of checks with the same advice the first one is enough.
+    """
     if run.of_this_package or "guide" in run.attributes:
+        given: set[str] = set()
         for check in (*run_checks(run), *guide_checks(run)):
-            if check.ok is False:
+            if check.ok is False and check.advice not in given:
+                given.add(check.advice)
                 warn_outside(check.sentence)

@@ -18,7 +18,7 @@ def run_checks(run: RunRecord) -> Iterator[Check]:
     """All that need no draws and no gradients at them."""
     yield from _temperatures(run)
     yield from _step_size(run)
-    yield from _length(run.attributes)
+    yield from _length(run)
     yield from _trouble(run)
 
 
@@ -37,8 +37,8 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
             continue
         values = np.asarray(run.sample_stats[name], float)
         mean, error, ok = float(values.mean()), None, None
-        if values.shape[1] >= checks.LEAST_DRAWS and values.std() > 0:
-            effective = float(effective_size(values[..., None])[0])
+        if values.shape[1] >= checks.LEAST_DRAWS:
+            effective = float(effective_size(values[..., None])[0]) if values.std() > 0 else 1.0
             error = float(values.std() / np.sqrt(effective))
             allowed = checks.by_chance(len(sites) if name in sites else 1, effective) * error
             # the bias that is tolerated shows up here too
@@ -48,24 +48,33 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
         where = checks.HIDDEN if ok is None and error is not None else ""
-        advice = (
-            "steps are too large (above) or noise is missing (below), or the chain has not reached "
-            "the target"
-        )
+        advice = _temperature_advice(run, too_hot=mean > tau)
         yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
+
+
+def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
+    """What to do about a temperature that is not the target's."""
+    if not too_hot:
+        return "noise is missing, or the chain has not reached the target: use a larger num_warmup"
+    automatic = run.attributes.get("step_size") == "auto"
+    smaller = "a smaller bias_tolerance" if automatic else "step_size='auto' or a smaller step_size"
+    return (
+        f"the steps are too large, or the chain has not reached the target: use {smaller}, or a "
+        "larger num_warmup"
+    )
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
     """The step size and what it costs, to first order."""
     attrs = run.attributes
-    for title, name in (("step size", "step_size"), ("steps a draw", "n_steps")):
+    for title, name in (("step size", "step_size"), ("steps per draw", "n_steps")):
         if run.of_this_package and name in run.sample_stats:
             means = np.asarray(run.sample_stats[name], float).mean(1)
             differ = digits(means.min()) != digits(means.max())
             where = f"{span(means)} over chains" if differ else ""
             yield Check(title, float(means.mean()), where=where)
     if "scale_condition" in attrs:
-        where = f"{span(attrs['scale_condition'])} of the covariance that coordinates are scaled by"
+        where = "of the learned covariance"
         yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
     if "noise_with_control_variate" in attrs:
         plain, corrected = (
@@ -74,7 +83,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
         rows = attrs.get("batch_size")
         where = f"largest noise {plain} without control variate, {corrected} with it, at this size"
         if not isinstance(rows, str | None):
-            yield Check("rows a step", float(rows), where=where)
+            yield Check("rows per step", float(rows), where=where)
     if "bias_noise" not in attrs:
         if "bias_note" in attrs:
             yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])
@@ -85,14 +94,16 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
         yield Check(f"bias of variances, {title}", value)
     tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
     what, remedy = _what_binds(attrs, largest, total, tolerance)
-    terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
     ok = bool(total <= checks.ROUNDING * tolerance)
+    terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
     where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
-    advice = "use step_size='auto', a smaller step"
-    if "step_size" in run.sample_stats and total > 0:
-        h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
-        advice = f"use step_size='auto', or a step size of at most {h:.2g}"
-    noisy = largest[1] > largest[0]
+    automatic, noisy = attrs.get("step_size") == "auto", largest[1] > largest[0]
+    advice = "use a larger num_warmup, in which the step size is found"
+    if not automatic:
+        advice = "use step_size='auto'"
+        if "step_size" in run.sample_stats and total > 0:
+            h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
+            advice += f", a step_size of at most {h:.2g}"
     advice += ", a larger batch_size or control_variate=True" if noisy else " or another metric"
     name, threshold = "bias of variances, both", f"at most {tolerance:g}"
     yield Check(name, total, None, threshold, ok, where, advice)
@@ -111,21 +122,24 @@ def _what_binds(
         )
     if total < checks.BINDING * tolerance:
         if attrs.get("step_size") == "auto":
-            return "neither binds, but the integrator's own limit", ""
+            return "neither binds: the integrator is not stable at larger steps", ""
         return "neither binds", ""
     if parts[1] <= parts[0]:
-        return "discretisation binds", "a metric that fits the scales allows larger steps"
+        scaled = "scale_condition" in attrs  # then no metric does better
+        return "discretisation binds", "" if scaled else "dense_mass=True allows larger steps"
     known = "control_variate" not in attrs or attrs["control_variate"] or "num_data" not in attrs
     others = "" if known else "control_variate=True or "
     return "minibatch noise binds", f"{others}a larger batch_size allows larger steps"
 
 
-def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
+def _length(run: RunRecord) -> Iterator[Check]:
     """What warm-up's measurements say of the run's length, and of one step size for all of it."""
+    attrs = run.attributes
     if "relaxations" in attrs:
-        spanned, where = np.median(attrs["relaxations"]), span(attrs["relaxation_steps"])
-        name, where = "relaxation times a chain spans", f"of {where} steps each"
-        advice = _length_advice(attrs, float(spanned))
+        spanned = _relaxations(run)
+        where = f"of {span(attrs['relaxation_steps'])} steps each"
+        advice = advice_on_length(run)
+        name = "relaxation times per chain"
         yield at_least(name, spanned, checks.ENOUGH_RELAXATIONS, where, advice)
     if "curvature_ratio" in attrs:
         closer = "or compare with a run at a larger target_accept"
@@ -137,27 +151,41 @@ def _length(attrs: Mapping[str, Any]) -> Iterator[Check]:
             f"instance), {closer}"
         )
         name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
-        where = "in the second half of warm-up, the median of the chains"
+        where = "in late warm-up, median chain"
         yield at_most(name, np.median(ratio), checks.WIDE_CURVATURE, where, advice)
 
 
-def _length_advice(attrs: Mapping[str, Any], spanned: float) -> str:
-    """What to do about too few relaxation times."""
-    if spanned * checks.MOST_LONGER >= checks.ENOUGH_RELAXATIONS:
-        bounded = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
-        how = f"give num_steps (the automatic one stops at {MAX_NUM_STEPS})"
-        return (
-            "the draws are few in effect and may not have reached the target. Increase num_samples "
-            f"or {how if bounded else 'num_steps'}, use a metric that fits the posterior's scales "
-            "better, or a larger batch_size where noise binds"
-        )
+def _relaxations(run: RunRecord) -> float:
+    """Relaxation times that the median chain spans; steps that moved nothing do not count."""
+    moved = 1.0
+    if "acceptance_rate" in run.sample_stats:
+        moved = float(np.mean(run.sample_stats["acceptance_rate"]))
+    elif "diverging" in run.sample_stats:
+        moved = 1 - float(np.mean(run.sample_stats["diverging"]))
+    return float(np.median(run.attributes["relaxations"])) * moved
+
+
+def advice_on_length(run: RunRecord) -> str:
+    """What to do about draws that are too few in effect: more of them, unless that is hopeless."""
+    attrs = run.attributes
+    if "relaxations" not in attrs:
+        return "increase num_samples, or reparametrise the model"
+    spanned = _relaxations(run)
+    capped = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
+    if spanned >= checks.ENOUGH_RELAXATIONS or (
+        spanned * checks.MOST_LONGER >= checks.ENOUGH_RELAXATIONS and not capped
+    ):
+        return "increase num_samples or num_steps"
+    slow = "the chain has hardly moved"
+    if capped:
+        slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
     times = f"{digits(checks.ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
-    how = "step_size='auto' and dense_mass='auto' or True, which learn the posterior's scale"
-    if any(attrs.get(name, "none") != "none" for name in ("dense_mass", "inverse_mass_matrix")):
-        how = "a longer warm-up, from whose draws the scale is learned"
+    how = "step_size='auto' and dense_mass=True, which learn the posterior's scale"
+    if "scale_condition" in attrs:
+        how = "a larger num_warmup, from whose draws the scale is learned"
     return (
-        f"the chain has hardly moved, and a run that is long enough is {times}longer. Mend the "
-        f"coordinates instead: use {how}, standardise inputs, or reparametrise the model"
+        f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
+        f"use {how}, standardise the inputs, or reparametrise the model"
     )
 
 
@@ -168,31 +196,43 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         where = (
             "share of entries with more minibatch noise than could be taken from the injected one"
         )
-        advice = "use a smaller step or a larger batch_size"
+        advice = "use a smaller step_size or a larger batch_size"
         yield at_most("clamped noise", attrs["clamped"], checks.LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
-        smaller = "a smaller step_size"
-        if attrs.get("step_size") == "auto":
-            smaller = (
-                "a longer warm-up (each undone step in it halves the step size), a smaller "
-                "bias_tolerance,"
-            )
-        advice = (
-            "steps after warm-up were not finite or unstable, and draws avoid the region where "
-            f"that happens. Use {smaller} or another parametrisation, or check that the model is "
-            "proper and finite there"
-        )
-        name = "draws with undone steps" if run.of_this_package else "divergences"
-        where = f"of {stats['diverging'].size} draws"
-        yield none_of(name, stats["diverging"].sum(), where, advice)
+        yield _undone(run)
     if "acceptance_rate" in stats:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
             aim = float(attrs["target_accept"])
-            where, advice = f"the aim is {aim:g}", "use a smaller step"
+            where, advice = f"the aim is {aim:g}", "use step_size='auto', or a smaller step_size"
             yield at_least(name, rate, checks.LEAST_ACCEPTANCE * aim, where, advice)
         else:
             yield Check(name, rate)
     if "passes" in attrs:
         passes = float(np.mean(attrs["passes"]))
-        yield Check("passes over the data", passes, where="a chain, after warm-up")
+        yield Check("passes over the data", passes, where="per chain, after warm-up")
+
+
+def _undone(run: RunRecord) -> Check:
+    """Draws with steps that were undone, or with trajectories that were rejected as hopeless."""
+    diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
+    where = f"of {diverging.size} draws"
+    if not run.of_this_package:
+        advice = "use a larger target_accept_prob or another parametrisation"
+        return none_of("divergences", diverging.sum(), where, advice)
+    if "target_accept" in run.attributes:
+        smaller = "larger target_accept or num_warmup" if automatic else "smaller step_size"
+        advice = (
+            "the energy errors were not finite or very large, and the steps were rejected. That is "
+            "exact, but chains hardly enter such regions, or cannot leave them. Use a "
+            f"{smaller}, or another parametrisation"
+        )
+        return none_of("divergences", diverging.sum(), where, advice)
+    smaller = "a smaller step_size"
+    if automatic:
+        smaller = "a larger num_warmup (undone steps halve the step size), a smaller bias_tolerance"
+    advice = (
+        "steps after warm-up were not finite or unstable, and draws avoid the region where that "
+        f"happens. Use {smaller} or another parametrisation, or make the model finite there"
+    )
+    return none_of("draws with undone steps", diverging.sum(), where, advice)

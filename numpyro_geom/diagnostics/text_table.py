@@ -27,23 +27,24 @@ class TextTable:
 
     def _repr_html_(self) -> str:
         header, rows = self._table()
-        body = "".join(_row(row, "td") for row in rows)
+        body = "".join(html_row(row, "td") for row in rows)
         below = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
-        head = f"<thead>{_row(header, 'th')}</thead>"
+        head = f"<thead>{html_row(header, 'th')}</thead>"
         return f"<table>{head}<tbody>{body}</tbody></table>{below}"
 
 
-def align(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """A text table: the first ``left`` columns to the left, the others to the right."""
+def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A text table: the first column to the left, the others to the right."""
     table = [list(header), *map(list, rows)]
     columns = []
     for k, column in enumerate(zip(*table, strict=True)):
         width = max(map(len, column))
-        columns.append([x.ljust(width) if k < left else x.rjust(width) for x in column])
+        columns.append([x.ljust(width) if k == 0 else x.rjust(width) for x in column])
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-def _row(cells: Sequence[str], tag: str) -> str:
+def html_row(cells: Sequence[str], tag: str) -> str:
+    """Cells of a row of an HTML table, in colour if the first says so."""
     style = ' style="background:#fdd;color:#000"' if cells[0] == FLAGGED else ""
     return f"<tr{style}>" + "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in cells) + "</tr>"
 

@@ -15,7 +15,8 @@ import numpy as np
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_flag, check_int
+from .._checks import check_flag, check_int, check_key, check_model, check_shape
+from .._foreign import Guide
 from .._util import is_traced
 from .approximation import at_mode
 from .binding import BoundGuide
@@ -28,7 +29,7 @@ from .sampling import constrain
 from .settings import LaplaceSettings
 
 
-class RiemannianLaplace(BoundGuide):
+class RiemannianLaplace(Guide, BoundGuide):
     """Laplace approximation whose draws follow geodesics of a metric. Approximate.
 
     A draw starts at a mode theta^ with a Gaussian velocity and follows a geodesic for unit time::
@@ -146,8 +147,7 @@ class RiemannianLaplace(BoundGuide):
         prefix: str = "auto",
         init_loc_fn: Callable = init_to_uniform,
     ) -> None:
-        if not callable(model):
-            raise TypeError(f"model must be a NumPyro model (a function), got {model!r}")
+        check_model("model", model)
         settings = LaplaceSettings(
             *(metric, mode, precision, prior_metric, solver, alpha2, damping),
             *(batch_size, rtol, atol, max_steps),
@@ -183,6 +183,7 @@ class RiemannianLaplace(BoundGuide):
             RuntimeError: where no run ends at finite values.
             SamplingWarning: (a warning) where the best run has not converged.
         """
+        check_key("rng_key", rng_key)
         num_starts = check_int("num_starts", num_starts)
         max_steps = check_int("max_steps", max_steps, least=0)
         starts = self._starts(rng_key, num_starts, init_params, args, kwargs)
@@ -223,8 +224,9 @@ class RiemannianLaplace(BoundGuide):
         Raises:
             SamplingWarning: (a warning) where geodesics were not followed to their end.
         """
+        check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
-        shape = tuple(check_int("sample_shape", n, least=0) for n in sample_shape)
+        shape = check_shape("sample_shape", sample_shape)
         data = self._training_data(params, args, kwargs)
         if chunk_size is not None:
             chunk_size = check_int("chunk_size", chunk_size)
@@ -266,6 +268,7 @@ class RiemannianLaplace(BoundGuide):
         *args: Any,
         num_samples: int = 1000,
         linearized: bool = False,
+        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Predictions:
         """Predict new rows from draws given the training data.
@@ -283,6 +286,7 @@ class RiemannianLaplace(BoundGuide):
             args: the model's arguments with the new rows.
             num_samples: draws.
             linearized: see above.
+            progress_bar: as for `draw`.
             kwargs: the model's keyword arguments, likewise.
 
         Raises:
@@ -291,6 +295,8 @@ class RiemannianLaplace(BoundGuide):
         num_samples = check_int("num_samples", num_samples)
         check_flag("linearized", linearized)
         key_draw, key_sites = random.split(rng_key)
-        draws = self.draw(key_draw, params, sample_shape=(num_samples,)).unconstrained
+        draws = self.draw(
+            key_draw, params, sample_shape=(num_samples,), progress_bar=progress_bar
+        ).unconstrained
         data = Data.of(self.model, args, kwargs)
         return self._run(predict, data, params, key_sites, draws, linearized=linearized)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
-from .._checks import check_int
+from .._checks import check_int, check_keys
 from .._mcmc import holding
 from .._util import PyTree
 from ..diagnostics.container import container
@@ -122,7 +122,7 @@ def run(
         ...     result.idata.posterior["x"].shape
         (1, 200)
     """
-    _check(mcmc, resume, directory)
+    _check(mcmc, rng_key, resume, directory, extra_fields)
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
@@ -179,7 +179,7 @@ def _all_of_it(keeper: InMemory | OnDisk) -> Run:
     bar = tqdm(
         total=lengths.steps(lengths.segments),
         initial=lengths.steps(here.number),
-        disable=not segments.job.mcmc.progress_bar,
+        disable=not (segments.job.mcmc.progress_bar and segments.layout.processes.is_first),
         unit="step",
     )
     with stop_on_signal() as noted, bar:
@@ -210,11 +210,16 @@ def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyT
     bar.refresh()
 
 
-def _check(mcmc: Any, resume: Any, directory: Any) -> None:
+def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: Any) -> None:
     if not isinstance(mcmc, MCMC):
         raise TypeError(
             f"expected a numpyro.infer.MCMC, got {type(mcmc).__name__}: pass "
             "MCMC(kernel, num_warmup=..., num_samples=...)"
+        )
+    check_keys("rng_key", rng_key)
+    if not isinstance(extra_fields, (tuple, list)):
+        raise TypeError(
+            f"extra_fields must be a tuple of names such as ('step_size',), got {extra_fields!r}"
         )
     if not isinstance(resume, bool) and resume != "auto":
         raise ValueError(f"resume must be 'auto', True or False, got {resume!r}")

@@ -1,0 +1,172 @@
+"""Mistakes of users: each raises a typed error that names the argument and says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import HMCECS, MCMC, DiscreteHMCGibbs, HMCGibbs, MixedHMC
+from numpyro.infer.gibbs import CustomGibbs, Gibbs
+from scripts import load_script
+
+from numpyro_geom import SGHMC, SGRLD, SGKernel
+
+pytest.importorskip("pandas")
+EXAMPLE = load_script("mistakes")
+ROWS = [mistake for mistakes in EXAMPLE.MISTAKES.values() for mistake in mistakes]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    return EXAMPLE.names()
+
+
+@pytest.mark.parametrize("mistake", ROWS, ids=[mistake.code for mistake in ROWS])
+def test_a_mistake_gets_a_sentence(mistake: Any, known: dict[str, Any]) -> None:
+    error = EXAMPLE.raised(mistake, known)
+    assert type(error) is mistake.error
+    text = str(error)
+    assert mistake.argument in text
+    assert mistake.remedy in text
+    assert "\n" not in text
+    assert not isinstance(error, jax.errors.JAXTypeError)
+
+
+def test_what_is_accepted_is_an_error(known: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"accepted, and should not be: SGRLD\(model\)"):
+        EXAMPLE.raised(EXAMPLE.Mistake("SGRLD(model)", TypeError, "", ""), known)
+
+
+def test_the_table_has_these_rows_and_a_page_includes_it() -> None:
+    text = EXAMPLE.TABLE.read_text()
+    assert re.findall(r"^\| `(.*?)` \| `(\w+)`", text, re.M) == [
+        (mistake.code, mistake.error.__name__) for mistake in ROWS
+    ]
+    pages = Path(EXAMPLE.TABLE).parents[1].glob("*.md")
+    assert any("tables/mistakes.md" in page.read_text() for page in pages)
+
+
+@pytest.mark.parametrize(
+    ("make", "args"),
+    [(HMCGibbs, (print, ["s"])), (DiscreteHMCGibbs, ()), (MixedHMC, ()), (HMCECS, ())],
+)
+def test_wrappers_of_numpyro_want_its_own_kernels(make: Any, args: tuple) -> None:
+    """As the page says; what it says to use instead is accepted."""
+    with pytest.raises(ValueError, match="inner_kernel must be an HMC"):
+        make(SGRLD(EXAMPLE.model), *args)
+
+
+def test_gibbs_takes_the_kernels_in_their_place() -> None:
+    kernel = SGRLD(EXAMPLE.model, step_size=0.01, num_steps=1)
+
+    def gibbs_fn(rng_key: Any, gibbs_sites: Any, hmc_sites: Any) -> dict:
+        return {"s": 1 + random.uniform(rng_key)}
+
+    mcmc = MCMC(
+        Gibbs([(CustomGibbs(gibbs_fn), ["s"]), (kernel, None)]),
+        num_warmup=0,
+        num_samples=2,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *map(jnp.asarray, DATA))
+    assert np.all(mcmc.get_samples()["s"] > 1)
+
+
+# Foreign arguments of kernels that are not ours
+
+
+class Own(SGKernel):
+    """A kernel whose constructor takes anything."""
+
+    def __init__(self, model: Any, **others: Any) -> None:
+        super().__init__({"model": model, "step_size": others["rate"]})
+
+    def algorithm(self, settings: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_constructor_that_takes_any_name_gets_it() -> None:
+    assert Own(EXAMPLE.model, rate=0.5).settings.step_size.step_size == 0.5
+
+
+# init_params
+
+
+def scaled(X: Any, y: Any) -> None:
+    """A scale, a simplex, and a site of two axes."""
+    numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+    s = numpyro.sample("s", dist.HalfNormal(1))
+    w = numpyro.sample("w", dist.Normal(0, s).expand([2, 1]).to_event(2))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], s), obs=y[i])
+
+
+DATA = (np.ones((6, 2), np.float32), np.ones(6, np.float32))
+VALUES = {"p": jnp.array([0.2, 0.3, 0.5]), "s": jnp.array(0.5), "w": jnp.array([[1.0], [2.0]])}
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_values_in_the_support_are_where_chains_start(chains: int) -> None:
+    kernel = SGHMC(scaled, constrained_init=True, step_size=0.01, num_steps=1)
+    keys, values = random.key(0), VALUES
+    if chains > 1:
+        keys = random.split(keys, chains)
+        values = {n: jnp.stack([x] * chains) for n, x in VALUES.items()} | {
+            "s": jnp.array([0.5, 2.0])
+        }
+    state = kernel.init(keys, 0, values, DATA, {})
+    back = kernel.postprocess_fn(DATA, {})
+    found = (back if chains == 1 else jax.vmap(back))(state.z)
+    np.testing.assert_allclose(state.z["s"], np.log(values["s"]), rtol=1e-6)
+    for name, x in values.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"p": jnp.ones(4) / 4}, r"init_params\['p'\] has shape \(4,\), expected the shape \(3,\)"),
+        ({"s": jnp.array(-1.0)}, r"init_params\['s'\] is not finite, or outside of the .* support"),
+    ],
+)
+def test_values_outside_of_the_support_are_refused(changes: dict, match: str) -> None:
+    kernel = SGHMC(scaled, constrained_init=True)
+    with pytest.raises(ValueError, match=match):
+        kernel.init(random.key(0), 0, {**VALUES, **changes}, DATA, {})
+
+
+def test_a_function_has_no_supports() -> None:
+    with pytest.raises(ValueError, match="constrained_init=True needs a model.*drop constrained"):
+        SGRLD(potential_fn=jnp.sum, constrained_init=True)
+
+
+def test_trees_of_flax_modules() -> None:
+    linen = pytest.importorskip("flax.linen")
+    from numpyro.contrib.module import random_flax_module
+
+    net = linen.Sequential([linen.Dense(2), linen.Dense(1)])
+
+    def network(X: Any, y: Any) -> None:
+        f = random_flax_module("net", net, dist.Normal(0, 1), input_shape=(2,))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(f(X[i])[:, 0], 1), obs=y[i])
+
+    variables = net.init(random.key(1), DATA[0])
+    for tree in (variables, variables["params"]):
+        kernel = SGRLD(network, step_size=1e-4, num_steps=1)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
+        mcmc.run(random.key(0), *DATA, init_params={"net": tree})
+        state = kernel.init(random.key(0), 0, {"net": tree}, DATA, {})
+        assert sorted(state.z) == [
+            f"net/layers_{k}.{name}" for k in (0, 1) for name in ("bias", "kernel")
+        ]
+        given = variables["params"]["layers_1"]["kernel"]
+        np.testing.assert_array_equal(state.z["net/layers_1.kernel"], given)
