@@ -82,6 +82,12 @@ def check_floating(position: PyTree) -> None:
     leaves = jax.tree.leaves(position)
     if not leaves:
         raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
+    if sum(map(jnp.size, leaves)) == 0:
+        raise ValueError(
+            "there is nothing to sample: all latent sites have size zero or a support of one "
+            "point. Expected at least one free parameter; `numpyro.infer.Predictive` runs a model "
+            "without any"
+        )
     for leaf in leaves:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise TypeError(

@@ -613,3 +613,12 @@ def test_a_latent_of_size_zero(kernel: Any) -> None:
     assert abs(np.mean(mcmc.get_samples()["b"]) - 0.5) < 5 * (0.5 / 50) ** 0.5
     assert {"error of the means, in sd"} <= {check.name for check in diagnose(mcmc).checks}
     to_inference_data(mcmc)
+
+
+def test_a_model_without_free_parameters_is_refused() -> None:
+    def model() -> None:
+        numpyro.sample("p", dist.Dirichlet(jnp.ones(1)))
+
+    mcmc = MCMC(SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match="nothing to sample"):
+        mcmc.run(random.key(0))
