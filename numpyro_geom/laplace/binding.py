@@ -259,11 +259,12 @@ class BoundGuide(AutoContinuous):
         def gaussian(keys: jax.Array) -> tuple:
             return self._run(sampling.gaussian, data, params, at, keys)
 
-        def follow(draws: jax.Array, squares: jax.Array) -> tuple:
-            inputs = (at, draws, squares)
-            return self._run(sampling.follow, data, params, *inputs, log_weight=log_weight)
+        def follow(draws: jax.Array, squares: jax.Array, max_steps: int) -> tuple:
+            static = {"log_weight": log_weight, "max_steps": max_steps}
+            return self._run(sampling.follow, data, params, at, draws, squares, **static)
 
-        return sampling.draw_in_chunks(gaussian, follow, keys, chunk, progress_bar=progress_bar)
+        given = (gaussian, follow, keys, chunk, self.settings.max_steps)
+        return sampling.draw_in_chunks(*given, progress_bar=progress_bar)
 
 
 def _needs_nothing(model: Callable) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,9 @@ from .target import Posterior, Target, make_target
 CHUNK_ENTRIES = 2**23
 """Floating point numbers of the draws that are solved together, about."""
 MOST_AT_ONCE = 1024
+FIRST_STEPS = 32
+"""Steps after which a geodesic leaves its chunk, to be followed anew among others as long."""
+FEWEST_AT_ONCE = 8
 
 
 def draw(
@@ -50,29 +54,48 @@ def draw(
 
 def draw_in_chunks(
     gaussian: Callable[[jax.Array], tuple],
-    follow: Callable[[Flat, jax.Array], tuple],
+    follow: Callable[[Flat, jax.Array, int], tuple],
     keys: jax.Array,
     chunk: int,
+    max_steps: int,
     *,
     progress_bar: bool,
 ) -> tuple[Geodesic, jax.Array]:
     """A draw for each key, chunk by chunk, from compiled functions of one chunk each.
 
-    They are `gaussian` of the keys and `follow` of draws and squares. A progress bar is shown on
-    work of more than five seconds.
+    They are `gaussian` of the keys and `follow` of draws, squares and the largest number of steps.
+    A progress bar is shown on work of more than five seconds.
     """
     count = keys.shape[0]
-    pieces = [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]  # equal shapes
-    starts = [gaussian(keys[piece]) for piece in pieces]
+    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
     draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+
+    def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
+        parts = []
+        pieces = _pieces(which.size, chunk)
+        for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
+            now = which[piece]
+            parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
+        return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
+
     # a chunk takes as long as its longest geodesic: short and long ones go apart
     order = np.argsort(np.asarray(squares), kind="stable")
-    parts = []
-    for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
-        now = order[piece]
-        parts.append(jax.block_until_ready(follow(draws[now], squares[now])))
+    limit = min(FIRST_STEPS, max_steps)
+    ends = follow_all(order, chunk, limit)
+    late = np.flatnonzero(~np.asarray(ends[0].success))
+    if late.size and limit < max_steps:
+        width = FEWEST_AT_ONCE
+        while width < late.size:
+            width *= 2  # few widths: each is compiled
+        more = follow_all(order[late], min(width, chunk), max_steps)
+        ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
     back = np.argsort(order, kind="stable")
-    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count][back], *parts)
+    return jax.tree.map(lambda x: x[back], ends)
+
+
+def _pieces(count: int, chunk: int) -> list[np.ndarray]:
+    """Indices of chunks of equal size, which go round at the end."""
+    return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
 
 
 def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
@@ -122,12 +145,16 @@ def follow(
     squares: jax.Array,
     *,
     log_weight: bool,
+    max_steps: int | None = None,
 ) -> tuple[Geodesic, jax.Array]:
     """Where the geodesics of Gaussian draws end, and the logs of their importance weights.
 
     A weight is, up to a constant, -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus
-    infinity for a geodesic that failed; 0 unless asked for.
+    infinity for a geodesic that failed; 0 unless asked for. ``max_steps`` replaces that of the
+    settings.
     """
+    if max_steps is not None:
+        settings = dataclasses.replace(settings, max_steps=max_steps)
     target, own = targets(settings, posterior)
     end = end_fn(settings, target, own, loc)
     if log_weight:
