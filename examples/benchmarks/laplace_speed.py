@@ -4,6 +4,9 @@ Logistic regression with 1,000 rows and 25 columns, float64. Both integrate the 
 the same velocities with Dormand and Prince's pair at rtol 1e-3 and atol 1e-6; SciPy gets the
 acceleration as a compiled JAX function and, for comparison, as NumPy code written by hand.
 
+Then eight schools from its Euclidean mode, where some geodesics go on to the last step: geodesics
+that leave their chunk after a few steps, against chunks that wait for them.
+
     python examples/benchmarks/laplace_speed.py
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +22,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
+from laplace_defaults import make_cases
 from scipy.integrate import solve_ivp
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_geom import RiemannianLaplace
+from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.laplace import sampling
 
 PRIOR_VARIANCE = 100.0
 
@@ -77,6 +84,37 @@ def seconds_by_scipy(acceleration, loc, velocities):
     return seconds, np.mean([e.nfev for e in ends]), np.stack([e.y[:size, -1] for e in ends])
 
 
+def main_lanes(num_draws: int) -> None:
+    case = make_cases()["eight schools"]
+    guide = RiemannianLaplace(case.model, mode="euclidean", prior_metric="hessian")
+    options = {"sample_shape": (num_draws,), "progress_bar": False}
+    print("\n| chunks | s for all draws | mean steps | longest | failed |")
+    print("|---|---|---|---|---|")
+    leave = sampling.FIRST_STEPS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        params = guide.fit(random.key(0), *case.args)
+        for first, name in (
+            (leave, f"left after {leave} steps"),
+            (guide.settings.max_steps, "wait"),
+        ):
+            sampling.FIRST_STEPS = first
+            guide.draw(random.key(1), params, **options)
+            begin = time.perf_counter()
+            draws = guide.draw(random.key(1), params, **options)
+            seconds = time.perf_counter() - begin
+            steps, failed = draws.num_evaluations / 6, int(np.sum(~draws.success))
+            cells = (
+                name,
+                f"{seconds:.2f}",
+                f"{steps.mean():.0f}",
+                f"{steps.max():.0f}",
+                f"{failed}",
+            )
+            print("|", " | ".join(cells), "|")
+    sampling.FIRST_STEPS = leave
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1000)
@@ -91,7 +129,7 @@ def main() -> None:
     y = (rng.uniform(size=args.rows) < 1 / (1 + np.exp(-X @ truth))).astype(float)
     X, y = jnp.asarray(X), jnp.asarray(y)
 
-    guide = RiemannianLaplace(model)
+    guide = RiemannianLaplace(model, mode="euclidean")  # as SciPy's velocities and start
     guide.fit(random.key(0), X, y)
     begin = time.perf_counter()
     params = guide.fit(random.key(1), X, y)
@@ -117,6 +155,7 @@ def main() -> None:
         cells = (f"solve_ivp, {name} function", f"{1e3 * seconds:.3f}", f"{evaluations:.1f}")
         print("|", " | ".join((*cells, f"{seconds / own:.1f}")), "|")
     print(f"\nfit, compiled before: {fit:.2f} s; all draws: {own * args.draws:.2f} s")
+    main_lanes(args.draws // 10)
 
 
 if __name__ == "__main__":

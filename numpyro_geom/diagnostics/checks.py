@@ -41,12 +41,8 @@ LARGEST_CLAMPED = 0.05
 """Share of entries with more noise than there is to take from."""
 LEAST_ACCEPTANCE = 0.5
 """Share of the acceptance rate that was aimed at."""
-LARGEST_SHAPE = 0.7
-"""Pareto shape from which weights correct nothing (Vehtari et al., JMLR 25(72), 2024)."""
 FEWEST_WEIGHTS = 25
 """Draws below which a tail, a fifth of them, has fewer than the five values that a shape needs."""
-EQUAL_WEIGHTS = 0.01
-"""Range of log weights, in nats, below which there is no tail that a shape could describe."""
 FALSE_ALARMS = 0.01
 """Chance that Monte Carlo error alone flags one of the figures of a check."""
 

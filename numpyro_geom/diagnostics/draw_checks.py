@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
 
+from ..laplace.draws import EQUAL_WEIGHTS, largest_shape
 from . import checks
 from .arrays import Arrays, Scalars, entries
 from .checks import Check, at_least, at_most, none_of
@@ -97,30 +99,35 @@ def guide_checks(run: RunRecord) -> Iterator[Check]:
         failed = np.sum(~stats["success"].astype(bool))
         where = f"{failed} of {stats['success'].size} geodesics failed"
         advice = (
-            "these draws, which `success` in sample_stats marks, are where the solver stopped, and "
-            "leaving them out biases what is left. Draw again from a guide with a larger max_steps "
+            "these draws, which `success` in sample_stats marks, are NaN, and leaving them out "
+            "biases what is left. Draw again from a guide with a larger max_steps "
             "or rtol, standardise the inputs, or "
         )
         other = "reparametrise the model" if is_fisher else "use metric='fisher'"
         yield none_of("failed geodesics", failed, where, advice + other)
     if "pareto_k" in attributes:
-        yield _shape_of_weights(float(attributes["pareto_k"]), stats.get("log_weight"), is_fisher)
+        shape, weights = float(attributes["pareto_k"]), stats.get("log_weight")
+        num_draws = math.prod(next(iter(run.posterior.values())).shape[:2])
+        yield _shape_of_weights(shape, weights, num_draws, is_fisher)
 
 
-def _shape_of_weights(shape: float, log_weight: np.ndarray | None, is_fisher: bool) -> Check:
-    name, threshold = "Pareto shape of weights", f"below {checks.LARGEST_SHAPE:g}"
-    if shape < checks.LARGEST_SHAPE:
+def _shape_of_weights(
+    shape: float, log_weight: np.ndarray | None, num_draws: int, is_fisher: bool
+) -> Check:
+    largest = largest_shape(num_draws)
+    name, threshold = "Pareto shape of weights", f"below {largest:.2g}"
+    if shape < largest:
         return Check(name, shape, None, threshold, True)
-    where = f"from {checks.LARGEST_SHAPE:g} on weights cannot make them draws of the posterior"
-    other = "mode='hausdorff'" if is_fisher else "metric='fisher'"
+    where = f"from {largest:.2g} on weights cannot make {num_draws} draws those of the posterior"
+    other = "draw more" if is_fisher else "try metric='fisher'"
     advice = (
         "leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
-        f"reparametrise the model, or try {other}"
+        f"reparametrise the model, or {other}"
     )
     if log_weight is not None:
         weights = log_weight[np.isfinite(log_weight)].astype(float)
         enough = weights.size >= checks.FEWEST_WEIGHTS
-        if enough and np.ptp(weights) < checks.EQUAL_WEIGHTS:
+        if enough and np.ptp(weights) < EQUAL_WEIGHTS:
             return Check(name, shape, ok=True, where="all weights are equal")
         if not enough or not np.isfinite(shape):
             where = f"it could not be estimated from {weights.size} draws with a weight"

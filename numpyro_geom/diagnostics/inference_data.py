@@ -117,7 +117,7 @@ def to_inference_data(
 
     Warns:
         SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`; for a guide's draws
-            where geodesics failed and where ``pareto_k`` is 0.7 or more.
+            where geodesics failed and where ``pareto_k`` is too large for the number of draws.
 
     Examples:
         >>> import jax, numpyro

@@ -125,7 +125,7 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
             "success": "whether the geodesic was followed to its end",
             "n_fevals": "evaluations of the geodesic's acceleration",
             "log_weight": "log target density minus log density of the draw, up to a constant; "
-            "-inf where the geodesic failed",
+            "NaN where the geodesic failed",
         },
         library=_library("numpyro_geom"),
         targets_model=True,

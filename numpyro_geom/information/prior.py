@@ -91,7 +91,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
         raise TypeError(
             f"no prior information for {name}: expected a closed form, or a sampler, a bijection "
             f"of its support and a differentiable log_prob, got {type(error).__name__}: {error}. "
-            f"Register a root with @prior_root.register({name})"
+            f"Register a root with @prior_root.register({name}), or use prior_metric='hessian'"
         ) from error
 
 

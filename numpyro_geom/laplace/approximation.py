@@ -7,18 +7,22 @@ Pure functions of the settings and a target, or of a `Posterior` from which targ
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
+from jax.scipy.linalg import cho_solve, solve_triangular
 
 from ..information.form import Flat
 from ..information.model import learn_structure, model_sites
-from .metrics import RiemannianMetric, fisher_metric
+from .metrics import RiemannianMetric, dense_metric, fisher_metric, monge_acceleration
 from .quadratic import Quadratic, expected_prior, fisher_form, hessian_prior, softabs_prior
 from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
+
+FARTHEST_MEAN = 1.0
+"""Posterior sd beyond which `_mean_velocity`, an expansion around the mode, is not trusted."""
 
 
 class AtMode(NamedTuple):
@@ -31,6 +35,7 @@ class AtMode(NamedTuple):
         distance: of the position from the mode, in posterior sd, root mean square.
         prior: direction of the most negative curvature of minus the log prior, times that
             curvature over the largest; zeros where there is none or it was not looked at.
+        mean: mean of the velocities.
     """
 
     factor: jax.Array
@@ -38,6 +43,7 @@ class AtMode(NamedTuple):
     largest: jax.Array
     distance: jax.Array
     prior: jax.Array
+    mean: jax.Array
 
 
 def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Target]:
@@ -50,7 +56,7 @@ def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Ta
 
 def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Posterior:
     """The posterior, of concrete data, with its structure: from its program and some values."""
-    if not settings.uses_fisher(posterior.size):
+    if not settings.uses_fisher:
         return posterior
     model, plan, args, kwargs, *_ = posterior
     sites = model_sites(model, plan, args, kwargs)
@@ -102,6 +108,21 @@ def fisher_metric_of(settings: LaplaceSettings, target: Target, loc: Flat) -> Ri
     return fisher_metric(target, prior, choose_solver(settings, target), loc, tolerance)
 
 
+def acceleration_fn(
+    settings: LaplaceSettings, target: Target, own: Target, loc: Flat
+) -> Callable[[Flat, Flat], Flat]:
+    """``(position, velocity) -> theta''``."""
+    metric = settings.metric
+    if metric in ("monge", "monge-log"):
+        return monge_acceleration(target.energy, settings.alpha2)
+    if isinstance(metric, RiemannianMetric):
+        return metric.acceleration
+    if callable(metric):
+        given: Callable[[Any], Any] = metric
+        return dense_metric(lambda theta: jnp.asarray(given(target.unravel(theta)))).acceleration
+    return fisher_metric_of(settings, own, loc).acceleration
+
+
 def choose_solver(settings: LaplaceSettings, target: Target) -> str:
     """The cheapest solver, or the one that was asked for if it can be had."""
     few = target.num_outputs < target.size and not is_wide(target.num_outputs)
@@ -125,7 +146,7 @@ def choose_solver(settings: LaplaceSettings, target: Target) -> str:
 
 
 def objective(settings: LaplaceSettings, target: Target) -> Callable[[Flat], jax.Array]:
-    """What the mode minimises: U, or U + log det G / 2."""
+    """What the mode minimises: U, or U + log det G / 2 of the Hausdorff mode."""
     if settings.mode == "euclidean":
         return target.energy
     return lambda theta: target.energy(theta) + half_log_det(settings, target, theta)
@@ -133,7 +154,7 @@ def objective(settings: LaplaceSettings, target: Target) -> Callable[[Flat], jax
 
 def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.Array:
     """The log volume log det G / 2 of the Fisher metric."""
-    check_dense(target.size, "mode='hausdorff'", "mode='euclidean'")
+    check_dense(target.size, f"mode={settings.mode!r}", "mode='euclidean'")
     factor = jnp.linalg.cholesky(fisher_of(settings, target).dense(theta))
     return jnp.sum(jnp.log(jnp.diagonal(factor)))  # NaN where G is not positive definite
 
@@ -147,9 +168,10 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
         solve = fisher_metric_of(settings, target, loc).solver(loc)
         distance = jnp.sqrt(jnp.vdot(slope, solve(slope)) / target.size)
         nan = jnp.full((), jnp.nan, loc.dtype)
-        return AtMode(jnp.zeros((0, 0), loc.dtype), nan, nan, distance, prior)
+        unformed = jnp.zeros((0, 0), loc.dtype)
+        return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc))
     eye = jnp.eye(target.size, dtype=loc.dtype)
-    if settings.chosen_precision(target.size) == "fisher":
+    if settings.precision == "fisher":
         matrix = fisher_of(settings, target).dense(loc)
     else:
         _, push = jax.linearize(jax.grad(target.energy), loc)
@@ -157,13 +179,40 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
     matrix = (matrix + matrix.T) / 2 + settings.damping * eye
     values, vectors = jnp.linalg.eigh(matrix)
     shift = (vectors.T @ slope) ** 2 / jnp.abs(values)
+    factor, mean = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc)
+    if settings.mode == "mean":
+        mean = _mean_velocity(settings, posterior, loc, factor)
     return AtMode(
-        factor=jnp.linalg.cholesky(matrix),
+        factor=factor,
         smallest=values[0],
         largest=values[-1],
         distance=jnp.sqrt(jnp.mean(shift)),
         prior=prior,
+        mean=mean,
     )
+
+
+def _mean_velocity(
+    settings: LaplaceSettings, posterior: Posterior, loc: Flat, factor: jax.Array
+) -> Flat:
+    """The mean of velocities whose geodesics end, to first order, about the posterior's mean.
+
+    There the expected gradient is zero. With u_i the columns of a root of P^-1 its expectation
+    under N(loc, P^-1) is taken from the points loc +- u_i, one Newton step leads to the mean of the
+    ends, and geodesics with velocities u_i bend away from it by half of their accelerations.
+    """
+    target, own = targets(settings, posterior)
+    gradient, acceleration = jax.grad(target.energy), acceleration_fn(settings, target, own, loc)
+    roots = solve_triangular(factor, jnp.eye(loc.size, dtype=loc.dtype), lower=True)
+
+    def along(root: Flat) -> tuple[Flat, Flat]:
+        pair = gradient(loc + root) + gradient(loc - root) - 2 * gradient(loc)
+        return pair / 2, acceleration(loc, root) / 2
+
+    slope, bend = (jnp.sum(x, 0) for x in lax.map(along, roots, batch_size=64))
+    mean = -cho_solve((factor, True), gradient(loc) + slope) - bend
+    near = jnp.linalg.norm(factor.T @ mean) <= FARTHEST_MEAN
+    return jnp.where(near, mean, 0.0)
 
 
 def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:
@@ -171,19 +220,19 @@ def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:
     if settings.metric == "monge-log":
         check_dense(target.size, "metric='monge-log'", "metric='monge'")
         return True
-    if settings.chosen_precision(target.size) == "hessian":
+    if settings.precision == "hessian":
         check_dense(target.size, "precision='hessian'", "precision='fisher'")
         return True
     if settings.damping > 0:
         check_dense(target.size, "damping", "damping=0")
         return True
-    return False
+    return settings.mode == "mean"
 
 
 def _prior_bend(settings: LaplaceSettings, target: Target, loc: Flat) -> Flat:
     """See `AtMode.prior`."""
     none = jnp.zeros_like(loc)
-    if not settings.uses_fisher(target.size) or settings.prior_metric != "hessian":
+    if not settings.uses_fisher or settings.prior_metric != "hessian":
         return none
     prior = prior_part(settings, target)
     if prior.diagonal is not None:

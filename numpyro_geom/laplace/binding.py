@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from .._util import is_traced
 from ..arguments import on_device
 from ..information.form import Flat, Structure
+from ..information.model import is_unit
 from ..rows.bad_rows import check_finite
 from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
@@ -41,7 +42,7 @@ class BoundGuide(AutoContinuous):
     def __init__(
         self, model: Callable, settings: LaplaceSettings, prefix: str, init_loc_fn: Callable
     ) -> None:
-        self.settings = settings
+        self._given = self.settings = settings
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self._data: Data | None = None
         self._learned: dict[str, Any] = {}
@@ -68,6 +69,9 @@ class BoundGuide(AutoContinuous):
         except ValueError:  # NumPyro's, without the name of an argument
             check_finite(self.model, args, kwargs)
             raise
+        sites = self.prototype_trace.values()
+        has_factor = any(s["type"] == "sample" and is_unit(s["fn"]) for s in sites)
+        self.settings = self._given.resolve(self.latent_dim, has_factor=has_factor)
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             return
@@ -87,7 +91,7 @@ class BoundGuide(AutoContinuous):
             with handlers.block():
                 geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
             latent = geodesics.position[0]
-        elif self.settings.mode == "hausdorff":
+        elif self.settings.mode != "euclidean":
             with handlers.block():
                 posterior = self._posterior({}, *on_device(args, kwargs))
                 target = make_target(posterior)
@@ -253,17 +257,18 @@ class BoundGuide(AutoContinuous):
         if not traced:
             check_precision(self.settings, at, self._unpack_latent, loc)
         if traced or is_traced(keys):
-            given = (self.settings, posterior, loc, at, keys)
-            return sampling.draw(*given, log_weight=log_weight, chunk=chunk)
+            drawn = (self.settings, posterior, loc, at, keys)
+            return sampling.draw(*drawn, log_weight=log_weight, chunk=chunk)
 
         def gaussian(keys: jax.Array) -> tuple:
             return self._run(sampling.gaussian, data, params, at, keys)
 
-        def follow(draws: jax.Array, squares: jax.Array) -> tuple:
-            inputs = (at, draws, squares)
-            return self._run(sampling.follow, data, params, *inputs, log_weight=log_weight)
+        def follow(draws: jax.Array, squares: jax.Array, max_steps: int) -> tuple:
+            static = {"log_weight": log_weight, "max_steps": max_steps}
+            return self._run(sampling.follow, data, params, at, draws, squares, **static)
 
-        return sampling.draw_in_chunks(gaussian, follow, keys, chunk, progress_bar=progress_bar)
+        given = (gaussian, follow, keys, chunk, self.settings.max_steps)
+        return sampling.draw_in_chunks(*given, progress_bar=progress_bar)
 
 
 def _needs_nothing(model: Callable) -> bool:

@@ -10,8 +10,7 @@ import numpy as np
 
 from .._warning import warn_outside
 from .approximation import AtMode
-from .draws import FitReport
-from .geodesic import Geodesic
+from .draws import EQUAL_WEIGHTS, FitReport, largest_shape
 from .settings import LaplaceSettings
 
 CONVERGED = 1e-4
@@ -56,13 +55,23 @@ def check_precision(
     if at.factor.size == 0:
         return
     smallest, largest = float(at.smallest), float(at.largest)
-    if not smallest > 0 or not np.all(np.isfinite(at.factor)):
+    what, dtype = f"the {settings.precision} precision at the mode", np.dtype(loc.dtype)
+    resolved = loc.size * np.finfo(dtype).eps * abs(largest)
+    if smallest < -resolved:
+        fisher = "" if settings.precision == "fisher" else "precision='fisher', "
         raise ValueError(
-            f"the {settings.chosen_precision(loc.size)} precision at the mode is not positive "
-            f"definite: expected eigenvalues above 0, got a smallest of {smallest:.4g} (largest "
-            f"{largest:.4g}). The position is a saddle or flat: use precision='fisher', "
-            f"damping={max(1e-6 * abs(largest), -2 * smallest):.2g}, or search again with more "
-            "`num_starts`"
+            f"{what} is not positive definite: expected eigenvalues above 0, got a smallest of "
+            f"{smallest:.4g} (largest {largest:.4g}). The position is a saddle: use {fisher}"
+            f"damping={-2 * smallest:.2g}, or search again with more `num_starts`"
+        )
+    if not smallest > 0 or not np.all(np.isfinite(at.factor)):
+        wider = "" if dtype == np.float64 else "use float64 (numpyro.enable_x64()), "
+        raise ValueError(
+            f"{what} is singular in {dtype.name}: expected eigenvalues above {resolved:.2g}, which "
+            f"is rounding beside the largest of {largest:.4g}, got a smallest of {smallest:.4g}. "
+            "Some combination of parameters is not identified, or scales differ too much: "
+            f"{wider}standardise the inputs, give every site a proper prior, or use "
+            f"damping={10 * resolved:.2g}"
         )
     if loc.dtype == np.float32 and largest > ILL_CONDITIONED * smallest:
         warn_outside(
@@ -85,16 +94,34 @@ def warn_unless_converged(report: FitReport) -> None:
     )
 
 
-def warn_of_failures(settings: LaplaceSettings, geodesics: Geodesic) -> None:
+def warn_of_failures(settings: LaplaceSettings, success: np.ndarray) -> None:
     """Of geodesics that were not followed to their end."""
-    failed = int(np.sum(~np.asarray(geodesics.success)))
+    failed = int(np.sum(~success))
     if not failed:
         return
     why = f"no end within max_steps={settings.max_steps}, or not finite"
     if settings.metric == "monge-log":
         why += ", or a logarithmic map that did not converge"
+    if settings.metric != "fisher":
+        other = "use metric='fisher'"
+    elif settings.prior_metric == "hessian":
+        other = "use prior_metric='expected'"
+    else:
+        other = "reparametrise the model"
     warn_outside(
-        f"{failed} of {geodesics.success.shape[0]} geodesics failed: {why}. These draws are where "
-        "the solver stopped, and `draw(...).success` tells which; leaving them out biases the "
-        "rest. Raise max_steps, loosen rtol, standardise the inputs, or use metric='fisher'",
+        f"{failed} of {success.size} geodesics failed: {why}. Their draws and weights are NaN and "
+        "`draw(...).success` tells which; leaving them out biases the rest. Raise max_steps, "
+        f"loosen rtol, standardise the inputs, or {other}",
+    )
+
+
+def warn_of_weights(log_weights: np.ndarray, shape: float) -> None:
+    """Of weights that cannot turn the draws into those of the posterior."""
+    known = not np.any(np.isnan(log_weights)) and np.ptp(log_weights) >= EQUAL_WEIGHTS
+    if shape < largest_shape(log_weights.size) or not known:
+        return
+    warn_outside(
+        f"pareto_k is {shape:.2f}: expected below {largest_shape(log_weights.size):.2f} for "
+        f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
+        "more, reparametrise the model, or run MCMC",
     )

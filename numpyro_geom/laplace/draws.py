@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from ..arguments import HostArray, on_device, reads_values, split_arrays, without_host
 from ..target.plates import abstract_trace
+
+EQUAL_WEIGHTS = 0.01
+"""Range of log weights, in nats, below which there is no tail that a shape could describe."""
 
 
 class FitReport(NamedTuple):
@@ -45,14 +49,16 @@ class LaplaceDraws(NamedTuple):
     """Draws of a guide and what became of each; leading dimensions are ``sample_shape``.
 
     Attributes:
-        samples: site name -> values in the site's support, deterministic sites included.
-        unconstrained: flat unconstrained positions, last dimension D.
+        samples: site name -> values in the site's support, deterministic sites included; NaN where
+            the geodesic failed.
+        unconstrained: flat unconstrained positions, last dimension D; likewise.
         success: whether the geodesic was followed to its end.
         num_evaluations: evaluations of the geodesic's acceleration.
         log_weight: log target density minus log density of the draw, up to a constant; None
-            unless asked for.
-        pareto_k: shape of the generalised Pareto tail of the weights (k-hat): below 0.7 the draws
-            can be reweighted to the posterior; None without weights.
+            unless asked for, NaN where the geodesic failed.
+        pareto_k: shape of the generalised Pareto tail of the weights (k-hat): below
+            `largest_shape` the draws can be reweighted to the posterior. Infinite where a geodesic
+            failed, whose weight is not known; None without weights.
         seconds: wall time of a draw, compilation included.
         model: the model, its `param` sites at the values of the draws.
         args: its arguments, the training data.
@@ -115,12 +121,24 @@ def _runner(model: Callable) -> Callable:
     return lambda args, kwargs: abstract_trace(model, args, kwargs, {})
 
 
+def largest_shape(num_draws: int) -> float:
+    """Pareto shape from which this many weights correct nothing.
+
+    Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 25(72),
+    2024: min(1 - 1 / log10(S), 0.7).
+    """
+    return min(1 - 1 / math.log10(max(num_draws, 2)), 0.7)
+
+
 def pareto_shape(log_weights: np.ndarray) -> float:
-    """Shape k of the generalised Pareto tail of importance weights, by ArviZ; infinite if none."""
+    """Shape k of the generalised Pareto tail of importance weights, by ArviZ.
+
+    Infinite where there is no tail, and where a weight is NaN, that is not known.
+    """
     import arviz as az
 
-    weights = np.where(np.isfinite(log_weights), log_weights, -np.inf).reshape(-1).astype(float)
-    if not np.isfinite(weights).any():
+    weights = np.reshape(log_weights, -1).astype(float)
+    if np.isnan(weights).any() or not np.isfinite(weights).any():
         return np.inf
     if hasattr(az, "psislw"):
         k = float(az.psislw(weights)[1])

@@ -20,7 +20,13 @@ from .._foreign import Guide
 from .._util import is_traced
 from .approximation import at_mode
 from .binding import BoundGuide
-from .checks import best_run, check_precision, warn_of_failures, warn_unless_converged
+from .checks import (
+    best_run,
+    check_precision,
+    warn_of_failures,
+    warn_of_weights,
+    warn_unless_converged,
+)
 from .draws import Data, FitReport, LaplaceDraws, pareto_shape
 from .metrics import RiemannianMetric
 from .mode import find_modes
@@ -34,7 +40,7 @@ class RiemannianLaplace(Guide, BoundGuide):
 
     A draw starts at a mode theta^ with a Gaussian velocity and follows a geodesic for unit time::
 
-        v ~ N(0, P^-1),    theta'' = -G^-1 [(d_v G) v - grad (v'G v) / 2],    theta = theta(1)
+        v ~ N(m, P^-1),    theta'' = -G^-1 [(d_v G) v - grad (v'G v) / 2],    theta = theta(1)
 
     on the unconstrained space, where all of the mode, P and the metric G live, log-Jacobians of the
     transforms included. Everything is of all rows of the data, also where the model subsamples.
@@ -59,8 +65,8 @@ class RiemannianLaplace(Guide, BoundGuide):
     0.171, 0.211, 0.271 at D = 1, 2, 3, 5, 10); ``"euclidean"`` sees the curvature at the mode
     alone. ``"empirical-fisher"`` is there for comparison: it is not an estimate of the Fisher
     information. `draw` with ``log_weight=True`` tells how far to trust the draws, and its weights
-    turn them into draws of the posterior where ``pareto_k`` is below 0.7 and the exponential map
-    is one to one.
+    turn them into draws of the posterior where ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7)
+    and the exponential map is one to one. m is 0 but for ``mode="mean"``.
 
     Choose ``"fisher"`` first. Choose ``"monge"`` for models whose energy is cheap and whose number
     of outputs times parameters is too large for solves.
@@ -70,13 +76,18 @@ class RiemannianLaplace(Guide, BoundGuide):
         metric: see the table. A function gets the dict of unconstrained site values and returns G
             in the order in which the model runs its sites, each flattened; a
             `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
-        mode: ``"euclidean"`` for the maximum of the density, or ``"hausdorff"`` for that of the
-            density over sqrt(det G), G the Fisher metric whatever ``metric`` is.
+        mode: ``"euclidean"`` for the maximum of the density, ``"hausdorff"`` for that of the
+            density over sqrt(det G), G the Fisher metric whatever ``metric`` is, or ``"mean"`` for
+            the latter with velocities about a mean: the draws have the posterior's, to first order.
+            None for ``"mean"`` with the metric ``"fisher"`` and the expected prior part up to 200
+            dimensions, else ``"euclidean"``.
         precision: P: ``"hessian"`` of U at the mode, or ``"fisher"``, the Fisher metric there. None
-            for ``"fisher"`` with a Hausdorff mode and above 2,000 dimensions, else ``"hessian"``.
+            for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else ``"fisher"``.
         prior_metric: prior part of the Fisher metric. ``"hessian"``: of minus the log prior, which
             must be positive definite. ``"expected"``: its expectation, block by block, positive
-            definite also for hierarchies. ``"softabs"``: absolute eigenvalues of the Hessian.
+            definite also for hierarchies. ``"softabs"``: absolute eigenvalues of the Hessian. None
+            for ``"hessian"`` in models with a ``numpyro.factor``, which is no part of the
+            expectation, else ``"expected"``.
         solver: of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000 dimensions),
             ``"woodbury"`` works in the space of the observations' parameters (up to 2,000, priors
             independent), ``"cg"`` needs products alone. All give the same draws; ``"auto"`` takes
@@ -126,7 +137,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         Bayesian neural networks", NeurIPS 2023 (``"monge"``, RLA-B). Deviations: the metric is
         derived from the model instead of written by hand; the logarithmic map is continued and
         checked, draw by draw; geodesics that fail are flagged and never left out; importance
-        weights are ours.
+        weights and ``mode="mean"`` are ours.
     """
 
     def __init__(
@@ -134,9 +145,9 @@ class RiemannianLaplace(Guide, BoundGuide):
         model: Callable,
         metric: str | Callable | RiemannianMetric = "fisher",
         *,
-        mode: str = "euclidean",
+        mode: str | None = None,
         precision: str | None = None,
-        prior_metric: str = "hessian",
+        prior_metric: str | None = None,
         solver: str = "auto",
         alpha2: float = 1.0,
         damping: float = 0.0,
@@ -222,7 +233,8 @@ class RiemannianLaplace(Guide, BoundGuide):
             kwargs: like args.
 
         Raises:
-            SamplingWarning: (a warning) where geodesics were not followed to their end.
+            SamplingWarning: (a warning) where geodesics were not followed to their end, whose
+                draws are NaN, and where the weights cannot correct the draws.
         """
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
@@ -240,25 +252,28 @@ class RiemannianLaplace(Guide, BoundGuide):
         geodesics = jax.block_until_ready(geodesics)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         if not is_traced(geodesics.position):
-            warn_of_failures(self.settings, geodesics)
+            warn_of_failures(self.settings, np.asarray(geodesics.success))
+        shape_of_weights = None
+        if log_weight and not is_traced(weights):
+            shape_of_weights = pareto_shape(np.asarray(weights))
+            warn_of_weights(np.asarray(weights), shape_of_weights)
         args, kwargs = data.build(data.arrays)
         position, success, num_evaluations, weights, samples = jax.tree.map(
             lambda x: x.reshape(*shape, *x.shape[1:]),
             (*geodesics, weights if log_weight else None, samples),
         )
-        known = log_weight and not is_traced(weights)
         return LaplaceDraws(
             samples=samples,
             unconstrained=position,
             success=success,
             num_evaluations=num_evaluations,
             log_weight=weights,
-            pareto_k=pareto_shape(np.asarray(weights)) if known else None,
+            pareto_k=shape_of_weights,
             seconds=seconds,
             model=self._posterior(params, args, kwargs).model,
             args=args,
             kwargs=kwargs,
-            settings=self.settings.record(self.latent_dim),
+            settings=self.settings.record(),
         )
 
     def predictive(

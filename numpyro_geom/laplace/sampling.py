@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,25 @@ from tqdm import tqdm
 from ..information.form import HIGHEST, Flat
 from ..target.minibatch import SubsamplePlates
 from ..target.potential import CHUNK_ROWS
-from .approximation import AtMode, choose_solver, fisher_metric_of, fisher_of, targets
+from .approximation import (
+    AtMode,
+    acceleration_fn,
+    choose_solver,
+    fisher_metric_of,
+    fisher_of,
+    targets,
+)
 from .geodesic import Geodesic, exponential_map
 from .log_map import log_map, shoot
-from .metrics import RiemannianMetric, dense_metric, monge_acceleration
 from .settings import LaplaceSettings, check_dense
 from .target import Posterior, Target, make_target
 
 CHUNK_ENTRIES = 2**23
 """Floating point numbers of the draws that are solved together, about."""
 MOST_AT_ONCE = 1024
+FIRST_STEPS = 32
+"""Steps after which a geodesic leaves its chunk, to be followed anew among others as long."""
+FEWEST_AT_ONCE = 8
 
 
 def draw(
@@ -50,29 +60,48 @@ def draw(
 
 def draw_in_chunks(
     gaussian: Callable[[jax.Array], tuple],
-    follow: Callable[[Flat, jax.Array], tuple],
+    follow: Callable[[Flat, jax.Array, int], tuple],
     keys: jax.Array,
     chunk: int,
+    max_steps: int,
     *,
     progress_bar: bool,
 ) -> tuple[Geodesic, jax.Array]:
     """A draw for each key, chunk by chunk, from compiled functions of one chunk each.
 
-    They are `gaussian` of the keys and `follow` of draws and squares. A progress bar is shown on
-    work of more than five seconds.
+    They are `gaussian` of the keys and `follow` of draws, squares and the largest number of steps.
+    A progress bar is shown on work of more than five seconds.
     """
     count = keys.shape[0]
-    pieces = [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]  # equal shapes
-    starts = [gaussian(keys[piece]) for piece in pieces]
+    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
     draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+
+    def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
+        parts = []
+        pieces = _pieces(which.size, chunk)
+        for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
+            now = which[piece]
+            parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
+        return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
+
     # a chunk takes as long as its longest geodesic: short and long ones go apart
     order = np.argsort(np.asarray(squares), kind="stable")
-    parts = []
-    for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
-        now = order[piece]
-        parts.append(jax.block_until_ready(follow(draws[now], squares[now])))
+    limit = min(FIRST_STEPS, max_steps)
+    ends = follow_all(order, chunk, limit)
+    late = np.flatnonzero(~np.asarray(ends[0].success))
+    if late.size and limit < max_steps:
+        width = FEWEST_AT_ONCE
+        while width < late.size:
+            width *= 2  # few widths: each is compiled
+        more = follow_all(order[late], min(width, chunk), max_steps)
+        ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
     back = np.argsort(order, kind="stable")
-    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count][back], *parts)
+    return jax.tree.map(lambda x: x[back], ends)
+
+
+def _pieces(count: int, chunk: int) -> list[np.ndarray]:
+    """Indices of chunks of equal size, which go round at the end."""
+    return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
 
 
 def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
@@ -93,13 +122,13 @@ def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: b
 def gaussian(
     settings: LaplaceSettings, posterior: Posterior, loc: Flat, at: AtMode, keys: jax.Array
 ) -> tuple[Flat, jax.Array]:
-    """Draws s ~ N(0, P^-1), one for each key, and s'Ps."""
+    """Draws s ~ N(m, P^-1), one for each key, and (s - m)'P(s - m); m is zero or `AtMode.mean`."""
     if at.factor.size:
 
         def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
             noise = random.normal(key, loc.shape, loc.dtype)
             draw = solve_triangular(at.factor, noise, trans=1, lower=True)
-            return draw, jnp.vdot(noise, noise)
+            return draw + at.mean, jnp.vdot(noise, noise)
 
         return jax.vmap(from_factor)(keys)
 
@@ -122,12 +151,16 @@ def follow(
     squares: jax.Array,
     *,
     log_weight: bool,
+    max_steps: int | None = None,
 ) -> tuple[Geodesic, jax.Array]:
     """Where the geodesics of Gaussian draws end, and the logs of their importance weights.
 
-    A weight is, up to a constant, -U(theta) - log N(v; 0, P^-1) + log |det d theta / d v|, minus
-    infinity for a geodesic that failed; 0 unless asked for.
+    A weight is, up to a constant, -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|; 0 unless
+    asked for. Position and weight of a geodesic that failed are NaN. ``max_steps`` replaces that of
+    the settings.
     """
+    if max_steps is not None:
+        settings = dataclasses.replace(settings, max_steps=max_steps)
     target, own = targets(settings, posterior)
     end = end_fn(settings, target, own, loc)
     if log_weight:
@@ -136,16 +169,16 @@ def follow(
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
         velocity, found, start_volume = _start(settings, at, draw)
         if not log_weight:
-            geodesic = end(velocity)
-            success = geodesic.success & found
-            return geodesic._replace(success=success), jnp.zeros((), draw.dtype)
-        # the geodesic after the volume of the start: no two calls of LAPACK at a time
-        known = jnp.isfinite(start_volume)
-        geodesic, volume = _with_log_volume(end, jnp.where(known, velocity, 0.0))
-        success = geodesic.success & known & found
-        weight = -target.energy(geodesic.position) + square / 2 + start_volume + volume
-        weight = jnp.where(success & jnp.isfinite(weight), weight, -jnp.inf)
-        return geodesic._replace(success=success), weight
+            geodesic, weight = end(velocity), jnp.zeros((), draw.dtype)
+        else:
+            # the geodesic after the volume of the start: no two calls of LAPACK at a time
+            found = found & jnp.isfinite(start_volume)
+            geodesic, volume = _with_log_volume(end, jnp.where(found, velocity, 0.0))
+            weight = -target.energy(geodesic.position) + square / 2 + start_volume + volume
+        success = geodesic.success & found
+        position = jnp.where(success, geodesic.position, jnp.nan)
+        geodesic = geodesic._replace(position=position, success=success)
+        return geodesic, jnp.where(success, weight, jnp.nan)
 
     return jax.vmap(one)(draws, squares)
 
@@ -187,21 +220,6 @@ def end_fn(
         atol=settings.atol,
         max_steps=settings.max_steps,
     )
-
-
-def acceleration_fn(
-    settings: LaplaceSettings, target: Target, own: Target, loc: Flat
-) -> Callable[[Flat, Flat], Flat]:
-    """``(position, velocity) -> theta''``."""
-    metric = settings.metric
-    if metric in ("monge", "monge-log"):
-        return monge_acceleration(target.energy, settings.alpha2)
-    if isinstance(metric, RiemannianMetric):
-        return metric.acceleration
-    if callable(metric):
-        given: Callable[[Any], Any] = metric
-        return dense_metric(lambda theta: jnp.asarray(given(target.unravel(theta)))).acceleration
-    return fisher_metric_of(settings, own, loc).acceleration
 
 
 def _with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:

@@ -10,12 +10,14 @@ from .._checks import check_choice, check_int, check_number
 from .metrics import RiemannianMetric
 
 METRICS = ("euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
-MODES = ("euclidean", "hausdorff")
+MODES = ("euclidean", "hausdorff", "mean")
 PRECISIONS = ("hessian", "fisher")
 PRIORS = ("hessian", "expected", "softabs")
 SOLVERS = ("auto", "cholesky", "woodbury", "cg")
 DENSE_LIMIT = 2000
 """Largest dimension at which D x D matrices are formed."""
+MEAN_LIMIT = 200
+"""Largest dimension at which ``mode="mean"`` is the default."""
 
 
 def is_wide(size: int) -> bool:
@@ -34,12 +36,15 @@ def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimens
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceSettings:
-    """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them."""
+    """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
+
+    `resolve` gives those that are None their values.
+    """
 
     metric: str | Callable | RiemannianMetric
-    mode: str
+    mode: str | None
     precision: str | None
-    prior_metric: str
+    prior_metric: str | None
     solver: str
     alpha2: float
     damping: float
@@ -51,10 +56,10 @@ class LaplaceSettings:
     def __post_init__(self) -> None:
         if not callable(self.metric) and not isinstance(self.metric, RiemannianMetric):
             check_choice("metric", self.metric, METRICS)
-        if self.precision is not None:
-            check_choice("precision", self.precision, PRECISIONS)
-        check_choice("mode", self.mode, MODES)
-        check_choice("prior_metric", self.prior_metric, PRIORS)
+        choices = {"mode": MODES, "precision": PRECISIONS, "prior_metric": PRIORS}
+        for name, values in choices.items():
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), values)
         check_choice("solver", self.solver, SOLVERS)
         checked: dict[str, Any] = {
             "alpha2": check_number("alpha2", self.alpha2, least=0.0),
@@ -71,25 +76,35 @@ class LaplaceSettings:
         """Whether the metric of the draws is information of observed sites."""
         return self.metric in ("fisher", "empirical-fisher")
 
-    def uses_fisher(self, size: int) -> bool:
-        """Whether the Fisher form of a model of D = ``size`` has any part in the draws."""
-        fisher = self.chosen_precision(size) == "fisher" or self.mode == "hausdorff"
-        return fisher or self.needs_outputs
+    @property
+    def uses_fisher(self) -> bool:
+        """Whether the Fisher form of the model has any part in the draws."""
+        return self.precision == "fisher" or self.mode != "euclidean" or self.needs_outputs
 
-    def chosen_precision(self, size: int) -> str:
-        """The precision, in D = ``size`` dimensions."""
-        if self.precision is not None:
-            return self.precision
-        wide = is_wide(size) and self.metric != "monge-log"
-        return "fisher" if wide or self.mode == "hausdorff" else "hessian"
+    def resolve(self, size: int, *, has_factor: bool) -> LaplaceSettings:
+        """With a choice for each None, for a model of D = ``size``, with or without factor sites.
+
+        The curvature of a ``numpyro.factor`` is in the Hessian of the prior part alone. From there
+        a prior part may become indefinite along a geodesic, and the Euclidean mode is the safer.
+        """
+        mode, precision, prior = self.mode, self.precision, self.prior_metric
+        if prior is None:
+            prior = "hessian" if has_factor else "expected"
+        if mode is None:
+            able = self.metric == "fisher" and prior == "expected" and precision != "hessian"
+            mode = "mean" if able and size <= MEAN_LIMIT else "euclidean"
+        if precision is None:
+            wide = is_wide(size) and self.metric != "monge-log"
+            precision = "fisher" if wide or mode != "euclidean" else "hessian"
+        return dataclasses.replace(self, mode=mode, precision=precision, prior_metric=prior)
 
     def as_dict(self) -> dict[str, Any]:
         """Arguments by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def record(self, size: int) -> dict[str, Any]:
-        """Names and numbers of what is in use in D = ``size`` dimensions, for files."""
-        record = self.as_dict() | {"precision": self.chosen_precision(size)}
+    def record(self) -> dict[str, Any]:
+        """Names and numbers, for files."""
+        record = self.as_dict()
         if not isinstance(self.metric, str):
             kind = type(self.metric).__name__
             record["metric"] = getattr(self.metric, "__name__", kind)
