@@ -1,0 +1,184 @@
+"""Models as in NumPyro's examples: each kernel with its default settings, next to NUTS.
+
+4 vectorized chains of 1,000 draws after 1,000 of warm-up; errors of means and standard deviations
+against a long NUTS run in float64, and what `diagnose` says. Prints a Markdown table and writes it
+to docs/tables/numpyro_models.md.
+
+    python examples/benchmarks/numpyro_models.py --cache DIR [--models NAMES] [--kernels NAMES]
+
+``--cache`` names a folder for reference draws and results: what is there is not run again, and
+the table has all of it. Every run is a process of its own that is stopped after ``--seconds``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import posteriors as P
+import small_data as S
+from numpyro.diagnostics import split_gelman_rubin
+from numpyro_posteriors import MODELS, REFERENCES
+
+from numpyro_geom import GGMC, SGHMC, SGRLD
+
+TABLE = Path(__file__).parents[2] / "docs" / "tables" / "numpyro_models.md"
+WRONG = 0.2, 0.15
+"""Error of a mean in standard deviations, and of a standard deviation, that must be flagged."""
+RIGHT = 0.1, 0.07
+"""Errors up to which a flag is needless."""
+REFERENCE_SECONDS = 1200
+
+KERNELS: dict[str, Callable[[Callable], Any]] = {
+    "SGRLD": lambda model: SGRLD(model),
+    "SGRLD monge": lambda model: SGRLD(model, metric="monge"),
+    "SGHMC": lambda model: SGHMC(model),
+    "GGMC": lambda model: GGMC(model),
+}
+
+
+def reference_draws(name: str, posterior: P.Posterior, folder: Path) -> dict[str, np.ndarray]:
+    """Sites of a long NUTS run, shape (chains, draws, ...); kept in the folder."""
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        known = REFERENCES.get(name)
+        np.savez(path, **(S.reference_run(name, posterior) if known is None else known()))
+    with np.load(path) as found:
+        return dict(found)
+
+
+def result_path(folder: Path, name: str, label: str, seed: int) -> Path:
+    """The file with a run's result."""
+    return folder / f"{name} {label} {seed}.json"
+
+
+def measure(name: str, label: str, seed: int, folder: Path) -> None:
+    """The reference if it is not there yet, and one run unless ``label`` is empty."""
+    posterior = MODELS[name]()
+    draws = np.asarray(posterior.scalars(reference_draws(name, posterior, folder)), float)
+    if label:
+        kernel = KERNELS[label](posterior.model)
+        found = S.judge(posterior, kernel, S.moments(draws), seed)
+        found["rhat_reference"] = float(np.max(split_gelman_rubin(draws)))
+        result_path(folder, name, label, seed).write_text(json.dumps(found))
+
+
+def in_process(name: str, label: str, seed: int, folder: Path, seconds: float) -> None:
+    """`measure` in a process of its own; what stopped it is the result."""
+    command = [sys.executable, __file__, "--cache", folder, "--one", name, label, str(seed)]
+    try:
+        done = subprocess.run(command, timeout=seconds, stderr=subprocess.PIPE, text=True)
+        lines = done.stderr.strip().splitlines() if done.returncode else []
+        failed = [x for x in lines if not x.startswith(("-", "For simplicity"))][-1:]
+    except subprocess.TimeoutExpired:
+        failed = [f"stopped after {seconds:.0f} s"]
+    if failed:
+        print(name, label, *failed, flush=True)
+        result_path(folder, name, label, seed).write_text(json.dumps({"failed": failed[0]}))
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Whether the draws are right, and whether `diagnose` says so."""
+    if "failed" in found:
+        return "failed"
+    errors, flagged = found["beyond_reference"], bool(found["flags"])
+    if any(error > bound for error, bound in zip(errors, WRONG, strict=True)):
+        return "wrong, flagged" if flagged else "**wrong, not flagged**"
+    if all(error <= bound for error, bound in zip(errors, RIGHT, strict=True)):
+        return "right, flagged" if flagged else "right"
+    return "between, flagged" if flagged else "between"
+
+
+def line(title: str, label: str, found: dict[str, Any]) -> str:
+    """A row of the table."""
+    if "failed" in found:
+        return f"| {title} | {label} | {found['failed']} | | | | | | |"
+    flags = [f"{name} {figure}" for name, figure in found["flags"].items()]
+    more = f", and {len(flags) - 1} more" if len(flags) > 1 else ""
+    low, high = found["ratio"]
+    return (
+        f"| {title} | {label} | {found['gradients'] / S.CHAINS / S.DRAWS:.1f} | "
+        f"{found['ess']:.0f} | {found['seconds']:.0f} | {found['mean']:.2f} | "
+        f"{low:.2f} to {high:.2f} | {verdict(found)} | {''.join(flags[:1])}{more} |"
+    )
+
+
+HEADER = f"""\
+Models as in NumPyro's examples (`examples/benchmarks/numpyro_posteriors.py`), default settings, 4
+vectorized chains of 1,000 draws after 1,000 of warm-up, in float32. ESS is that of the worst scalar
+in all chains together. Errors are those of the worst scalar, against 20,000 draws of NUTS in
+float64; positive parameters are compared by their logarithms, networks by their values at five
+inputs. A run is wrong where a mean is off by more than {WRONG[0]:g} sd or an sd by more than
+{WRONG[1]:.0%}, and right where no mean is off by more than {RIGHT[0]:g} sd and no sd by more than
+{RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of the reference. The last column has the
+first check that `diagnose` flags. Seconds are those of one core, with compiling.
+"""
+
+
+def table(folder: Path, seed: int) -> str:
+    """All that is done, as Markdown."""
+    lines = [
+        "| model | kernel | gradients a draw | ESS | seconds | error of a mean (sd) | sd ratios | | "
+        "flagged |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    verdicts = []
+    for name, make in MODELS.items():
+        title = make().name
+        for label in KERNELS:
+            path = result_path(folder, name, label, seed)
+            if path.exists():
+                found = json.loads(path.read_text())
+                lines.append(line(title, label, found))
+                verdicts.append(verdict(found))
+    ok = [v for v in verdicts if v in ("right", "between", "**wrong, not flagged**")]
+    right = [v for v in verdicts if v.startswith("right")]
+    lines += [
+        "",
+        f"{len(verdicts)} runs. Nothing is flagged in {len(ok)}, and {ok.count(verdicts and '**wrong, not flagged**')} "
+        f"of these are wrong. {len(right)} are right, and {right.count('right, flagged')} of these "
+        f"are flagged. {verdicts.count('failed')} failed.",
+    ]
+    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+
+
+def main() -> None:
+    """Run what is asked for and missing in the cache."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--models", help=f"some of {','.join(MODELS)}")
+    parser.add_argument("--kernels", help="some of " + ",".join(KERNELS))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=240, help="after which a run is stopped")
+    parser.add_argument("--again", action="store_true", help="run also what the cache has")
+    parser.add_argument("--one", nargs=3, metavar=("MODEL", "KERNEL", "SEED"), help="in this process")
+    options = parser.parse_args()
+    folder = options.cache
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.one is not None:
+        name, label, seed = options.one
+        return measure(name, label, int(seed), folder)
+    for name in MODELS if options.models is None else options.models.split(","):
+        if not (folder / f"{name}.npz").exists():
+            in_process(name, "", options.seed, folder, REFERENCE_SECONDS)
+        for label in KERNELS if options.kernels is None else options.kernels.split(","):
+            path = result_path(folder, name, label, options.seed)
+            if options.again or not path.exists():
+                in_process(name, label, options.seed, folder, options.seconds)
+                found = json.loads(path.read_text())
+                print(line(name, label, found), found.get("learned"), flush=True)
+    text = HEADER + "\n" + table(folder, options.seed)
+    TABLE.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
