@@ -158,7 +158,7 @@ def gaussian_process() -> P.Posterior:
 def mortality() -> P.Posterior:
     """Deaths by age in 40 areas of 5 regions, by Gompertz's law with effects of groups.
 
-    The numbers of groups are computed from NumPy arrays in the model.
+    The model computes the numbers of groups from NumPy arrays, and does not index its rows.
     """
     rng = np.random.default_rng(15)
     area, age = (x.ravel() for x in np.meshgrid(np.arange(40), np.arange(8), indexing="ij"))
@@ -176,11 +176,10 @@ def mortality() -> P.Posterior:
             of_region = numpyro.sample("of_region", dist.Normal(0, 1))
         with numpyro.plate("areas", num_areas):
             of_area = numpyro.sample("of_area", dist.Normal(0, 1))
-        with numpyro.plate("rows", len(deaths)) as i:
-            log_rate = level + between[0] * of_area[area[i]]
-            log_rate += (slope + between[1] * of_region[region[i]]) * years[i]
-            mean = population[i] * jnp.exp(log_rate)
-            numpyro.sample("deaths", dist.Poisson(mean), obs=deaths[i])
+        with numpyro.plate("rows", len(deaths)):
+            log_rate = level + between[0] * of_area[area]
+            log_rate += (slope + between[1] * of_region[region]) * years
+            numpyro.sample("deaths", dist.Poisson(population * jnp.exp(log_rate)), obs=deaths)
 
     args = area, region, years.astype("f4"), population.astype("f4"), deaths
     scalars = scalars_of("level", "slope", "of_region", "of_area", logs=("between",))
