@@ -26,6 +26,7 @@ import numpyro
 import posteriors as P
 import small_data as S
 from numpyro.diagnostics import split_gelman_rubin
+from numpyro.infer import NUTS
 from numpyro_posteriors import MODELS, REFERENCES
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
@@ -38,6 +39,7 @@ RIGHT = 0.1, 0.07
 REFERENCE_SECONDS = 1200
 
 KERNELS: dict[str, Callable[[Callable], Any]] = {
+    "NUTS": lambda model: NUTS(model),
     "SGRLD": lambda model: SGRLD(model),
     "SGRLD monge": lambda model: SGRLD(model, metric="monge"),
     "SGHMC": lambda model: SGHMC(model),
@@ -130,7 +132,7 @@ def table(folder: Path, seed: int) -> str:
         "flagged |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    verdicts = []
+    verdicts: dict[str, list[str]] = {}
     for name, make in MODELS.items():
         title = make().name
         for label in KERNELS:
@@ -138,15 +140,19 @@ def table(folder: Path, seed: int) -> str:
             if path.exists():
                 found = json.loads(path.read_text())
                 lines.append(line(title, label, found))
-                verdicts.append(verdict(found))
-    ok = [v for v in verdicts if v in ("right", "between", "**wrong, not flagged**")]
-    right = [v for v in verdicts if v.startswith("right")]
+                verdicts.setdefault(label, []).append(verdict(found))
     lines += [
         "",
-        f"{len(verdicts)} runs. Nothing is flagged in {len(ok)}, and {ok.count(verdicts and '**wrong, not flagged**')} "
-        f"of these are wrong. {len(right)} are right, and {right.count('right, flagged')} of these "
-        f"are flagged. {verdicts.count('failed')} failed.",
+        "| kernel | right | of these flagged | between | of these flagged | wrong | of these flagged "
+        "| failed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    for label, words in verdicts.items():
+        counts = []
+        for word in ("right", "between", "wrong"):
+            flagged = words.count(f"{word}, flagged")
+            counts += [words.count(word) + words.count(f"**{word}, not flagged**") + flagged, flagged]
+        lines.append(f"| {label} | {' | '.join(map(str, counts))} | {words.count('failed')} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
 
