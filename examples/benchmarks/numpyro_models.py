@@ -128,8 +128,8 @@ first check that `diagnose` flags. Seconds are those of one core, with compiling
 def table(folder: Path, seed: int) -> str:
     """All that is done, as Markdown."""
     lines = [
-        "| model | kernel | gradients a draw | ESS | seconds | error of a mean (sd) | sd ratios | | "
-        "flagged |",
+        "| model | kernel | gradients per draw | ESS | seconds | error of a mean (sd) | sd ratios "
+        "| | flagged |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     verdicts: dict[str, list[str]] = {}
@@ -143,15 +143,18 @@ def table(folder: Path, seed: int) -> str:
                 verdicts.setdefault(label, []).append(verdict(found))
     lines += [
         "",
-        "| kernel | right | of these flagged | between | of these flagged | wrong | of these flagged "
-        "| failed |",
+        "| kernel | right | of these flagged | between | of these flagged | wrong "
+        "| of these flagged | failed |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for label, words in verdicts.items():
         counts = []
         for word in ("right", "between", "wrong"):
             flagged = words.count(f"{word}, flagged")
-            counts += [words.count(word) + words.count(f"**{word}, not flagged**") + flagged, flagged]
+            counts += [
+                words.count(word) + words.count(f"**{word}, not flagged**") + flagged,
+                flagged,
+            ]
         lines.append(f"| {label} | {' | '.join(map(str, counts))} | {words.count('failed')} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
@@ -165,13 +168,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=240, help="after which a run is stopped")
     parser.add_argument("--again", action="store_true", help="run also what the cache has")
-    parser.add_argument("--one", nargs=3, metavar=("MODEL", "KERNEL", "SEED"), help="in this process")
+    parser.add_argument(
+        "--one", nargs=3, metavar=("MODEL", "KERNEL", "SEED"), help="in this process"
+    )
     options = parser.parse_args()
     folder = options.cache
     folder.mkdir(parents=True, exist_ok=True)
     if options.one is not None:
         name, label, seed = options.one
-        return measure(name, label, int(seed), folder)
+        measure(name, label, int(seed), folder)
+        return
     for name in MODELS if options.models is None else options.models.split(","):
         if not (folder / f"{name}.npz").exists():
             in_process(name, "", options.seed, folder, REFERENCE_SECONDS)

@@ -251,7 +251,9 @@ def predator_prey() -> P.Posterior:
         numpyro.sample("y", dist.LogNormal(jnp.log(z), sigma).to_event(2), obs=y)
 
     scalars = scalars_of(logs=("rates", "first", "sigma"))
-    return P.Posterior("Lotka-Volterra", model, singles(np.column_stack([hare, lynx])), None, scalars)
+    return P.Posterior(
+        "Lotka-Volterra", model, singles(np.column_stack([hare, lynx])), None, scalars
+    )
 
 
 def layers(widths: list[int]) -> tuple[Callable, Callable]:
@@ -262,7 +264,8 @@ def layers(widths: list[int]) -> tuple[Callable, Callable]:
     def weights() -> dict[str, Any]:
         return {
             name: numpyro.sample(
-                name, dist.Normal(0, shape[0] ** -0.5 if name[0] == "w" else 1).expand(shape).to_event()
+                name,
+                dist.Normal(0, shape[0] ** -0.5 if name[0] == "w" else 1).expand(shape).to_event(),
             )
             for name, shape in shapes.items()
         }

@@ -79,7 +79,10 @@ def judge(name: str, folder: Path, seed: int) -> dict[str, Any]:
     sites = jax.jit(jax.vmap(constrain))(state.z)
     seconds = time.perf_counter() - start
 
-    known = {k: jnp.asarray(draws[k].reshape(-1, *draws[k].shape[2:]), x.dtype) for k, x in state.z.items()}
+    known = {
+        k: jnp.asarray(draws[k].reshape(-1, *draws[k].shape[2:]), x.dtype)
+        for k, x in state.z.items()
+    }
     unconstrain = jax.vmap(lambda x: unconstrain_fn(posterior.model, posterior.args, {}, x))
     reference = energies(posterior, jax.jit(unconstrain)(known))
     low, high = np.quantile(reference, [TAIL, 1 - TAIL])
@@ -103,8 +106,8 @@ def judge(name: str, folder: Path, seed: int) -> dict[str, Any]:
 
 HEADER = f"""\
 {CHAINS} starts of `SGHMC(model)` on each posterior, default settings, before the first draw. Inside
-are energies U that lie in the range of the reference's, from its {TAIL:.1%} to its {1 - TAIL:.1%} quantile,
-widened by its standard deviation; lower ones are below. Starts at a mode of D dimensions lie about
+are energies U in the range of the reference's, from its {TAIL:.1%} to its {1 - TAIL:.1%}
+quantile, widened by its standard deviation; lower ones are below. Starts at a mode of D dimensions lie about
 D / 2 below the median. Deviations are those of the worst hyperparameter, of networks the worst of
 their values at five inputs, from the mean of the reference in its standard deviations. The
 reference is NUTS in float64, 20,000 draws.
@@ -146,7 +149,11 @@ def main() -> None:
         if options.again or name not in done:
             done[name] = judge(name, options.cache, options.seed)
             path.write_text(json.dumps(done))
-            print(table({name: done[name]}).splitlines()[2], f"{done[name]['seconds']:.0f} s", flush=True)
+            print(
+                table({name: done[name]}).splitlines()[2],
+                f"{done[name]['seconds']:.0f} s",
+                flush=True,
+            )
     text = HEADER + "\n" + table(done)
     TABLE.write_text(text)
     print(text)
