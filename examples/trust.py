@@ -58,8 +58,9 @@ def model(X, y):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "step": {"step_size": TOO_LARGE},
-    "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "gamma": "none"},
-    "repaired": {"metric": Monge(alpha2=1000.0, decay=0.9)},
+    # in the parameters' own coordinates, where Monge's metric has something to follow
+    "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "gamma": "none", "dense_mass": None},
+    "repaired": {"metric": Monge(alpha2=1000.0, decay=0.9), "dense_mass": None},
     "batch": {"step_size": FULL_DATA_STEP, "batch_size": BATCH},
     "good": {"batch_size": BATCH, "control_variate": True},
 }

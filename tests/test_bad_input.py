@@ -675,7 +675,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "init_params array": (
         start(normal_mean, Y, init_params=jnp.zeros(())),
         TypeError,
-        "init_params must be a dict of unconstrained site values",
+        "init_params must be a dict of site values, got ArrayImpl: pass one with the sites",
     ),
     "init_params integers": (
         start(normal_mean, Y, init_params={"mu": jnp.array(1)}),

@@ -12,7 +12,7 @@ from targets import normal_mean
 
 from numpyro_geom import SGRLD, RiemannianLaplace, run
 from numpyro_geom.laplace import sampling
-from numpyro_geom.runs import loop
+from numpyro_geom.runs import mesh
 
 Y = jnp.arange(6.0)
 
@@ -32,14 +32,13 @@ def test_one_process_of_several_shows_the_bar(
     kernel = SGRLD(normal_mean, step_size=0.01, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=1, num_samples=2, progress_bar=False)
     mcmc.progress_bar = True
-    of = loop.Layout.of
 
-    def another(*args: Any) -> Any:
-        layout = of(*args)
-        layout.processes.is_first = False
-        return layout
+    class Second(mesh.Processes):
+        def __init__(self, several: bool) -> None:
+            super().__init__(several)
+            self.is_first = False
 
-    monkeypatch.setattr(loop.Layout, "of", another)
+    monkeypatch.setattr(mesh, "Processes", Second)
     run(mcmc, random.key(0), Y)
     assert capsys.readouterr().err == ""
 
