@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
+from numpyro_geom._warning import SamplingWarning
 
 KEY = random.key(0)
 QUICK = {"step_size": 0.01, "num_steps": 1, "dense_mass": None, "control_variate": False}
@@ -72,10 +74,13 @@ class Laplace(NamedTuple):
 
     def posterior(self, model: Callable, *args: Any, **kwargs: Any) -> Posterior:
         """Draws with the weights that make them draws of the posterior."""
-        guide = self(model)
-        params = guide.fit(KEY, *args, **kwargs)
-        settings = {"sample_shape": (2000,), "log_weight": True, "progress_bar": False}
-        found = guide.draw(KEY, params, **settings)
+        guide = self(model, max_steps=100)
+        params = guide.fit(KEY, *args, num_starts=1, **kwargs)
+        settings = {"sample_shape": (1000,), "log_weight": True, "progress_bar": False}
+        with warnings.catch_warnings():
+            # geodesics that run away are flagged, and their draws have no weight
+            warnings.simplefilter("ignore", SamplingWarning)
+            found = guide.draw(KEY, params, **settings)
         weights = np.exp(np.asarray(found.log_weight - found.log_weight.max(), np.float64))
         return Posterior({n: x[None] for n, x in found.samples.items()}, weights[None])
 
