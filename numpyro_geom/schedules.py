@@ -249,6 +249,8 @@ def as_schedule(value: Any) -> Schedule:
         raise ValueError(
             f"step_size must be 'auto', a positive number or a schedule, got {value!r}"
         )
+    if isinstance(value, jax.core.Tracer):  # the run is inside of jax.jit
+        return as_schedule(lambda _: value)
     if callable(value):
         _check_function(value)
         return Wrapped(value)

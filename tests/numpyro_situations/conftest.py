@@ -1,0 +1,133 @@
+"""Columns and rows of the table of situations, and the option that writes it.
+
+    python -m pytest tests/numpyro_situations --write-table
+
+A column is a method, a section of rows a file, a row a test, whose docstring is its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from methods import KERNELS, LAPLACE, METHODS
+
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "tables" / "numpyro_tests.md"
+HEAD = """\
+What `python -m pytest tests/numpyro_situations --write-table` found: situations that the tests of
+NumPyro {version} cover, written anew and run with the kernels and the guide of this package. Every
+cell is a test that passes: **holds** is a run with the result that NumPyro's user expects, *refused*
+an error that says what to do instead. A dash: the situation is of kernels only, or of guides only.
+"""
+
+Cell = tuple[str, int, str, str]
+"""Section, place in it, description, and method."""
+results: dict[Cell, set[str]] = {}
+"""What tests of a cell came to: holds, fails, or the text of an error."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-table", action="store_true", help=f"write {TABLE.name}")
+
+
+def _names(value: Any) -> str:
+    return value.name
+
+
+@pytest.fixture(params=KERNELS, ids=_names)
+def kernel(request: pytest.FixtureRequest) -> Any:
+    """Each kernel."""
+    return request.param
+
+
+@pytest.fixture(params=METHODS, ids=_names)
+def method(request: pytest.FixtureRequest) -> Any:
+    """Each kernel, and the guide."""
+    return request.param
+
+
+@pytest.fixture(params=[LAPLACE], ids=_names)
+def guide(request: pytest.FixtureRequest) -> Any:
+    """The guide alone."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def cell(request: pytest.FixtureRequest, record_property: Callable) -> None:
+    """Tell the report where it belongs in the table."""
+    given = request.node.callspec.params
+    column = next(given[kind].name for kind in ("kernel", "method", "guide") if kind in given)
+    section = request.module.__doc__.splitlines()[0]
+    row = request.function.__doc__.format(**given)
+    place = request.function.__code__.co_firstlineno
+    record_property("cell", [section, place, row, column])
+
+
+@pytest.fixture
+def refuses(record_property: Callable) -> Callable[[type, str], AbstractContextManager]:
+    """``with refuses(error, remedy):`` the block raises that error, whose text has the remedy."""
+
+    @contextmanager
+    def refuses(error: type[Exception], remedy: str) -> Iterator[None]:
+        with pytest.raises(error, match=remedy) as found:
+            yield
+        record_property("refused", str(found.value))
+
+    return refuses
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    told = dict(report.user_properties)
+    if "cell" in told and not report.skipped and (report.when == "call" or report.failed):
+        found = "fails" if report.failed else told.get("refused", "holds")
+        results.setdefault(tuple(told["cell"]), set()).add(found)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("write_table"):
+        TABLE.write_text(table(results))
+        terminalreporter.write_line(f"wrote {TABLE}")
+
+
+def table(results: dict[Cell, set[str]]) -> str:
+    """The table as Markdown, with shares of each method before it and errors after it."""
+    import numpyro
+
+    columns = [m.name for m in METHODS]
+    rows = sorted({cell[:3] for cell in results})
+    errors: dict[str, int] = {}
+    lines, section = [], ""
+    for row in rows:
+        if row[0] != section:
+            section = row[0]
+            lines.append(f"| **{section}** |" + " |" * len(columns))
+        cells = [_cell(results.get((*row, column), set()), errors) for column in columns]
+        lines.append(f"| {row[2]} | {' | '.join(cells)} |")
+    text = HEAD.format(version=numpyro.__version__)
+    text += "\n| |" + "".join(f" {c} |" for c in columns) + "\n|---|" + "---|" * len(columns)
+    for name, test in (
+        ("situations", bool),
+        ("hold", lambda found: found == {"holds"}),
+        ("refused", lambda found: bool(found - {"holds", "fails"})),
+    ):
+        counts = [sum(1 for c, f in results.items() if c[3] == m and test(f)) for m in columns]
+        text += f"\n| {name} |" + "".join(f" {n} |" for n in counts)
+    text += "\n\n| situation |" + "".join(f" {c} |" for c in columns) + "\n"
+    text += "|---|" + "---|" * len(columns) + "\n" + "\n".join(lines)
+    text += "\n\n| | first sentence of the error |\n|---|---|\n"
+    return text + "".join(f"| {n} | {error} |\n" for error, n in errors.items())
+
+
+def _cell(found: set[str], errors: dict[str, int]) -> str:
+    if not found:
+        return "–"
+    if "fails" in found:
+        return "FAILS"
+    refused = sorted(found - {"holds"})
+    if not refused:
+        return "holds"
+    first = [error.replace("\n", " ").replace("|", "\\|").split(". ")[0] for error in refused]
+    return "*refused* " + ", ".join(str(errors.setdefault(e, len(errors) + 1)) for e in first)

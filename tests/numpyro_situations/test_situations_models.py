@@ -1,0 +1,486 @@
+"""Models and their arguments (test_mcmc, test_infer_util)"""
+
+from __future__ import annotations
+
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import lax
+from methods import Posterior
+from numpyro import handlers
+from numpyro.contrib.control_flow import cond, scan
+from numpyro.distributions import constraints
+from numpyro.infer.reparam import TransformReparam
+from scipy import integrate, special
+
+pytestmark = pytest.mark.numpyro_situations
+
+Y = np.linspace(-1.0, 2.0, 12).astype(np.float32)
+GROUPS = np.arange(12) % 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 2)).astype(np.float32)
+LABELS = (RNG.uniform(size=60) < special.expit(X @ np.array([1.0, -0.5]))).astype(np.int32)
+
+
+# --- laws that are known: one model of independent parts, one run of each method
+
+HEADS = np.array([1] * 21 + [0] * 9)
+COUNTS = np.array([0] * 5 + [1] * 30 + [2] * 15)
+TRIALS, SUCCESSES = 5_000_000, 3849
+
+
+def conjugate() -> None:
+    heads = numpyro.sample("heads", dist.Beta(jnp.full(2, 1.1), 1.1).to_event(1))
+    data = jnp.stack([HEADS, 1 - HEADS], -1)
+    numpyro.sample("obs_heads", dist.Bernoulli(heads).to_event(1), obs=data)
+    shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
+    numpyro.sample("obs_shares", dist.Categorical(shares), obs=jnp.asarray(COUNTS))
+    mean = numpyro.sample("mean", dist.Normal(0, 1).mask(False))
+    sd = numpyro.sample("sd", dist.ImproperUniform(constraints.positive, (), ()))
+    numpyro.sample("obs_sd", dist.Normal(mean, sd), obs=jnp.asarray(Y))
+    masked = numpyro.sample("masked", dist.Normal(0, 1))
+    with handlers.mask(mask=False):
+        numpyro.sample("obs_masked", dist.Normal(masked, 0.1), obs=5.0)
+    scaled = numpyro.sample("scaled", dist.Normal(0, 1))
+    with handlers.scale(scale=3.0):
+        numpyro.sample("obs_scaled", dist.Normal(scaled, 1), obs=2.0)
+    factor = numpyro.sample("factor", dist.Normal(0, 1))
+    numpyro.factor("weight", -((factor - 1.0) ** 2) / 2)
+    c = numpyro.param("c", 0.5)
+    numpyro.sample("of_param", dist.LogNormal(c, 0.5))
+    low = numpyro.sample("low", dist.Uniform(0, 1))
+    numpyro.sample("above", dist.Uniform(low, low + 1.0))
+
+
+@cache
+def of_conjugate(method: Any) -> Posterior:
+    return method.posterior(conjugate)
+
+
+def beta_moments(a: Any, b: Any) -> tuple[Any, Any]:
+    a, b = np.asarray(a), np.asarray(b)
+    return a / (a + b), np.sqrt(a * b / (a + b + 1)) / (a + b)
+
+
+def test_beta_bernoulli(method: Any) -> None:
+    """Beta prior of a vector, Bernoulli data without a plate: the conjugate posterior"""
+    of_conjugate(method).check("heads", *beta_moments([22.1, 10.1], [10.1, 22.1]))
+
+
+def test_dirichlet_categorical(method: Any) -> None:
+    """Dirichlet prior, categorical data: the conjugate posterior"""
+    of_conjugate(method).check("shares", *beta_moments([6, 31, 16], [47, 22, 37]))
+
+
+def test_improper(method: Any) -> None:
+    """Improper priors, by `.mask(False)` and `ImproperUniform`"""
+    found, n = of_conjugate(method), len(Y)
+    scale = np.sqrt(((Y - Y.mean()) ** 2).sum() / (n * (n - 2)))
+    found.check("mean", Y.mean(), scale * np.sqrt((n - 2) / (n - 4)))  # Student's t, n - 2
+    assert (found.draws["sd"] > 0).all()
+
+
+def binomial() -> None:
+    for name in ("probs", "logits"):
+        p = numpyro.sample(name, dist.Beta(1.0, 1.0))
+        value = p if name == "probs" else jnp.log(p) - jnp.log1p(-p)
+        numpyro.sample(f"obs_{name}", dist.Binomial(TRIALS, **{name: value}), obs=SUCCESSES)
+
+
+def test_binomial(method: Any) -> None:
+    """3,849 successes of 5,000,000, by `probs` and by `logits`: stable in 32 bits"""
+    found = method.posterior(binomial)
+    for name in ("probs", "logits"):
+        found.check(name, *beta_moments(SUCCESSES + 1.0, TRIALS - SUCCESSES + 1.0))
+
+
+def test_mask_and_scale(method: Any) -> None:
+    """`handlers.mask(mask=False)` and `handlers.scale` around an observation; `numpyro.factor`"""
+    found = of_conjugate(method)
+    found.check("masked", 0.0, 1.0)
+    found.check("scaled", 1.5, 0.5)
+    found.check("factor", 0.5, np.sqrt(0.5))
+
+
+def test_param(method: Any) -> None:
+    """A `numpyro.param` keeps its value, and what depends on it has the law of it"""
+    mean = np.exp(0.5 + 0.125)
+    of_conjugate(method).check("of_param", mean, mean * np.sqrt(np.exp(0.25) - 1))
+
+
+def test_dynamic_support(method: Any) -> None:
+    """A support that depends on another site"""
+    found = of_conjugate(method)
+    found.check("above", 1.0, np.sqrt(1 / 6))
+    assert (found.draws["above"] >= found.draws["low"]).all()
+
+
+def logistic(labels: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1))
+    logits = numpyro.deterministic("logits", X @ w)
+    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=labels)
+
+
+def test_logistic_regression(method: Any) -> None:
+    """Logistic regression, data closed over, a deterministic site of all rows: quadrature's law"""
+    found = method.posterior(logistic, LABELS)
+    assert found.draws["logits"].shape[2:] == (60,)
+    grid = np.stack(np.meshgrid(*2 * [np.linspace(-2, 3, 301)], indexing="ij"), -1)
+    logits = grid @ X.T
+    energy = (grid**2).sum(-1) / 2 + (np.log1p(np.exp(logits)) - LABELS * logits).sum(-1)
+    weights = np.exp(energy.min() - energy)[..., None]
+    mean = (weights * grid).sum((0, 1)) / weights.sum()
+    variance = (weights * (grid - mean) ** 2).sum((0, 1)) / weights.sum()
+    found.check("w", mean, np.sqrt(variance))
+
+
+def lifted(y: Any) -> None:
+    c = numpyro.param("c", jnp.array(1.0), constraint=constraints.positive)
+    numpyro.sample("y", dist.LogNormal(c, 1.0), obs=y)
+
+
+def test_lift(method: Any) -> None:
+    """`handlers.lift` makes a param a latent site"""
+    model = handlers.lift(lifted, prior={"c": dist.Gamma(2.0, 2.0)})
+    found = method.posterior(model, np.exp(Y))
+
+    def moment(k: int) -> float:
+        return integrate.quad(
+            lambda c: c**k * c * np.exp(-2 * c - ((Y - c) ** 2).sum() / 2), 0, 5
+        )[0]
+
+    mean = moment(1) / moment(0)
+    found.check("c", mean, np.sqrt(moment(2) / moment(0) - mean**2))
+
+
+# --- the rest: a few draws with the right sites, shapes and supports
+
+
+def schools() -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    theta = numpyro.sample("theta", dist.Normal(mu, tau), sample_shape=(12,))
+    numpyro.sample("obs", dist.Normal(theta, 3.0), obs=10 * Y)
+
+
+def test_sample_shape(method: Any) -> None:
+    """`sample_shape=` of a site, a model without arguments"""
+    draws = method.draws(schools)
+    assert draws["theta"].shape[1:] == (12,)
+    assert (draws["tau"] > 0).all()
+
+
+def dictionary(data: dict) -> None:
+    w = numpyro.sample("w", dist.Normal(1, 1))
+    sigma = numpyro.sample("sigma", dist.Gamma(1, 2))
+    with numpyro.plate("size", np.size(data["y"])):
+        numpyro.sample("obs", dist.Normal(w * data["x"], sigma), obs=data["y"])
+
+
+def test_dictionary(method: Any) -> None:
+    """One argument, a dict of NumPy arrays, whose sizes the model reads"""
+    assert set(method.draws(dictionary, {"x": Y + 1, "y": Y})) == {"w", "sigma"}
+
+
+@pytest.mark.parametrize("shape", [(), (4,)], ids=str)
+def test_trivial_dirichlet(method: Any, shape: tuple) -> None:
+    """A simplex of one entry, whose unconstrained position has size zero"""
+
+    def model() -> None:
+        x = numpyro.sample("x", dist.Dirichlet(jnp.ones(1)).expand(shape))
+        numpyro.sample("y", dist.Normal(x, 1), obs=2.0)
+
+    np.testing.assert_array_equal(method.draws(model)["x"][0], np.ones((*shape, 1)))
+
+
+def zero_sized() -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("J", 12):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("scores", dist.Normal(theta, 1), sample_shape=(0,))
+        numpyro.sample("obs", dist.Normal(theta, 1), obs=Y)
+
+
+def test_zero_sized(method: Any) -> None:
+    """A latent site of size zero among others"""
+    draws = method.draws(zero_sized)
+    assert draws["scores"].shape[1:] == (0, 12)
+    assert np.isfinite(draws["theta"]).all()
+
+
+def missing_plate() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    with numpyro.plate("N", 12):
+        numpyro.sample("obs", dist.Normal(x, 1), obs=jnp.ones((5, 12)))
+
+
+def test_missing_plate(method: Any) -> None:
+    """An observation with a dimension that no plate declares: NumPyro's warning, and a run"""
+    with pytest.warns(UserWarning, match="Missing a plate statement"):
+        draws = method.draws(missing_plate)
+    assert np.isfinite(draws["x"]).all()
+
+
+def two_sites() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    y = numpyro.sample("y", dist.Normal(0, 1))
+    numpyro.sample("obs", dist.Normal(x + y, 1), obs=jnp.asarray(Y))
+
+
+def test_substitute(method: Any) -> None:
+    """`handlers.substitute` of a latent site: NumPyro's warning, and a run that starts there"""
+    model = handlers.substitute(two_sites, data={"x": 10.0})
+    with pytest.warns(UserWarning, match="skipping initialization"):
+        draws = method.draws(model)
+    assert np.isfinite(draws["y"]).all()
+
+
+def test_condition(method: Any) -> None:
+    """`handlers.condition` makes a site an observed one; after `handlers.do` it keeps its prior"""
+    for handler, sites in ((handlers.condition, {"y"}), (handlers.do, {"x", "y"})):
+        draws = method.draws(handler(two_sites, data={"x": 10.0}))
+        assert np.isfinite(draws["y"]).all()
+        assert set(draws) == sites
+
+
+def discrete() -> None:
+    k = numpyro.sample("k", dist.Bernoulli(0.5))
+    mu = numpyro.sample("mu", dist.Normal(k, 1))
+    numpyro.sample("obs", dist.Normal(mu, 1), obs=jnp.asarray(Y))
+
+
+def test_discrete(method: Any, refuses: Any) -> None:
+    """A discrete latent site, without a word on enumeration"""
+    with refuses(ValueError, "discrete"):
+        method.draws(discrete)
+
+
+def test_enumerated(method: Any, refuses: Any) -> None:
+    """A discrete latent site that is to be enumerated"""
+    model = handlers.infer_config(discrete, lambda site: {"enumerate": "parallel"})
+    with refuses(ValueError, "discrete"):
+        method.draws(model)
+
+
+def change_point(counts: Any) -> None:
+    rates = numpyro.sample("rates", dist.Exponential(0.1).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.Uniform(0, 1))
+    rate = jnp.where(jnp.arange(len(counts)) < tau * len(counts), rates[0], rates[1])
+    numpyro.sample("obs", dist.Poisson(rate), obs=counts)
+
+
+def while_loop() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    y = lax.while_loop(lambda x: x < 10, lambda x: x + 1, x)
+    numpyro.sample("obs", dist.Normal(y, 1), obs=10.5)
+
+
+def test_while_loop(method: Any, refuses: Any) -> None:
+    """A `while_loop`, which NUTS takes with `forward_mode_differentiation=True`"""
+    with refuses(ValueError, "lax.scan"):
+        method.draws(while_loop)
+
+
+def series(y: Any) -> None:
+    start = numpyro.sample("start", dist.Normal(0, 1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+
+    def step(x: jax.Array, row: jax.Array) -> tuple:
+        x = numpyro.sample("x", dist.Normal(x, sigma))
+        numpyro.sample("y", dist.Normal(x, 0.5), obs=row)
+        return x, x
+
+    _, xs = scan(step, start, y)
+    numpyro.deterministic("last", xs[-1])
+
+
+def test_scan(method: Any) -> None:
+    """Latent sites inside of `scan`"""
+    draws = method.draws(series, Y)
+    assert draws["x"].shape[1:] == (12,)
+    np.testing.assert_allclose(draws["last"], draws["x"][:, -1], rtol=1e-5)
+
+
+def branches(y: Any, flag: Any = True) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+
+    def near(y: Any) -> None:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    def far(y: Any) -> None:
+        numpyro.sample("y", dist.Normal(mu, 10), obs=y)
+
+    cond(flag, near, far, y)
+
+
+def test_cond(method: Any) -> None:
+    """Observed sites inside of `cond`"""
+    assert np.isfinite(method.draws(branches, Y)["mu"]).all()
+
+
+def host_side(y: Any, group: Any) -> None:
+    seen = ~np.isnan(y)
+    with numpyro.plate("groups", len(np.unique(group))):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([int(group.max()) + 1]).to_event(1))
+    numpyro.sample("y", dist.Normal((a + b)[group[seen]], 1), obs=y[seen])
+
+
+def test_host_side(method: Any) -> None:
+    """NumPy on NumPy arguments: `len(np.unique(g))`, `int(g.max()) + 1`, a mask of missing rows"""
+    draws = method.draws(host_side, np.where(GROUPS == 1, np.nan, Y), GROUPS)
+    assert draws["a"].shape[1:] == draws["b"].shape[1:] == (3,)
+
+
+def structured(data: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(mu + data["x"], 1), obs=data["y"])
+
+
+def test_structured(method: Any) -> None:
+    """A NumPy array with named fields"""
+    data = np.array(list(zip(Y, Y, strict=True)), dtype=[("x", "f4"), ("y", "f4")])
+    assert np.isfinite(method.draws(structured, data)["mu"]).all()
+
+
+def unusual(y: Any, link: Any, *, name: str, priors: dict, flag: bool, none: Any = None) -> None:
+    loc = numpyro.sample(name, priors["loc"])
+    assert isinstance(flag, bool)
+    assert none is None
+    numpyro.sample("y", dist.Normal(link(loc), 1.0), obs=y if flag else None)
+
+
+def test_unusual_arguments(method: Any) -> None:
+    """Callables, strings, booleans, None and distributions as arguments, by position and name"""
+    priors = {"loc": dist.Normal(0.0, 1.0)}
+    draws = method.draws(unusual, Y, jnp.tanh, name="theta", priors=priors, flag=True)
+    assert set(draws) == {"theta"}
+
+
+def subsampling(y: Any, size: int | None = 4) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.deterministic("double", 2 * mu)
+    with numpyro.plate("data", y.shape[0], subsample_size=size) as i:
+        rows = numpyro.subsample(y, event_dim=0)
+        numpyro.sample("y", dist.Normal(mu, 1), obs=rows)
+        numpyro.sample("z", dist.Normal(mu, 1), obs=y[i])
+
+
+def test_subsampling(method: Any) -> None:
+    """A plate that subsamples itself, rows by `numpyro.subsample` and by its indices"""
+    assert set(method.draws(subsampling, Y)) == {"mu", "double"}
+
+
+def unindexed() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    with numpyro.plate("N", 10, subsample_size=5):
+        numpyro.sample("obs", dist.Normal(x, 1), obs=jnp.ones(5))
+
+
+def test_unindexed(method: Any, refuses: Any) -> None:
+    """A plate that subsamples, observed rows that do not follow its indices"""
+    with refuses(ValueError, "index"):
+        method.draws(unindexed)
+
+
+def local() -> None:
+    with numpyro.plate("N", 10, subsample_size=4):
+        numpyro.sample("x", dist.Normal(0, 1))
+
+
+def test_local(method: Any, refuses: Any) -> None:
+    """A plate that subsamples, with latent sites and no observed one"""
+    with refuses(ValueError, "observed"):
+        method.draws(local)
+
+
+def only_if_asked(y: Any) -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    if numpyro.get_mask() is not False:
+        numpyro.factor("f", dist.Normal(x, 1.0).log_prob(y).sum())
+
+
+def test_get_mask(method: Any) -> None:
+    """A likelihood that is computed only `if numpyro.get_mask() is not False`"""
+    assert np.isfinite(method.draws(only_if_asked, Y)["x"]).all()
+
+
+def plates(y: Any) -> None:
+    with numpyro.plate("dim", 2):
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("rows", y.shape[0], dim=-2):
+        numpyro.deterministic("squared", p**2)
+        with numpyro.plate("dim", 2):
+            numpyro.sample("obs", dist.Bernoulli(p), obs=y)
+    with numpyro.plate_stack("stack", (2, 3)):
+        numpyro.sample("x", dist.Normal(0, 1))
+
+
+def test_plates(method: Any) -> None:
+    """A plate that is entered twice, nested plates, and `plate_stack`"""
+    draws = method.draws(plates, np.stack([HEADS, 1 - HEADS], -1))
+    assert draws["p"].shape[1:] == draws["squared"].shape[1:] == (2,)
+    assert draws["x"].shape[1:] == (2, 3)
+
+
+def inconsistent() -> None:
+    with numpyro.plate("a", 10, dim=-1):
+        numpyro.sample("x", dist.Normal(0, 1))
+    with numpyro.plate("a", 5, dim=-1):
+        numpyro.sample("y", dist.Normal(0, 1))
+
+
+def test_inconsistent_plates(method: Any) -> None:
+    """Two plates of one name and different sizes: NumPyro's error"""
+    with pytest.raises(AssertionError, match="inconsistent dim or size"):
+        method.draws(inconsistent)
+
+
+def partly_observed(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=jnp.nan_to_num(y), obs_mask=~jnp.isnan(y))
+
+
+def test_obs_mask(method: Any) -> None:
+    """Missing rows by `obs_mask` become latent sites"""
+    draws = method.draws(partly_observed, jnp.where(GROUPS == 1, jnp.nan, Y))
+    assert draws["y_unobserved"].shape[1:] == (12,)
+
+
+def expanded() -> None:
+    most = jnp.array([1.0, 2.0, 3.0])
+    with numpyro.plate("region", 3):
+        prior = dist.ImproperUniform(constraints.interval(0, most[:, None]), (3,), (2,))
+        share = numpyro.sample("share", prior)
+    numpyro.sample("obs", dist.Normal(share.sum(), 1), obs=3.0)
+
+
+def test_improper_batch(method: Any) -> None:
+    """`ImproperUniform` with a batch and an event shape, and bounds that are arrays"""
+    draws = method.draws(expanded)
+    assert draws["share"].shape[1:] == (3, 2)
+    assert (draws["share"] < jnp.array([1.0, 2.0, 3.0])[:, None]).all()
+
+
+def transformed(y: Any) -> None:
+    alpha = numpyro.sample("alpha", dist.Uniform(0, 1))
+    with handlers.reparam(config={"loc": TransformReparam()}):
+        base = dist.Uniform(0, 1).mask(False)
+        prior = dist.TransformedDistribution(base, dist.transforms.AffineTransform(0, alpha))
+        loc = numpyro.sample("loc", prior)
+    numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
+
+
+def test_transformed(method: Any) -> None:
+    """A reparametrised site whose transform depends on another site, its base improper"""
+    draws = method.draws(transformed, Y)
+    np.testing.assert_allclose(draws["loc"], draws["alpha"] * draws["loc_base"], rtol=1e-5)
