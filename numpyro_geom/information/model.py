@@ -20,7 +20,7 @@ from .._util import PyTree
 from ..target import minibatch
 from ..target.minibatch import Batch, Subsampling
 from .form import Form, Structure
-from .prior import prior_root
+from .prior import prior_root, relative_to_location
 from .root import fisher_root
 
 Sites = Callable[[PyTree, Batch], tuple[Mapping[str, dict], dict]]
@@ -146,8 +146,9 @@ def prior_form(sites: Sites) -> Form:
     """The expected information of a model's priors, block by block; positive definite.
 
     Each latent site gives the expected negative Hessian of its log density in its own unconstrained
-    value, and the Fisher information of its distribution in the values of the sites above it. Mixed
-    blocks between a value and the parameters of its own distribution are left out.
+    value, and the Fisher information of its distribution in the values of the sites above it. Of
+    the mixed blocks between a value and the parameters of its own distribution those with the
+    location of a location-scale family are there; others are left out.
     """
 
     def features(position: PyTree, batch: Batch) -> tuple[list, PyTree]:
@@ -160,7 +161,7 @@ def prior_form(sites: Sites) -> Form:
         trees, tangents, weights = _merge(eta, tangent, rest)
         parts = []
         for name, (fn, _) in trees.items():
-            of_fn, of_value = tangents[name]
+            of_fn, of_value = relative_to_location(fn, *tangents[name])
             parts.append(_weighted(prior_root(fn, of_value), weights[name]))
             if jax.tree.leaves(fn):
                 parts.append(_weighted(fisher_root(fn, of_fn), weights[name]))

@@ -11,6 +11,7 @@ need not be. `prior_root` gives w with sum_k w_k^2 = u' I u' for a tangent u'.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -32,8 +33,8 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.distributions.util import sum_rightmost
 
-from .arrays import as_float, masked, merge_events, solve_lower, stack
-from .root import core, is_reparametrised
+from .arrays import as_float, is_constant, masked, merge_events, solve_lower, stack
+from .root import LOCATION_SCALE, core, is_reparametrised
 
 NUM_DRAWS = 256
 """Draws of the Monte Carlo fallback. They cost time, and no components."""
@@ -138,6 +139,27 @@ def _(d: Any, tangent: Any) -> jax.Array:
 @prior_root.register
 def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
     return stack([], jnp.shape(tangent)[: jnp.ndim(tangent) - d.event_dim])
+
+
+def relative_to_location(d: Any, of_fn: Any, of_value: jax.Array) -> tuple[Any, jax.Array]:
+    """Tangents of a prior and of its value, with the location's moved to the value.
+
+    The density of a location family is one of their difference, so that this gives the expected
+    information of both at once, their mixed block included. Other families are left as they are.
+    """
+    loc = getattr(core(of_fn), "loc", None)
+    if not isinstance(core(d), LOCATION_SCALE) or is_constant(loc):
+        return of_fn, of_value
+
+    def without(tangent: Any) -> Any:
+        tangent = copy.copy(tangent)
+        if hasattr(tangent, "base_dist"):
+            tangent.base_dist = without(tangent.base_dist)
+        else:
+            tangent.loc = None
+        return tangent
+
+    return without(of_fn), of_value - loc
 
 
 # --- closed forms
