@@ -1,4 +1,4 @@
-"""The scale benchmark and the digits of the Laplace guide: their arithmetic, and that they run."""
+"""Benchmarks and digits of the Laplace guide: their arithmetic, and that they run."""
 
 from __future__ import annotations
 
@@ -118,6 +118,33 @@ def test_the_scale_benchmark_runs_small(
     assert rows[0][5] == "1"
     with pytest.raises(SystemExit):
         scale.main(["--limit", "0"])
+
+
+# --- the defaults
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_defaults_runs_small_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    defaults = load_script("benchmarks/laplace_defaults")
+    kept = ["--references", str(tmp_path), "--rows", str(tmp_path / "rows"), "--models", "Poisson"]
+    small = ["--draws", "250", "--nuts-draws", "400"]
+    (row,) = defaults.main([*kept, *small, "--methods", "straight, hausdorff"])
+    assert row.mean[0] < 0.5  # 5 standard errors of both
+    assert len(row.parts) == defaults.PARTS
+    again = defaults.main([*kept, *small, "--methods", "straight, hausdorff"])
+    assert [r.model for r in again] == ["Poisson"]
+    assert f"| Poisson | {row.mean[0]:.2f} |" in capsys.readouterr().out
+
+
+def test_errors_are_those_of_weighted_draws() -> None:
+    defaults = load_script("benchmarks/laplace_defaults")
+    exact, x = np.array([[-1.0], [1.0]]), np.array([[0.0], [2.0]])
+    assert defaults.errors(exact, x, 0.0) == pytest.approx((1.0, 1.0, 1.0))
+    # weights of 3/4 and 1/4: mean 1/2, sd sqrt(3/4)
+    weighted = defaults.errors(exact, x, np.log(np.array([3.0, 1.0])))
+    assert weighted == pytest.approx((0.5, 0.75**0.5, 0.5))
 
 
 # --- digits

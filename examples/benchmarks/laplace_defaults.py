@@ -47,9 +47,9 @@ METHODS: dict[str, dict[str, Any]] = {
 PARTS = 10
 """Into which draws are split, to see weights of fewer."""
 SETTINGS = (
-    "2,000 draws against 20,000 of NUTS, float64. Columns are metric (straight: euclidean), mode and\n"
-    "prior part (expected unless named); `fisher, mean` is the default. The largest error of 2,000\n"
-    "exact draws would be about 0.05, of 200 about 0.15."
+    "2,000 draws against 20,000 of NUTS, float64. Columns are metric (straight: euclidean), mode\n"
+    "and prior part (expected unless named); `fisher, mean` is the default. The largest error of\n"
+    "2,000 exact draws would be about 0.05, of 200 about 0.15."
 )
 POSITIVE = {"sigma", "tau", "nu", "shape", "concentration", "length", "amplitude"}
 
