@@ -117,11 +117,12 @@ HEADER = f"""\
 Models as in NumPyro's examples (`examples/benchmarks/numpyro_posteriors.py`), default settings, 4
 vectorized chains of 1,000 draws after 1,000 of warm-up, in float32. ESS is that of the worst scalar
 in all chains together. Errors are those of the worst scalar, against 20,000 draws of NUTS in
-float64; positive parameters are compared by their logarithms, networks by their values at five
-inputs. A run is wrong where a mean is off by more than {WRONG[0]:g} sd or an sd by more than
-{WRONG[1]:.0%}, and right where no mean is off by more than {RIGHT[0]:g} sd and no sd by more than
-{RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of the reference. The last column has the
-first check that `diagnose` flags. Seconds are those of one core, with compiling.
+float64 (of baseball, of the exact law); positive parameters are compared by their logarithms,
+networks by their values at five inputs. A run is wrong where a mean is off by more than
+{WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
+{RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
+the reference. The last column has the first check that `diagnose` flags. Seconds are those of one
+core, with compiling.
 """
 
 

@@ -107,10 +107,10 @@ def judge(name: str, folder: Path, seed: int) -> dict[str, Any]:
 HEADER = f"""\
 {CHAINS} starts of `SGHMC(model)` on each posterior, default settings, before the first draw. Inside
 are energies U in the range of the reference's, from its {TAIL:.1%} to its {1 - TAIL:.1%}
-quantile, widened by its standard deviation; lower ones are below. Starts at a mode of D dimensions lie about
+quantile, widened by its standard deviation; lower ones are below. A mode of D dimensions lies about
 D / 2 below the median. Deviations are those of the worst hyperparameter, of networks the worst of
 their values at five inputs, from the mean of the reference in its standard deviations. The
-reference is NUTS in float64, 20,000 draws.
+reference is NUTS in float64, 20,000 draws, and of baseball the exact law.
 """
 
 
