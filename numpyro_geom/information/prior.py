@@ -147,7 +147,7 @@ def relative_to_location(d: Any, of_fn: Any, of_value: jax.Array) -> tuple[Any, 
     The density of a location family is one of their difference, so that this gives the expected
     information of both at once, their mixed block included. Other families are left as they are.
     """
-    loc = getattr(core(of_fn), "loc", None)
+    loc: Any = getattr(core(of_fn), "loc", None)
     if not isinstance(core(d), LOCATION_SCALE) or is_constant(loc):
         return of_fn, of_value
 

@@ -78,11 +78,14 @@ class Laplace(NamedTuple):
         params = guide.fit(KEY, *args, num_starts=1, **kwargs)
         settings = {"sample_shape": (1000,), "log_weight": True, "progress_bar": False}
         with warnings.catch_warnings():
-            # geodesics that run away are flagged, and their draws have no weight
+            # of geodesics that run away, whose draws are NaN
             warnings.simplefilter("ignore", SamplingWarning)
             found = guide.draw(KEY, params, **settings)
-        weights = np.exp(np.asarray(found.log_weight - found.log_weight.max(), np.float64))
-        return Posterior({n: x[None] for n, x in found.samples.items()}, weights[None])
+        success = np.asarray(found.success)
+        assert success.mean() > 0.8
+        log_weight = np.asarray(found.log_weight, np.float64)[None, success]
+        weights = np.exp(log_weight - log_weight.max())
+        return Posterior({n: x[None, success] for n, x in found.samples.items()}, weights)
 
 
 class Posterior(NamedTuple):

@@ -14,7 +14,6 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from methods import KEY, Posterior, chains, same
-from numpyro.infer import MCMC
 from numpyro.infer.util import initialize_model
 from numpyro.util import fori_collect
 from targets import count_compilations
@@ -427,5 +426,3 @@ def test_validation(kernel: Any) -> None:
 
         with pytest.warns(UserWarning, match="support"), pytest.raises(RuntimeError, match="valid"):
             kernel.draws(bad, Y)
-
-
