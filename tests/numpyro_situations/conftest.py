@@ -20,7 +20,8 @@ HEAD = """\
 What `python -m pytest tests/numpyro_situations --write-table` found: situations that the tests of
 NumPyro {version} cover, written anew and run with the kernels and the guide of this package. Every
 cell is a test that passes: **holds** is a run with the result that NumPyro's user expects,
-*refused* *refused* an error that says what to do instead. A dash: the situation is of kernels only, or of guides only.
+*refused* an error that says what to do instead. A dash: the situation is of kernels only, or of
+guides only.
 """
 
 Cell = tuple[str, int, str, str]
