@@ -15,6 +15,7 @@ from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, SWAG, RiemannianLaplace
 from numpyro_geom.arguments import HostArray, on_device
+from numpyro_geom.target.plates import read_subsampling
 
 GROUP = np.arange(60) % 3
 Y = np.where(np.arange(60) % 7 == 0, np.nan, GROUP + np.random.default_rng(0).normal(size=60))
@@ -151,3 +152,22 @@ def test_an_error_of_the_model_is_not_blamed_on_an_argument():
 
     with pytest.raises(KeyError, match="mine"):
         run(SGHMC(model), list(COLUMN), COLUMN)
+
+
+def rows_of(x, y, group):
+    """Six rows; groups are indexed by values, of which there are fewer than rows."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", 6) as i:
+        mean = x[i] * jnp.take(w, jnp.take(group, i)) + w[group[i]]
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y[i])
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("short", ["x", "y", "group"])
+def test_an_argument_with_too_few_rows_is_named(short, kind):
+    given = {"x": COLUMN, "y": COLUMN, "group": np.arange(6) % 2}
+    read_subsampling(rows_of, *on_device((), {name: kind(x) for name, x in given.items()}))
+    given[short] = given[short][:4]
+    data = on_device((), {name: kind(x) for name, x in given.items()})
+    with pytest.raises(ValueError, match=rf"plate 'rows' .* shape \(4,\), such .* '{short}', .* 6"):
+        read_subsampling(rows_of, *data)

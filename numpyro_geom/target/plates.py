@@ -15,6 +15,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
 
 from ..arguments import explained
+from .lengths import check_lengths
 from .minibatch import SampleSite, SubsamplePlates, Subsampling
 
 Declared = Mapping[str, tuple[int, int | None]]
@@ -57,6 +58,13 @@ def read_subsampling(
                 "the data are empty: a plate of the model has size 0; expected at least one row"
             ) from error
         raise
+    all_rows = {plate: size for plate, (size, _) in declared.items()}
+    started = _started(model)
+
+    def run_on(rows: dict) -> None:
+        SubsamplePlates(started, rows)(*args, **kwargs)
+
+    check_lengths(model, args, kwargs, all_rows, run_on)
     sites = tuple(_sample_site(s) for s in trace.values() if s["type"] == "sample")
     # plates inside control flow are known by their sites alone
     frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
@@ -99,11 +107,8 @@ def abstract_trace(
 
     def run() -> None:
         plates.indices = {p: jnp.zeros(b, jnp.int32) for p, b in batch_sizes.items()}
-        seeded = handlers.substitute(
-            handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform()
-        )
         with record, plates:
-            seeded(*args, **kwargs)
+            _started(model)(*args, **kwargs)
 
     try:
         jax.eval_shape(run)
@@ -111,6 +116,11 @@ def abstract_trace(
         error.trace = record.trace  # type: ignore[attr-defined]
         raise
     return dict(record.trace), plates.declared
+
+
+def _started(model: Callable) -> Callable:
+    """The model with values of its latent sites."""
+    return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
 
 
 def _sample_site(site: dict[str, Any]) -> SampleSite:
