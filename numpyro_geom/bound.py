@@ -102,7 +102,8 @@ class Bound:
             return lambda position: position
         if self.transforms is not None:
             return self.transforms
-        model = SubsamplePlates(self.model)
+        # with a key for the sites of other kernels, in a composite one, which asks for its own
+        model = handlers.seed(SubsamplePlates(self.model), random.key(0))
         # compiled also where the host calls it eagerly, so that unused rows are not gathered
         return jax.jit(
             lambda position: constrain_fn(model, args, kwargs, position, return_deterministic=True)

@@ -250,7 +250,7 @@ def as_schedule(value: Any) -> Schedule:
             f"step_size must be 'auto', a positive number or a schedule, got {value!r}"
         )
     if isinstance(value, jax.core.Tracer):  # the run is inside of jax.jit
-        return as_schedule(lambda _: value)
+        return Wrapped(lambda _: value)
     if callable(value):
         _check_function(value)
         return Wrapped(value)

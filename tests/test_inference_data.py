@@ -755,7 +755,7 @@ def guided() -> LaplaceDraws:
     """Two chains of weighted draws. Evaluations are made up: a curved metric compiles for long."""
     guide = RiemannianLaplace(logistic, metric="euclidean")
     params = guide.fit(random.key(4), *logistic_data(), num_starts=1)
-    draws = guide.draw(random.key(5), params, sample_shape=(2, 100), log_weight=True)
+    draws = guide.draw(random.key(8), params, sample_shape=(2, 100), log_weight=True)
     return draws._replace(num_evaluations=jnp.arange(200).reshape(2, 100))
 
 
@@ -885,7 +885,7 @@ def test_no_warning_for_draws_of_one_weight(guided: LaplaceDraws) -> None:
         (dict(success=np.arange(200).reshape(2, 100) != 3), "1 of 200 geodesics failed: .* rtol"),
         (
             dict(pareto_k=0.7),
-            "of weights: 0.7, expected below 0.7; .* Run MCMC, .* or try metric='fisher'",
+            "of weights: 0.7, expected below 0.57; .* Run MCMC, .* or try metric='fisher'",
         ),
         (dict(pareto_k=np.inf), "could not be estimated from 200 draws"),
         (dict(pareto_k=np.nan), "could not be estimated from 200 draws"),

@@ -152,9 +152,10 @@ def sample_stats(mcmc: MCMC) -> Arrays:
             stats[RENAMED.get(field, field)] = x
     if isinstance(kernel, SGKernel) and not kernel.facts.trajectory and "diverging" in stats:
         # an undone step is one that began where the draw before had ended
-        after = np.roll(stats["diverging"], -1, 1)
+        undone = stats["diverging"].astype(bool)
+        after = np.roll(undone, -1, 1)
         after[:, -1:] = False
-        stats["diverging"] = stats["diverging"] | after
+        stats["diverging"] = undone | after
     if isinstance(kernel, NUTS) and "n_steps" in stats:
         stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
     return stats
