@@ -30,7 +30,8 @@ def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple
         raise RuntimeError(
             f"the search for a mode ended at finite values in none of {len(values)} runs "
             f"(objectives {values}): expected at least one. Pass another `init_loc_fn`, "
-            "`init_params`, or check the model and the data for values that are not finite"
+            "`init_params`, check the model and the data for values that are not finite, or use "
+            "float64 or mode='euclidean', which needs no determinant of the metric"
         )
     best = int(np.argmin(np.where(finite, values, np.inf)))
     status = ["finite" if ok else "not finite" for ok in finite]

@@ -202,5 +202,5 @@ def test_hmc_composites(kernel: Any, host: str, refuses: Any) -> None:
         "MixedHMC": lambda: MixedHMC(kernel.quick(mixture)),
         "HMCECS": lambda: HMCECS(kernel.quick(two)),
     }
-    with refuses((TypeError, ValueError), "Gibbs|batch_size"):
+    with refuses(ValueError, "inner_kernel must be an HMC"):  # by NumPyro, before this package
         chains(made[host]()).run(KEY)

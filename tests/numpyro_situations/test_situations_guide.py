@@ -118,7 +118,7 @@ def test_singular_hessian(guide: Any, refuses: Any) -> None:
 
     x = jnp.array([-1.0, 0.5, 1.5])
     y = 1 + 2 * x + 3 * x**2 + 4 * x**3
-    with refuses(ValueError, "float64|x64|damping"):
+    with refuses(RuntimeError, "float64"):
         made = guide(model)
         made.sample_posterior(KEY, made.fit(KEY, x, y))
 
