@@ -15,6 +15,7 @@ from targets import SIGMAS, linear, linear_moments, regression_data, run
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import key_word, scattered_floats
+from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.runs import run as run_in_segments
 from numpyro_geom.warmup.choice import FEW_ROWS, FIRST_ROWS
 
@@ -87,7 +88,8 @@ def test_a_trajectory_with_minibatches_is_corrected() -> None:
 
 
 def test_without_a_warm_up_all_rows_are_taken() -> None:
-    assert chosen(SGRLD(linear), num_warmup=0) == (None, False)
+    with pytest.warns(SamplingWarning, match="num_warmup=0"):
+        assert chosen(SGRLD(linear), num_warmup=0) == (None, False)
 
 
 def not_indexed(X: jax.Array, y: jax.Array) -> None:

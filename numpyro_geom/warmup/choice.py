@@ -129,9 +129,9 @@ def _speeds(
     scaled = target.scaled(state.scale)
     position = state.chain.position
     flat, unravel = ravel_pytree(position)
-    # at the anchor a control variate leaves no noise: as far off as the chain will be
-    word = key_word(state.rng_key)
-    typical = unravel(flat + scattered_floats(word, flat.size, flat.dtype))
+    # at the anchor a control variate leaves no noise: as far off as the chain will be, about the
+    # middle of the coordinates, which is 0
+    typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
 
     def noise_at(share: jax.Array) -> jax.Array:
         corrected = with_control_variate(target.potential, state.control.anchor, share)
