@@ -102,12 +102,15 @@ class Bound:
             return lambda position: position
         if self.transforms is not None:
             return self.transforms
-        # with a key for the sites of other kernels, in a composite one, which asks for its own
-        model = handlers.seed(SubsamplePlates(self.model), random.key(0))
+        model = SubsamplePlates(self.model)
+
+        def constrain(position: PyTree) -> PyTree:
+            # in a composite kernel sites of the others are asked for, and need a key
+            seeded = handlers.seed(model, random.key(0))
+            return constrain_fn(seeded, args, kwargs, position, return_deterministic=True)
+
         # compiled also where the host calls it eagerly, so that unused rows are not gathered
-        return jax.jit(
-            lambda position: constrain_fn(model, args, kwargs, position, return_deterministic=True)
-        )
+        return jax.jit(constrain)
 
     def target(self, args: tuple, kwargs: dict) -> Target:
         """What a chain samples for these arguments."""

@@ -105,6 +105,7 @@ CHANGES = {
     "noise_correction": ({"batch_size": 3}, {"batch_size": 3, "noise_correction": True}),
     "expansion": ({}, {"expansion": g.Expansion(left=2)}),
     "init_strategy": ({}, {"init_strategy": init_to_median}),
+    "constrained_init": ({}, {"constrained_init": True}),
     "groups": ({}, {"groups": {"w": "one"}}),
     "decay": ({}, {"decay": 0.4}),
     "preconditioner": ({}, {"preconditioner": "diagonal"}),

@@ -561,7 +561,7 @@ def test_deterministic_sites_have_values_on_all_rows() -> None:
 
 def test_deterministic_sites_of_local_latents_have_values_on_all_rows() -> None:
     y = jnp.asarray(Y, jnp.float32)
-    kernel = SGRLD(noncentred, batch_size=2)
+    kernel = SGRLD(noncentred, batch_size=2, step_size=0.1)
     position = kernel.init(random.key(0), 0, None, (y,), {}).z
     draw = kernel.postprocess_fn((y,), {})(position)
     assert draw["zu"].shape == (5,)

@@ -114,10 +114,9 @@ def _corrected_rows(rows_fn: Callable, anchor: Anchor, share: Any) -> Callable:
 
 
 def init_control(position: PyTree, energy: jax.Array) -> Control:
-    """A state whose anchor has yet to be placed: nothing is known there."""
+    """A state whose anchor has yet to be placed."""
     zeros = jax.tree.map(jnp.zeros_like, position)
-    nowhere = Anchor(position, jnp.full_like(energy, jnp.nan), zeros)
-    return Control(nowhere, zeros, jnp.zeros((), jnp.int32))
+    return Control(Anchor(position, energy, zeros), zeros, jnp.zeros((), jnp.int32))
 
 
 def refresh(potential: Potential, control: Control, position: PyTree) -> Control:
