@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._checks import check_int
+from ._util import is_traced
 
 PyTree = Any
 
@@ -59,7 +60,8 @@ def check_energy(name: str, energy: Any) -> None:
 def check_start(energy: jax.Array, on_all_rows: Any = 0.0) -> None:
     """Raise unless energies are finite where chains start: of a minibatch, and of all rows."""
     for value, what in ((energy, ""), (on_all_rows, " on all rows")):
-        if not isinstance(value, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(value))):
+        finite = jnp.all(jnp.isfinite(value))  # traced within a jit, even where value is not
+        if not is_traced(finite) and not bool(finite):
             raise ValueError(
                 f"the energy{what} is not finite where the chain starts (potential energy "
                 f"{value}): check that the data are finite and in the support of the model, or "

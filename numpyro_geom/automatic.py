@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -67,7 +68,9 @@ def resolved(
         measure.
     """
     found = settings.with_values(
-        dense_mass=_dense_mass(settings, position, num_warmup), batch_size=rows
+        dense_mass=_dense_mass(settings, position, num_warmup),
+        batch_size=rows,
+        metric=_with_interval(settings.metric, plan),
     )
     measures = (
         found.scales
@@ -84,6 +87,19 @@ def resolved(
         found = found.with_values(control_variate=measures)
         undecided += ["control_variate"] * measures
     return found, tuple(undecided)
+
+
+def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
+    """The metric with an interval of one epoch in steps."""
+    if metric.interval is not None:
+        return metric
+    if not dataclasses.is_dataclass(metric):
+        raise TypeError(
+            "interval=None means one epoch and needs a metric that is a dataclass, got "
+            f"{type(metric).__name__}: make it one, or give the interval in steps"
+        )
+    steps = 1 if plan is None else plan.steps_per_epoch
+    return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
 
 
 def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:

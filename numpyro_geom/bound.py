@@ -13,7 +13,7 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.initialization import init_to_uniform, init_to_value
+from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
 from ._init_params import as_position
@@ -30,6 +30,7 @@ from .target import minibatch
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
+from .target.plates import with_start
 from .target.potential import Potential, model_potential
 from .target.target import Target
 from .warmup.choice import Choice
@@ -200,7 +201,7 @@ def bind(
     found, undecided = resolved(settings, bound.plan, rows, one, num_warmup)
     return dataclasses.replace(
         bound,
-        settings=found.with_values(metric=_with_interval(settings.metric, bound.plan)),
+        settings=found,
         replaced=_replaced(settings, bound.plan, one),
         undecided=undecided,
     ), position
@@ -266,19 +267,12 @@ def _bind_model(
     )
 
 
-def _trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The sites of a run, with one key and no draw from a prior, which may be improper."""
-    seeded = handlers.seed(model, random.key(0))
-    started = handlers.substitute(seeded, substitute_fn=init_to_uniform())
-    return handlers.trace(started).get_trace(*args, **kwargs)
-
-
 def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether observed values are in their supports, where NumPyro checks that."""
     if not validates():
         return True
-    sites = _trace(model, args, kwargs).values()
-    observed = [s for s in sites if s["type"] == "sample" and s["is_observed"]]
+    trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+    observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
     return all(np.all(site["fn"].support(site["value"])) for site in observed)
 
 
@@ -286,24 +280,12 @@ def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Values of ``param`` and ``mutable`` sites: all chains sample one posterior."""
 
     def values() -> dict[str, Any]:
-        trace = _trace(model, args, kwargs)
+        # with no draw from a prior, which may be improper
+        trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
         return {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
 
     with jax.ensure_compile_time_eval():
         return values() if is_traced((args, kwargs)) else compiled(values)
-
-
-def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
-    """The metric with an interval of one epoch in steps."""
-    if metric.interval is not None:
-        return metric
-    if not dataclasses.is_dataclass(metric):
-        raise TypeError(
-            "interval=None means one epoch and needs a metric that is a dataclass, got "
-            f"{type(metric).__name__}: make it one, or give the interval in steps"
-        )
-    steps = 1 if plan is None else plan.steps_per_epoch
-    return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

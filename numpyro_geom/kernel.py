@@ -199,15 +199,14 @@ class SGKernel(MCMCKernel):
         return state
 
     def _check_start(self, state: SGState, args: tuple, kwargs: dict) -> None:
-        energies = [state.potential_energy]
-        if state.control and self.settings.anchor_interval is None:
-            energies.append(state.control.anchor.energy)
-        finite = jnp.all(jnp.isfinite(jnp.stack(energies)))
-        if is_traced(finite) or bool(finite):
-            return
-        if self.settings.model is not None:
-            check_finite(self.settings.model, args, kwargs)
-        check_start(*energies)
+        placed = state.control and self.settings.anchor_interval is None
+        energies = (state.potential_energy, state.control.anchor.energy if placed else 0.0)
+        try:
+            check_start(*energies)
+        except ValueError:
+            if self.settings.model is not None:
+                check_finite(self.settings.model, args, kwargs)  # which names rows
+            raise
 
     def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
         """Choose what is automatic; once for all chains, by the one that starts first."""

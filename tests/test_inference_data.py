@@ -747,6 +747,19 @@ def test_a_stochastic_potential_gives_estimates(potential_run: MCMC) -> None:
     assert "minibatch estimate" in idata.sample_stats["energy"].attrs["description"]
 
 
+def test_the_draw_before_an_undone_step_is_marked() -> None:
+    """Where the guard undoes a step, the draw before it has led astray."""
+    kernel = SGRLD(potential_fn=lambda z: jnp.sum(z**4) / 4, step_size=0.5, num_steps=1)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=200, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.array([3.0]))
+    undone = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
+    assert 0 < undone.sum() < 150
+    with pytest.warns(SamplingWarning):
+        marked = to_inference_data(mcmc).sample_stats["diverging"].values
+    np.testing.assert_array_equal(marked[:, :-1], undone[:, :-1] | undone[:, 1:])
+    assert marked.sum() > undone.sum()
+
+
 # Draws of a guide
 
 

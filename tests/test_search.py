@@ -76,6 +76,18 @@ def test_does_not_chase_an_unbounded_density(of_mass):
     assert (found[:, 0] > (-1.5 if of_mass else -9)).all(), found[:, 0]
 
 
+def test_more_parameters_than_rows():
+    """Of few rows the energy falls by few nats, and that is no reason to stop."""
+
+    def energy(z):
+        return 1e-3 * jnp.sum(z**2)  # 40 nats at the start, 400 parameters
+
+    position, key = jnp.full((400,), 10.0), random.key(0)
+    for num_data, near in ((10, True), (1000, False)):
+        found = descend(function_potential(energy, num_data=num_data), position, key, 1.0)
+        assert (jnp.abs(found).max() < 2) == near
+
+
 def test_mass_of_a_hierarchy_with_data():
     """40 centred groups of one row each: the energy is least at no scale, far from the mass."""
     rng = np.random.default_rng(0)

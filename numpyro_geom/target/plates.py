@@ -59,7 +59,7 @@ def read_subsampling(
             ) from error
         raise
     all_rows = {plate: size for plate, (size, _) in declared.items()}
-    started = _started(model)
+    started = with_start(model)
 
     def run_on(rows: dict) -> None:
         SubsamplePlates(started, rows)(*args, **kwargs)
@@ -108,7 +108,7 @@ def abstract_trace(
     def run() -> None:
         plates.indices = {p: jnp.zeros(b, jnp.int32) for p, b in batch_sizes.items()}
         with record, plates:
-            _started(model)(*args, **kwargs)
+            with_start(model)(*args, **kwargs)
 
     try:
         jax.eval_shape(run)
@@ -118,7 +118,7 @@ def abstract_trace(
     return dict(record.trace), plates.declared
 
 
-def _started(model: Callable) -> Callable:
+def with_start(model: Callable) -> Callable:
     """The model with values of its latent sites."""
     return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
 
