@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,17 @@ NEWTON_LIMIT = 200
 NEWTON_STEPS = 50
 HALVINGS = 30
 STALLED_STEPS = 5
+LINE_STEPS = 30
+DECREASE = 1e-4
+"""Share of the slope by which a step must lower the objective."""
+CURVATURE = 0.9
+"""Share of the slope that a step must leave behind."""
 
 
 def find_modes(
     settings: LaplaceSettings, posterior: Posterior, loc: None, starts: Flat, *, max_steps: int
 ) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
-    """Minimise from each start, shape (num_starts, D), by L-BFGS (optax), and then Newton steps.
+    """Minimise from each start, shape (num_starts, D), by L-BFGS and then Newton steps.
 
     With ``max_steps=0`` the starts are left as they are. Returned are, for each run, the position
     where it ended, the objective's value there in nats, the norm of its gradient, and the number of
@@ -49,31 +55,84 @@ def find_modes(
 def _lbfgs(
     objective: Callable[[Flat], jax.Array], start: Flat, max_steps: int
 ) -> tuple[Flat, jax.Array]:
-    optimiser = optax.lbfgs()
-    evaluate = optax.value_and_grad_from_state(objective)
-    resolution = 4 * jnp.finfo(start.dtype).eps
+    """L-BFGS until `STALLED_STEPS` in a row find no new lowest value, to rounding."""
+    optimiser = optax.scale_by_lbfgs()
+    evaluate = jax.value_and_grad(objective)
+    fresh = optimiser.init(start)
 
     def proceed(carry: tuple) -> jax.Array:
-        _, _, steps, stalled, value = carry
-        return (steps < max_steps) & (stalled < STALLED_STEPS) & jnp.isfinite(value)
+        point, _, _, steps, stalled = carry
+        return (steps < max_steps) & (stalled < STALLED_STEPS) & jnp.isfinite(point.value)
 
     def step(carry: tuple) -> tuple:
-        position, state, steps, stalled, before = carry
-        value, gradient = evaluate(position, state=state)
-        updates, state = optimiser.update(
-            gradient, state, position, value=value, grad=gradient, value_fn=objective
-        )
-        moved = optax.apply_updates(position, updates)
-        after = optax.tree.get(state, "value")
-        still = ~(before - after > resolution * (1 + jnp.abs(after)))
-        finite = jnp.all(jnp.isfinite(moved)) & jnp.isfinite(after)
-        position = jnp.where(finite, moved, position)
-        return position, state, steps + 1, jnp.where(still, stalled + 1, 0), after
+        point, state, lowest, steps, stalled = carry
+        scaled, state = optimiser.update(point.gradient, state, point.position)
+        point, found = _line_search(evaluate, point, -scaled)
+        # a memory that leads nowhere is dropped: the next step follows the gradient
+        state = jax.tree.map(lambda old, new: jnp.where(found, old, new), state, fresh)
+        lower = lowest - point.value > _rounding(lowest)
+        stalled = jnp.where(lower, 0, stalled + 1)
+        return point, state, jnp.minimum(lowest, point.value), steps + 1, stalled
 
     zero = jnp.zeros((), jnp.int32)
-    carry = (start, optimiser.init(start), zero, zero, objective(start))
-    position, _, steps, _, _ = lax.while_loop(proceed, step, carry)
-    return position, steps
+    first = _Point(start, *evaluate(start))
+    point, _, _, steps, _ = lax.while_loop(proceed, step, (first, fresh, first.value, zero, zero))
+    return point.position, steps
+
+
+class _Point(NamedTuple):
+    """A position with the objective's value and gradient."""
+
+    position: Flat
+    value: jax.Array
+    gradient: Flat
+
+
+def _line_search(
+    evaluate: Callable[[Flat], tuple[jax.Array, Flat]], start: _Point, direction: Flat
+) -> tuple[_Point, jax.Array]:
+    """A point along a direction that fulfils Wolfe's weak conditions, by doubling and bisection.
+
+    Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", Mathematical Programming
+    141, 2013. Where rounding hides the decrease, by the approximate condition of Hager and Zhang,
+    "A new conjugate gradient method with guaranteed descent", SIAM J. Optim. 16, 2005.
+
+    It ends after `LINE_STEPS` whatever the values are. Line searches that end by their values alone
+    have run for ever: a compiler may round two copies of one value differently.
+
+    Returns:
+        The point, the last one that is low enough or the start, and whether it fulfils both.
+    """
+    slope = jnp.vdot(start.gradient, direction)
+
+    def proceed(trial: tuple) -> jax.Array:
+        *_, found, count = trial
+        return ~found & (count < LINE_STEPS)
+
+    def step(trial: tuple) -> tuple:
+        point, scale, low, high, _, count = trial
+        there = start.position + scale * direction
+        new = _Point(there, *evaluate(there))
+        along = jnp.vdot(new.gradient, direction)
+        flat = new.value <= start.value + _rounding(start.value)
+        flat = flat & (along <= (2 * DECREASE - 1) * slope)
+        fell = (new.value <= start.value + DECREASE * scale * slope) | flat
+        fell = fell & jnp.isfinite(along)
+        point = jax.tree.map(lambda x, y: jnp.where(fell, x, y), new, point)
+        low, high = jnp.where(fell, scale, low), jnp.where(fell, high, scale)
+        found = fell & (along >= CURVATURE * slope)
+        scale = jnp.where(jnp.isfinite(high), (low + high) / 2, 2 * scale)
+        return point, scale, low, high, found, count + 1
+
+    one = jnp.ones((), direction.dtype)
+    trial = (start, one, 0 * one, jnp.inf * one, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    point, *_, found, _ = lax.while_loop(proceed, step, trial)
+    return point, found
+
+
+def _rounding(value: jax.Array) -> jax.Array:
+    """What cannot be told from rounding beside a value."""
+    return 4 * jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
 
 
 def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, jax.Array]:
@@ -101,15 +160,15 @@ def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, 
 
         def too_long(trial: tuple) -> jax.Array:
             # a tie to rounding is accepted once: the gradient sees further than the energy
-            return ~(trial[1] <= value + resolution * (1 + jnp.abs(value))) & (trial[2] < HALVINGS)
+            return ~(trial[1] <= value + _rounding(value)) & (trial[2] < HALVINGS)
 
         one = jnp.ones((), position.dtype)
         scale, after, count = lax.while_loop(
             too_long, shorten, (one, objective(position + direction), jnp.zeros((), jnp.int32))
         )
-        better = after <= value + resolution * (1 + jnp.abs(value))
+        better = after <= value + _rounding(value)
         moved = jnp.where(better, position + scale * direction, position)
-        gain = value - after > resolution * (1 + jnp.abs(value))
+        gain = value - after > _rounding(value)
         return moved, jnp.where(better, after, value), steps + 1, better & gain
 
     carry = (start, objective(start), jnp.zeros((), jnp.int32), jnp.ones((), bool))
