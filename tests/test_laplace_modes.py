@@ -8,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from jax import random
 
 from numpyro_geom import RiemannianLaplace
+from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import mode
+from numpyro_geom.laplace.approximation import Around, AtMode
+from numpyro_geom.laplace.checks import warn_of_surroundings
 
 KEY = random.key(0)
 
@@ -49,3 +53,27 @@ def test_a_line_search_goes_further_where_the_slope_stays() -> None:
     assert found
     assert abs(point.gradient[0]) <= 0.9 * 100
     assert point.position[0] == 16  # 1, 2, 4, 8, 16: the first that leaves 90% of the slope
+
+
+def centred_schools() -> None:
+    y, errors = jnp.array([28.0, 8.0, -3.0, 7.0]), jnp.array([15.0, 10.0, 16.0, 11.0])
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau).expand([4]).to_event(1))
+    numpyro.sample("y", dist.Normal(effect, errors).to_event(1), obs=y)
+
+
+def test_a_hierarchy_whose_scale_the_draws_would_miss_is_named() -> None:
+    # log tau of these draws has a quarter of the posterior's sd; regressions do not warn
+    with pytest.warns(SamplingWarning, match=r"curves between .* times as much .* \['tau'\]"):
+        RiemannianLaplace(centred_schools).fit(KEY)
+
+
+def test_a_mean_that_is_not_taken_is_warned_of() -> None:
+    at = AtMode(*[jnp.zeros(())] * 6)
+    near = Around(jnp.array(0.9), jnp.array([0.6, 1.9]), jnp.ones(1))
+    warn_of_surroundings(at, lambda x: {"x": x})  # not looked at
+    warn_of_surroundings(at._replace(around=near), lambda x: {"x": x})
+    for shift in (1.1, jnp.nan):
+        far = at._replace(around=near._replace(shift=jnp.array(shift)))
+        with pytest.warns(SamplingWarning, match="posterior sd away .expected up to 1."):
+            warn_of_surroundings(far, lambda x: {"x": x})

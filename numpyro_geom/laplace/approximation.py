@@ -22,7 +22,21 @@ from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
 
 FARTHEST_MEAN = 1.0
-"""Posterior sd beyond which `_mean_velocity`, an expansion around the mode, is not trusted."""
+"""Posterior sd beyond which `_look_around`, an expansion around the mode, is not trusted."""
+
+
+class Around(NamedTuple):
+    """What ``mode="mean"`` sees of the energy one posterior sd around the mode.
+
+    Attributes:
+        shift: length of the velocities' mean in posterior sd, before it is limited.
+        curvature: smallest and largest curvature of U over that of P, along any direction.
+        direction: where that is furthest from 1, entries in posterior sd.
+    """
+
+    shift: jax.Array
+    curvature: jax.Array
+    direction: Flat
 
 
 class AtMode(NamedTuple):
@@ -36,6 +50,7 @@ class AtMode(NamedTuple):
         prior: direction of the most negative curvature of minus the log prior, times that
             curvature over the largest; zeros where there is none or it was not looked at.
         mean: mean of the velocities.
+        around: see there; None where it was not looked at.
     """
 
     factor: jax.Array
@@ -44,6 +59,7 @@ class AtMode(NamedTuple):
     distance: jax.Array
     prior: jax.Array
     mean: jax.Array
+    around: Around | None = None
 
 
 def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Target]:
@@ -179,9 +195,9 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
     matrix = (matrix + matrix.T) / 2 + settings.damping * eye
     values, vectors = jnp.linalg.eigh(matrix)
     shift = (vectors.T @ slope) ** 2 / jnp.abs(values)
-    factor, mean = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc)
+    factor, mean, around = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc), None
     if settings.mode == "mean":
-        mean = _mean_velocity(settings, posterior, loc, factor)
+        mean, around = _look_around(settings, posterior, loc, factor)
     return AtMode(
         factor=factor,
         smallest=values[0],
@@ -189,30 +205,37 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
         distance=jnp.sqrt(jnp.mean(shift)),
         prior=prior,
         mean=mean,
+        around=around,
     )
 
 
-def _mean_velocity(
+def _look_around(
     settings: LaplaceSettings, posterior: Posterior, loc: Flat, factor: jax.Array
-) -> Flat:
+) -> tuple[Flat, Around]:
     """The mean of velocities whose geodesics end, to first order, about the posterior's mean.
 
     There the expected gradient is zero. With u_i the columns of a root of P^-1 its expectation
     under N(loc, P^-1) is taken from the points loc +- u_i, one Newton step leads to the mean of the
-    ends, and geodesics with velocities u_i bend away from it by half of their accelerations.
+    ends, and geodesics with velocities u_i bend away from it by half of their accelerations. The
+    differences of the same gradients tell how the energy curves there.
     """
     target, own = targets(settings, posterior)
     gradient, acceleration = jax.grad(target.energy), acceleration_fn(settings, target, own, loc)
     roots = solve_triangular(factor, jnp.eye(loc.size, dtype=loc.dtype), lower=True)
 
-    def along(root: Flat) -> tuple[Flat, Flat]:
-        pair = gradient(loc + root) + gradient(loc - root) - 2 * gradient(loc)
-        return pair / 2, acceleration(loc, root) / 2
+    def along(root: Flat) -> tuple[Flat, Flat, Flat]:
+        up, down = gradient(loc + root), gradient(loc - root)
+        return (up + down) / 2 - gradient(loc), acceleration(loc, root) / 2, (up - down) / 2
 
-    slope, bend = (jnp.sum(x, 0) for x in lax.map(along, roots, batch_size=64))
-    mean = -cho_solve((factor, True), gradient(loc) + slope) - bend
-    near = jnp.linalg.norm(factor.T @ mean) <= FARTHEST_MEAN
-    return jnp.where(near, mean, 0.0)
+    slopes, bends, changes = lax.map(along, roots, batch_size=64)
+    mean = -cho_solve((factor, True), gradient(loc) + jnp.sum(slopes, 0)) - jnp.sum(bends, 0)
+    shift = jnp.linalg.norm(factor.T @ mean)
+    curvature = roots @ changes.T
+    values, vectors = jnp.linalg.eigh((curvature + curvature.T) / 2)
+    furthest = jnp.argmax(jnp.abs(jnp.log(jnp.maximum(values, jnp.finfo(loc.dtype).tiny))))
+    direction = (vectors[:, furthest] @ roots) / jnp.linalg.norm(roots, axis=0)
+    around = Around(shift, values[jnp.array([0, -1])], direction)
+    return jnp.where(shift <= FARTHEST_MEAN, mean, 0.0), around
 
 
 def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:

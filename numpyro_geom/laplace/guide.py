@@ -24,6 +24,7 @@ from .checks import (
     best_run,
     check_precision,
     warn_of_failures,
+    warn_of_surroundings,
     warn_of_weights,
     warn_unless_converged,
 )
@@ -192,7 +193,7 @@ class RiemannianLaplace(Guide, BoundGuide):
 
         Raises:
             RuntimeError: where no run ends at finite values.
-            SamplingWarning: (a warning) where the best run has not converged.
+            SamplingWarning: (a warning) of a run that has not converged, and of a poor mode.
         """
         check_key("rng_key", rng_key)
         num_starts = check_int("num_starts", num_starts)
@@ -207,6 +208,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         self.report = FitReport(values, norms, steps, status, float(at.distance))
         check_precision(self.settings, at, self._unpack_latent, loc)
         warn_unless_converged(self.report)
+        warn_of_surroundings(at, self._unpack_latent)
         return params
 
     def draw(
