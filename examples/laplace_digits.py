@@ -227,6 +227,7 @@ def draw(metric: str, mode: dict, data: Data, effort: Effort) -> Drawn:
     guide = RiemannianLaplace(
         partial(network, hidden=effort.hidden, prior_sd=effort.prior_sd),
         metric,
+        mode="euclidean",
         solver="cg" if metric == "fisher" else effort.solver,
         precision="fisher",
         rtol=effort.rtol,

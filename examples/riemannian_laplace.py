@@ -148,7 +148,7 @@ class Target:
         exact: ``(rng, count) -> draws``; None where NUTS stands in for it.
         metric: function that stands for ``"fisher"`` in a model without observed sites.
         exact_map: velocity at the mode -> end of the metric's geodesic.
-        settings: of the guide.
+        settings: of the guide; theirs start at the Euclidean mode unless told otherwise.
         fit: of its `fit`.
         compare: coordinates in which distances are measured.
         test: x and y of test data; where given, predictions are scored in place of draws.
@@ -161,7 +161,7 @@ class Target:
     exact: Callable[[np.random.Generator, int], np.ndarray] | None = None
     metric: Callable | None = None
     exact_map: Callable[[np.ndarray], np.ndarray] | None = None
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"mode": "euclidean"})
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     compare: Callable[[np.ndarray], np.ndarray] = identity
     test: tuple[np.ndarray, np.ndarray] | None = None
@@ -330,7 +330,7 @@ def snelson(folder: Path | None, which: str) -> Target:
         network_model,
         args,
         str(path),
-        settings={"precision": "fisher"},
+        settings={"mode": "euclidean", "precision": "fisher"},
         fit={"init_params": {"theta": jnp.asarray(theta)}, "max_steps": 0},
         test=(x[test], y[test]),
         show=grid,

@@ -154,7 +154,7 @@ def metric_of(s: Setting, prior: str = "hessian") -> Any:
     make = {
         "hessian": lambda: hessian_prior(s.target, diagonal=False),
         "expected": lambda: expected_prior(s.target, diagonal=False),
-        "softabs": lambda: softabs_prior(s.target),
+        "softabs": lambda: softabs_prior(s.target, diagonal=False),
     }[prior]
     metric = fisher_form(s.target, make())
     # one program each: operation by operation, most of the time would be compilation
@@ -378,7 +378,7 @@ def test_softabs_is_the_absolute_hessian_and_has_a_derivative_where_eigenvalues_
 
     s = setting(wells, jnp.zeros(()))
     theta = jnp.array([0.0, 0.0, 2.0])  # curvatures -1, -1 and 11
-    prior = softabs_prior(s.target)
+    prior = softabs_prior(s.target, diagonal=False)
     np.testing.assert_allclose(
         jax.jit(prior.dense)(theta), jnp.diag(jnp.array([1.0, 1.0, 11.0])), atol=1e-9
     )

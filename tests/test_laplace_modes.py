@@ -15,7 +15,7 @@ from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import mode
 from numpyro_geom.laplace.approximation import Around, AtMode
-from numpyro_geom.laplace.checks import warn_of_surroundings
+from numpyro_geom.laplace.checks import check_precision, warn_of_surroundings
 
 KEY = random.key(0)
 
@@ -77,3 +77,29 @@ def test_a_mean_that_is_not_taken_is_warned_of() -> None:
         far = at._replace(around=near._replace(shift=jnp.array(shift)))
         with pytest.warns(SamplingWarning, match="posterior sd away .expected up to 1."):
             warn_of_surroundings(far, lambda x: {"x": x})
+
+
+@pytest.mark.parametrize("smallest", [4070.0, 0.0, -4070.0])
+def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: float) -> None:
+    settings = RiemannianLaplace(centred_schools).settings.resolve(2, has_factor=False)
+    values = (jnp.float32(smallest), jnp.float32(1e11), jnp.float32(0))
+    at = AtMode(jnp.full((2, 2), jnp.nan), *values, jnp.zeros(2), jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"singular in float32: expected .* 2\.4e\+04, rounding"):
+        check_precision(settings, at, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+    lower = at._replace(smallest=jnp.float32(-1e5))
+    with pytest.raises(ValueError, match="not positive definite"):
+        check_precision(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+
+
+def test_softabs_has_the_weights_of_the_hessian_it_repeats() -> None:
+    def counts(y: jax.Array) -> None:  # equal curvatures of the prior, all positive
+        x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(x)).to_event(1), obs=y)
+
+    weights = {}
+    for prior in ("softabs", "hessian"):
+        guide = RiemannianLaplace(counts, prior_metric=prior)
+        params = guide.fit(KEY, jnp.array([1, 4]), num_starts=1)
+        weights[prior] = guide.draw(KEY, params, sample_shape=(4,), log_weight=True).log_weight
+    assert jnp.all(jnp.isfinite(weights["softabs"]))
+    assert jnp.allclose(weights["softabs"], weights["hessian"], atol=0.01)

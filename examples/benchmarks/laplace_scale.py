@@ -187,7 +187,8 @@ def applies(method: str, hidden: int, num_rows: int) -> bool:
 def compile_draws(method: str, mode: dict, X: jax.Array, y: jax.Array, hidden: int) -> tuple:
     """The compiled program of two draws, and its arguments but the key."""
     batch_size = max(1, X.shape[0] // 2)  # any number below N lets the guide take rows in chunks
-    guide = RiemannianLaplace(network, **METHODS[method], precision="fisher", batch_size=batch_size)
+    settings = METHODS[method] | {"mode": "euclidean", "precision": "fisher"}
+    guide = RiemannianLaplace(network, **settings, batch_size=batch_size)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the search for a mode has not", SamplingWarning)
         params = guide.fit(random.key(0), X, y, hidden, init_params=mode, max_steps=0)

@@ -85,7 +85,7 @@ def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Poste
             "`numpyro.sample(..., obs=data)`. Pass the data, metric='monge', or a function of the "
             "position that returns your metric"
         )
-    diagonal = settings.prior_metric != "softabs" and _is_diagonal(settings, target, start)
+    diagonal = _is_diagonal(settings, target, start)
     return posterior._replace(structure=structure, diagonal_prior=diagonal)
 
 
@@ -106,9 +106,8 @@ def _is_diagonal(settings: LaplaceSettings, target: Target, start: Flat) -> bool
 
 def prior_part(settings: LaplaceSettings, target: Target) -> Quadratic:
     """The prior part of the Fisher metric."""
-    if settings.prior_metric == "softabs":
-        return softabs_prior(target)
-    make = hessian_prior if settings.prior_metric == "hessian" else expected_prior
+    makers = {"hessian": hessian_prior, "softabs": softabs_prior}
+    make = makers.get(settings.prior_metric or "", expected_prior)
     return make(target, diagonal=target.diagonal_prior)
 
 

@@ -72,8 +72,8 @@ def check_precision(
     if not smallest > 0 or not np.all(np.isfinite(at.factor)):
         wider = "" if dtype == np.float64 else "use float64 (numpyro.enable_x64()), "
         raise ValueError(
-            f"{what} is singular in {dtype.name}: expected eigenvalues above {resolved:.2g}, which "
-            f"is rounding beside the largest of {largest:.4g}, got a smallest of {smallest:.4g}. "
+            f"{what} is singular in {dtype.name}: expected eigenvalues well above {resolved:.2g}, "
+            f"rounding beside the largest of {largest:.4g}, got a smallest of {smallest:.4g}. "
             "Some combination of parameters is not identified, or scales differ too much: "
             f"{wider}standardise the inputs, give every site a proper prior, or use "
             f"damping={10 * resolved:.2g}"
@@ -86,9 +86,10 @@ def check_precision(
         )
 
 
-def warn_unless_converged(report: FitReport) -> None:
-    """Of a best run that is not at a mode."""
+def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> None:
+    """Of a best run that is not at a mode, or at one whose surroundings are not Gaussian."""
     if report.distance**2 < CONVERGED:
+        warn_of_surroundings(at, unravel)
         return
     best = report.status.index("best")
     warn_outside(

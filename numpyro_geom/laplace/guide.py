@@ -24,9 +24,8 @@ from .checks import (
     best_run,
     check_precision,
     warn_of_failures,
-    warn_of_surroundings,
+    warn_of_mode,
     warn_of_weights,
-    warn_unless_converged,
 )
 from .draws import Data, FitReport, LaplaceDraws, pareto_shape
 from .metrics import RiemannianMetric
@@ -207,8 +206,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         at = self._run(at_mode, data, params)
         self.report = FitReport(values, norms, steps, status, float(at.distance))
         check_precision(self.settings, at, self._unpack_latent, loc)
-        warn_unless_converged(self.report)
-        warn_of_surroundings(at, self._unpack_latent)
+        warn_of_mode(self.report, at, self._unpack_latent)
         return params
 
     def draw(

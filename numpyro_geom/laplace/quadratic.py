@@ -109,13 +109,20 @@ def expected_prior(target: Target, *, diagonal: bool) -> Quadratic:
     return whole._replace(diagonal=lambda theta: whole.product(theta, jnp.ones_like(theta)))
 
 
-def softabs_prior(target: Target, sharpness: float = 1e6) -> Quadratic:
+def softabs_prior(target: Target, *, diagonal: bool, sharpness: float = 1e6) -> Quadratic:
     """Q = f(H), f(x) = x coth(sharpness x): the smoothed absolute value of the prior's Hessian.
 
     Betancourt, "A general metric for Riemannian manifold Hamiltonian Monte Carlo", 2013.
     """
-    hessian = hessian_prior(target, diagonal=False)
-    return dense_form(lambda theta: _softabs(hessian.dense(theta), sharpness))
+    hessian = hessian_prior(target, diagonal=diagonal)
+    if hessian.diagonal is None:
+        return dense_form(lambda theta: _softabs(hessian.dense(theta), sharpness))
+    values = hessian.diagonal
+
+    def diagonal_fn(theta: Flat) -> Flat:
+        return _coth(values(theta), sharpness)
+
+    return dense_form(lambda theta: jnp.diag(diagonal_fn(theta)))._replace(diagonal=diagonal_fn)
 
 
 def dense_form(dense: Callable[[Flat], jax.Array]) -> Quadratic:
