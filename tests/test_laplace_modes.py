@@ -6,16 +6,19 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro import handlers
+from numpyro.infer.reparam import DiscreteCosineReparam
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import mode
 from numpyro_geom.laplace.approximation import Around, AtMode
-from numpyro_geom.laplace.checks import check_precision, warn_of_surroundings
+from numpyro_geom.laplace.checks import check_precision, warn_of_surroundings, warn_of_weights
 
 KEY = random.key(0)
 
@@ -103,3 +106,19 @@ def test_softabs_has_the_weights_of_the_hessian_it_repeats() -> None:
         weights[prior] = guide.draw(KEY, params, sample_shape=(4,), log_weight=True).log_weight
     assert jnp.all(jnp.isfinite(weights["softabs"]))
     assert jnp.allclose(weights["softabs"], weights["hessian"], atol=0.01)
+    with pytest.warns(SamplingWarning, match="pareto_k is inf: .* use prior_metric='expected'"):
+        warn_of_weights(np.array([0.0, np.nan]), np.inf, "softabs")  # a hierarchy's
+
+
+def test_a_model_with_a_fourier_transform_has_a_mode_and_draws() -> None:
+    def walk(y: jax.Array) -> None:
+        x = numpyro.sample("x", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(x, 1).to_event(1), obs=y)
+
+    model = handlers.reparam(walk, config={"x": DiscreteCosineReparam()})
+    y = jnp.array([0.0, 1.0, -1.0, 2.0])
+    guide = RiemannianLaplace(model, "euclidean")
+    params = guide.fit(KEY, y, num_starts=1)
+    draws = guide.draw(KEY, params, sample_shape=(400,)).samples["x"]
+    # N(y / 2, 1 / 2): 4.5 standard errors
+    assert jnp.max(jnp.abs(draws.mean(0) - y / 2)) < 4.5 * (0.5 / 400) ** 0.5

@@ -174,6 +174,16 @@ def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.
     return jnp.sum(jnp.log(jnp.diagonal(factor)))  # NaN where G is not positive definite
 
 
+def gradient_and_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
+    """Both at a position; columns of the Hessian by forward over reverse mode."""
+    # XLA's Fourier transforms on a CPU refuse the order in memory of a batch that goes to LAPACK
+    transforms = "fft[" in str(jax.make_jaxpr(energy)(theta))
+    gradient, push = jax.linearize(jax.grad(energy), theta)
+    eye = jnp.eye(theta.size, dtype=theta.dtype)
+    matrix = lax.map(push, eye, batch_size=None if transforms else 64)
+    return gradient, (matrix + matrix.T) / 2
+
+
 def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMode:
     """See `AtMode`."""
     target = make_target(posterior)
@@ -185,12 +195,11 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
         nan = jnp.full((), jnp.nan, loc.dtype)
         unformed = jnp.zeros((0, 0), loc.dtype)
         return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc))
-    eye = jnp.eye(target.size, dtype=loc.dtype)
     if settings.precision == "fisher":
         matrix = fisher_of(settings, target).dense(loc)
     else:
-        _, push = jax.linearize(jax.grad(target.energy), loc)
-        matrix = lax.map(push, eye, batch_size=64)
+        _, matrix = gradient_and_hessian(target.energy, loc)
+    eye = jnp.eye(target.size, dtype=loc.dtype)
     matrix = (matrix + matrix.T) / 2 + settings.damping * eye
     values, vectors = jnp.linalg.eigh(matrix)
     shift = (vectors.T @ slope) ** 2 / jnp.abs(values)

@@ -256,7 +256,8 @@ class RiemannianLaplace(Guide, BoundGuide):
         shape_of_weights = None
         if log_weight and not is_traced(weights):
             shape_of_weights = pareto_shape(np.asarray(weights))
-            warn_of_weights(np.asarray(weights), shape_of_weights)
+            prior = self.settings.prior_metric
+            warn_of_weights(np.asarray(weights), shape_of_weights, prior)
         args, kwargs = data.build(data.arrays)
         position, success, num_evaluations, weights, samples = jax.tree.map(
             lambda x: x.reshape(*shape, *x.shape[1:]),

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 
 from ..information.form import Flat
-from .approximation import objective
+from .approximation import gradient_and_hessian, objective
 from .settings import LaplaceSettings
 from .target import Posterior, make_target
 
@@ -137,8 +137,6 @@ def _rounding(value: jax.Array) -> jax.Array:
 
 def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, jax.Array]:
     """Newton steps on absolute eigenvalues of the Hessian, halved until they descend."""
-    gradient = jax.grad(objective)
-    eye = jnp.eye(start.size, dtype=start.dtype)
     resolution = 4 * jnp.finfo(start.dtype).eps
 
     def proceed(carry: tuple) -> jax.Array:
@@ -147,9 +145,8 @@ def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, 
 
     def step(carry: tuple) -> tuple:
         position, value, steps, _ = carry
-        slope, push = jax.linearize(gradient, position)
-        hessian = jax.vmap(push)(eye)
-        sizes, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
+        slope, hessian = gradient_and_hessian(objective, position)
+        sizes, vectors = jnp.linalg.eigh(hessian)
         sizes = jnp.abs(sizes)
         sizes = jnp.maximum(sizes, resolution * jnp.max(sizes) + jnp.finfo(sizes.dtype).tiny)
         direction = -vectors @ ((vectors.T @ slope) / sizes)
