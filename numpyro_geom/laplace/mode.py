@@ -24,7 +24,7 @@ LINE_STEPS = 30
 DECREASE = 1e-4
 """Share of the slope by which a step must lower the objective."""
 CURVATURE = 0.9
-"""Share of the slope that a step must leave behind."""
+"""Share of the slope that may be left at the end of a step."""
 
 
 def find_modes(
