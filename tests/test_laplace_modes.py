@@ -94,6 +94,7 @@ def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: fl
         check_precision(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
 
 
+@pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_softabs_has_the_weights_of_the_hessian_it_repeats() -> None:
     def counts(y: jax.Array) -> None:  # equal curvatures of the prior, all positive
         x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
