@@ -107,7 +107,7 @@ def test_softabs_has_the_weights_of_the_hessian_it_repeats() -> None:
         weights[prior] = guide.draw(KEY, params, sample_shape=(4,), log_weight=True).log_weight
     assert jnp.all(jnp.isfinite(weights["softabs"]))
     assert jnp.allclose(weights["softabs"], weights["hessian"], atol=0.01)
-    with pytest.warns(SamplingWarning, match="pareto_k is inf: .* use prior_metric='expected'"):
+    with pytest.warns(SamplingWarning, match="weights are NaN: .* use prior_metric='expected'"):
         warn_of_weights(np.array([0.0, np.nan]), np.inf, "softabs")  # a hierarchy's
 
 

@@ -151,17 +151,17 @@ def warn_of_failures(settings: LaplaceSettings, success: np.ndarray) -> None:
 
 def warn_of_weights(log_weights: np.ndarray, shape: float, prior_metric: str | None = None) -> None:
     """Of weights that cannot turn the draws into those of the posterior."""
-    known = not np.any(np.isnan(log_weights)) and np.ptp(log_weights) >= EQUAL_WEIGHTS
-    if shape < largest_shape(log_weights.size) or not known:
-        return
-    remedy = "draw more, reparametrise the model, or run MCMC"
-    if prior_metric == "softabs" and np.any(np.isnan(log_weights)):
-        remedy = (
-            "prior_metric='softabs' has no second derivatives where priors depend on each other "
-            "and have equal curvatures: use prior_metric='expected'"
+    unknown = bool(np.any(np.isnan(log_weights)))
+    if unknown and prior_metric == "softabs":
+        warn_outside(
+            "log weights are NaN: expected numbers. prior_metric='softabs' has no second derivatives "
+            "where priors depend on each other and have equal curvatures, as in a hierarchy: use "
+            "prior_metric='expected'"
         )
+    if shape < largest_shape(log_weights.size) or unknown or np.ptp(log_weights) < EQUAL_WEIGHTS:
+        return
     warn_outside(
         f"pareto_k is {shape:.2f}: expected below {largest_shape(log_weights.size):.2f} for "
-        f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: "
-        f"{remedy}",
+        f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
+        "more, reparametrise the model, or run MCMC",
     )
