@@ -154,9 +154,9 @@ def warn_of_weights(log_weights: np.ndarray, shape: float, prior_metric: str | N
     unknown = bool(np.any(np.isnan(log_weights)))
     if unknown and prior_metric == "softabs":
         warn_outside(
-            "log weights are NaN: expected numbers. prior_metric='softabs' has no second derivatives "
-            "where priors depend on each other and have equal curvatures, as in a hierarchy: use "
-            "prior_metric='expected'"
+            "log weights are NaN: prior_metric='softabs' has no second derivatives where priors "
+            "depend on each other and have equal curvatures, as in a hierarchy. Expected other "
+            "priors or another metric: use prior_metric='expected'"
         )
     if shape < largest_shape(log_weights.size) or unknown or np.ptp(log_weights) < EQUAL_WEIGHTS:
         return
