@@ -31,6 +31,10 @@ class Scale(NamedTuple):
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', in the shape of ``root``.
         num_draws: draws in the window.
+        last: phi of a draw that later ones are compared with, shape (D,).
+        changes: sum of squared changes of phi between compared draws, shape (D,).
+        num_changes: how many.
+        relaxations: relaxation times that the window should span.
     """
 
     centre: jax.Array
@@ -39,6 +43,10 @@ class Scale(NamedTuple):
     total: jax.Array
     squares: jax.Array
     num_draws: jax.Array
+    last: jax.Array
+    changes: jax.Array
+    num_changes: jax.Array
+    relaxations: jax.Array
 
     @property
     def is_dense(self) -> bool:
@@ -74,7 +82,8 @@ def times(matrix: jax.Array, other: jax.Array) -> jax.Array:
 def scale_about(centre: jax.Array, root: jax.Array, inverse: jax.Array) -> Scale:
     """The coordinates with an empty window."""
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
-    return Scale(centre, root, inverse, zeros, jnp.zeros_like(root), count)
+    window = zeros, jnp.zeros_like(root), count, zeros, zeros, count, jnp.zeros((), centre.dtype)
+    return Scale(centre, root, inverse, *window)
 
 
 def with_scale(potential: Potential, scale: Scale) -> Potential:

@@ -11,10 +11,11 @@ from .._util import lazy_cond, tree_where
 from ..algorithm import Algorithm, adapts
 from ..settings import Settings
 from ..state import Chain, SGState
+from ..target.scale import Scale
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
 from .curvature import DENSE_LIMIT, measure
-from .scale import with_draw
+from .scale import emptied, found_rate, with_draw
 from .step_size import Adaptation
 from .timetable import Due
 
@@ -23,6 +24,37 @@ PyTree = Any
 LEAST_SCALED = 0.5
 """Smallest curvature that counts where a covariance scales the coordinates. Variances are about 1
 there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
+
+
+FEWEST_COMPARED = 12
+"""Compared draws of a window, from which they count."""
+MOST_SLOWER = 2.0**-8
+
+
+def heeds_draws(settings: Settings, size: int) -> bool:
+    """Whether the slowest relaxation follows from draws, as that of a covariance by itself."""
+    return settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT
+
+
+def heed_draws(state: SGState, due: Due) -> SGState:
+    """Make draws longer where those of a window are alike: the chain is slower than it should be.
+
+    In scaled coordinates the slowest relaxation is taken for that of the covariance. Where the
+    scale is wrong, or in a funnel, it is not; and draws that are too short never mend the scale.
+    """
+    scale: Scale = state.scale
+    adaptation: Adaptation = state.adaptation
+    rate, most = found_rate(scale)
+    factor = jnp.where(most < 0.5, jnp.clip(rate, 0.125, 1.0), 1.0)
+    factor = jnp.where(most * scale.relaxations > 2.9 * scale.num_changes, 2.0, factor)
+    judging = due.anchoring & (scale.num_changes >= FEWEST_COMPARED)
+    slower = jnp.clip(adaptation.slower * factor, MOST_SLOWER, 1.0)
+    slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
+    slowest = adaptation.slowest * (slower / adaptation.slower)
+    scale = lazy_cond(judging & ~due.rescaling, emptied, scale)
+    return state._replace(
+        adaptation=adaptation._replace(slower=slower, slowest=slowest), scale=scale
+    )
 
 
 def before_draw(
@@ -57,7 +89,9 @@ def after_draw(
         control = tree_where(counts, add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
     if settings.learns_scale:
-        state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
+        rate = algorithm.rule.rate(state.adaptation.slowest, state.dynamics)
+        scale = with_draw(state, state.num_steps * state.step_size * rate)
+        state = state._replace(scale=tree_where(counts, scale, state.scale))
     if settings.schedule is None:
         learned = algorithm.rule.observe(state.adaptation, state)
         state = state._replace(adaptation=tree_where(counts, learned, state.adaptation))
@@ -100,9 +134,8 @@ def _adapt(
             settings.temperature,
         )
         size = sum(x.size for x in jax.tree.leaves(chain.position))
-        if settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT:
-            found = found._replace(slowest=jnp.maximum(found.slowest, LEAST_SCALED))
-        return found
+        least = LEAST_SCALED if heeds_draws(settings, size) else 0.0
+        return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
 
     adaptation = lazy_cond(
         due.measuring,

@@ -23,7 +23,7 @@ bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient t
 MOMENTUM_DRAW_LENGTH = 1.0
 """The same of kernels with a momentum. Half of the critical friction has 100% of them at 1, where
 draws are independent; exp(-t), at a friction that noise makes large, has 92%."""
-WARMUP_DRAWS = 100
+WARMUP_DRAWS = 1000
 """Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
 CHEAP_DRAW = 16
 """Steps of a draw that a long warm-up does not shorten."""
@@ -41,8 +41,10 @@ class Adaptation(NamedTuple):
             measurements in the second half of warm-up.
         curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
             fit the whole posterior.
-        slowest: lam_min, smallest one, or the smallest absolute one where the Hessian is
-            indefinite; likewise the smallest of the measurements.
+        flattest: smallest one, or the smallest absolute one where the Hessian is indefinite;
+            likewise the smallest of the measurements.
+        slower: how much slower draws have turned out to relax, a factor of at most 1.
+        slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
     """
 
@@ -50,6 +52,8 @@ class Adaptation(NamedTuple):
     shrink: jax.Array
     curvature: jax.Array
     curvature_low: jax.Array
+    flattest: jax.Array
+    slower: jax.Array
     slowest: jax.Array
     noise: jax.Array
 
@@ -62,6 +66,8 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
         shrink=one,
         curvature=one,
         curvature_low=one,
+        flattest=one,
+        slower=one,
         slowest=one,
         noise=jnp.zeros((), dtype),
     )
