@@ -106,7 +106,7 @@ class Rule(NamedTuple):
         bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
             errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both; None
             where the bias is not that of a step size.
-        num_steps: ``(adaptation, rate, step_size, warming, potential)``: steps of the next draw
+        num_steps: ``(rate, step_size, potential)``: steps of the next draw
             under ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
         noise: what the step makes of the minibatch noise.

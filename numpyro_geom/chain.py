@@ -194,7 +194,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     if settings.learns_scale:
         size = sum(x.size for x in jax.tree.leaves(state.z))
         if settings.given_num_steps is None and heeds_draws(settings, size):
-            state = heed_draws(state, due)
+            state = heed_draws(state, due, algorithm.rule)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state.scale)
     state = before_draw(state, due, target, algorithm, settings, key_measure)

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from .._util import lazy_cond, tree_where
-from ..algorithm import Algorithm, adapts
+from ..algorithm import Algorithm, Rule, adapts
 from ..settings import Settings
 from ..state import Chain, SGState
 from ..target.scale import Scale
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
 from .curvature import DENSE_LIMIT, measure
-from .scale import emptied, found_rate, with_draw
+from .scale import emptied, likeness, with_draw
 from .step_size import Adaptation
 from .timetable import Due
 
@@ -26,8 +26,12 @@ LEAST_SCALED = 0.5
 there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
 
 
-FEWEST_COMPARED = 12
-"""Compared draws of a window, from which they count."""
+FEWEST_DRAWS = 12
+"""Draws of a window from which their likeness counts."""
+LEAST_TIMES = 0.4
+"""Relaxation times that a draw should span for its likeness to the one before to count."""
+LEAST_ALIKE = 0.05
+"""Correlation of draws below which it does not tell how fast they lost it."""
 MOST_SLOWER = 2.0**-8
 
 
@@ -36,18 +40,20 @@ def heeds_draws(settings: Settings, size: int) -> bool:
     return settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT
 
 
-def heed_draws(state: SGState, due: Due) -> SGState:
+def heed_draws(state: SGState, due: Due, rule: Rule) -> SGState:
     """Make draws longer where those of a window are alike: the chain is slower than it should be.
 
     In scaled coordinates the slowest relaxation is taken for that of the covariance. Where the
     scale is wrong, or in a funnel, it is not; and draws that are too short never mend the scale.
+    After t relaxation times the correlation should be about exp(-t).
     """
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
-    rate, most = found_rate(scale)
-    factor = jnp.where(most < 0.5, jnp.clip(rate, 0.125, 1.0), 1.0)
-    factor = jnp.where(most * scale.relaxations > 2.9 * scale.num_changes, 2.0, factor)
-    judging = due.anchoring & (scale.num_changes >= FEWEST_COMPARED)
+    times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
+    found, least = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
+    factor = jnp.where(least < 0.5, jnp.clip(found, 0.125, 1.0), 1.0)
+    factor = jnp.where(least * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)
+    judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
     slower = jnp.clip(adaptation.slower * factor, MOST_SLOWER, 1.0)
     slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
     slowest = adaptation.slowest * (slower / adaptation.slower)
@@ -89,9 +95,7 @@ def after_draw(
         control = tree_where(counts, add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
     if settings.learns_scale:
-        rate = algorithm.rule.rate(state.adaptation.slowest, state.dynamics)
-        scale = with_draw(state, state.num_steps * state.step_size * rate)
-        state = state._replace(scale=tree_where(counts, scale, state.scale))
+        state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
         learned = algorithm.rule.observe(state.adaptation, state)
         state = state._replace(adaptation=tree_where(counts, learned, state.adaptation))
@@ -152,7 +156,7 @@ def _adapt(
     if settings.schedule is None:
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
-        steps = rule.num_steps(adaptation, rate, step_size, due.warming, seen)
+        steps = rule.num_steps(rate, step_size, seen)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,

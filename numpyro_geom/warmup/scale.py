@@ -24,10 +24,6 @@ from .timetable import Due
 
 PyTree = Any
 
-COMPARED = 0.5
-"""Relaxation times between compared draws, at least."""
-LEAST_ALIKE = 0.05
-"""Correlation below which draws do not tell how fast they lost it."""
 STANDARD_ERRORS = 2.0
 
 
@@ -139,41 +135,28 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
     )
 
 
-def with_draw(state: SGState, relaxations: jax.Array) -> Scale:
-    """The scale after a draw has been counted, which should span so many relaxation times."""
+def with_draw(state: SGState) -> Scale:
+    """The scale after a draw has been counted."""
     scale: Scale = state.scale
     phi, _ = ravel_pytree(state.expanded)
     square = phi[:, None] * phi if scale.is_dense else phi**2
-    first = scale.num_draws == 0
-    spanned = jnp.where(first, 0.0, scale.relaxations + relaxations).astype(phi.dtype)
-    compared = ~first & (spanned >= COMPARED * (scale.num_changes + 1))
     return scale._replace(
         total=scale.total + phi,
         squares=scale.squares + square,
         num_draws=scale.num_draws + 1,
-        last=jnp.where(first | compared, phi, scale.last),
-        changes=scale.changes + jnp.where(compared, (phi - scale.last) ** 2, 0.0),
-        num_changes=scale.num_changes + compared,
-        relaxations=spanned,
+        last=phi,
+        changes=scale.changes + jnp.where(scale.num_draws > 0, (phi - scale.last) ** 2, 0.0),
     )
 
 
-def found_rate(scale: Scale) -> tuple[jax.Array, jax.Array]:
-    """How fast the slowest coordinate relaxes in a window, relative to what was expected.
-
-    From the correlation rho of draws that should lie about `COMPARED` relaxation times apart, as
-    exp(-rate t): the estimate, and the most that chance leaves of it.
-    """
-    count = jnp.maximum(scale.num_draws, 1).astype(scale.total.dtype)
-    pairs = jnp.maximum(scale.num_changes, 1).astype(count.dtype)
+def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
+    """Correlation of a window's successive draws: the largest, and the least by chance."""
+    count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
     squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
     tiny = jnp.finfo(count.dtype).tiny
     variance = jnp.maximum(squares / count - (scale.total / count) ** 2, tiny)
-    rho = jnp.clip(1 - scale.changes / (2 * pairs * variance), LEAST_ALIKE, 1.0)
-    chance = STANDARD_ERRORS * jnp.sqrt((1 - rho**2) / pairs)
-    apart = scale.relaxations / pairs
-    least = jnp.maximum(jnp.max(rho - chance), LEAST_ALIKE)
-    return -jnp.log(jnp.max(rho)) / apart, -jnp.log(least) / apart
+    found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
+    return jnp.max(found), jnp.max(found - STANDARD_ERRORS * jnp.sqrt((1 - found**2) / count))
 
 
 def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> SGState:

@@ -23,10 +23,6 @@ bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient t
 MOMENTUM_DRAW_LENGTH = 1.0
 """The same of kernels with a momentum. Half of the critical friction has 100% of them at 1, where
 draws are independent; exp(-t), at a friction that noise makes large, has 92%."""
-WARMUP_DRAWS = 1000
-"""Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
-CHEAP_DRAW = 16
-"""Steps of a draw that a long warm-up does not shorten."""
 TARGET_ACCEPTANCE = 0.574
 
 
@@ -90,30 +86,22 @@ def step_size_from(
 
 
 def num_steps_from(
-    adaptation: Adaptation,
     rate: jax.Array,
     step_size: jax.Array,
-    warming: jax.Array,
     potential: Any = None,
     *,
     draw_length: float = DRAW_LENGTH,
 ) -> jax.Array:
-    """Steps a draw, so that it spans some relaxation times (fewer in a long warm-up).
+    """Steps per draw, so that it spans some relaxation times.
 
     Args:
-        adaptation: what warm-up has learned.
         rate: of relaxation in the slowest direction, per unit of step size.
         step_size: h.
-        warming: whether warm-up is under way.
         potential: not needed.
         draw_length: how many relaxation times.
     """
     wanted = draw_length / (step_size * rate)
-    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
-    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS)
-    shortened = jnp.maximum(steps * share, jnp.minimum(steps, CHEAP_DRAW))
-    steps = jnp.where(warming, shortened, steps)
-    return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
+    return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
 
 
 def halve_if_undone(adaptation: Adaptation, state: Any) -> Adaptation:
