@@ -167,7 +167,7 @@ def langevin_rule(
         rate=lambda slowest, dynamics: slowest,
         bias=bias,
         num_steps=auto.num_steps_from,
-        observe=auto.follow_acceptance if adjusted else auto.halve_if_undone,
+        observe=auto.follow_acceptance if adjusted else auto.halve_if_failed,
         noise=noise,
     )
 

@@ -283,7 +283,7 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "bias of variances, both",
         "relaxation times per chain",
         "largest over smallest curvature",
-        "draws with undone steps",
+        "draws with failed steps",
         "jump of the energy",
         "passes over the data",
     }
@@ -506,7 +506,7 @@ def test_the_verdict_of_runs_without_a_flag() -> None:
 @pytest.mark.parametrize(
     ("names", "cause"),
     [
-        (["R-hat", "draws with undone steps"], "steps failed and were undone"),
+        (["R-hat", "draws with failed steps"], "steps were not finite or not stable"),
         (["relative error of the sd", "bias of variances, both"], "the step is too large"),
         (["effective sample size, tail", "R-hat"], "the chains disagree"),
         (["effective sample size, tail", "configurational temperature, w"], "draws are biased"),

@@ -190,7 +190,7 @@ def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> 
             times(inverse, scale.inverse),
         )
         finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
-        # steps were undone in other coordinates
+        # steps failed in other coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
         new = tree_where(finite, new, emptied(scale))

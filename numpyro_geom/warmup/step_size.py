@@ -31,7 +31,7 @@ class Adaptation(NamedTuple):
 
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
-        shrink: factor on the step size, halved for each warm-up draw with an undone step (and
+        shrink: factor on the step size, halved for each warm-up draw with a failed step (and
             driven by the acceptance rate where steps are Metropolis-adjusted).
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
@@ -104,14 +104,14 @@ def num_steps_from(
     return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
 
 
-def halve_if_undone(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Halve the step after a draw with undone steps."""
+def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Halve the step after a draw with failed steps."""
     factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
     return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
 
 
 def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Move the step towards the aimed acceptance rate, and halve it if steps were undone."""
+    """Move the step towards the aimed acceptance rate, and halve it if steps failed."""
     factor = jnp.where(state.diverging, 0.5, 1.0)
     gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
     factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))
