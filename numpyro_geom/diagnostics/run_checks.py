@@ -233,6 +233,7 @@ def _failed(run: RunRecord) -> Check:
         smaller = "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
     advice = (
         "steps after warm-up were not finite or not stable: draws avoid the region where that "
-        f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the model finite there"
+        f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the "
+        "model finite there"
     )
     return none_of("draws with failed steps", diverging.sum(), where, advice)
