@@ -24,15 +24,18 @@ PyTree = Any
 LEAST_SCALED = 0.5
 """Smallest curvature that counts where a covariance scales the coordinates. Variances are about 1
 there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
-
-
 FEWEST_DRAWS = 12
 """Draws of a window from which their likeness counts."""
 LEAST_TIMES = 0.4
 """Relaxation times that a draw should span for its likeness to the one before to count."""
 LEAST_ALIKE = 0.05
 """Correlation of draws below which it does not tell how fast they lost it."""
-MOST_SLOWER = 2.0**-8
+SLOW = 0.5
+"""A chain below this part of the expected rate takes longer draws."""
+MOST_AT_ONCE = 8.0
+"""How many times slower a chain is taken for after one window."""
+LEAST_FACTOR = 2.0**-8
+"""The smallest ``slower``."""
 
 
 def heeds_draws(settings: Settings, size: int) -> bool:
@@ -50,11 +53,12 @@ def heed_draws(state: SGState, due: Due, rule: Rule) -> SGState:
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
     times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
-    found, least = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
-    factor = jnp.where(least < 0.5, jnp.clip(found, 0.125, 1.0), 1.0)
-    factor = jnp.where(least * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)
+    # the rate over the expected one: by the estimate, and the most that chance leaves of it
+    found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
+    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_AT_ONCE, 1.0), 1.0)
+    factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no likeness is left
     judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
-    slower = jnp.clip(adaptation.slower * factor, MOST_SLOWER, 1.0)
+    slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
     slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
     slowest = adaptation.slowest * (slower / adaptation.slower)
     scale = lazy_cond(judging & ~due.rescaling, emptied, scale)

@@ -25,6 +25,7 @@ from .timetable import Due
 PyTree = Any
 
 STANDARD_ERRORS = 2.0
+"""Of a correlation, for what chance explains."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
