@@ -651,3 +651,18 @@ def test_jumps_of_the_energy_are_flagged_and_kinks_are_not(model):
     mcmc.run(random.key(0))
     check = next(c for c in diagnose(mcmc).checks if c.name == "jump of the energy")
     assert check.ok is (model is kinked)
+
+
+@pytest.mark.parametrize(("energy", "jump"), [("kink", 0.0), ("step", 1.0)])
+def test_a_line_is_cut_again_where_a_kink_is_steep(energy, jump):
+    def energies(z: dict) -> tuple:
+        x = z["x"]
+        if energy == "kink":
+            return 100 * np.abs(x), {"x": 100 * np.sign(x)}
+        return 1.0 * (x > 0), {"x": np.zeros_like(x)}
+
+    draws = {"x": np.random.default_rng(0).normal(size=200)}
+    found = gradients.energy_jumps(energies, draws, 15)
+    assert found is not None
+    # a kink in a cell of length d leaves 200 d / 8: up to 1.6 where the line is cut once
+    assert found.max() == pytest.approx(jump, abs=0.05)
