@@ -36,9 +36,10 @@ FARTHEST_DRIFT = 1000.0
 """Beyond this one drifts may only get shorter, as those of a chain that starts far out do. A step
 that is barely unstable never doubles them."""
 
-KICK = 10.0
-"""A drift this many times longer than the noise, and longer than the one before, is no step of a
-stationary chain: the draw is marked. A chain can come back from there, so that the step stands."""
+CALM, KICK = 1.0, 10.0
+"""A drift that is shorter than the noise when a draw starts, and this many times longer in one of
+its steps, throws the chain out: the draw is marked. The step stands, since the chain can come
+back."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -260,7 +261,7 @@ def repeat(
             kicked = jnp.zeros((), bool)
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
-                kicked = (ratio > KICK) & (ratio > old_ratio)
+                kicked = (state.drift_ratio < CALM) & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
