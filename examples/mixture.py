@@ -461,7 +461,7 @@ def table(rows: Sequence[Row]) -> str:
         "TV on bins: one chain",
         "all",
         "variance in a mode / exact",
-        "draws with undone steps",
+        "draws with failed steps",
         "seconds",
     )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

@@ -36,6 +36,11 @@ FARTHEST_DRIFT = 1000.0
 """Beyond this one drifts may only get shorter, as those of a chain that starts far out do. A step
 that is barely unstable never doubles them."""
 
+CALM, KICK = 1.0, 10.0
+"""A drift that is shorter than the noise when a draw starts, and this many times longer in one of
+its steps, throws the chain out: the draw is marked. The step stands, since the chain can come
+back."""
+
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
 
@@ -102,7 +107,7 @@ class Rule(NamedTuple):
         bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
             errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both; None
             where the bias is not that of a step size.
-        num_steps: ``(adaptation, rate, step_size, warming, potential)``: steps of the next draw
+        num_steps: ``(rate, step_size, potential)``: steps of the next draw
             under ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
         noise: what the step makes of the minibatch noise.
@@ -163,7 +168,7 @@ def langevin_rule(
         rate=lambda slowest, dynamics: slowest,
         bias=bias,
         num_steps=auto.num_steps_from,
-        observe=auto.follow_acceptance if adjusted else auto.halve_if_undone,
+        observe=auto.follow_acceptance if adjusted else auto.halve_if_failed,
         noise=noise,
     )
 
@@ -230,7 +235,7 @@ def repeat(
         num_virials = len(start.position) if is_by_site(start.position) else 1
 
         def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, undone, sums = carry
+            chain, trusted, control, t, old, old_ratio, failed, sums = carry
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
@@ -253,8 +258,10 @@ def repeat(
             )
             virial = virials(chain.position, state.centre, report.grad).astype(dtype)
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & all_finite(new.position)
+            kicked = jnp.zeros((), bool)
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
+                kicked = (state.drift_ratio < CALM) & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
@@ -265,8 +272,8 @@ def repeat(
             chain, facts = tree_where(finite, (new, facts), (back, old))
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
-            undone = undone + ~finite
-            return chain, trusted, control, t + 1, facts, old_ratio, undone, sums
+            failed = failed + (~finite | kicked)
+            return chain, trusted, control, t + 1, facts, old_ratio, failed, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
         carry = (
@@ -289,7 +296,7 @@ def repeat(
             body,
             carry,
         )
-        chain, trusted, control, taken, facts_, drift_ratio, undone, sums = carry
+        chain, trusted, control, taken, facts_, drift_ratio, failed, sums = carry
         merged = target.merge(chain.position)  # a draw, which no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
@@ -299,7 +306,7 @@ def repeat(
             trusted = tree_where(usable, trusted, start.position)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, at_rest(chain.dynamics))
-        undone = undone + ~finite
+        failed = failed + ~finite
         energy, squared_norm, step_size = facts_
         means = sums / jnp.asarray(num_steps, dtype)
         state = state.with_temperatures(means[2:])
@@ -309,8 +316,8 @@ def repeat(
             grad_norm=jnp.sqrt(squared_norm),
             kinetic_temperature=means[1] if facts.momentum else state.kinetic_temperature,
             step_size=state.step_size if schedule is None else step_size,
-            diverging=undone > 0,
-            num_diverging=undone,
+            diverging=failed > 0,
+            num_diverging=failed,
             accept_prob=means[0] if facts.adjusted else state.accept_prob,
             metric_state=chain.metric_state,
             dynamics=dynamics,

@@ -152,7 +152,7 @@ class SGKernel(MCMCKernel):
         if self.facts.adjusted:
             text += f". acc. prob={float(state.accept_prob):.2f}"
         if int(state.num_diverging) > 0:
-            text += f". {int(state.num_diverging)} undone"
+            text += f". {int(state.num_diverging)} failed"
         return text
 
     def init(

@@ -92,7 +92,7 @@ class SGState(NamedTuple):
             the momentum at the end of the trajectory); 0 for kernels without a momentum r.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
-        diverging: whether a step of the last draw was not finite, or unstable, and was undone.
+        diverging: whether a step of the last draw was not finite or not stable.
         num_diverging: how many were.
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.

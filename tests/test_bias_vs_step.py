@@ -160,7 +160,7 @@ def test_bent_curves_and_undone_steps_are_said() -> None:
     curve = BiasCurve((bent,), 0.4, (0.4, 0.2, 0.1), (1, 2, 4), (3, 0, 0))
     assert curve.bent == (bent,)
     assert "A line in h does not fit 1 of them (sd of x)" in curve.verdict
-    assert "draws with undone steps: 3, 0, 0" in str(curve)
+    assert "draws with failed steps: 3, 0, 0" in str(curve)
 
 
 def test_no_bias_within_noise() -> None:

@@ -283,7 +283,7 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "bias of variances, both",
         "relaxation times per chain",
         "largest over smallest curvature",
-        "draws with undone steps",
+        "draws with failed steps",
         "jump of the energy",
         "passes over the data",
     }
@@ -506,7 +506,7 @@ def test_the_verdict_of_runs_without_a_flag() -> None:
 @pytest.mark.parametrize(
     ("names", "cause"),
     [
-        (["R-hat", "draws with undone steps"], "steps failed and were undone"),
+        (["R-hat", "draws with failed steps"], "steps were not finite or not stable"),
         (["relative error of the sd", "bias of variances, both"], "the step is too large"),
         (["effective sample size, tail", "R-hat"], "the chains disagree"),
         (["effective sample size, tail", "configurational temperature, w"], "draws are biased"),
@@ -651,3 +651,18 @@ def test_jumps_of_the_energy_are_flagged_and_kinks_are_not(model):
     mcmc.run(random.key(0))
     check = next(c for c in diagnose(mcmc).checks if c.name == "jump of the energy")
     assert check.ok is (model is kinked)
+
+
+@pytest.mark.parametrize(("energy", "jump"), [("kink", 0.0), ("step", 1.0)])
+def test_a_line_is_cut_again_where_a_kink_is_steep(energy, jump):
+    def energies(z: dict) -> tuple:
+        x = z["x"]
+        if energy == "kink":
+            return 100 * np.abs(x), {"x": 100 * np.sign(x)}
+        return 1.0 * (x > 0), {"x": np.zeros_like(x)}
+
+    draws = {"x": np.random.default_rng(0).normal(size=200)}
+    found = gradients.energy_jumps(energies, draws, 15)
+    assert found is not None
+    # a kink in a cell of length d leaves 200 d / 8: up to 1.6 where the line is cut once
+    assert found.max() == pytest.approx(jump, abs=0.05)

@@ -381,7 +381,7 @@ def test_diagnostics_string() -> None:
     state = kernel.init(random.key(0), 0, None, (X, Y), {})
     assert kernel.get_diagnostics_str(state) == "1 steps of size 1.00e-03. acc. prob=1.00"
     state = state._replace(num_diverging=jnp.array(2), accept_prob=jnp.array(0.5))
-    assert kernel.get_diagnostics_str(state).endswith("acc. prob=0.50. 2 undone")
+    assert kernel.get_diagnostics_str(state).endswith("acc. prob=0.50. 2 failed")
 
 
 def test_extra_fields_and_num_steps() -> None:

@@ -134,9 +134,7 @@ def test_step_size_formula():
     )
     # 0.1 / (4 / 2 + 6 / (2 * 0.5))
     assert float(auto.step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
-    steps = auto.num_steps_from(
-        learned, learned.slowest, jnp.float32(0.01), warming=jnp.asarray(False)
-    )
+    steps = auto.num_steps_from(learned.slowest, jnp.float32(0.01))
     assert int(steps) == 100  # 0.5 / (0.01 * 0.5)
 
 

@@ -181,7 +181,7 @@ def test_facts_of_a_gaussian() -> None:
     )
     assert found[LENGTH].where == "of 20 steps each"
     assert found[LENGTH].value == pytest.approx(200 * steps / 20)
-    assert found["draws with undone steps"].where == "of 200 draws"
+    assert found["draws with failed steps"].where == "of 200 draws"
     assert found[CURVATURE].value == pytest.approx(1)
     assert found["configurational temperature"].threshold == "1, within 10%"
     assert "kinetic temperature" not in found
@@ -335,7 +335,7 @@ def test_undone_steps() -> None:
         warnings.simplefilter("ignore", SamplingWarning)
         undone = int(to_inference_data(mcmc).sample_stats["diverging"].sum())
     assert undone > 0
-    message = f"undone steps: {undone}, expected 0; of 50 draws: .* smaller step_size"
+    message = f"failed steps: {undone}, expected 0; of 50 draws: .* smaller step_size"
     assert re.search(message, warnings_of(to_inference_data, mcmc))
 
 
@@ -344,7 +344,7 @@ def test_undone_steps() -> None:
 
 def test_undone_steps_in_warmup_bind() -> None:
     where = checks_of(changed(plain(), shrink=jnp.asarray(0.25)))[BIAS].where
-    assert "undone steps in warm-up bind, they made the step size smaller by a factor of 4" in where
+    assert "failed steps in warm-up bind, they made the step size smaller by a factor of 4" in where
     assert "discretisation binds" not in where
 
 
@@ -464,7 +464,7 @@ def test_rejected_trajectories_are_not_called_undone() -> None:
     assert "That is exact, but chains hardly enter" in exact.advice
     assert "larger target_accept" in exact.advice
     assert "smaller step_size" in made_up(stats, target_accept=0.8)["divergences"].advice
-    assert "draws avoid" in made_up(stats)["draws with undone steps"].advice
+    assert "draws avoid" in made_up(stats)["draws with failed steps"].advice
 
 
 def test_advice_on_a_temperature_has_its_sign() -> None:

@@ -150,7 +150,7 @@ def rule_with_friction(
         rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
         bias=bias,
         num_steps=num_steps,
-        observe=auto.halve_if_undone,
+        observe=auto.halve_if_failed,
         noise=noise,
     )
 

@@ -95,17 +95,11 @@ def propose(
     return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)
 
 
-def num_steps(
-    adaptation: Adaptation,
-    rate: jax.Array,
-    step_size: jax.Array,
-    warming: jax.Array,
-    potential: Potential,
-) -> jax.Array:
+def num_steps(rate: jax.Array, step_size: jax.Array, potential: Potential) -> jax.Array:
     """A relaxation time; with minibatches several, which cost no more than the energy does."""
     if potential.steps_per_epoch == 1:
-        return momentum_num_steps(adaptation, rate, step_size, warming)
-    steps = num_steps_from(adaptation, rate, step_size, warming, draw_length=MINIBATCH_DRAW_LENGTH)
+        return momentum_num_steps(rate, step_size)
+    steps = num_steps_from(rate, step_size, draw_length=MINIBATCH_DRAW_LENGTH)
     return jnp.minimum(steps, -(-potential.steps_per_epoch // GRADIENT_COST))
 
 

@@ -132,7 +132,7 @@ def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, lege
 
 
 def plot_energy(idata: Any, *, ax: Any = None) -> Any:
-    """Trace of the energy U, a line a chain; draws with undone steps are marked.
+    """Trace of the energy U, a line a chain; draws with failed steps are marked.
 
     A trend says that warm-up was too short. The energy of a minibatch kernel is an estimate, and
     noisier than U itself.
@@ -156,7 +156,7 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
     undone = np.argwhere(stats.get("diverging", np.zeros(energy.shape, bool)))
     if len(undone):
         at, across = undone[:, 1], ax.get_xaxis_transform()
-        ax.plot(at, 0.03 + 0 * at, "|", color="tab:red", transform=across, label="undone steps")
+        ax.plot(at, 0.03 + 0 * at, "|", color="tab:red", transform=across, label="failed steps")
         ax.legend(fontsize="small", loc="upper right")
     ax.set(xlabel="draw", ylabel="energy U (nats)")
     return ax

@@ -71,7 +71,7 @@ def diagnose(
     - **length**: relaxation times 1 / (h lam_min) that a chain spans, at least 50; and the ratio of
       the largest to the smallest curvature in the second half of warm-up, at most 15 in the median
       chain: above it one step size does not fit all of the posterior.
-    - undone steps or divergences; acceptance, at least half of what was aimed at; clamped noise, at
+    - failed steps or divergences; acceptance, at least half of what was aimed at; clamped noise, at
       most 5%; of a guide's draws failed geodesics and the Pareto shape of weights; effort.
 
     Args:
@@ -176,7 +176,7 @@ def step_size_summary(mcmc: MCMC) -> str:
     and so are at hand at once: temperatures against tau; step size and steps a draw; the bias of
     variances against ``bias_tolerance``, h lam_H / 2 from discretisation plus h lam_C / (2 tau)
     from minibatch noise to first order in the worst direction, which of the two binds and what to
-    do; relaxation times 1 / (h lam_min) that the run spans; undone steps.
+    do; relaxation times 1 / (h lam_min) that the run spans; failed steps.
 
     Args:
         mcmc: a run MCMC whose kernel is one of this package's.

@@ -18,7 +18,7 @@ GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
 KINDS: dict[str, tuple[str, str]] = {
     "entries that are not finite": ("Mixing", "draws are not finite"),
     "failed geodesics": ("Step", "geodesics failed"),
-    "draws with undone steps": ("Step", "steps failed and were undone"),
+    "draws with failed steps": ("Step", "steps were not finite or not stable"),
     "divergences": ("Step", "trajectories diverged"),
     "acceptance rate": ("Step", "too many steps are rejected"),
     "jump of the energy": ("Bias", "the density jumps where gradients do not see it"),

@@ -116,7 +116,7 @@ def _what_binds(
     shrink = float(np.min(attrs.get("warmup_shrink", 1.0)))
     if attrs.get("step_size") == "auto" and shrink < 1:
         return (
-            "undone steps in warm-up bind, they made the step size smaller by a factor of "
+            "failed steps in warm-up bind, they made the step size smaller by a factor of "
             f"{digits(1 / shrink)}",
             "a model without such regions allows larger steps",
         )
@@ -199,7 +199,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         advice = "use a smaller step_size or a larger batch_size"
         yield at_most("clamped noise", attrs["clamped"], checks.LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
-        yield _undone(run)
+        yield _failed(run)
     if "acceptance_rate" in stats:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
@@ -213,8 +213,8 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         yield Check("passes over the data", passes, where="per chain, after warm-up")
 
 
-def _undone(run: RunRecord) -> Check:
-    """Draws with steps that were undone, or with trajectories that were rejected as hopeless."""
+def _failed(run: RunRecord) -> Check:
+    """Draws with steps that failed, or with trajectories that were rejected as hopeless."""
     diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
     where = f"of {diverging.size} draws"
     if not run.of_this_package:
@@ -230,9 +230,10 @@ def _undone(run: RunRecord) -> Check:
         return none_of("divergences", diverging.sum(), where, advice)
     smaller = "a smaller step_size"
     if automatic:
-        smaller = "a larger num_warmup (undone steps halve the step size), a smaller bias_tolerance"
+        smaller = "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
     advice = (
-        "steps after warm-up were not finite or unstable, and draws avoid the region where that "
-        f"happens. Use {smaller} or another parametrisation, or make the model finite there"
+        "steps after warm-up were not finite or not stable: draws avoid the region where that "
+        f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the "
+        "model finite there"
     )
-    return none_of("draws with undone steps", diverging.sum(), where, advice)
+    return none_of("draws with failed steps", diverging.sum(), where, advice)

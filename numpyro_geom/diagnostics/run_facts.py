@@ -33,7 +33,7 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         ``scale_condition``, of the scaled coordinates' covariance; largest eigenvalues of the
         minibatch noise ``noise_without_control_variate`` and with it, where that was chosen;
         ``curvature_ratio``, largest over smallest in the second half of warm-up;
-        ``warmup_shrink``, what undone steps in warm-up left of the step size;
+        ``warmup_shrink``, what failed steps in warm-up left of the step size;
         ``bias_discretisation`` and ``bias_noise``, relative errors of variances, with
         ``bias_terms``, their formulas; or ``bias_note``, why there are none.
     """

@@ -151,11 +151,11 @@ def sample_stats(mcmc: MCMC) -> Arrays:
         else:
             stats[RENAMED.get(field, field)] = x
     if isinstance(kernel, SGKernel) and not kernel.facts.trajectory and "diverging" in stats:
-        # an undone step is one that began where the draw before had ended
-        undone = stats["diverging"].astype(bool)
-        after = np.roll(undone, -1, 1)
+        # a step that fails may have begun where the draw before had ended
+        failed = stats["diverging"].astype(bool)
+        after = np.roll(failed, -1, 1)
         after[:, -1:] = False
-        stats["diverging"] = undone | after
+        stats["diverging"] = failed | after
     if isinstance(kernel, NUTS) and "n_steps" in stats:
         stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
     return stats
@@ -218,8 +218,8 @@ def _descriptions(kernel: Any) -> dict[str, str]:
     texts = {
         "energy": f"U in nats {of_step}, {source}",
         "lp": f"minus U in nats {of_step}, {source}",
-        "diverging": "a step of the draw, or of the next one, was not finite or unstable and was "
-        "undone: leave the draw out",
+        "diverging": "a step of the draw, or of the next one, was not finite or not stable: "
+        "leave the draw out",
         "grad_norm": f"Euclidean norm of grad U {of_step}, {source}",
         "configurational_temperature": f"{of_draw} of {temperature}is the temperature",
         "kinetic_temperature": f"r'M^-1 r / D of the momentum, a {of_draw}",

@@ -62,7 +62,7 @@ class BiasCurve(TextTable):
         step_size: h, the kernel's own.
         step_sizes: those that were run.
         num_steps: steps a draw at each of them.
-        undone: draws with undone steps at each of them.
+        undone: draws with failed steps at each of them.
         constant: scalars that are one and the same number in all runs, left out.
     """
 
@@ -171,7 +171,7 @@ class BiasCurve(TextTable):
         lines.append(f"steps a draw: {', '.join(map(str, self.num_steps))}")
         if any(self.undone):
             lines.append(
-                f"draws with undone steps: {', '.join(map(str, self.undone))}. They avoid part of "
+                f"draws with failed steps: {', '.join(map(str, self.undone))}. They avoid part of "
                 "the target, which no line in h describes: use smaller factors"
             )
         if self.constant:

@@ -31,6 +31,8 @@ class Scale(NamedTuple):
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', in the shape of ``root``.
         num_draws: draws in the window.
+        last: phi of the last draw, shape (D,).
+        changes: sum of squared changes of phi from draw to draw, shape (D,).
     """
 
     centre: jax.Array
@@ -39,6 +41,8 @@ class Scale(NamedTuple):
     total: jax.Array
     squares: jax.Array
     num_draws: jax.Array
+    last: jax.Array
+    changes: jax.Array
 
     @property
     def is_dense(self) -> bool:
@@ -74,7 +78,7 @@ def times(matrix: jax.Array, other: jax.Array) -> jax.Array:
 def scale_about(centre: jax.Array, root: jax.Array, inverse: jax.Array) -> Scale:
     """The coordinates with an empty window."""
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
-    return Scale(centre, root, inverse, zeros, jnp.zeros_like(root), count)
+    return Scale(centre, root, inverse, zeros, jnp.zeros_like(root), count, zeros, zeros)
 
 
 def with_scale(potential: Potential, scale: Scale) -> Potential:

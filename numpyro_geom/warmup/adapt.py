@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from .._util import lazy_cond, tree_where
-from ..algorithm import Algorithm, adapts
+from ..algorithm import Algorithm, Rule, adapts
 from ..settings import Settings
 from ..state import Chain, SGState
+from ..target.scale import Scale
 from ..target.target import Target
 from .anchor import add_draw, move_to_mean
 from .curvature import DENSE_LIMIT, measure
-from .scale import with_draw
+from .scale import emptied, likeness, with_draw
 from .step_size import Adaptation
 from .timetable import Due
 
@@ -23,6 +24,47 @@ PyTree = Any
 LEAST_SCALED = 0.5
 """Smallest curvature that counts where a covariance scales the coordinates. Variances are about 1
 there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
+FEWEST_DRAWS = 12
+"""Draws of a window from which their likeness counts."""
+LEAST_TIMES = 0.4
+"""Relaxation times that a draw should span for its likeness to the one before to count."""
+LEAST_ALIKE = 0.05
+"""Correlation of draws below which it does not tell how fast they lost it."""
+SLOW = 0.5
+"""A chain below this part of the expected rate takes longer draws."""
+MOST_AT_ONCE = 8.0
+"""How many times slower a chain is taken for after one window."""
+LEAST_FACTOR = 2.0**-8
+"""The smallest ``slower``."""
+
+
+def heeds_draws(settings: Settings, size: int) -> bool:
+    """Whether the slowest relaxation follows from draws, as that of a covariance by itself."""
+    return settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT
+
+
+def heed_draws(state: SGState, due: Due, rule: Rule) -> SGState:
+    """Make draws longer where those of a window are alike: the chain is slower than it should be.
+
+    In scaled coordinates the slowest relaxation is taken for that of the covariance. Where the
+    scale is wrong, or in a funnel, it is not; and draws that are too short never mend the scale.
+    After t relaxation times the correlation should be about exp(-t).
+    """
+    scale: Scale = state.scale
+    adaptation: Adaptation = state.adaptation
+    times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
+    # the rate over the expected one: by the estimate, and the most that chance leaves of it
+    found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
+    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_AT_ONCE, 1.0), 1.0)
+    factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no likeness is left
+    judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
+    slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
+    slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
+    slowest = adaptation.slowest * (slower / adaptation.slower)
+    scale = lazy_cond(judging & ~due.rescaling, emptied, scale)
+    return state._replace(
+        adaptation=adaptation._replace(slower=slower, slowest=slowest), scale=scale
+    )
 
 
 def before_draw(
@@ -100,9 +142,8 @@ def _adapt(
             settings.temperature,
         )
         size = sum(x.size for x in jax.tree.leaves(chain.position))
-        if settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT:
-            found = found._replace(slowest=jnp.maximum(found.slowest, LEAST_SCALED))
-        return found
+        least = LEAST_SCALED if heeds_draws(settings, size) else 0.0
+        return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
 
     adaptation = lazy_cond(
         due.measuring,
@@ -119,7 +160,7 @@ def _adapt(
     if settings.schedule is None:
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
-        steps = rule.num_steps(adaptation, rate, step_size, due.warming, seen)
+        steps = rule.num_steps(rate, step_size, seen)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,

@@ -62,7 +62,7 @@ def measure(
         temperature: tau.
 
     Returns:
-        The adaptation with new ``curvature``, ``slowest`` and ``noise``; those of ``adaptation``
+        The adaptation with new ``curvature``, ``flattest`` and ``noise``; those of ``adaptation``
         where a measurement is not finite.
     """
     flat, unravel = ravel_pytree(position)
@@ -127,7 +127,7 @@ def measure(
 
     def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
         """At the position, as far off as the target spreads (by curvature, and by U), at noise."""
-        largest, slowest, noise = found
+        largest, flattest, noise = found
         of_noise, off = k == 2, k == 1
         length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
         # no curvature at all says nothing of a length
@@ -138,7 +138,7 @@ def measure(
         least = jnp.minimum(jnp.abs(new.smallest), new.smallest_positive)
         return (
             jnp.where(higher, new.largest_magnitude, largest),
-            jnp.where(k == 0, least, slowest),
+            jnp.where(k == 0, least, flattest),
             jnp.where(of_noise, new.largest_magnitude, noise),
         )
 
@@ -146,22 +146,22 @@ def measure(
     looks = jnp.where(replacing, jnp.array([0, 1, 2]), jnp.array([0, 2, 2]))
     num_looks = jnp.where(replacing, 2, 1) + noisy
     zero = jnp.zeros((), flat.dtype)
-    curvature, slowest, noise = lax.fori_loop(
+    curvature, flattest, noise = lax.fori_loop(
         0, num_looks, lambda j, found: look(looks[j], found), (zero, zero, zero)
     )
-    slowest = jnp.where(jnp.isfinite(slowest) & (slowest > 0), slowest, curvature)
+    flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     if known_noise is not None:
         # at least half of the injected noise stays, so that it is rarely too little to take from
         diagonal = ravel_pytree(known_noise)[0]
         inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
         noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
     fresh = adaptation._replace(
-        curvature=curvature, curvature_low=curvature, slowest=slowest, noise=noise
+        curvature=curvature, curvature_low=curvature, flattest=flattest, noise=noise
     )
     extended = fresh._replace(
         curvature=jnp.maximum(curvature, adaptation.curvature),
         curvature_low=jnp.minimum(curvature, adaptation.curvature_low),
-        slowest=jnp.minimum(slowest, adaptation.slowest),
+        flattest=jnp.minimum(flattest, adaptation.flattest),
         noise=jnp.maximum(noise, adaptation.noise),
     )
     usable = jnp.isfinite(curvature) & jnp.isfinite(noise) & (curvature + noise > 0)

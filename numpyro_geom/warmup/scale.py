@@ -24,6 +24,9 @@ from .timetable import Due
 
 PyTree = Any
 
+STANDARD_ERRORS = 2.0
+"""Of a correlation, for what chance explains."""
+
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
     """The coordinates of ``inverse_mass_matrix``; without one those of I, about ``position``."""
@@ -142,7 +145,19 @@ def with_draw(state: SGState) -> Scale:
         total=scale.total + phi,
         squares=scale.squares + square,
         num_draws=scale.num_draws + 1,
+        last=phi,
+        changes=scale.changes + jnp.where(scale.num_draws > 0, (phi - scale.last) ** 2, 0.0),
     )
+
+
+def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
+    """Correlation of a window's successive draws: the largest, and the least by chance."""
+    count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
+    squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
+    tiny = jnp.finfo(count.dtype).tiny
+    variance = jnp.maximum(squares / count - (scale.total / count) ** 2, tiny)
+    found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
+    return jnp.max(found), jnp.max(found - STANDARD_ERRORS * jnp.sqrt((1 - found**2) / count))
 
 
 def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> SGState:
@@ -176,17 +191,17 @@ def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> 
             times(inverse, scale.inverse),
         )
         finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
-        # steps were undone in other coordinates
+        # steps failed in other coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
-        new = tree_where(finite, new, _emptied(scale))
+        new = tree_where(finite, new, emptied(scale))
         return rescaled(state, new, settings, num_data)
 
-    scale = lazy_cond(due.opening, _emptied, state.scale)
+    scale = lazy_cond(due.opening, emptied, state.scale)
     return lazy_cond(due.rescaling, renew, state._replace(scale=scale))
 
 
-def _emptied(scale: Scale) -> Scale:
+def emptied(scale: Scale) -> Scale:
     """The same coordinates with a window that has no draws."""
     return scale_about(scale.centre, scale.root, scale.inverse)
 

@@ -23,10 +23,6 @@ bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient t
 MOMENTUM_DRAW_LENGTH = 1.0
 """The same of kernels with a momentum. Half of the critical friction has 100% of them at 1, where
 draws are independent; exp(-t), at a friction that noise makes large, has 92%."""
-WARMUP_DRAWS = 100
-"""Warm-up spans at most this many draw lengths under ``num_steps="auto"``."""
-CHEAP_DRAW = 16
-"""Steps of a draw that a long warm-up does not shorten."""
 TARGET_ACCEPTANCE = 0.574
 
 
@@ -35,14 +31,16 @@ class Adaptation(NamedTuple):
 
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
-        shrink: factor on the step size, halved for each warm-up draw with an undone step (and
+        shrink: factor on the step size, halved for each warm-up draw with a failed step (and
             driven by the acceptance rate where steps are Metropolis-adjusted).
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
         curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
             fit the whole posterior.
-        slowest: lam_min, smallest one, or the smallest absolute one where the Hessian is
-            indefinite; likewise the smallest of the measurements.
+        flattest: smallest one, or the smallest absolute one where the Hessian is indefinite;
+            likewise the smallest of the measurements.
+        slower: how much slower draws have turned out to relax, a factor of at most 1.
+        slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
     """
 
@@ -50,6 +48,8 @@ class Adaptation(NamedTuple):
     shrink: jax.Array
     curvature: jax.Array
     curvature_low: jax.Array
+    flattest: jax.Array
+    slower: jax.Array
     slowest: jax.Array
     noise: jax.Array
 
@@ -62,6 +62,8 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
         shrink=one,
         curvature=one,
         curvature_low=one,
+        flattest=one,
+        slower=one,
         slowest=one,
         noise=jnp.zeros((), dtype),
     )
@@ -84,40 +86,32 @@ def step_size_from(
 
 
 def num_steps_from(
-    adaptation: Adaptation,
     rate: jax.Array,
     step_size: jax.Array,
-    warming: jax.Array,
     potential: Any = None,
     *,
     draw_length: float = DRAW_LENGTH,
 ) -> jax.Array:
-    """Steps a draw, so that it spans some relaxation times (fewer in a long warm-up).
+    """Steps per draw, so that it spans some relaxation times.
 
     Args:
-        adaptation: what warm-up has learned.
         rate: of relaxation in the slowest direction, per unit of step size.
         step_size: h.
-        warming: whether warm-up is under way.
         potential: not needed.
         draw_length: how many relaxation times.
     """
     wanted = draw_length / (step_size * rate)
-    share = jnp.minimum(1.0, WARMUP_DRAWS / jnp.maximum(adaptation.num_warmup, 1))
-    steps = jnp.clip(wanted, 1.0, MAX_NUM_STEPS)
-    shortened = jnp.maximum(steps * share, jnp.minimum(steps, CHEAP_DRAW))
-    steps = jnp.where(warming, shortened, steps)
-    return jnp.clip(jnp.ceil(steps), 1, MAX_NUM_STEPS).astype(jnp.int32)
+    return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
 
 
-def halve_if_undone(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Halve the step after a draw with undone steps."""
+def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Halve the step after a draw with failed steps."""
     factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
     return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
 
 
 def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Move the step towards the aimed acceptance rate, and halve it if steps were undone."""
+    """Move the step towards the aimed acceptance rate, and halve it if steps failed."""
     factor = jnp.where(state.diverging, 0.5, 1.0)
     gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
     factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))

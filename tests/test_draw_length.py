@@ -1,0 +1,116 @@
+"""Draws are as long as the chain needs: read off how alike successive draws of warm-up are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC
+
+from numpyro_geom import GGMC, SGHMC, to_inference_data
+from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.target.scale import scale_about
+from numpyro_geom.warmup.scale import likeness, with_draw
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.9])
+def test_likeness_of_an_autoregression(rho: float) -> None:
+    count, size = 4000, 5
+    rng = np.random.default_rng(0)
+    x = np.zeros((count, size))
+    x[0] = rng.normal(size=size)
+    for k in range(1, count):
+        x[k] = rho * x[k - 1] + (1 - rho**2) ** 0.5 * rng.normal(size=size)
+    unit = jnp.eye(size)
+    scale = scale_about(jnp.zeros(size), unit, unit)
+
+    def count_in(scale: Any, phi: jax.Array) -> tuple:
+        return with_draw(SimpleNamespace(scale=scale, expanded=phi)), None  # type: ignore
+
+    scale, _ = jax.lax.scan(count_in, scale, jnp.asarray(x, jnp.float32))
+    found, least = likeness(scale)
+    error = ((1 - rho**2) / count) ** 0.5
+    assert rho - 2 * error < float(found) < rho + 4 * error  # the largest of five
+    assert float(least) == pytest.approx(float(found) - 2 * error, abs=error)
+
+
+def narrow_ridge(y: np.ndarray) -> None:
+    """Products tau eta_j are known to a hundredth: tau moves only as far as all eta_j follow."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("groups", len(y)):
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(tau * eta, 0.01), obs=y)
+
+
+@pytest.mark.usefixtures("optimised")
+def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is() -> None:
+    y = 0.5 * np.random.default_rng(0).normal(size=30)
+    kernel = GGMC(narrow_ridge)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=500,
+        num_samples=500,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), y)
+    draws = np.log(mcmc.get_samples(group_by_chain=True)["tau"])
+    # exact: y_j is N(0, tau^2 + 0.01^2)
+    grid = np.linspace(-4, 2, 20001)
+    variance = 0.01**2 + np.exp(2 * grid)
+    log_density = grid - np.exp(2 * grid) / 2 - 15 * np.log(variance) - sum(y**2) / 2 / variance
+    weights = np.exp(log_density - log_density.max())
+    mean = np.average(grid, weights=weights)
+    sd = np.average((grid - mean) ** 2, weights=weights) ** 0.5
+    size = effective_sample_size(draws)
+    assert size > 300  # 66 with draws as long as the covariance suggests
+    assert abs(draws.mean() - mean) < 4 * sd / size**0.5
+    of_squares = effective_sample_size((draws - mean) ** 2)
+    assert abs(np.mean((draws - mean) ** 2) / sd**2 - 1) < 4 * (2 / of_squares) ** 0.5
+
+
+@pytest.mark.usefixtures("optimised")
+def test_draws_of_a_gaussian_are_no_longer_than_its_curvature_asks_for() -> None:
+    sd = jnp.asarray(np.geomspace(0.1, 10, 20), jnp.float32)
+    kernel = SGHMC(potential_fn=lambda z: jnp.sum((z / sd) ** 2) / 2)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=500,
+        num_samples=10,
+        num_chains=16,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params=jnp.zeros((16, 20)))
+    slower = np.asarray(mcmc.last_state.adaptation.slower)
+    assert np.mean(slower == 1) > 0.8
+    assert slower.min() > 0.2
+
+
+def test_draws_that_an_unstable_step_throws_out_are_marked() -> None:
+    """Beyond 2 the curvature is 21 and h^2 times it above 4: the kick there is 7 to 10 sd."""
+
+    def energy(z: jax.Array) -> jax.Array:
+        return 0.5 * z**2 + 10 * jnp.maximum(z - 2, 0) ** 2
+
+    kernel = SGHMC(potential_fn=energy, step_size=0.7, friction=0.5, num_steps=20)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=4000, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.zeros(()))
+    z = np.asarray(mcmc.get_samples())
+    with pytest.warns(SamplingWarning) as warned:
+        marked = to_inference_data(mcmc).sample_stats["diverging"].values[0]
+    assert any("draws with failed steps" in str(w.message) for w in warned)
+    out = np.flatnonzero(z < -4.5)  # 4,000 draws of the law have .01 there
+    first = out[np.diff(out, prepend=-10) > 1]
+    assert len(first) > 3
+    assert np.all(marked[first])
+    assert marked.mean() < 0.5
