@@ -137,6 +137,26 @@ def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iter
         raise
 
 
+@contextmanager
+def differentiated() -> Iterator[None]:
+    """Say what to do about a loop of the model that has no gradient.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work for" not in str(error):
+            raise
+        raise ValueError(
+            "the model has a `lax.while_loop`, or a `lax.fori_loop` with traced bounds, whose "
+            "gradient JAX cannot take: expected a fixed number of steps. Use `lax.scan`, or a "
+            "`fori_loop` with Python integers as bounds, or sample this model with "
+            "`NUTS(model, forward_mode_differentiation=True)`"
+        ) from error
+
+
 def _is_plain(x: Any) -> bool:
     """Whether it is a NumPy array of numbers without a mask."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)

@@ -27,7 +27,7 @@ from ._start import check_precision, check_start
 from ._util import is_traced
 from ._warning import warn_outside
 from .algorithm import Algorithm, Facts, Rule, adapts
-from .arguments import on_device
+from .arguments import differentiated, on_device
 from .bound import AllRows, Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
 from .rows.bad_rows import check_finite
@@ -155,6 +155,7 @@ class SGKernel(MCMCKernel):
             text += f". {int(state.num_diverging)} failed"
         return text
 
+    @differentiated()
     def init(
         self,
         rng_key: jax.Array,

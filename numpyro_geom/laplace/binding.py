@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
 from .._util import is_traced
-from ..arguments import on_device
+from ..arguments import differentiated, on_device
 from ..information.form import Flat, Structure
 from ..information.model import is_unit
 from ..rows.bad_rows import check_finite
@@ -65,7 +65,8 @@ class BoundGuide(AutoContinuous):
                 self.model, args, kwargs, self.settings.batch_size
             )
         try:
-            super()._setup_prototype(*args, **kwargs)
+            with differentiated():
+                super()._setup_prototype(*args, **kwargs)
         except ValueError:  # NumPyro's, without the name of an argument
             check_finite(self.model, args, kwargs)
             raise
