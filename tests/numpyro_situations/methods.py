@@ -20,6 +20,12 @@ from numpyro_geom._warning import SamplingWarning
 KEY = random.key(0)
 QUICK = {"step_size": 0.01, "num_steps": 1, "dense_mass": None, "control_variate": False}
 """Settings with which nothing is measured: a run takes a second, nearly all of it compiling."""
+STILL = 1e-20
+"""A step size with which a chain stays: noise of sd 1e-10, times 300 in the metric, is rounding."""
+ROUNDING = 1e-4
+"""How far draws may be apart that are the same but for rounding. Two programs round sums of a dozen
+terms differently, 1e-6 in a gradient, and ten steps of 0.01 at a curvature below 100 add up ten of
+these. Draws with another key are 0.1 apart."""
 SIGMAS = 5.0
 """Standard errors that a moment may be off: one in 1.7 million by chance."""
 BIAS = 0.1

@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from methods import KEY, Posterior, chains, same
+from methods import KEY, ROUNDING, STILL, Posterior, chains, same
 from numpyro.infer.util import initialize_model
 from numpyro.util import fori_collect
 from targets import count_compilations
@@ -48,7 +48,7 @@ def test_chain_methods(kernel: Any) -> None:
     assert np.ptp(found[0]["mu"], axis=0).min() > 0
     for other in found[1:]:
         for name, values in found[0].items():
-            np.testing.assert_allclose(other[name], values, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(other[name], values, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_more_chains_than_devices(kernel: Any) -> None:
@@ -65,11 +65,11 @@ def test_init_params(kernel: Any) -> None:
         start = {"mu": jnp.arange(2.0)[:num_chains], "sigma": jnp.zeros(num_chains)}
         given = {n: x[0] for n, x in start.items()} if num_chains == 1 else start
         settings = {"num_chains": num_chains, "chain_method": "sequential"}
-        mcmc = chains(kernel.quick(normal, step_size=1e-8), 0, 1, **settings)
+        mcmc = chains(kernel.quick(normal, step_size=STILL), 0, 1, **settings)
         mcmc.run(KEY, Y, init_params=given)
         draws = mcmc.get_samples(group_by_chain=True)
-        np.testing.assert_allclose(draws["mu"][:, 0], start["mu"], atol=1e-2)
-        np.testing.assert_allclose(draws["sigma"][:, 0], 1.0, atol=1e-2)
+        np.testing.assert_allclose(draws["mu"][:, 0], start["mu"], atol=ROUNDING)
+        np.testing.assert_allclose(draws["sigma"][:, 0], 1.0, atol=ROUNDING)
 
 
 def test_jit_model_args(kernel: Any) -> None:
@@ -278,7 +278,7 @@ def test_run_in_jit(kernel: Any) -> None:
 
     mcmc = chains(kernel.quick(normal), num_chains=2, chain_method="vectorized")
     mcmc.run(KEY, Y)
-    np.testing.assert_allclose(draws(KEY, Y)["mu"], mcmc.get_samples()["mu"], rtol=1e-4)
+    np.testing.assert_allclose(draws(KEY, Y)["mu"], mcmc.get_samples()["mu"], rtol=ROUNDING)
 
 
 def test_traced_step_size(kernel: Any) -> None:

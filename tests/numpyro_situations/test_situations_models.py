@@ -12,12 +12,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import lax
-from methods import LAPLACE, Posterior
+from methods import KEY, LAPLACE, Posterior, chains
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import TransformReparam
 from scipy import integrate, special
+
+from numpyro_geom import diagnose
 
 pytestmark = pytest.mark.numpyro_situations
 
@@ -75,19 +77,26 @@ def moving() -> None:
     numpyro.sample("obs_above", dist.Normal(above, 1).mask(False), obs=1.0)
 
 
+def logistic() -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1))
+    logits = numpyro.deterministic("logits", X @ w)
+    numpyro.sample("obs_logits", dist.Bernoulli(logits=logits), obs=LABELS)
+
+
+def to_lift() -> None:
+    c = numpyro.param("lifted", jnp.array(1.0), constraint=constraints.positive)
+    numpyro.sample("obs_lifted", dist.LogNormal(c, 1.0), obs=np.exp(Y))
+
+
 def conjugate() -> None:
-    for part in (heads, shares, improper, weighted, of_param, moving):
+    for part in (heads, shares, improper, weighted, of_param, moving, logistic, to_lift):
         part()
 
 
 @cache
-def of_conjugate(method: Any) -> Posterior:
-    return method.posterior(conjugate)
-
-
-def posterior(method: Any, part: Any) -> Posterior:
-    """Of all parts in one run; of the guide, whose weights suffer with every dimension, of one."""
-    return method.posterior(part) if method is LAPLACE else of_conjugate(method)
+def posterior(method: Any) -> Posterior:
+    """Of all parts in one run."""
+    return method.posterior(handlers.lift(conjugate, prior={"lifted": dist.Gamma(2.0, 2.0)}))
 
 
 def beta_moments(a: Any, b: Any) -> tuple[Any, Any]:
@@ -97,17 +106,17 @@ def beta_moments(a: Any, b: Any) -> tuple[Any, Any]:
 
 def test_beta_bernoulli(method: Any) -> None:
     """Beta prior of a vector, Bernoulli data without a plate: the conjugate posterior"""
-    posterior(method, heads).check("heads", *beta_moments([22.1, 10.1], [10.1, 22.1]))
+    posterior(method).check("heads", *beta_moments([22.1, 10.1], [10.1, 22.1]))
 
 
 def test_dirichlet_categorical(method: Any) -> None:
     """Dirichlet prior, categorical data: the conjugate posterior"""
-    posterior(method, shares).check("shares", *beta_moments([6, 31, 16], [47, 22, 37]))
+    posterior(method).check("shares", *beta_moments([6, 31, 16], [47, 22, 37]))
 
 
 def test_improper(method: Any) -> None:
     """Improper priors, by `.mask(False)` and `ImproperUniform`"""
-    found, n = posterior(method, improper), len(Y)
+    found, n = posterior(method), len(Y)
     scale = np.sqrt(((Y - Y.mean()) ** 2).sum() / (n * (n - 2)))
     found.check("mean", Y.mean(), scale * np.sqrt((n - 2) / (n - 4)))  # Student's t, n - 2
     assert (found.draws["sd"] > 0).all()
@@ -131,7 +140,7 @@ def test_binomial(method: Any) -> None:
 
 def test_mask_and_scale(method: Any) -> None:
     """`handlers.mask(mask=False)` and `handlers.scale` around an observation; `numpyro.factor`"""
-    found = posterior(method, weighted)
+    found = posterior(method)
     found.check("masked", 0.0, 1.0)
     found.check("scaled", 1.5, 0.5)
     found.check("factor", 0.5, np.sqrt(0.5))
@@ -140,25 +149,19 @@ def test_mask_and_scale(method: Any) -> None:
 def test_param(method: Any) -> None:
     """A `numpyro.param` keeps its value, and what depends on it has the law of it"""
     mean = np.exp(0.5 + 0.125)
-    posterior(method, of_param).check("of_param", mean, mean * np.sqrt(np.exp(0.25) - 1))
+    posterior(method).check("of_param", mean, mean * np.sqrt(np.exp(0.25) - 1))
 
 
 def test_dynamic_support(method: Any) -> None:
     """A support that depends on another site"""
-    found = posterior(method, moving)
+    found = posterior(method)
     found.check("above", 1.0, np.sqrt(1 / 6))
     assert (found.draws["above"] >= found.draws["low"]).all()
 
 
-def logistic(labels: Any) -> None:
-    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1))
-    logits = numpyro.deterministic("logits", X @ w)
-    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=labels)
-
-
 def test_logistic_regression(method: Any) -> None:
     """Logistic regression, data closed over, a deterministic site of all rows: quadrature's law"""
-    found = method.posterior(logistic, LABELS)
+    found = posterior(method)
     assert found.draws["logits"].shape[2:] == (60,)
     grid = np.stack(np.meshgrid(*2 * [np.linspace(-2, 3, 301)], indexing="ij"), -1)
     logits = grid @ X.T
@@ -169,23 +172,17 @@ def test_logistic_regression(method: Any) -> None:
     found.check("w", mean, np.sqrt(variance))
 
 
-def lifted(y: Any) -> None:
-    c = numpyro.param("c", jnp.array(1.0), constraint=constraints.positive)
-    numpyro.sample("y", dist.LogNormal(c, 1.0), obs=y)
-
-
 def test_lift(method: Any) -> None:
     """`handlers.lift` makes a param a latent site"""
-    model = handlers.lift(lifted, prior={"c": dist.Gamma(2.0, 2.0)})
-    found = method.posterior(model, np.exp(Y))
 
     def moment(k: int) -> float:
-        return integrate.quad(lambda c: c**k * c * np.exp(-2 * c - ((Y - c) ** 2).sum() / 2), 0, 5)[
-            0
-        ]
+        def weighted_power(c: float) -> float:
+            return c**k * c * np.exp(-2 * c - ((Y - c) ** 2).sum() / 2)
+
+        return integrate.quad(weighted_power, 0, 5)[0]
 
     mean = moment(1) / moment(0)
-    found.check("c", mean, np.sqrt(moment(2) / moment(0) - mean**2))
+    posterior(method).check("lifted", mean, np.sqrt(moment(2) / moment(0) - mean**2))
 
 
 # --- the rest: a few draws with the right sites, shapes and supports
@@ -217,15 +214,27 @@ def test_dictionary(method: Any) -> None:
     assert set(method.draws(dictionary, {"x": Y + 1, "y": Y})) == {"w", "sigma"}
 
 
-@pytest.mark.parametrize("shape", [(), (4,)], ids=str)
-def test_trivial_dirichlet(method: Any, shape: tuple) -> None:
-    """A simplex of one entry, whose unconstrained position has size zero"""
+def trivial() -> None:
+    x = numpyro.sample("x", dist.Dirichlet(jnp.ones(1)).expand((4,)))
+    numpyro.sample("y", dist.Normal(x, 1), obs=2.0)
 
-    def model() -> None:
-        x = numpyro.sample("x", dist.Dirichlet(jnp.ones(1)).expand(shape))
-        numpyro.sample("y", dist.Normal(x, 1), obs=2.0)
 
-    np.testing.assert_array_equal(method.draws(model)["x"][0], np.ones((*shape, 1)))
+def test_trivial_dirichlet(method: Any, refuses: Any) -> None:
+    """A simplex of one entry as the only site: nothing is free"""
+    with refuses(ValueError, "Predictive"):
+        method.draws(trivial)
+
+
+def with_trivial() -> None:
+    trivial()
+    numpyro.sample("free", dist.Normal(0, 1))
+
+
+def test_trivial_among_others(method: Any) -> None:
+    """A simplex of one entry, whose unconstrained position has size zero, beside a free site"""
+    draws = method.draws(with_trivial)
+    np.testing.assert_array_equal(draws["x"], np.ones((5, 4, 1)))
+    assert len(np.unique(draws["free"])) > 1
 
 
 def zero_sized() -> None:
@@ -298,11 +307,21 @@ def test_enumerated(method: Any, refuses: Any) -> None:
         method.draws(model)
 
 
-def change_point(counts: Any) -> None:
-    rates = numpyro.sample("rates", dist.Exponential(0.1).expand([2]).to_event(1))
-    tau = numpyro.sample("tau", dist.Uniform(0, 1))
-    rate = jnp.where(jnp.arange(len(counts)) < tau * len(counts), rates[0], rates[1])
-    numpyro.sample("obs", dist.Poisson(rate), obs=counts)
+def change_point() -> None:
+    day = jnp.arange(20)
+    tau = numpyro.sample("tau", dist.Uniform(0, 20))
+    rates = numpyro.sample("rates", dist.Exponential(0.05).expand([2]).to_event(1))
+    counts = jnp.where(day < 10, 10.0, 20.0)
+    numpyro.sample("obs", dist.Poisson(jnp.where(tau < day, rates[1], rates[0])), obs=counts)
+
+
+def test_change_point(kernel: Any) -> None:
+    """A time that the likelihood compares with days: `diagnose` flags the jumps of the energy"""
+    mcmc = chains(kernel.quick(change_point), 100, 400)
+    mcmc.run(KEY)
+    check = next(c for c in diagnose(mcmc).checks if c.name == "jump of the energy")
+    assert check.ok is False
+    assert "sigmoid" in check.advice
 
 
 def while_loop() -> None:
@@ -311,10 +330,23 @@ def while_loop() -> None:
     numpyro.sample("obs", dist.Normal(y, 1), obs=10.5)
 
 
-def test_while_loop(method: Any, refuses: Any) -> None:
-    """A `while_loop`, which NUTS takes with `forward_mode_differentiation=True`"""
-    with refuses(ValueError, "lax.scan"):
-        method.draws(while_loop)
+def fori_loop(y: Any, length: Any = None) -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    length = jnp.sum(y > 0) if length is None else length
+    x = lax.fori_loop(0, length, lambda _, x: x / 2, x)
+    numpyro.sample("obs", dist.Normal(x, 1), obs=y)
+
+
+def test_dynamic_loops(method: Any, refuses: Any) -> None:
+    """A `while_loop`, and a `fori_loop` whose length is computed"""
+    for model, args in ((while_loop, ()), (fori_loop, (Y,))):
+        with refuses(ValueError, "forward_mode_differentiation"):
+            method.draws(model, *args)
+
+
+def test_fixed_loop(method: Any) -> None:
+    """A `fori_loop` whose length is a Python number"""
+    assert np.isfinite(method.draws(fori_loop, Y, 3)["x"]).all()
 
 
 def series(y: Any) -> None:
