@@ -14,7 +14,9 @@ import numpyro.distributions as dist
 import pytest
 from methods import KEY, LAPLACE, ROUNDING, STILL, chains
 from numpyro.infer import (
+    SVI,
     Predictive,
+    Trace_ELBO,
     init_to_feasible,
     init_to_mean,
     init_to_median,
@@ -77,8 +79,9 @@ def test_init_strategy(method: Any, strategy: str) -> None:
     """Start: `{strategy}`"""
     chosen, alpha = STRATEGIES[strategy]
     if method is LAPLACE:
-        made = method(line, init_loc_fn=chosen)
-        params = made.fit(KEY, X, y=Y, num_starts=1, max_steps=0)
+        made = method(line, metric="euclidean", init_loc_fn=chosen)
+        svi = SVI(line, made, numpyro.optim.Adam(0.1), Trace_ELBO())
+        params = svi.get_params(svi.init(KEY, X, y=Y))
         start = made._unpack_and_constrain(params["auto_loc"], params)
     else:
         made = method.quick(line, init_strategy=chosen)
