@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import lax
-from methods import KEY, Posterior, chains
+from methods import KEY, LAPLACE, Posterior, chains
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
 from numpyro.distributions import constraints
