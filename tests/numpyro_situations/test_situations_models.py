@@ -291,6 +291,14 @@ def test_condition(method: Any) -> None:
         assert set(draws) == sites
 
 
+def test_default_metric(guide: Any) -> None:
+    """The guide's default metric: a hierarchy, nested plates, and missing rows"""
+    bits, missing = np.stack([HEADS, 1 - HEADS], -1), jnp.where(GROUPS == 1, jnp.nan, Y)
+    for model, args in ((schools, ()), (plates, (bits,)), (partly_observed, (missing,))):
+        for values in guide.draws(model, *args, settings={}).values():
+            assert np.isfinite(values).all()
+
+
 def discrete() -> None:
     k = numpyro.sample("k", dist.Bernoulli(0.5))
     mu = numpyro.sample("mu", dist.Normal(k, 1))
@@ -543,8 +551,9 @@ def test_unidentified(method: Any, refuses: Any) -> None:
     """Improper priors, and a direction that the data say nothing of"""
     if method is LAPLACE:  # its Fisher metric is singular there
         with refuses(RuntimeError, "metric='euclidean'"):
-            method.draws(unidentified)
-        assert np.isfinite(method.draws(unidentified, metric="euclidean")["x"]).all()
+            method.draws(unidentified, settings={})
+        plain = {"metric": "euclidean"}
+        assert np.isfinite(method.draws(unidentified, settings=plain)["x"]).all()
     else:
         assert np.isfinite(method.draws(unidentified)["x"]).all()
 

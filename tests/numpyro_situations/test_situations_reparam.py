@@ -74,8 +74,9 @@ def every_support() -> None:
 
 @cache
 def of_every_support(method: Any) -> dict:
-    # the Fisher metric of 60 dimensions compiles for minutes, and supports are those of any metric
-    return method.draws(every_support, **{"metric": "euclidean"} if method is LAPLACE else {})
+    # the Fisher information of 60 dimensions compiles for minutes, and supports need none
+    plain = {"settings": {"metric": "euclidean"}} if method is LAPLACE else {}
+    return method.draws(every_support, **plain)
 
 
 @pytest.mark.filterwarnings("ignore:Continuous inference poorly handles circular")
