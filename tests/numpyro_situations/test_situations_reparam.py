@@ -113,22 +113,28 @@ LAWS = {"Student's t": (1.0, 2 * np.sqrt(8 / 6)), "explicit": (1.0, 0.5)}
 LAWS |= {"Haar": (0.0, 1.0), "cosine": (0.0, 1.0)}
 
 
-def reparametrised() -> None:
+def reparametrised(names: tuple[str, ...]) -> None:
     loc = numpyro.sample("loc", dist.Normal(0, 1))
     numpyro.sample("obs", dist.Normal(loc, 1), obs=1.0)
-    for name in REPARAMS:
+    for name in names:
         numpyro.sample(name, PRIORS.get(name, dist.Normal(1.0, 2.0)))
 
 
 @cache
-def of_reparametrised(method: Any) -> Posterior:
-    return method.posterior(handlers.reparam(reparametrised, config=REPARAMS))
+def of_reparametrised(method: Any, *names: str, **settings: Any) -> Posterior:
+    return method.posterior(handlers.reparam(reparametrised, config=REPARAMS), names, **settings)
 
 
 @pytest.mark.parametrize("reparam", REPARAMS)
 def test_reparam(method: Any, reparam: str) -> None:
     """Reparametrisation: {reparam}"""
-    of_reparametrised(method).check(reparam, *LAWS.get(reparam, (1.0, 2.0)))
+    names, settings = tuple(REPARAMS), {}
+    if method is LAPLACE:  # XLA's FFT on CPUs cannot be in a Hessian, which straight draws take
+        apart = reparam == "cosine"
+        names = ("cosine",) if apart else tuple(n for n in REPARAMS if n != "cosine")
+        settings = {"metric": "fisher"} if apart else {}
+    found = of_reparametrised(method, *names, **settings)
+    found.check(reparam, *LAWS.get(reparam, (1.0, 2.0)))
 
 
 def circular(concentration: Any) -> None:
