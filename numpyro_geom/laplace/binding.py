@@ -58,6 +58,7 @@ class BoundGuide(AutoContinuous):
         learned = self._learned | {"structure": Structure()}
         return super().__getstate__() | {"_programs": {}, "_learned": learned}
 
+    @differentiated()
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         args, kwargs = on_device(args, kwargs)  # traced row indices cannot index a NumPy array
         with handlers.block():
@@ -65,8 +66,7 @@ class BoundGuide(AutoContinuous):
                 self.model, args, kwargs, self.settings.batch_size
             )
         try:
-            with differentiated():
-                super()._setup_prototype(*args, **kwargs)
+            super()._setup_prototype(*args, **kwargs)
         except ValueError:  # NumPyro's, without the name of an argument
             check_finite(self.model, args, kwargs)
             raise
@@ -76,7 +76,8 @@ class BoundGuide(AutoContinuous):
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             return
-        self._data = Data.of(self.model, args, kwargs)
+        with handlers.block():
+            self._data = Data.of(self.model, args, kwargs)
         with handlers.block(), jax.ensure_compile_time_eval():
             posterior = learn(self.settings, self._posterior({}, args, kwargs), self._init_latent)
         names = ("structure", "diagonal_prior")
@@ -226,6 +227,7 @@ class BoundGuide(AutoContinuous):
         parts = [jnp.ravel(jnp.asarray(values[n], v.dtype)) for n, v in position.items()]
         return jnp.concatenate(parts)
 
+    @differentiated()
     def _run(self, fn: Callable, data: Data, params: dict, *inputs: Any, **static: Any) -> Any:
         """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
         learned, chosen = tuple(self._learned.items()), tuple(static.items())

@@ -133,7 +133,12 @@ class SubsamplePlates(Messenger):
         """Substitute plate indices; give models that ask for a key a fixed one."""
         if msg["type"] == "plate":
             size, subsample_size = msg["args"]
-            self.declared[msg["name"]] = (size, subsample_size)
+            before = self.declared.setdefault(msg["name"], (size, subsample_size))[0]
+            if before != size:
+                raise ValueError(
+                    f"plate {msg['name']!r} has {before} rows in one place of the model and {size} "
+                    "in another: expected one size. Give the plates different names"
+                )
             expected = self.sizes.get(msg["name"], size)
             if expected != size:
                 raise ValueError(

@@ -67,11 +67,11 @@ def cell(request: pytest.FixtureRequest, record_property: Callable) -> None:
 
 
 @pytest.fixture
-def refuses(record_property: Callable) -> Callable[[type, str], AbstractContextManager]:
+def refuses(record_property: Callable) -> Callable[[Any, str], AbstractContextManager]:
     """``with refuses(error, remedy):`` the block raises that error, whose text has the remedy."""
 
     @contextmanager
-    def refuses(error: type[Exception], remedy: str) -> Iterator[None]:
+    def refuses(error: Any, remedy: str) -> Iterator[None]:
         with pytest.raises(error, match=remedy) as found:
             yield
         record_property("refused", str(found.value))

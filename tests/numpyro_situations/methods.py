@@ -59,7 +59,7 @@ class Kernel(NamedTuple):
     def posterior(self, model: Callable, *args: Any, **kwargs: Any) -> Posterior:
         """Draws with the default settings, enough to see their law."""
         settings = {"num_chains": 4, "chain_method": "vectorized"}
-        mcmc = chains(self(model), num_warmup=500, num_samples=500, **settings)
+        mcmc = chains(self(model), num_warmup=300, num_samples=300, **settings)
         mcmc.run(KEY, *args, **kwargs)
         return Posterior(mcmc.get_samples(group_by_chain=True))
 

@@ -53,6 +53,8 @@ def test_update(guide: Any) -> None:
     state = jax.lax.fori_loop(0, 50, lambda _, s: svi.update(s, DATA)[0], state)
     assert svi.evaluate(state, DATA) < first
     assert set(svi.get_params(state)) == {"auto_loc"}
+    svi = SVI(bernoulli, guide(bernoulli), numpyro.optim.Adam(0.01), Trace_ELBO())
+    assert set(svi.get_params(svi.init(KEY, np.asarray(DATA)))) == {"auto_loc"}
 
 
 def test_quantiles(guide: Any) -> None:

@@ -24,6 +24,7 @@ from numpyro_geom import diagnose
 pytestmark = pytest.mark.numpyro_situations
 
 Y = np.linspace(-1.0, 2.0, 12).astype(np.float32)
+ROWS = np.linspace(-1.0, 2.0, 60).astype(np.float32)
 GROUPS = np.arange(12) % 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 2)).astype(np.float32)
@@ -51,7 +52,7 @@ def shares() -> None:
 def improper() -> None:
     mean = numpyro.sample("mean", dist.Normal(0, 1).mask(False))
     sd = numpyro.sample("sd", dist.ImproperUniform(constraints.positive, (), ()))
-    numpyro.sample("obs_sd", dist.Normal(mean, sd), obs=jnp.asarray(Y))
+    numpyro.sample("obs_sd", dist.Normal(mean, sd), obs=ROWS)
 
 
 def weighted() -> None:
@@ -117,9 +118,9 @@ def test_dirichlet_categorical(method: Any) -> None:
 
 def test_improper(method: Any) -> None:
     """Improper priors, by `.mask(False)` and `ImproperUniform`"""
-    found, n = posterior(method), len(Y)
-    scale = np.sqrt(((Y - Y.mean()) ** 2).sum() / (n * (n - 2)))
-    found.check("mean", Y.mean(), scale * np.sqrt((n - 2) / (n - 4)))  # Student's t, n - 2
+    found, n = posterior(method), len(ROWS)
+    scale = np.sqrt(((ROWS - ROWS.mean()) ** 2).sum() / (n * (n - 2)))
+    found.check("mean", ROWS.mean(), scale * np.sqrt((n - 2) / (n - 4)))  # Student's t, n - 2
     assert (found.draws["sd"] > 0).all()
 
 
@@ -191,6 +192,11 @@ def test_lift(method: Any) -> None:
 # --- the rest: a few draws with the right sites, shapes and supports
 
 
+def defaults(method: Any) -> dict:
+    """The guide's own settings, where a scale of 0 would be the Euclidean mode."""
+    return {"settings": {}} if method is LAPLACE else {}
+
+
 def schools() -> None:
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
@@ -224,7 +230,8 @@ def trivial() -> None:
 
 def test_trivial_dirichlet(method: Any, refuses: Any) -> None:
     """A simplex of one entry as the only site: nothing is free"""
-    with refuses(ValueError, "Predictive"):
+    # of the guide NumPyro says it, before this package
+    with refuses((ValueError, RuntimeError), "Predictive|empty guide"):
         method.draws(trivial)
 
 
@@ -251,7 +258,7 @@ def zero_sized() -> None:
 
 def test_zero_sized(method: Any) -> None:
     """A latent site of size zero among others"""
-    draws = method.draws(zero_sized)
+    draws = method.draws(zero_sized, **defaults(method))
     assert draws["scores"].shape[1:] == (0, 12)
     assert np.isfinite(draws["theta"]).all()
 
@@ -292,9 +299,9 @@ def test_condition(method: Any) -> None:
 
 
 def test_default_metric(guide: Any) -> None:
-    """The guide's default metric: a hierarchy, nested plates, and missing rows"""
-    bits, missing = np.stack([HEADS, 1 - HEADS], -1), jnp.where(GROUPS == 1, jnp.nan, Y)
-    for model, args in ((schools, ()), (plates, (bits,)), (partly_observed, (missing,))):
+    """The guide's default metric: hierarchies and nested plates"""
+    bits = np.stack([HEADS, 1 - HEADS], -1)
+    for model, args in ((schools, ()), (plates, (bits,)), (zero_sized, ())):
         for values in guide.draws(model, *args, settings={}).values():
             assert np.isfinite(values).all()
 
@@ -375,7 +382,7 @@ def series(y: Any) -> None:
 
 def test_scan(method: Any) -> None:
     """Latent sites inside of `scan`"""
-    draws = method.draws(series, Y)
+    draws = method.draws(series, Y, **defaults(method))
     assert draws["x"].shape[1:] == (12,)
     np.testing.assert_allclose(draws["last"], draws["x"][:, -1], rtol=1e-5)
 
@@ -509,9 +516,9 @@ def inconsistent() -> None:
         numpyro.sample("y", dist.Normal(0, 1))
 
 
-def test_inconsistent_plates(method: Any) -> None:
-    """Two plates of one name and different sizes: NumPyro's error"""
-    with pytest.raises(AssertionError, match="inconsistent dim or size"):
+def test_inconsistent_plates(method: Any, refuses: Any) -> None:
+    """Two plates of one name and different sizes"""
+    with refuses(ValueError, "different names"):
         method.draws(inconsistent)
 
 
@@ -521,9 +528,15 @@ def partly_observed(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mu, 1), obs=jnp.nan_to_num(y), obs_mask=~jnp.isnan(y))
 
 
-def test_obs_mask(method: Any) -> None:
+def test_obs_mask(method: Any, refuses: Any) -> None:
     """Missing rows by `obs_mask` become latent sites"""
-    draws = method.draws(partly_observed, jnp.where(GROUPS == 1, jnp.nan, Y))
+    data, settings = jnp.where(GROUPS == 1, jnp.nan, Y), {}
+    if method is LAPLACE:  # the latent values of rows that are not missing have no density
+        plain = {"metric": "euclidean"}
+        with refuses(ValueError, "damping"):
+            method.draws(partly_observed, data, settings=plain)
+        settings = {"settings": {**plain, "damping": 1.0}}
+    draws = method.draws(partly_observed, data, **settings)
     assert draws["y_unobserved"].shape[1:] == (12,)
 
 
@@ -550,9 +563,9 @@ def unidentified() -> None:
 def test_unidentified(method: Any, refuses: Any) -> None:
     """Improper priors, and a direction that the data say nothing of"""
     if method is LAPLACE:  # its Fisher metric is singular there
-        with refuses(RuntimeError, "metric='euclidean'"):
+        with refuses(RuntimeError, "mode='euclidean'"):
             method.draws(unidentified, settings={})
-        plain = {"metric": "euclidean"}
+        plain = {"metric": "euclidean", "mode": "euclidean"}
         assert np.isfinite(method.draws(unidentified, settings=plain)["x"]).all()
     else:
         assert np.isfinite(method.draws(unidentified)["x"]).all()
@@ -569,5 +582,5 @@ def transformed(y: Any) -> None:
 
 def test_transformed(method: Any) -> None:
     """A reparametrised site whose transform depends on another site, its base improper"""
-    draws = method.draws(transformed, Y)
+    draws = method.draws(transformed, Y, **defaults(method))
     np.testing.assert_allclose(draws["loc"], draws["alpha"] * draws["loc_base"], rtol=1e-5)

@@ -37,8 +37,8 @@ from numpyro.infer.util import (
 pytestmark = pytest.mark.numpyro_situations
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=12).astype(np.float32)
-Y = (1.5 + 0.7 * X).astype(np.float32)
+X = jnp.asarray(RNG.normal(size=12), jnp.float32)
+Y = 1.5 + 0.7 * X + 0.5 * jnp.asarray(RNG.normal(size=12), jnp.float32)
 
 
 def line(x: Any, y: Any = None) -> None:
