@@ -50,9 +50,11 @@ class Kernel(NamedTuple):
         """The kernel with `QUICK` settings."""
         return self.create(model, **{**QUICK, **settings})
 
-    def draws(self, model: Callable, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+    def draws(
+        self, model: Callable, *args: Any, settings: dict | None = None, **kwargs: Any
+    ) -> dict[str, jax.Array]:
         """A few draws."""
-        mcmc = chains(self.quick(model))
+        mcmc = chains(self.quick(model, **settings or {}))
         mcmc.run(KEY, *args, **kwargs)
         return mcmc.get_samples()
 
