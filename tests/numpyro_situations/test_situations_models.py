@@ -582,5 +582,7 @@ def transformed(y: Any) -> None:
 
 def test_transformed(method: Any) -> None:
     """A reparametrised site whose transform depends on another site, its base improper"""
-    draws = method.draws(transformed, Y, **defaults(method))
+    # the Fisher information has no part of an improper base
+    settings = {"metric": "euclidean"} if method is LAPLACE else {}
+    draws = method.draws(transformed, Y, settings=settings)
     np.testing.assert_allclose(draws["loc"], draws["alpha"] * draws["loc_base"], rtol=1e-5)
