@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -18,8 +19,9 @@ def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> Non
 
 def _outside() -> int:
     """Stack level of the first caller outside this package, seen from `warn_outside`."""
-    package = os.path.dirname(os.path.abspath(__file__))
+    # decorators made of context managers put a frame of contextlib in between
+    inside = os.path.dirname(os.path.abspath(__file__)), os.path.abspath(contextlib.__file__)
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
     return level
