@@ -38,8 +38,8 @@ that is barely unstable never doubles them."""
 
 CALM, KICK = 1.0, 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
-its steps, throws the chain out: the draw is marked. The step stands, since the chain can come
-back."""
+its steps, throws the chain out: the draw is marked, unless the chain has just started. The step
+stands, since the chain can come back."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -261,7 +261,7 @@ def repeat(
             kicked = jnp.zeros((), bool)
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
-                kicked = (state.drift_ratio < CALM) & (ratio > KICK)
+                kicked = calm & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
@@ -276,14 +276,18 @@ def repeat(
             return chain, trusted, control, t + 1, facts, old_ratio, failed, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
+        # the first step that moves may be long: a chain can start far out
+        first = (state.i == 1) & adapting
+        ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
+        arrived = state.i > state.adaptation.num_warmup // 16
+        calm = arrived & (ratio_before < CALM)
         carry = (
             start,
             state.trusted,
             state.control,
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
-            # the first step that moves may be long: a chain can start far out
-            jnp.where((state.i == 1) & adapting, jnp.inf, state.drift_ratio).astype(dtype),
+            ratio_before,
             jnp.zeros((), jnp.int32),
             jnp.zeros(2 + num_virials, dtype),
         )
