@@ -38,8 +38,8 @@ that is barely unstable never doubles them."""
 
 CALM, KICK = 1.0, 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
-its steps, throws the chain out: the draw is marked, unless the chain has just started. The step
-stands, since the chain can come back."""
+its steps, throws a chain with a momentum out: the draw is marked, unless the chain has just
+started. The step stands, since the chain can come back."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -280,7 +280,7 @@ def repeat(
         first = (state.i == 1) & adapting
         ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
         arrived = state.i > state.adaptation.num_warmup // 16
-        calm = arrived & (ratio_before < CALM)
+        calm = facts.momentum & arrived & (ratio_before < CALM)
         carry = (
             start,
             state.trusted,
