@@ -128,4 +128,5 @@ def _cell(found: set[str], errors: dict[str, int]) -> str:
     if not refused:
         return "holds"
     first = [error.replace("\n", " ").replace("|", "\\|").split(". ")[0] for error in refused]
+    first = [error.split(", got")[0] for error in first]  # figures differ between machines
     return "*refused* " + ", ".join(str(errors.setdefault(e, len(errors) + 1)) for e in first)

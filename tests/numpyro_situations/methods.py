@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -80,7 +81,10 @@ class Laplace(NamedTuple):
     ) -> dict[str, jax.Array]:
         """A few draws."""
         guide = self(model, **settings)
-        params = guide.fit(KEY, *args, num_starts=1, **kwargs)
+        with warnings.catch_warnings():
+            # a few draws do not ask how good the mode of a made-up model is
+            warnings.filterwarnings("ignore", "draws from this mode are probably biased")
+            params = guide.fit(KEY, *args, num_starts=1, **kwargs)
         return guide.sample_posterior(KEY, params, sample_shape=(5,))
 
     def posterior(
