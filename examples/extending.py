@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_geom import SGKernel
-from numpyro_geom.algorithm import Algorithm, Facts, langevin_rule, repeat
+from numpyro_geom.algorithm import Algorithm, Facts, langevin_rule
+from numpyro_geom.repeat import repeat
 from numpyro_geom.state import Chain, StepReport
 
 

@@ -1,10 +1,9 @@
-"""Algorithm: what a sampler is, as a value of pure functions; and the loop that repeats a step.
+"""Algorithm: what a sampler is, as a value of pure functions.
 
 An algorithm says how its own state starts, how a draw is made, how step size and number of steps
 follow from what warm-up measured, and a few facts. A kernel is `Settings` plus an algorithm.
-`repeat` makes a draw of a pure step: it holds the loop, the guard and the means over a draw, once
-for all. Whoever has something other than a step to repeat (a trajectory with its acceptance test)
-writes a draw.
+`numpyro_geom.repeat.repeat` makes a draw of a pure step. Whoever has something other than a step to
+repeat (a trajectory with its acceptance test) writes a draw.
 """
 
 from __future__ import annotations
@@ -13,33 +12,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import random
 
-from ._programs import compiled
-from ._util import all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
-from .rows.loop import loop_over_batches
+from ._util import tree_scale
 from .settings import Settings
-from .state import Chain, SGState, StepReport, is_by_site, virials
-from .target.control_variate import refresh
+from .state import Chain, SGState, StepReport
 from .target.potential import Potential
-from .target.target import Target
 from .warmup import step_size as auto
 from .warmup.step_size import Adaptation
 
 PyTree = Any
-
-UNSTABLE_DRIFT = 100.0
-"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
-step before, marks an unstable integrator: a stationary chain has about the bias tolerance."""
-FARTHEST_DRIFT = 1000.0
-"""Beyond this one drifts may only get shorter, as those of a chain that starts far out do. A step
-that is barely unstable never doubles them."""
-
-CALM, KICK = 1.0, 10.0
-"""A drift that is shorter than the noise when a draw starts, and this many times longer in one of
-its steps, throws a chain with a momentum out: the draw is marked, unless the chain has just
-started. The step stands, since the chain can come back."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
@@ -196,141 +177,3 @@ def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
         )
 
     return learn
-
-
-def repeat(
-    step: Step,
-    settings: Settings,
-    facts: Facts,
-    *,
-    at_rest: Callable[[PyTree], PyTree] = lambda dynamics: dynamics,
-) -> Draw:
-    """A draw of several steps; a step that cannot be is undone.
-
-    Args:
-        step: the pure step.
-        settings: step size, number of steps, temperature and anchor interval are taken from it.
-        facts: of the algorithm.
-        at_rest: ``dynamics -> dynamics``, what it carries after a step that had to be undone.
-    """
-    schedule, given_num_steps = settings.schedule, settings.given_num_steps
-    adapting = adapts(settings, facts)
-    watches_drift = settings.temperature > 0 and not facts.adjusted
-
-    def draw(
-        rng_key: jax.Array,
-        target: Target,
-        state: SGState,
-        moving: jax.Array | bool,
-        learning: jax.Array,
-    ) -> SGState:
-        potential = target.potential
-        key_steps, _ = random.split(rng_key)
-        with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
-            stream = potential.init_stream(random.key(1))
-            some_batch, _ = compiled(potential.draw, random.key(0), stream)
-        dtype = state.potential_energy.dtype
-        start = state.chain
-        size = sum(x.size for x in jax.tree.leaves(start.position))
-        num_virials = len(start.position) if is_by_site(start.position) else 1
-
-        def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, failed, sums = carry
-            if settings.anchor_interval is not None:
-                control = lazy_cond(
-                    t % settings.anchor_interval == 0,
-                    lambda c, z: refresh(potential, c, z),
-                    control,
-                    target.merge(chain.position),
-                )
-            seen = target.seen(control)
-            h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
-            if schedule is not None:
-                h = jnp.asarray(schedule(t), dtype)
-                tau = tau * jnp.asarray(schedule.noise(t), dtype)
-            if adapting:
-                h = jnp.where(moving, h, 0.0)
-            new, report = step(key_step, seen, batch, chain, h, tau, learning)
-            facts = (
-                report.energy.astype(dtype),
-                tree_vdot(report.grad, report.grad).astype(dtype),
-                h,
-            )
-            virial = virials(chain.position, state.centre, report.grad).astype(dtype)
-            finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & all_finite(new.position)
-            kicked = jnp.zeros((), bool)
-            if watches_drift:
-                ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
-                kicked = calm & (ratio > KICK)
-                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
-                least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
-                old_ratio = jnp.where(finite, least, old_ratio)
-            # energy and gradient are of where the step started: if they fail, the step before led
-            # astray, and the chain goes back to where they did not
-            back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
-            trusted = tree_where(finite, chain.position, trusted)
-            chain, facts = tree_where(finite, (new, facts), (back, old))
-            others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
-            sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
-            failed = failed + (~finite | kicked)
-            return chain, trusted, control, t + 1, facts, old_ratio, failed, sums
-
-        num_steps = state.num_steps if given_num_steps is None else given_num_steps
-        # the first step that moves may be long: a chain can start far out
-        first = (state.i == 1) & adapting
-        ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
-        arrived = state.i > state.adaptation.num_warmup // 16
-        calm = facts.momentum & arrived & (ratio_before < CALM)
-        carry = (
-            start,
-            state.trusted,
-            state.control,
-            state.steps_taken,
-            (state.potential_energy, jnp.zeros((), dtype), state.step_size),
-            ratio_before,
-            jnp.zeros((), jnp.int32),
-            jnp.zeros(2 + num_virials, dtype),
-        )
-        stream, carry = loop_over_batches(
-            potential,
-            target.merge(start.position),
-            key_steps,
-            state.stream,
-            num_steps,
-            body,
-            carry,
-        )
-        chain, trusted, control, taken, facts_, drift_ratio, failed, sums = carry
-        merged = target.merge(chain.position)  # a draw, which no step has evaluated yet
-        finite = jnp.isfinite(potential.energy(merged, some_batch))
-        if target.transforms is not None:
-            finite &= target.is_usable(merged)
-            # values can overflow all along the draw; where it started they did not
-            usable = target.is_usable(target.merge(trusted))
-            trusted = tree_where(usable, trusted, start.position)
-        position = tree_where(finite, chain.position, trusted)
-        dynamics = tree_where(finite, chain.dynamics, at_rest(chain.dynamics))
-        failed = failed + ~finite
-        energy, squared_norm, step_size = facts_
-        means = sums / jnp.asarray(num_steps, dtype)
-        state = state.with_temperatures(means[2:])
-        return state._replace(
-            z=target.merge(position),
-            potential_energy=energy,
-            grad_norm=jnp.sqrt(squared_norm),
-            kinetic_temperature=means[1] if facts.momentum else state.kinetic_temperature,
-            step_size=state.step_size if schedule is None else step_size,
-            diverging=failed > 0,
-            num_diverging=failed,
-            accept_prob=means[0] if facts.adjusted else state.accept_prob,
-            metric_state=chain.metric_state,
-            dynamics=dynamics,
-            expanded=() if target.moves_sites else position,
-            trusted=trusted,
-            drift_ratio=drift_ratio,
-            stream=stream,
-            control=control,
-            steps_taken=taken,
-        )
-
-    return draw

@@ -18,7 +18,7 @@ from .settings import Settings
 from .state import SGState, site_names
 from .target.control_variate import init_control, refresh
 from .target.target import Target
-from .warmup.adapt import after_draw, before_draw, heed_draws, heeds_draws
+from .warmup.adapt import after_draw, before_draw, heed_draws
 from .warmup.choice import Choice, choose
 from .warmup.scale import renew_scale, rescaled
 from .warmup.start import find_start
@@ -192,9 +192,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
     if settings.learns_scale:
-        size = sum(x.size for x in jax.tree.leaves(state.z))
-        if settings.given_num_steps is None and heeds_draws(settings, size):
-            state = heed_draws(state, due, algorithm.rule)
+        state = heed_draws(state, due, settings, algorithm.rule)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state.scale)
     state = before_draw(state, due, target, algorithm, settings, key_measure)

@@ -255,7 +255,7 @@ REASONS = {
     "bias of the step size": {"bias of variances, both"},
     "relaxation times": {"relaxation times per chain"},
     "curvature that varies": {"largest over smallest curvature"},
-    "undone steps, acceptance": {"draws with failed steps", "divergences", "acceptance rate"},
+    "failed steps, acceptance": {"draws with failed steps", "divergences", "acceptance rate"},
 }
 
 

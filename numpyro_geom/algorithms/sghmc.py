@@ -11,8 +11,9 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_vdot
-from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner, repeat
+from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner
 from ..kernel import PyTree, SGKernel
+from ..repeat import repeat
 from ..schedules import Constant
 from ..settings import Settings
 from ..state import Chain, StepReport

@@ -32,8 +32,9 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, metric_learner, repeat
+from ..algorithm import Algorithm, Facts, Step, metric_learner
 from ..kernel import PyTree, SGKernel
+from ..repeat import repeat
 from ..settings import Settings
 from ..state import Chain, StepReport
 from ..target.expansion import Expansion

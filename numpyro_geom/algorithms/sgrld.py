@@ -10,9 +10,10 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._start import check_always_noisy
-from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner, repeat
+from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
 from ..gamma import GAMMA_ESTIMATORS, GAMMA_MODES
 from ..kernel import PyTree, SGKernel
+from ..repeat import repeat
 from ..settings import Settings
 from ..target.expansion import Expansion
 from ..target.potential import Potential

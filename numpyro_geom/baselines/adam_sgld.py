@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .._util import tree_normal, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
+from ..algorithm import Algorithm, Facts, Step, langevin_rule
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
+from ..repeat import repeat
 from ..settings import Settings
 from ..state import Chain, StepReport
 from ..target.potential import Potential

@@ -14,9 +14,10 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._util import lazy_cond, tree_axpy, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, langevin_rule, repeat
+from ..algorithm import Algorithm, Facts, Step, langevin_rule
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
+from ..repeat import repeat
 from ..settings import Settings
 from ..state import Chain, SGState, StepReport
 from ..target.potential import Potential

@@ -38,18 +38,15 @@ LEAST_FACTOR = 2.0**-8
 """The smallest ``slower``."""
 
 
-def heeds_draws(settings: Settings, size: int) -> bool:
-    """Whether the slowest relaxation follows from draws, as that of a covariance by itself."""
-    return settings.learns_scale and settings.dense_scale and size <= DENSE_LIMIT
-
-
-def heed_draws(state: SGState, due: Due, rule: Rule) -> SGState:
+def heed_draws(state: SGState, due: Due, settings: Settings, rule: Rule) -> SGState:
     """Make draws longer where those of a window are alike: the chain is slower than it should be.
 
     In scaled coordinates the slowest relaxation is taken for that of the covariance. Where the
     scale is wrong, or in a funnel, it is not; and draws that are too short never mend the scale.
     After t relaxation times the correlation should be about exp(-t).
     """
+    if settings.given_num_steps is not None or not _knows_covariance(state, settings):
+        return state
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
     times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
@@ -65,6 +62,11 @@ def heed_draws(state: SGState, due: Due, rule: Rule) -> SGState:
     return state._replace(
         adaptation=adaptation._replace(slower=slower, slowest=slowest), scale=scale
     )
+
+
+def _knows_covariance(state: SGState, settings: Settings) -> bool:
+    """Whether a covariance of draws scales the coordinates, and curvature is measured exactly."""
+    return settings.learns_scale and settings.dense_scale and state.scale.centre.size <= DENSE_LIMIT
 
 
 def before_draw(
@@ -141,8 +143,7 @@ def _adapt(
             settings.bias_tolerance,
             settings.temperature,
         )
-        size = sum(x.size for x in jax.tree.leaves(chain.position))
-        least = LEAST_SCALED if heeds_draws(settings, size) else 0.0
+        least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
 
     adaptation = lazy_cond(
