@@ -154,6 +154,7 @@ def init_chain(
         diverging=jnp.zeros((), bool),
         num_diverging=count,
         accept_prob=one,
+        squared_drift=jnp.zeros((), dtype),
         metric_state=settings.metric.init(start),
         dynamics=algorithm.init(start, key_dynamics),
         expanded=expanded,

@@ -144,6 +144,9 @@ class SGKernel(MCMCKernel):
         """Fields that NumPyro collects with every draw."""
         facts = self.facts
         own = ("kinetic_temperature",) * facts.momentum + ("accept_prob",) * facts.adjusted
+        langevin = self.rule.bias is not None and not (facts.momentum or facts.adjusted)
+        if langevin and self.settings.expansion is None:
+            own += ("squared_drift",)
         return (*DEFAULT_FIELDS, *own)
 
     def get_diagnostics_str(self, state: SGState) -> str:

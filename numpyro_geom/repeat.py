@@ -69,8 +69,8 @@ def repeat(
         size = sum(x.size for x in jax.tree.leaves(start.position))
         num_virials = len(start.position) if is_by_site(start.position) else 1
 
-        def body(_: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, failed, sums = carry
+        def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
+            chain, trusted, control, t, old, old_ratio, opening, failed, sums = carry
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
@@ -96,6 +96,7 @@ def repeat(
             kicked = False
             if watches_drift:
                 ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
+                opening = jnp.where(k == 0, ratio, opening)
                 kicked = calm & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
@@ -108,7 +109,7 @@ def repeat(
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             failed = failed + (~finite | kicked)
-            return chain, trusted, control, t + 1, facts, old_ratio, failed, sums
+            return chain, trusted, control, t + 1, facts, old_ratio, opening, failed, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
         # the first step that moves may be long: a chain can start far out
@@ -123,6 +124,7 @@ def repeat(
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             ratio_before,
+            jnp.zeros((), dtype),
             jnp.zeros((), jnp.int32),
             jnp.zeros(2 + num_virials, dtype),
         )
@@ -135,7 +137,7 @@ def repeat(
             body,
             carry,
         )
-        chain, trusted, control, taken, facts_, drift_ratio, failed, sums = carry
+        chain, trusted, control, taken, facts_, drift_ratio, opening, failed, sums = carry
         merged = target.merge(chain.position)  # a draw, which no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
@@ -155,6 +157,7 @@ def repeat(
             grad_norm=jnp.sqrt(squared_norm),
             kinetic_temperature=means[1] if facts.momentum else state.kinetic_temperature,
             step_size=state.step_size if schedule is None else step_size,
+            squared_drift=opening * size,
             diverging=failed > 0,
             num_diverging=failed,
             accept_prob=means[0] if facts.adjusted else state.accept_prob,

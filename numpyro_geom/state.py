@@ -90,6 +90,8 @@ class SGState(NamedTuple):
             expansion, and where the position is not a dict of arrays.
         kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise (in GGMC that of
             the momentum at the end of the trajectory); 0 for kernels without a momentum r.
+        squared_drift: of the draw's first step, which begins where the draw before ended: h g'A g /
+            (2 tau) of a Langevin step with gradient g, see `StepReport`.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
         diverging: whether a step of the last draw was not finite or not stable.
@@ -122,6 +124,7 @@ class SGState(NamedTuple):
     configurational_temperature: jax.Array
     site_temperatures: dict[str, jax.Array]
     kinetic_temperature: jax.Array
+    squared_drift: jax.Array
     step_size: jax.Array
     num_steps: jax.Array
     diverging: jax.Array

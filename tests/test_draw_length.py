@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,31 @@ from numpyro.infer import MCMC
 from numpyro_geom import GGMC, SGHMC, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.target.scale import scale_about
+from numpyro_geom.warmup.adapt import heed_draws
 from numpyro_geom.warmup.scale import likeness, with_draw
+from numpyro_geom.warmup.step_size import init_adaptation
 
 
-@pytest.mark.parametrize("rho", [0.2, 0.9])
-def test_likeness_of_an_autoregression(rho: float) -> None:
-    count, size = 4000, 5
+def counted(rho: float, count: int, size: int) -> Any:
+    """A scale that has counted draws of an autoregression in."""
     rng = np.random.default_rng(0)
     x = np.zeros((count, size))
     x[0] = rng.normal(size=size)
     for k in range(1, count):
         x[k] = rho * x[k - 1] + (1 - rho**2) ** 0.5 * rng.normal(size=size)
     unit = jnp.eye(size)
-    scale = scale_about(jnp.zeros(size), unit, unit)
 
     def count_in(scale: Any, phi: jax.Array) -> tuple:
         return with_draw(SimpleNamespace(scale=scale, expanded=phi)), None  # type: ignore
 
-    scale, _ = jax.lax.scan(count_in, scale, jnp.asarray(x, jnp.float32))
-    found, least = likeness(scale)
+    start = scale_about(jnp.zeros(size), unit, unit)
+    return jax.lax.scan(count_in, start, jnp.asarray(x, jnp.float32))[0]
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.9])
+def test_likeness_of_an_autoregression(rho: float) -> None:
+    count = 4000
+    found, least = likeness(counted(rho, count, size=5))
     error = ((1 - rho**2) / count) ** 0.5
     assert rho - 2 * error < float(found) < rho + 4 * error  # the largest of five
     assert float(least) == pytest.approx(float(found) - 2 * error, abs=error)
@@ -114,3 +120,32 @@ def test_draws_that_an_unstable_step_throws_out_are_marked() -> None:
     assert len(first) > 3
     assert np.all(marked[first])
     assert marked.mean() < 0.5
+
+
+class Warming(NamedTuple):
+    """What `heed_draws` reads of a state."""
+
+    scale: Any
+    adaptation: Any
+    num_steps: jax.Array
+    step_size: jax.Array
+    dynamics: tuple = ()
+
+
+@pytest.mark.parametrize(
+    ("rho", "slower", "expected"),
+    [(0.0, 0.25, 0.5), (0.0, 1.0, 1.0), (0.37, 0.25, 0.25), (0.9, 1.0, 0.125)],
+)
+def test_draws_without_likeness_become_shorter_again(
+    rho: float, slower: float, expected: float
+) -> None:
+    """Draws of one relaxation time are alike by exp(-1) where the chain is as fast as expected."""
+    scale = counted(rho, 2000, size=3)
+    adaptation = init_adaptation(100, jnp.float32)._replace(slower=jnp.float32(slower))
+    state = Warming(scale, adaptation, jnp.asarray(10), jnp.asarray(0.1, jnp.float32))
+    due: Any = SimpleNamespace(anchoring=jnp.array(True), rescaling=jnp.array(False))
+    settings: Any = SimpleNamespace(given_num_steps=None, learns_scale=True, dense_scale=True)
+    rule: Any = SimpleNamespace(rate=lambda slowest, dynamics: slowest)
+    found = heed_draws(state, due, settings, rule).adaptation  # type: ignore
+    assert float(found.slower) == pytest.approx(expected, rel=0.1)
+    assert float(found.slowest) == pytest.approx(float(found.slower) / slower)

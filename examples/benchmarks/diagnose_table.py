@@ -247,6 +247,7 @@ REASONS = {
     },
     "moments from gradients": {
         "error of the means, in sd",
+        "shift of the means by the step, in sd",
         "relative error of the sd",
         "scaled force",
         "scaled virial, less 1",

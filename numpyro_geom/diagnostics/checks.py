@@ -20,6 +20,9 @@ LARGEST_RHAT = 1.01
 """Of up to four chains (the same source); see `largest_rhat`."""
 TOLERATED_MEAN = 0.25
 """Error of a mean, in standard deviations: it widens the spread around the true mean by 3%."""
+TOLERATED_SHIFT = 0.15
+"""What the step size may shift a mean by, in standard deviations. To first order it is up to a
+quarter less than it turns out to be."""
 TOLERATED_SD = 0.05
 """Relative error of a standard deviation that the default ``bias_tolerance`` allows."""
 TOLERATED_VARIANCE = 2 * TOLERATED_SD

@@ -42,7 +42,8 @@ def gradients_at_draws(
     tell (the small entries of a sparse simplex in float32).
 
     Returns:
-        The arrays; and ``energy_jump``, the largest of `energy_jumps`, unless draws are too few.
+        The arrays; and ``gradients_every``, of which draws one in so many is taken, with
+        ``energy_jump``, the largest of `energy_jumps`, unless draws are too few.
     """
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
@@ -97,7 +98,8 @@ def gradients_at_draws(
         found[POSITION + name] = x.reshape(shape)
         found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
     jumps = energy_jumps(in_blocks, z, block // LINE_POINTS)
-    return found, {} if jumps is None else {"energy_jump": float(np.max(jumps))}
+    told = {} if jumps is None else {"energy_jump": float(np.max(jumps))}
+    return found, told | {"gradients_every": every}
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:

@@ -24,6 +24,7 @@ from .report_table import Report
 from .run_checks import run_checks
 from .run_record import RunRecord, record_of_container, record_of_mcmc
 from .sources import check_run
+from .step_shift import shift_checks
 
 
 def diagnose(
@@ -61,6 +62,10 @@ def diagnose(
       coordinates together. In more dimensions than the draws can tell correlations of (a tenth of
       the effective draws of half the run, at most 200), S is its diagonal, they are called
       **scaled force** and **scaled virial**, and they are flagged or not told.
+    - **shift of the means**: of Langevin kernels (`numpyro_geom.SGRLD`), what the step size moves
+      the mean of the worst unconstrained coordinate by, in standard deviations, to first order:
+      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws. Flagged above 0.15. It sees a
+      scale that is shared by many parameters, each of them a little too wide.
     - **temperatures**: the mean of (theta - c) . grad U / D over all steps, from the minibatch
       gradients that the kernel used, in total and for each site, and that of r'M^-1 r / D. Both
       are tau for the target. Flagged where off by more than ``bias_tolerance``, beyond Monte Carlo
@@ -138,6 +143,7 @@ def diagnose(
         (
             *draw_checks(posterior, run, seconds),
             *moment_checks(run),
+            *shift_checks(run),
             *run_checks(run),
             *guide_checks(run),
         )

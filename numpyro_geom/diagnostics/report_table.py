@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "relaxation times per chain": ("Mixing", "the chains are too short"),
     "R-hat": ("Mixing", "the chains disagree"),
     "error of the means": ("Bias", "the draws are not centred on the target"),
+    "shift of the means by the step": ("Bias", "the step is too large"),
     "scaled force": ("Bias", "the draws are not centred on the target"),
     "relative error of the sd": ("Bias", "the draws are biased"),
     "scaled virial": ("Bias", "the draws are biased"),

@@ -226,6 +226,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
         "step_size": "h of the last step of the draw",
         "n_steps": "stochastic-gradient steps of the draw",
         "acceptance_rate": "mean acceptance probability of the draw's steps",
+        "squared_drift": "h grad U' A grad U / (2 tau) where the draw before ended",
     }
     if kernel.facts.trajectory:
         at_start = "at the trajectory's start"

@@ -1,0 +1,72 @@
+r"""How far the step size shifts the means of a Langevin kernel's draws, to first order.
+
+A step theta - h grad U + (2 h tau)^1/2 xi leaves exp(-U / tau + h rho) invariant up to h^2, with
+rho = |grad U|^2 / (4 tau) - laplacian U / 2. So a function f has an error of h Cov(f, rho), and for
+a coordinate integration by parts leaves only the gradient in it:
+
+    E_h[theta_j] - E[theta_j] is about -Cov(theta_j, h |grad U|^2 / 4 tau).
+
+The same holds in coordinates of a constant metric. On a Gaussian it is 0. Where one parameter sets
+the scale of many others, each of them too wide by little, it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from . import checks
+from .arrays import entries, evenly
+from .checks import Check
+from .gradients import POSITION
+from .monte_carlo import effective_size
+from .run_record import RunRecord
+
+MAX_ENTRIES = 500
+"""Coordinates that are looked at, evenly spaced."""
+
+
+def shift_checks(run: RunRecord) -> Iterator[Check]:
+    """The largest shift of a mean, where draws come with their squared drift."""
+    positions = {n: x for n, x in run.unconstrained.items() if n.startswith(POSITION)}
+    drift = run.sample_stats.get("squared_drift")
+    if drift is None or not positions or int(run.attributes.get("thinning", 1)) > 1:
+        return  # with draws left out, drifts are not those at the draws
+    every = int(run.attributes.get("gradients_every", 1))
+    drift = np.asarray(drift[:, 1:], float)[:, ::every]  # the drift at a draw comes with the next
+    names, z = entries(
+        {n.removeprefix(POSITION): x[:, : drift.shape[1]] for n, x in positions.items()}
+    )
+    if len(names) > MAX_ENTRIES:
+        some = evenly(len(names), MAX_ENTRIES)
+        names, z = tuple(names[k] for k in some), z[..., some]
+    z = z - z.mean(1, keepdims=True)
+    spread = np.sqrt(np.mean(z**2, (0, 1)))
+    usable = np.isfinite(spread) & (spread > 0)
+    if z.shape[1] < checks.LEAST_DRAWS or not usable.any() or not np.isfinite(drift).all():
+        return
+    products = z * (drift - drift.mean(1, keepdims=True))[..., None] / np.where(usable, spread, 1)
+    shifts = -products.mean((0, 1)) / 2
+    sizes = effective_size(products)
+    errors = products.std((0, 1)) / 2 / np.sqrt(sizes)
+    allowed = checks.by_chance(int(usable.sum()), sizes) * errors
+    sure = usable & (np.abs(shifts) > allowed)
+    worst = int(np.argmax(np.where(sure if sure.any() else usable, np.abs(shifts), -1.0)))
+    size, error = float(np.abs(shifts[worst])), float(errors[worst])
+    tolerated = checks.TOLERATED_SHIFT
+    wrong = bool(sure.any() and size > tolerated)
+    ok = checks.verdict(wrong, float(errors[usable].max()), size, tolerated)
+    where = f"{names[worst]}, unconstrained, from discretisation, to first order"
+    advice = "one parameter sets the scale of many, whose variances are all too large: "
+    advice += "use SGHMC or GGMC, or " + _smaller(run, tolerated / size if size > 0 else 1.0)
+    threshold = f"within {tolerated:g} of 0"
+    name = "shift of the means by the step, in sd"
+    yield Check(name, float(shifts[worst]), error, threshold, ok, where, advice)
+
+
+def _smaller(run: RunRecord, factor: float) -> str:
+    if run.attributes.get("step_size") == "auto" and "bias_tolerance" in run.attributes:
+        tolerance = factor * float(run.attributes["bias_tolerance"])
+        return f"a bias_tolerance of at most {tolerance:.1g}"
+    return f"a step_size smaller by a factor of {1 / factor:.2g}"

@@ -1,0 +1,81 @@
+"""What the step size shifts means by, against the law that the steps have."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
+from numpyro_geom.diagnostics.report_table import Report
+
+NAME = "shift of the means by the step, in sd"
+
+
+def log_gamma() -> None:
+    """The logarithm of a Gamma(2) variable: U = exp(x) - 2 x, up to a wide prior."""
+    x = numpyro.sample("x", dist.Normal(0, 20))
+    numpyro.factor("rest", 2 * x - jnp.exp(x))
+
+
+def invariant_shift(h: float) -> float:
+    """How far the law that steps of h leave has its mean from that of the density, in sd."""
+    x = np.linspace(-7, 3, 1501)
+    slope = np.exp(x) - 2 + x / 400
+    centre, spread = x - h * slope, (2 * h) ** 0.5
+    kernel = np.exp(-(((x[:, None] - centre[None]) / spread) ** 2) / 2)
+    kernel /= kernel.sum(0)
+    law = np.ones(x.size) / x.size
+    for _ in range(2000):
+        law = kernel @ law
+    density = np.exp(2 * x - np.exp(x) - x**2 / 800)
+    density /= density.sum()
+    mean = float(density @ x)
+    sd = float(density @ (x - mean) ** 2) ** 0.5
+    return (float(law @ x) - mean) / sd
+
+
+def run(kernel: object, num_samples: int = 2000) -> MCMC:
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=num_samples,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0))
+    return mcmc
+
+
+def shift_in(report: Report) -> tuple[float, float, bool | None]:
+    check = next(c for c in report.checks if c.name == NAME)
+    return check.value, check.error, check.ok
+
+
+def test_shift_is_that_of_the_steps() -> None:
+    mcmc = run(SGRLD(log_gamma, step_size=0.1, num_steps=10))
+    value, error, ok = shift_in(diagnose(mcmc))
+    exact = invariant_shift(0.1)
+    assert value == pytest.approx(exact, abs=4 * error + exact**2)
+    assert ok
+    exported = to_inference_data(mcmc, gradients=True)
+    assert shift_in(diagnose(exported)) == pytest.approx((value, error, ok))
+
+
+def test_a_shift_is_flagged() -> None:
+    report = diagnose(run(SGRLD(log_gamma, step_size=0.3, num_steps=10)))
+    assert invariant_shift(0.3) < -0.15
+    value, _, ok = shift_in(report)
+    assert value < -0.15
+    assert ok is False
+
+
+def test_kernels_with_another_law_have_no_such_figure() -> None:
+    for kernel in (GGMC(log_gamma), SGHMC(log_gamma), SGRLD(log_gamma, adjusted=True)):
+        mcmc = run(kernel, num_samples=20)
+        assert NAME not in [check.name for check in diagnose(mcmc).checks]
