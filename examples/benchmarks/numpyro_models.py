@@ -36,6 +36,8 @@ WRONG = 0.2, 0.15
 """Error of a mean in standard deviations, and of a standard deviation, that must be flagged."""
 RIGHT = 0.1, 0.07
 """Errors up to which a flag is needless."""
+TOO_FEW = ("R-hat", "effective sample size", "relaxation times")
+"""Flags that ask for more draws: true of a run that is right by luck, and so not needless."""
 REFERENCE_SECONDS = 1200
 
 KERNELS: dict[str, Callable[[Callable], Any]] = {
@@ -92,11 +94,12 @@ def verdict(found: dict[str, Any]) -> str:
     if "failed" in found:
         return "failed"
     errors, flagged = found["beyond_reference"], bool(found["flags"])
+    too_few = any(name.startswith(TOO_FEW) for name in found["flags"])
     if any(error > bound for error, bound in zip(errors, WRONG, strict=True)):
         return "wrong, flagged" if flagged else "**wrong, not flagged**"
     if all(error <= bound for error, bound in zip(errors, RIGHT, strict=True)):
-        return "right, flagged" if flagged else "right"
-    return "between, flagged" if flagged else "between"
+        return "right, too few draws" if too_few else "right, flagged" if flagged else "right"
+    return "between, too few draws" if too_few else "between, flagged" if flagged else "between"
 
 
 def line(title: str, label: str, found: dict[str, Any]) -> str:
@@ -121,8 +124,9 @@ float64 (of baseball, of the exact law); positive parameters are compared by the
 networks by their values at five inputs. A run is wrong where a mean is off by more than
 {WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
 {RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
-the reference. The last column has the first check that `diagnose` flags. Seconds are those of one
-core, with compiling.
+the reference. The last column has the first check that `diagnose` flags. "Too few draws": R-hat, an
+effective sample size or the number of relaxation times is flagged, which ask for a longer run of
+whatever is right so far. Seconds are those of one core, with compiling.
 """
 
 
@@ -144,18 +148,18 @@ def table(folder: Path, seed: int) -> str:
                 verdicts.setdefault(label, []).append(verdict(found))
     lines += [
         "",
-        "| kernel | right | of these flagged | between | of these flagged | wrong "
-        "| of these flagged | failed |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kernel | right | too few draws | flagged without need | between | too few draws "
+        "| flagged | wrong | of these flagged | failed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for label, words in verdicts.items():
         counts = []
-        for word in ("right", "between", "wrong"):
-            flagged = words.count(f"{word}, flagged")
-            counts += [
-                words.count(word) + words.count(f"**{word}, not flagged**") + flagged,
-                flagged,
-            ]
+        for word in ("right", "between"):
+            of_word = [x for x in words if x.startswith(word)]
+            counts += [len(of_word)]
+            counts += [of_word.count(f"{word}, {what}") for what in ("too few draws", "flagged")]
+        flagged = words.count("wrong, flagged")
+        counts += [flagged + words.count("**wrong, not flagged**"), flagged]
         lines.append(f"| {label} | {' | '.join(map(str, counts))} | {words.count('failed')} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
