@@ -10,17 +10,25 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import entr, logsumexp
+from scipy.special import entr
 
 from .._checks import check_int
 from .network_curvature import input_curvature
-from .predictive_input import by_confidence, class_labels, prediction, sorted_scores
+from .prediction_stream import (
+    Classification,
+    FunctionSpace,
+    PredictionStream,
+    calibration_error,
+)
+from .predictive_input import class_labels, prediction, read_source, sorted_scores
 from .regression_measures import Regression, regression
 from .successive_draws import draw_distances
 
 __all__ = [
     "Classification",
+    "FunctionSpace",
     "OutOfDistribution",
+    "PredictionStream",
     "Regression",
     "classification",
     "confidence",
@@ -31,40 +39,6 @@ __all__ = [
     "predictive_entropy",
     "regression",
 ]
-
-
-class Classification(NamedTuple):
-    """Measures of an ensemble of M draws on N rows; means over rows, logarithms natural.
-
-    Attributes:
-        accuracy: share of rows where the most probable class (the first of equal ones) is right.
-        error: 1 - accuracy.
-        nll: negative log-likelihood of the ensemble, - log of the mean over draws of p(label).
-        nll_draws: of each draw alone, shape (M,); infinite where a draw gives a label 0.
-        brier: sum over classes of (mean p - one-hot label)^2; half of it for two classes, which
-            is (p - y)^2, as in scikit-learn.
-        calibration_error: see `expected_calibration_error`.
-        confidence: mean probability of the most probable class.
-        entropy: mean entropy of the ensemble's prediction, in nats.
-        ambiguity: mean of ``nll_draws`` minus ``nll``; never negative.
-        ambiguity_geometric: the same for the ensemble that averages logits, the normalised
-            geometric mean: the ambiguity of Wood et al. (2023) and of Kim et al. (2025), Eq. 41.
-            It does not depend on labels.
-        variance: variance of p over the draws (divided by M), summed over classes as ``brier`` is:
-            the mean of the draws' own Brier scores is ``brier + variance``.
-    """
-
-    accuracy: float
-    error: float
-    nll: float
-    nll_draws: np.ndarray
-    brier: float
-    calibration_error: float
-    confidence: float
-    entropy: float
-    ambiguity: float
-    ambiguity_geometric: float
-    variance: float
 
 
 def classification(
@@ -106,40 +80,9 @@ def classification(
     References:
         Kim et al., "Parameter Expanded SG-MCMC" (ICLR 2025), appendix B.1.
     """
-    bins = check_int("bins", bins)
-    predicted = prediction(source, var_name, logits)
-    y = class_labels(labels, predicted)
-    p, log_p = predicted
-    mean = predicted.mean
-    of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
-    log_mean = logsumexp(of_label, axis=0) - np.log(len(p))
-    impossible = np.flatnonzero(np.isneginf(log_mean))
-    if impossible.size:
-        raise ValueError(
-            f"all draws give probability 0 to the label of {impossible.size} rows (the first is "
-            f"{impossible[0]}), so the NLL is infinite: pass logits=True with the logits, which do "
-            "not underflow, or bound the probabilities away from 0"
-        )
-    nll = -float(np.mean(log_mean))
-    nll_draws = -of_label.mean(axis=1)
-    rows, classes = mean.shape
-    share = 0.5 if classes == 2 else 1.0
-    truth = np.zeros_like(mean)
-    truth[np.arange(rows), y] = 1.0
-    accuracy = float(np.mean(mean.argmax(axis=1) == y))
-    return Classification(
-        accuracy=accuracy,
-        error=1.0 - accuracy,
-        nll=nll,
-        nll_draws=nll_draws,
-        brier=share * float(np.sum((mean - truth) ** 2, axis=1).mean()),
-        calibration_error=_calibration_error(mean, y, bins),
-        confidence=float(mean.max(axis=1).mean()),
-        entropy=float(_entropy(mean).mean()),
-        ambiguity=float(nll_draws.mean()) - nll,
-        ambiguity_geometric=-float(np.mean(logsumexp(log_p.mean(axis=0), axis=-1))),
-        variance=share * float(p.var(axis=0).sum(axis=1).mean()),
-    )
+    stream = PredictionStream(labels, logits=logits, bins=bins)
+    stream.add(read_source(source, var_name, logits)[None])
+    return stream.classification()
 
 
 def expected_calibration_error(
@@ -174,7 +117,7 @@ def expected_calibration_error(
     """
     bins = check_int("bins", bins)
     predicted = prediction(source, var_name, logits)
-    return _calibration_error(predicted.mean, class_labels(labels, predicted), bins)
+    return calibration_error(predicted.mean, class_labels(labels, predicted), bins)
 
 
 def confidence(source: Any, *, var_name: str | None = None, logits: bool = False) -> np.ndarray:
@@ -270,11 +213,6 @@ def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
         return float(np.searchsorted(negative, threshold, side="left")) / negative.size
 
     return OutOfDistribution(auroc, rejected(95), rejected(99))
-
-
-def _calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
-    counts, sure, right = by_confidence(mean, y, bins)
-    return float(np.abs(right - sure).sum() / counts.sum())
 
 
 def _entropy(mean: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,11 @@ class Prediction(NamedTuple):
 
 def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
     """Check the source of a measure and read it."""
+    return normalised(read_source(source, var_name, logits), logits)
+
+
+def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
+    """The numbers of a source as they are, of a shape that predictions can have."""
     check_flag("logits", logits)
     what = "logits" if logits else "probabilities"
     x = real_numbers(what, _values(source, var_name), finite=False)
@@ -39,6 +45,12 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
             f"rows) for those of class 1 of two, got {x.shape}: one prediction is p[None]"
         )
+    return x
+
+
+def normalised(x: np.ndarray, logits: bool) -> Prediction:
+    """Probabilities of numbers of shape (draws, rows, classes) or (draws, rows)."""
+    what = "logits" if logits else "probabilities"
     bad = ~np.isfinite(x)
     if bad.any():
         raise ValueError(
@@ -69,12 +81,31 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
         return Prediction(x, np.log(x))
 
 
+def read_array(predictions: Any) -> np.ndarray:
+    """An array, or the only one of a dict."""
+    if isinstance(predictions, Mapping):
+        if len(predictions) != 1:
+            raise ValueError(
+                f"predictions must be one array, got a dict of {sorted(map(str, predictions))}: "
+                "have the MCMC's postprocess_fn return the predictions alone"
+            )
+        (predictions,) = predictions.values()
+    return real_numbers("predictions", np.asarray(jax.device_get(predictions)), finite=False)
+
+
 def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
     """Numbers of classes, one for each row that is predicted."""
+    return check_labels(labels, predicted.p.shape[1:])
+
+
+def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
+    """Numbers of classes, for predictions of shape (rows, classes)."""
     y = np.asarray(jax.device_get(labels))
-    rows, classes = predicted.p.shape[1:]
     if y.dtype.kind not in "iub":
         raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
+    if shape is None:
+        return y
+    rows, classes = shape
     if y.shape != (rows,):
         raise ValueError(f"labels must have shape ({rows},), one a row, got {y.shape}")
     y = y.astype(np.int64)

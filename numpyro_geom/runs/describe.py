@@ -121,8 +121,7 @@ class Names:
         found: dict[str, PyTree] = {}
         field, *others = self.shapes
         if all_of_them:
-            leaves = [_read(groups["posterior"], name, leaf) for name, leaf in self.draw]
-            found[field] = jax.tree.unflatten(jax.tree.structure(self.shapes[field]), leaves)
+            found[field] = self.read_draws(groups["posterior"])
         for name in others:
             leaves, structure = jax.tree.flatten(self.shapes[name])
             if not all_of_them and any(len(leaf.shape) > 2 for leaf in leaves):
@@ -134,6 +133,12 @@ class Names:
                     values.append(-value if sign < 0 else value)
                 found[name] = jax.tree.unflatten(structure, values)
         return found
+
+    def read_draws(self, posterior: Any) -> PyTree:
+        """The draws themselves, likewise."""
+        field, *_ = self.shapes
+        leaves = [_read(posterior, name, leaf) for name, leaf in self.draw]
+        return jax.tree.unflatten(jax.tree.structure(self.shapes[field]), leaves)
 
 
 def _read(group: Any, name: str, like: Any) -> np.ndarray:

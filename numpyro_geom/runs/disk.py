@@ -80,6 +80,12 @@ class OnDisk:
             return after
         return self._shared(lambda: self.newest)
 
+    def draws(self, first: int, last: int) -> PyTree:
+        """Draws with numbers from the first to before the last."""
+        with self.store.open() as groups:
+            some = groups["posterior"].to_dataset().isel(draw=slice(first, last))
+            return Names(self.segments.job.mcmc, self.segments.shapes).read_draws(some)
+
     def result(self, here: Checkpoint) -> Run:
         """All draws, as they are in the store."""
         job, draws = self.segments.job, here.record["draws"]

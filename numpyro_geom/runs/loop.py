@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def run(
     on_bad_rows: str = "error",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
+    monitor: Callable[[PyTree], Any] | None = None,
     mesh: Mesh | None = None,
     chain_axis: str | None = None,
     data_axis: str | None = None,
@@ -79,6 +81,11 @@ def run(
             that mask them.
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
+        monitor: called with the draws of each segment, shaped (chains, draws, ...), when it is
+            done; draws of earlier calls of `run` that are on disk come first. What the draws are
+            is the MCMC's ``postprocess_fn``: have it return predictions, and a
+            `numpyro_geom.diagnostics.predictive.PredictionStream` gathers them, while weights
+            are not kept at all. Of several processes the first one calls it.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
             guide. Draws are the same on any mesh, up to the rounding of sums. A run may go on
             with another mesh, or with none.
@@ -123,6 +130,10 @@ def run(
         (1, 200)
     """
     _check(mcmc, rng_key, resume, directory, extra_fields)
+    if monitor is not None and not callable(monitor):
+        raise TypeError(
+            f"monitor must be a function of draws, such as `stream.add`, got {monitor!r}"
+        )
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
@@ -132,10 +143,10 @@ def run(
     check_alike(layout.processes, job, **given)
     with source_errors((args, kwargs)), contextlib.ExitStack() as held:
         if directory is None:
-            return _all_of_it(InMemory(job, draws_per_segment, layout))
+            return _all_of_it(InMemory(job, draws_per_segment, layout), monitor)
         folder = Path(directory).expanduser()
         layout.processes.first(lambda: held.enter_context(only_writer(folder)))
-        return _all_of_it(OnDisk(job, draws_per_segment, layout, folder, resume))
+        return _all_of_it(OnDisk(job, draws_per_segment, layout, folder, resume), monitor)
 
 
 class InMemory:
@@ -153,8 +164,14 @@ class InMemory:
 
     def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
         """Keep the draws of a segment."""
-        self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
+        if done.draws:
+            self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
         return after
+
+    def draws(self, first: int, last: int) -> PyTree:
+        """Draws of a segment, numbers from the first to before the last."""
+        kept = self._kept[1 + first // self.segments.lengths.length]
+        return kept[self.segments.fields[0]]
 
     def result(self, here: Checkpoint) -> Run:
         """All draws."""
@@ -171,11 +188,22 @@ class InMemory:
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
 
-def _all_of_it(keeper: InMemory | OnDisk) -> Run:
+def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | None) -> Run:
     """Do segment after segment, to the end or until a signal."""
     segments = keeper.segments
     lengths, signal_of = segments.lengths, segments.layout.processes.signal
-    here = keeper.start()
+    here, shown = keeper.start(), 0
+
+    def show(shown: int) -> int:
+        """Give the monitor what it has not seen; returns how many draws it has."""
+        first_process = segments.layout.processes.is_first
+        for first in range(shown, here.record["draws"], lengths.length):
+            last = min(first + lengths.length, here.record["draws"])
+            if monitor is not None and first_process:
+                monitor(keeper.draws(first, last))
+            shown = last
+        return shown
+
     bar = tqdm(
         total=lengths.steps(lengths.segments),
         initial=lengths.steps(here.number),
@@ -183,14 +211,14 @@ def _all_of_it(keeper: InMemory | OnDisk) -> Run:
         unit="step",
     )
     with stop_on_signal() as noted, bar:
-        stopped = signal_of(noted)
+        stopped, shown = signal_of(noted), show(shown)
         while here.number < lengths.segments and stopped is None:
             number, done = here.number, segments.do(here.number, here.state)
             divergences = here.record["divergences"] + done.divergences
             record = {"draws": lengths.draws(number + 1), "divergences": divergences}
             here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
             _show(bar, lengths, number, here.record["divergences"], here.state)
-            stopped = signal_of(noted)
+            stopped, shown = signal_of(noted), show(shown)
     draws = here.record["draws"]
     if stopped is not None and draws < lengths.num_draws:
         warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "
