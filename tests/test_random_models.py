@@ -15,7 +15,7 @@ from numpyro.contrib.module import flax_module, random_flax_module
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, diagnose
+from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, diagnose
 from numpyro_geom.target.minibatch import RNG_KEY, draw
 from numpyro_geom.target.plates import read_subsampling
 from numpyro_geom.target.potential import model_potential
@@ -105,6 +105,11 @@ def test_two_keys_of_a_model_differ() -> None:
 def test_what_needs_one_energy_refuses(kernel: Any) -> None:
     with pytest.raises(ValueError, match=r"asks for a random key .* use "):
         kernel.init(random.key(0), 10, None, (Y,), {})
+
+
+def test_a_guide_refuses() -> None:
+    with pytest.raises(ValueError, match=r"asks for a random key .* use SGRLD"):
+        RiemannianLaplace(shifted).fit(random.key(0), Y)
 
 
 @pytest.mark.parametrize("settings", [{"batching": "epoch"}, {"gamma": "auxiliary"}, {}])
