@@ -43,6 +43,20 @@ def check_always_noisy(schedule: Any, what: str, other: str = "") -> None:
         )
 
 
+def check_random(settings: Any, facts: Any) -> None:
+    """Raise where a model that asks for keys would not get a new one at every step."""
+    what = None
+    if facts.adjusted:
+        what, other = "a Metropolis test", "SGRLD, SGHMC or SGNHT without one"
+    elif settings.control_variate is True:
+        what, other = "control_variate=True", "control_variate=False"
+    if what is not None:
+        raise ValueError(
+            f"the model asks for a random key (numpyro.prng_key, as dropout does), and {what} "
+            f"needs the energy of all rows without it: use {other}, or leave the randomness out"
+        )
+
+
 def check_energy(name: str, energy: Any) -> None:
     """Raise unless ``energy`` is one real number."""
     if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):

@@ -10,7 +10,7 @@ from jax import lax, random
 from numpyro.util import is_prng_key
 
 from ._programs import compiled
-from ._start import check_energy
+from ._start import check_energy, check_random
 from ._util import is_traced, tree_vdot
 from .algorithm import Algorithm, adapts
 from .bound import Bound
@@ -53,6 +53,8 @@ def start_chains(
         ValueError: where the algorithm cannot use the potential.
     """
     target.check()
+    if bound.plan is not None and bound.plan.is_random:
+        check_random(bound.settings, algorithm.facts)
     algorithm.check(target.potential, bound.plan)
     settings, searches = bound.settings, algorithm.facts.searches
     if searches is None:

@@ -68,11 +68,11 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     """Read a run that has been checked."""
     kernel = mcmc.sampler
     model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
-    library, replaced = "numpyro", False
+    library, replaced, random = "numpyro", False, False
     if isinstance(kernel, SGKernel):
         library, replaced = "numpyro_geom", bool(kernel.bound.replaced)
         if model is not None:
-            model = kernel.bound.model
+            model, random = kernel.bound.model, bool(kernel.plan and kernel.plan.is_random)
             args, kwargs = on_device(args, kwargs)  # as the kernel does
     return RunRecord(
         posterior=draws_by_name(mcmc),
@@ -83,8 +83,8 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         kwargs=kwargs,
         descriptions=_descriptions(kernel),
         library=_library(library),
-        # an expansion with target="factors" replaces priors
-        targets_model=model is not None and not replaced,
+        # an expansion with target="factors" replaces priors; with keys there is no one energy
+        targets_model=model is not None and not replaced and not random,
         scale=learned_scale(mcmc),
     )
 

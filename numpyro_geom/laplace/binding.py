@@ -65,6 +65,11 @@ class BoundGuide(AutoContinuous):
             self._plan: Subsampling = read_subsampling(
                 self.model, args, kwargs, self.settings.batch_size
             )
+        if self._plan.is_random:
+            raise ValueError(
+                "the model asks for a random key (numpyro.prng_key, as dropout does), and a mode "
+                "is that of one energy: leave the randomness out, or use SGRLD, SGHMC or SGNHT"
+            )
         try:
             super()._setup_prototype(*args, **kwargs)
         except ValueError:  # NumPyro's, without the name of an argument

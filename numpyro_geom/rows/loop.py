@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from ..target.minibatch import RNG_KEY
 from .fetch import Hint, batches_at_once, fetch, hints
 from .host_rows import HostRows
 
@@ -72,8 +73,8 @@ def _used(potential: Potential, position: PyTree, key: Any, stream: Any) -> dict
 
     def probe(position: PyTree, key: jax.Array, stream: Any) -> jax.Array:
         _, (_, batch, _) = _next(potential, (key, stream))
-        found.update({plate: [] for plate in batch})
-        known = [Hint(index, used=found[plate]) for plate, index in batch.items()]
+        found.update({plate: [] for plate in batch if plate != RNG_KEY})
+        known = [Hint(batch[plate], used=used) for plate, used in found.items()]
         with hints(*known):
             return potential.energy(position, batch)
 

@@ -24,6 +24,9 @@ from ..rows.permutation import epoch_indices
 Batch = Any
 """What a step's energy is estimated from: plate -> row indices, a PRNG key, or an empty dict."""
 
+RNG_KEY = "numpyro.prng_key"
+"""Where the rows of a batch have the key of a model that asks for one."""
+
 BATCHING = ("replacement", "epoch")
 
 Value = TypeVar("Value")
@@ -84,6 +87,7 @@ class Subsampling:
         num_data: number of observations N (1 for a model without a data plate).
         sites: the sample sites, in the order in which the model runs them.
         has_params: whether the model has ``param`` or ``mutable`` sites.
+        is_random: whether the model asks for keys (``numpyro.prng_key``).
     """
 
     sizes: Mapping[str, int]
@@ -93,6 +97,7 @@ class Subsampling:
     num_data: int
     sites: tuple[SampleSite, ...] = field(repr=False)
     has_params: bool = False
+    is_random: bool = False
 
     def __post_init__(self) -> None:
         for name in ("sizes", "batch_sizes", "local_axes"):
@@ -106,7 +111,7 @@ class Subsampling:
 
 
 class SubsamplePlates(Messenger):
-    """Run a model with given row indices in its plates.
+    """Run a model with given row indices in its plates, and with a given key where it wants one.
 
     NumPyro's own subsampling draws the indices inside the model by a sequential loop over the
     batch; handing them in from outside costs a tenth of a step or less. A plate that is not in
@@ -114,7 +119,8 @@ class SubsamplePlates(Messenger):
 
     Args:
         fn: the model.
-        indices: plate name -> integer array of row indices.
+        indices: plate name -> integer array of row indices; `RNG_KEY` -> the key that each
+            ``numpyro.prng_key()`` of the model is derived from, a fixed one by default.
         sizes: plate name -> size that the indices were drawn for; another size is an error.
     """
 
@@ -128,9 +134,14 @@ class SubsamplePlates(Messenger):
         self.sizes = {} if sizes is None else sizes
         self.indices = {} if indices is None else indices
         self.declared: dict[str, tuple[int, int | None]] = {}
+        self.keys_given = 0
+
+    def __enter__(self) -> None:
+        self.keys_given = 0
+        super().__enter__()
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Substitute plate indices; give models that ask for a key a fixed one."""
+        """Substitute plate indices; give keys to models that ask for them."""
         if msg["type"] == "plate":
             size, subsample_size = msg["args"]
             before = self.declared.setdefault(msg["name"], (size, subsample_size))[0]
@@ -149,8 +160,12 @@ class SubsamplePlates(Messenger):
             rows = jnp.arange(size) if rows is None else rows
             msg["value"] = rows
             msg["args"] = (size, rows.shape[0])
-        elif msg["type"] == "prng_key" and msg["value"] is None:
-            msg["value"] = random.key(0)
+        elif msg["type"] == "prng_key":
+            if msg["value"] is None:
+                key = self.indices.get(RNG_KEY)
+                key = random.key(0) if key is None else key
+                msg["value"] = random.fold_in(key, self.keys_given)
+            self.keys_given += 1
 
 
 def gather_local(subsampling: Subsampling, position: dict, batch: Mapping[str, Any]) -> dict:
@@ -186,11 +201,14 @@ def draw(
     """Row indices of the next minibatch: plate -> int32 array, and the advanced stream.
 
     ``"replacement"`` draws independent uniform indices. ``"epoch"`` walks through a fresh keyed
-    permutation every epoch in O(batch) work and memory; all rows come once an epoch.
+    permutation every epoch in O(batch) work and memory; all rows come once an epoch. A model that
+    asks for keys gets a new one with each minibatch.
     """
-    if not subsampling.batch_sizes:
-        return {}, stream
     batch, advanced = {}, {}
+    if subsampling.is_random:
+        rng_key, batch[RNG_KEY] = random.split(rng_key)
+    if not subsampling.batch_sizes:
+        return batch, stream
     keys = (
         [rng_key]
         if len(subsampling.batch_sizes) == 1

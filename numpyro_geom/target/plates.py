@@ -15,6 +15,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
 
 from ..arguments import explained
+from .effects import Effects, effects_of
 from .lengths import check_lengths
 from .minibatch import SampleSite, SubsamplePlates, Subsampling
 
@@ -42,22 +43,23 @@ def read_subsampling(
 
     Raises:
         ValueError: for a model without rows or latent sites, with discrete latent sites, for
-            unknown plates, batches larger than their plate, or an observed site that its
-            subsampled plate does not index.
+            unknown plates, batches larger than their plate, an observed site that its subsampled
+            plate does not index, or minibatches of a model that changes its state.
     """
 
     def run(args: tuple, kwargs: dict) -> tuple:
-        return abstract_trace(model, args, kwargs, {})
+        return _abstract_run(model, args, kwargs, {})
 
     try:
         with explained(model, args, kwargs, run):
-            trace, declared = run(args, kwargs)
+            trace, plates = run(args, kwargs)
     except AssertionError as error:
         if "size of plate" in str(error):
             raise ValueError(
                 "the data are empty: a plate of the model has size 0; expected at least one row"
             ) from error
         raise
+    declared = plates.declared
     all_rows = {plate: size for plate, (size, _) in declared.items()}
     started = with_start(model)
 
@@ -77,6 +79,10 @@ def read_subsampling(
         for s in sites
         if not s.observed
     }
+    kept = [s["type"] for s in trace.values() if s["type"] in ("param", "mutable")]
+    effects = Effects()
+    if plates.keys_given or "mutable" in kept:
+        effects = effects_of(model, args, kwargs, trace)
     subsampling = Subsampling(
         sizes=sizes,
         batch_sizes=batch_sizes,
@@ -84,8 +90,16 @@ def read_subsampling(
         local_axes={name: axes for name, axes in local_axes.items() if axes},
         num_data=_count_rows(sites, sizes),
         sites=sites,
-        has_params=any(s["type"] in ("param", "mutable") for s in trace.values()),
+        has_params=bool(kept),
+        is_random=effects.is_random,
     )
+    if batch_sizes and effects.changed:
+        raise ValueError(
+            f"the model changes its state {effects.changed[0]!r}, as BatchNorm does, and the "
+            "energy of some rows is then no part of that of all: use LayerNorm, GroupNorm or "
+            "filter response normalisation, the state as it is (use_running_average=True), or "
+            "batch_size=None"
+        )
     for plate in batch_sizes:
         if not any(s.observed and plate in dict(s.plates) for s in sites):
             raise ValueError(
@@ -102,6 +116,13 @@ def abstract_trace(
     model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
 ) -> tuple[dict[str, Any], Declared]:
     """Trace the model without computing anything; returns the sites and the declared plates."""
+    trace, plates = _abstract_run(model, args, kwargs, batch_sizes)
+    return trace, plates.declared
+
+
+def _abstract_run(
+    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], SubsamplePlates]:
     record = handlers.trace()
     plates = SubsamplePlates()
 
@@ -115,7 +136,7 @@ def abstract_trace(
     except Exception as error:
         error.trace = record.trace  # type: ignore[attr-defined]
         raise
-    return dict(record.trace), plates.declared
+    return dict(record.trace), plates
 
 
 def with_start(model: Callable) -> Callable:

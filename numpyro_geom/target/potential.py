@@ -8,12 +8,13 @@ Potential to a Potential.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
@@ -21,10 +22,12 @@ from .._util import key_word, scattered
 from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
 from ..rows.host_rows import HostRows, host_rows_in
 from . import minibatch
-from .minibatch import Batch, Subsampling
+from .minibatch import RNG_KEY, Batch, Subsampling
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
+RANDOM_KEYS = 32
+"""Keys from which the noise of a model that asks for keys is measured."""
 CHUNK_ROWS = 8192
 """Rows at a time in a pass over all of them."""
 
@@ -48,10 +51,10 @@ class Potential(NamedTuple):
         on_all_rows: ``fn -> pytree``, the weighted sum of ``fn(batch)`` over batches that together
             are all rows, in a loop of bounded memory: exact for what is linear in the energy, so
             ``on_all_rows(lambda rows: energy(position, rows))`` is U. None for a stochastic
-            ``potential_fn``.
+            ``potential_fn``. A model that asks for keys gets a fixed one there.
         num_data: number of observations N.
         steps_per_epoch: steps in one pass over the data.
-        deterministic: whether ``energy`` ignores the batch.
+        deterministic: whether ``energy`` ignores the batch: all rows, and no keys.
         on_host: whether rows come from `numpyro_geom.HostRows`.
         full_energy: ``position -> U`` where a stochastic ``potential_fn`` came with it; else None.
     """
@@ -104,6 +107,10 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
             batch = some_rows(rng_key, others)
             rows_fn = _row_energies(model, plan, args, kwargs, plate, batch)
             groups.append((plan.sizes[plate] ** 2 / batch_rows, rows_fn))
+        if plan.is_random:
+            groups.append(
+                (1.0, partial(_key_energies, energy, some_rows(rng_key, plan.batch_sizes)))
+            )
         return tuple(groups)
 
     return Potential(
@@ -116,7 +123,7 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
         on_all_rows=lambda fn: _sum_over_chunks(plan, fn),
         num_data=plan.num_data,
         steps_per_epoch=plan.steps_per_epoch,
-        deterministic=not plan.batch_sizes,
+        deterministic=not plan.batch_sizes and not plan.is_random,
         on_host=bool(host_rows_in((args, kwargs))),
     )
 
@@ -161,6 +168,10 @@ def _spread_rows(word: jax.Array, size: int, at_most: int) -> jax.Array:
 def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...]:
     parts: tuple[dict, ...] = tuple({} for _ in range(num_parts))
     for plate, rows in batch.items():
+        if plate == RNG_KEY:
+            for part, key in zip(parts, random.split(rows, num_parts), strict=True):
+                part[plate] = key
+            continue
         share = rows.shape[0] // num_parts
         for k, part in enumerate(parts):
             stretch = k * share, (k + 1) * share
@@ -235,6 +246,12 @@ def _add_from_host(
     num_blocks, rest = divmod(num_chunks, length)
     total = lax.fori_loop(0, num_blocks, lambda j, old: block(j * length * chunk, old), total)
     return block(num_blocks * length * chunk, total, rest) if rest else total
+
+
+def _key_energies(energy: Callable, rows: Batch, position: PyTree) -> jax.Array:
+    """Energies on the same rows with different keys."""
+    keys = random.split(random.key(0), RANDOM_KEYS)
+    return lax.map(lambda key: energy(position, {**rows, RNG_KEY: key}), keys)
 
 
 def _row_energies(

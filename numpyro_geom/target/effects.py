@@ -1,0 +1,94 @@
+"""What a model does besides saying how probable its rows are: it uses keys, or changes a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jax.extend.core import Jaxpr, Var
+from numpyro.infer.util import log_density
+from numpyro.primitives import Messenger
+
+from .minibatch import RNG_KEY, SubsamplePlates
+
+
+class Effects(NamedTuple):
+    """Effects of a model.
+
+    Attributes:
+        is_random: whether its energy depends on keys that it asks for (``numpyro.prng_key``).
+        changed: names of ``mutable`` sites that it changes, such as batch statistics.
+    """
+
+    is_random: bool = False
+    changed: tuple[str, ...] = ()
+
+
+class States(Messenger):
+    """Notes the ``mutable`` sites of a run: name -> the value, and its leaves before the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, tuple[Any, list]] = {}
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Keep what a state is when the model gets it."""
+        if msg["type"] == "mutable":
+            self.found[msg["name"]] = msg["value"], jax.tree.leaves(msg["value"])
+
+
+def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, Any]) -> Effects:
+    """Read them off the model's program, without computing anything.
+
+    A key that the energy does not depend on does not count: modules draw initial weights with one.
+
+    Args:
+        model: a NumPyro model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        trace: of the model, with values or their shapes.
+    """
+    kept = ("param", "mutable")
+    values = {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), value)
+        for name, site in trace.items()
+        if (value := site["value"]) is not None
+        and (site["type"] in kept or (site["type"] == "sample" and not site["is_observed"]))
+    }
+    names: list[str] = []
+
+    def run(key: jax.Array, values: dict[str, Any]) -> tuple:
+        states = States()
+        with states:
+            seen = SubsamplePlates(model, {RNG_KEY: key})
+            density, _ = log_density(seen, args, kwargs, values)
+        names.extend(states.found)
+        return density, [(old, jax.tree.leaves(new)) for new, old in states.found.values()]
+
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(random.key(0), values)
+    jaxpr = program.jaxpr
+    depends = {jaxpr.invars[0]}
+    for equation in jaxpr.eqns:
+        if any(isinstance(x, Var) and x in depends for x in equation.invars):
+            depends.update(equation.outvars)
+    density, states = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
+    sources = _sources(jaxpr)
+    changed = tuple(
+        name
+        for name, (old, new) in zip(names, states, strict=True)
+        if [sources.get(id(x), x) for x in new] != old
+    )
+    return Effects(isinstance(density, Var) and density in depends, changed)
+
+
+def _sources(jaxpr: Jaxpr) -> dict[int, Any]:
+    """What variables are that are only other names, by identity."""
+    found: dict[int, Any] = {}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "stop_gradient":
+            (x,), (y,) = equation.invars, equation.outvars
+            found[id(y)] = found.get(id(x), x)
+    return found
