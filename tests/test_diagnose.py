@@ -667,3 +667,15 @@ def test_a_line_is_cut_again_where_a_kink_is_steep(energy, jump):
     assert found is not None
     # a kink in a cell of length d leaves 200 d / 8: up to 1.6 where the line is cut once
     assert found.max() == pytest.approx(jump, abs=0.05)
+
+
+def test_gradients_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> None:
+        numpyro.sample("x", dist.Normal(0, 1))
+
+    mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=20, progress_bar=False)
+    mcmc.run(random.key(0))
+    assert not any("not looked at" in check.where for check in diagnose(mcmc).checks)
+    monkeypatch.setattr("numpyro_geom.diagnostics.report.MAX_OPERATIONS", 10)
+    found = {check.name: check for check in diagnose(mcmc).undecided}
+    assert "not looked at" in found["scaled virial, less 1"].where

@@ -20,6 +20,8 @@ POSITION, GRADIENT = "z.", "grad_U."
 """What the names of a site's arrays begin with."""
 MAX_WORK = 2**28
 """Observed values times draws for which gradients are evaluated; beyond, draws are left out."""
+MAX_OPERATIONS = 2**37
+"""Floating-point operations of all gradients, likewise: half a minute of a core or less."""
 BLOCK_DRAWS = 1024
 """Positions at a time at which the gradient is evaluated."""
 LINE_POINTS = 65
@@ -37,9 +39,9 @@ def gradients_at_draws(
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
     For each latent site ``w`` with entries the arrays ``z.w`` and ``grad_U.w``, in nats, shaped
-    (chains, draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total. The
-    gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
-    tell (the small entries of a sparse simplex in float32).
+    (chains, draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total or more
+    than `MAX_OPERATIONS`. The gradient is NaN in coordinates that the constrained draws, as
+    floating-point numbers, do not tell (the small entries of a sparse simplex in float32).
 
     Returns:
         The arrays; and ``gradients_every``, of which draws one in so many is taken, with
@@ -53,7 +55,9 @@ def gradients_at_draws(
         )
     chains, draws = next(iter(posterior.values())).shape[:2]
     rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
-    every = -(-chains * draws * rows // MAX_WORK)
+    operations = operations_of_gradient(model, posterior)
+    rows_in_all, in_all = chains * draws * rows, chains * draws * operations
+    every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
     kept = {name: x[:, ::every] for name, x in posterior.items()}
     places = {name: jnp.asarray(x) for name, x in latent_draws(model, kept).items()}
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
@@ -77,7 +81,9 @@ def gradients_at_draws(
     def energies(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
         data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
         energy = jax.value_and_grad(lambda z: potential_energy(fn, *data, z | empty))
-        return lax.map(energy, z, batch_size=max(1, min(64, MAX_WORK // (256 * rows))))
+        return lax.map(
+            energy, z, batch_size=max(1, min(64, MAX_WORK // max(256 * rows, operations)))
+        )
 
     def in_blocks(z: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         size = next(iter(z.values())).shape[0]
@@ -100,6 +106,19 @@ def gradients_at_draws(
     jumps = energy_jumps(in_blocks, z, block // LINE_POINTS)
     told = {} if jumps is None else {"energy_jump": float(np.max(jumps))}
     return found, told | {"gradients_every": every}
+
+
+def operations_of_gradient(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> int:
+    """Floating-point operations of one gradient on all rows."""
+    one = {name: jnp.asarray(x[0, 0]) for name, x in posterior.items() if name in model.sites}
+    latent = {name: one[name] for name in model.of_kind("latent")}
+
+    def gradient(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> Any:
+        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
+        return jax.grad(lambda z: potential_energy(fn, *data, z))(unconstrain_fn(fn, *data, draw))
+
+    counted = jax.jit(gradient).lower(model.arrays, latent).cost_analysis()
+    return int((counted or {}).get("flops", 0.0))
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:

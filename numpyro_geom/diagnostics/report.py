@@ -15,10 +15,11 @@ from numpyro.infer import MCMC
 from .._checks import check_flag, check_number
 from .._warning import warn_outside
 from ..kernel import SGKernel
+from . import checks
 from .arrays import Arrays, chosen
 from .draw_checks import draw_checks, guide_checks
 from .full_data import read_model
-from .gradients import gradients_at_draws
+from .gradients import MAX_OPERATIONS, gradients_at_draws, operations_of_gradient
 from .moment_errors import moment_checks
 from .report_table import Report
 from .run_checks import run_checks
@@ -86,7 +87,8 @@ def diagnose(
         var_names: names of the variables of ``posterior`` whose R-hat and effective sample sizes
             to look at; None for all.
         gradients: evaluate the gradient on all rows at the draws of an MCMC, for the checks of
-            moments. It costs a pass over the data for each draw.
+            moments. It costs a pass over the data for each draw; where eight draws of each chain
+            take more than some half a minute, these checks are undecided.
         seconds: how long sampling took, for effective draws a second; None for the attribute
             ``sampling_time`` of ``posterior``, if there is one.
 
@@ -157,6 +159,11 @@ def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     draws = [run.posterior.get(name) for name in model.of_kind("latent")]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
+    some = {name: x[:, : checks.LEAST_DRAWS] for name, x in run.posterior.items()}
+    operations = operations_of_gradient(model, some)
+    chains, draws = next(iter(some.values())).shape[:2]
+    if chains * draws * operations > MAX_OPERATIONS:
+        return {}, {"gradient_operations": operations}
     return gradients_at_draws(model, run.posterior)
 
 
