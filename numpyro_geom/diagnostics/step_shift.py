@@ -58,8 +58,8 @@ def shift_checks(run: RunRecord) -> Iterator[Check]:
     wrong = bool(sure.any() and size > tolerated)
     ok = checks.verdict(wrong, float(errors[usable].max()), size, tolerated)
     where = f"{names[worst]}, unconstrained, from discretisation, to first order"
-    advice = "one parameter sets the scale of many, whose variances are all too large: "
-    advice += "use SGHMC or GGMC, or " + _smaller(run, tolerated / size if size > 0 else 1.0)
+    smaller = _smaller(run, tolerated / size if size > 0 else 1.0)
+    advice = f"means move with the step, most where one parameter sets the scale of many: {smaller}"
     threshold = f"within {tolerated:g} of 0"
     name = "shift of the means by the step, in sd"
     yield Check(name, float(shifts[worst]), error, threshold, ok, where, advice)
@@ -68,5 +68,5 @@ def shift_checks(run: RunRecord) -> Iterator[Check]:
 def _smaller(run: RunRecord, factor: float) -> str:
     if run.attributes.get("step_size") == "auto" and "bias_tolerance" in run.attributes:
         tolerance = factor * float(run.attributes["bias_tolerance"])
-        return f"a bias_tolerance of at most {tolerance:.1g}"
-    return f"a step_size smaller by a factor of {1 / factor:.2g}"
+        return f"use a bias_tolerance of at most {tolerance:.1g}, or SGHMC or GGMC"
+    return f"divide step_size by {1 / factor:.2g}, or use SGHMC or GGMC"
