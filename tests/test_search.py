@@ -45,6 +45,14 @@ def test_ends_within_the_spread_of_a_gaussian(scale, of_mass):
         assert (energies < (5 if of_mass else 3)).all(), energies
 
 
+@pytest.mark.parametrize("of_mass", [False, True])
+def test_gradients_whose_squares_overflow_are_followed(of_mass):
+    """Where it starts U is 1e28 to 1e36, and its slope, in float32, has no finite square."""
+    energy = lambda z: jnp.sum(jnp.exp(20 * z) + z**2 / 2)  # noqa: E731
+    found = search(energy, lambda k: 3.6 + 0.2 * uniform(3)(k), of_mass=of_mass)
+    assert np.array([energy(z) for z in found]).max() < 5
+
+
 def test_minibatch_noise_does_not_keep_it_away():
     # gradient noise of 30 standard deviations of the posterior's own gradient
     sds = jnp.array([0.01, 0.003])

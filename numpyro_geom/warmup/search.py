@@ -41,7 +41,10 @@ REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
 MEMORY = 0.95
-"""Adam's, of squared gradients: a start where they are huge is soon forgotten."""
+"""Adam's, of squared gradients: a start where they are large is soon forgotten."""
+HUGE = 1e6
+"""Entries of a gradient over N beyond which it grows as a logarithm only: squares would overflow,
+and take long to be forgotten."""
 
 
 class _Search(NamedTuple):
@@ -124,7 +127,7 @@ def descend(
             key_step = random.fold_in(key_steps, k)
             batch, stream = potential.draw(key_step, stream)
             grad = jax.grad(potential.energy)(off(current, search.root, key_step), batch)
-            grad = jax.tree.map(lambda x: x / potential.num_data, grad)
+            grad = shortened(jax.tree.map(lambda x: x / potential.num_data, grad))
             direction, optimiser = adam.update(grad, optimiser)
             current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
             return current, optimiser, stream
@@ -154,3 +157,10 @@ def descend(
     unknown = jnp.full((), jnp.nan, flat.dtype)
     start = _Search(position, root, unknown, adam.init(position), stream, zero, zero)
     return lax.while_loop(unfinished, one_round, start).position
+
+
+def shortened(grad: PyTree) -> PyTree:
+    """A gradient of the same direction whose largest entry is `HUGE` times 1 + log of its excess."""
+    largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(grad)]).max()
+    excess = jnp.maximum(largest / HUGE, 1.0)
+    return jax.tree.map(lambda x: (x / excess * (1 + jnp.log(excess))).astype(x.dtype), grad)
