@@ -160,7 +160,7 @@ def descend(
 
 
 def shortened(grad: PyTree) -> PyTree:
-    """A gradient of the same direction whose largest entry is `HUGE` times 1 + log of its excess."""
+    """A gradient of the same direction: beyond `HUGE` its largest entry grows as a logarithm."""
     largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(grad)]).max()
     excess = jnp.maximum(largest / HUGE, 1.0)
     return jax.tree.map(lambda x: (x / excess * (1 + jnp.log(excess))).astype(x.dtype), grad)
