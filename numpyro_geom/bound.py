@@ -261,7 +261,7 @@ def _bind_model(
     if init_params is None:
         return bound, position
     constrained = gibbs or settings.constrained_init  # composite kernels hand over site values
-    data = SubsamplePlates(bound.model), args, kwargs
+    data = SubsamplePlates(handlers.seed(bound.model, random.key(0))), args, kwargs
     return bound, as_position(
         init_params, position, *data, batched=batched, constrained=constrained
     )

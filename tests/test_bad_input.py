@@ -67,7 +67,7 @@ def no_latent(y: Any) -> None:
 
 
 def discrete_latent(y: Any) -> None:
-    k = numpyro.sample("k", dist.Categorical(jnp.ones(2) / 2))
+    k = numpyro.sample("k", dist.Poisson(2.0))
     numpyro.sample("mu", dist.Normal(k, 1))
     with numpyro.plate("data", 12) as i:
         numpyro.sample("y", dist.Normal(k, 1), obs=y[i])

@@ -97,8 +97,9 @@ def latent_draws(model: FullDataModel, posterior: Arrays) -> Arrays:
     if missing:
         raise ValueError(
             f"the run holds no draws of the latent sites {missing}, and the model cannot be "
-            "replayed without them: keep them in `extra_fields`, or do not ask for log_likelihood "
-            "and posterior_predictive"
+            "replayed without them: keep them in `extra_fields`, or do not ask for gradients, "
+            "log_likelihood and posterior_predictive. Draws of discrete sites that were summed out "
+            "come from `numpyro.infer.Predictive(model, samples, infer_discrete=True)`"
         )
     values = {name: posterior[name] for name in latent}
     return {n: x.reshape((x.shape[0] * x.shape[1], *x.shape[2:])) for n, x in values.items()}

@@ -121,7 +121,8 @@ def scores(
     if plan.has_params:
         _check_params(model, args, kwargs)
     sites = read_model(model, args, kwargs).sites
-    shapes = {name: site.shape for name, site in sites.items() if site.kind == "latent"}
+    latent = [s.name for s in plan.sites if not (s.observed or s.discrete)]
+    shapes = {name: sites[name].shape for name in latent}
     samples = _latent_values(source, shapes)
     num_draws = next(iter(samples.values())).shape[0]
 
@@ -134,7 +135,8 @@ def scores(
     def of_draw(arrays: list, item: tuple) -> tuple[jax.Array, jax.Array]:
         number, sample = item
         args, kwargs = data.build(arrays)
-        position = unconstrain_fn(SubsamplePlates(model), args, kwargs, sample)
+        seeded = handlers.seed(SubsamplePlates(model), random.key(0))  # values of discrete sites
+        position = unconstrain_fn(seeded, args, kwargs, sample)
         flat, unravel = ravel_pytree({name: position[name] for name in sorted(shapes)})
         potential = model_potential(model, plan, args, kwargs)
         batch: Any = {}  # all rows

@@ -63,7 +63,7 @@ class BoundGuide(AutoContinuous):
         args, kwargs = on_device(args, kwargs)  # traced row indices cannot index a NumPy array
         with handlers.block():
             self._plan: Subsampling = read_subsampling(
-                self.model, args, kwargs, self.settings.batch_size
+                self.model, args, kwargs, self.settings.batch_size, sums=False
             )
         if self._plan.is_random:
             raise ValueError(

@@ -16,6 +16,7 @@ from numpyro.infer.inspect import get_dependencies
 
 from ..arguments import explained
 from .effects import Effects, effects_of
+from .enumeration import check_discrete
 from .lengths import check_lengths
 from .minibatch import SampleSite, SubsamplePlates, Subsampling
 
@@ -29,6 +30,8 @@ def read_subsampling(
     kwargs: dict,
     batch_size: int | Mapping[str, int] | None = None,
     batching: str = "replacement",
+    *,
+    sums: bool = True,
 ) -> Subsampling:
     """Read plates and sites off a model and check that it can be subsampled.
 
@@ -40,11 +43,14 @@ def read_subsampling(
             plate -> int, or None for what the model itself subsamples (all rows where it does
             not). A batch as large as its plate means no subsampling of that plate.
         batching: ``"replacement"`` or ``"epoch"``.
+        sums: whether discrete latent sites are summed out, on all rows; else they are an error.
 
     Raises:
-        ValueError: for a model without rows or latent sites, with discrete latent sites, for
-            unknown plates, batches larger than their plate, an observed site that its subsampled
-            plate does not index, or minibatches of a model that changes its state.
+        ValueError: for a model without rows or latent sites, with discrete latent sites that
+            cannot be summed out, for unknown plates, batches larger than their plate, an observed
+            site that its subsampled plate does not index, or minibatches of a model that changes
+            its state.
+        ImportError: for discrete latent sites without the package funsor.
     """
 
     def run(args: tuple, kwargs: dict) -> tuple:
@@ -72,8 +78,12 @@ def read_subsampling(
     frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
     sizes = {frame.name: frame.size for frame in frames}
     sizes.update({name: size for name, (size, _) in declared.items()})
-    _check_latents(sites)
+    if all(s.observed for s in sites):
+        raise ValueError(
+            "the model has no latent site: expected at least one `numpyro.sample` without `obs`"
+        )
     batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
+    check_discrete(trace, batch_sizes, sums)
     local_axes = {
         s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in batch_sizes)
         for s in sites
@@ -155,21 +165,6 @@ def _sample_site(site: dict[str, Any]) -> SampleSite:
         discrete=bool(fn.support.is_discrete) if not site["is_observed"] else False,
         factor=isinstance(fn, dist.Unit),
     )
-
-
-def _check_latents(sites: tuple[SampleSite, ...]) -> None:
-    latent = [s for s in sites if not s.observed]
-    if not latent:
-        raise ValueError(
-            "the model has no latent site: expected at least one `numpyro.sample` without `obs`"
-        )
-    discrete = [s.name for s in latent if s.discrete]
-    if discrete:
-        raise ValueError(
-            f"discrete latent sites {discrete}: gradients need continuous ones. Pass the data if "
-            "a site should be observed, sum the site out of the model, or sample it with "
-            "numpyro.infer.DiscreteGibbs in a numpyro.infer.Gibbs kernel"
-        )
 
 
 def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:

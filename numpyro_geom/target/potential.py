@@ -22,6 +22,7 @@ from .._util import key_word, scattered
 from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
 from ..rows.host_rows import HostRows, host_rows_in
 from . import minibatch
+from .enumeration import enumerating
 from .minibatch import RNG_KEY, Batch, Subsampling
 
 CURVATURE_ROWS = 2048
@@ -83,12 +84,16 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
         kwargs: model keyword arguments.
     """
 
+    sums = any(s.discrete for s in plan.sites)
+
     def energy(position: PyTree, batch: Batch) -> jax.Array:
+        run = minibatch.SubsamplePlates(model, batch, plan.sizes)
         return potential_energy(
-            minibatch.SubsamplePlates(model, batch, plan.sizes),
+            enumerating(run, plan.sites) if sums else run,
             args,
             kwargs,
             minibatch.gather_local(plan, position, batch),
+            enum=sums,
         )
 
     def some_rows(rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:

@@ -15,7 +15,9 @@ from jax import lax
 from methods import KEY, LAPLACE, Posterior, chains
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
+from numpyro.contrib.funsor import config_enumerate
 from numpyro.distributions import constraints
+from numpyro.infer import Predictive
 from numpyro.infer.reparam import TransformReparam
 from scipy import integrate, special
 
@@ -309,20 +311,32 @@ def test_default_metric(guide: Any) -> None:
 def discrete() -> None:
     k = numpyro.sample("k", dist.Bernoulli(0.5))
     mu = numpyro.sample("mu", dist.Normal(k, 1))
-    numpyro.sample("obs", dist.Normal(mu, 1), obs=jnp.asarray(Y))
+    with numpyro.plate("N", len(Y)):  # NumPyro asks for a plate where it enumerates
+        numpyro.sample("obs", dist.Normal(mu, 1), obs=jnp.asarray(Y))
 
 
 def test_discrete(method: Any, refuses: Any) -> None:
-    """A discrete latent site, without a word on enumeration"""
-    with refuses(ValueError, "discrete"):
-        method.draws(discrete)
+    """A discrete latent site, without a word on enumeration: summed out, with NumPyro's warning"""
+    if method is LAPLACE:
+        with refuses(ValueError, "sum the site out"):
+            method.draws(discrete)
+        return
+    with pytest.warns(FutureWarning, match="automatically enumerate"):
+        draws = method.draws(discrete)
+    assert set(draws) == {"mu"}
 
 
 def test_enumerated(method: Any, refuses: Any) -> None:
-    """A discrete latent site that is to be enumerated"""
-    model = handlers.infer_config(discrete, lambda site: {"enumerate": "parallel"})
-    with refuses(ValueError, "discrete"):
-        method.draws(model)
+    """A discrete latent site that is to be enumerated; `Predictive` draws its values"""
+    model = config_enumerate(discrete)
+    if method is LAPLACE:
+        with refuses(ValueError, "sum the site out"):
+            method.draws(model)
+        return
+    draws = method.draws(model)
+    assert set(draws) == {"mu"}
+    predictive = Predictive(model, draws, infer_discrete=True)
+    assert set(np.unique(predictive(KEY)["k"])) <= {0, 1}
 
 
 def change_point() -> None:

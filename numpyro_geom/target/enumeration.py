@@ -1,0 +1,63 @@
+"""Discrete latent sites, which are summed out of the density as NumPyro's NUTS does it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .minibatch import SampleSite
+
+
+def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sums: bool) -> None:
+    """Raise where a model has discrete latent sites that cannot be summed out.
+
+    Args:
+        trace: of the model.
+        batch_sizes: of the plates that are to be subsampled.
+        sums: whether the caller can sum them out at all.
+
+    Raises:
+        ValueError: for those of infinite support, with no continuous site beside them, unmarked
+            ones without any observed site, where the data are probably missing, and with
+            subsampled plates.
+        ImportError: without the package funsor.
+    """
+    sites = [s for s in trace.values() if s["type"] == "sample"]
+    latent = [s for s in sites if not s["is_observed"]]
+    discrete = [s for s in latent if s["fn"].support.is_discrete]
+    if not discrete:
+        return
+    names = [s["name"] for s in discrete]
+    marked = all(s["infer"].get("enumerate") is not None for s in discrete)
+    if (
+        not sums
+        or len(discrete) == len(latent)
+        or not all(s["fn"].has_enumerate_support for s in discrete)
+        or (len(sites) == len(latent) and not marked)
+    ):
+        raise ValueError(
+            f"discrete latent sites {names}: gradients need continuous ones. Pass the data if "
+            "a site should be observed, sum the site out of the model, or sample it with "
+            "numpyro.infer.DiscreteGibbs in a numpyro.infer.Gibbs kernel"
+        )
+    if batch_sizes:
+        raise ValueError(
+            f"plates {sorted(batch_sizes)} cannot be subsampled, because the discrete latent sites "
+            f"{names} are summed out on all rows: drop batch_size and subsample_size, or sum the "
+            "sites out of the model, for instance by `dist.MixtureSameFamily`"
+        )
+    if importlib.util.find_spec("funsor") is None:
+        raise ImportError(
+            f"the discrete latent sites {names} are summed out by the package funsor: expected "
+            "`pip install funsor`, or a model that sums them out itself, for instance by "
+            "`dist.MixtureSameFamily`"
+        )
+
+
+def enumerating(model: Callable, sites: tuple[SampleSite, ...]) -> Callable:
+    """The model with an axis for the values of each discrete latent site, left of all plates."""
+    from numpyro.contrib.funsor import config_enumerate, enum
+
+    depth = max((-dim for s in sites for _, dim in s.plates), default=0)
+    return enum(config_enumerate(model), -depth - 1)
