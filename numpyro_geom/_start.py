@@ -94,17 +94,8 @@ def check_precision(position: PyTree) -> None:
 
 
 def check_floating(position: PyTree) -> None:
-    """Raise unless a position has leaves, all of them floating point."""
-    leaves = jax.tree.leaves(position)
-    if not leaves:
-        raise ValueError("init_params holds no array: expected a pytree of floating point arrays")
-    if sum(map(jnp.size, leaves)) == 0:
-        raise ValueError(
-            "there is nothing to sample: all latent sites have size zero or a support of one "
-            "point. Expected at least one free parameter; `numpyro.infer.Predictive` runs a model "
-            "without any"
-        )
-    for leaf in leaves:
+    """Raise unless all leaves of a position are floating point."""
+    for leaf in jax.tree.leaves(position):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise TypeError(
                 f"positions must be floating point, got dtype {jnp.result_type(leaf)}: convert "

@@ -21,7 +21,7 @@ from ._mcmc import validates
 from ._programs import compiled
 from ._start import check_floating
 from ._util import all_finite, is_traced
-from .arguments import on_device
+from ._warning import warn_outside
 from .automatic import planned, resolved
 from .rows.bad_rows import check_finite
 from .rows.host_rows import host_rows_in
@@ -51,6 +51,8 @@ class Bound:
         replaced: sites whose prior an expansion replaces by one on their factors.
         undecided: arguments whose values are those to measure with, and will be chosen then.
         choice: what was chosen.
+        point: the position of a model without free parameters. In its place chains sample a
+            standard normal number, which nobody sees.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class Bound:
     replaced: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     choice: Choice | None = None
+    point: PyTree = None
 
     @property
     def model(self) -> Callable | None:
@@ -68,9 +71,17 @@ class Bound:
             return self.settings.model
         return handlers.substitute(self.settings.model, data=self.fixed)
 
+    @property
+    def targets_model(self) -> bool:
+        """Whether chains sample the posterior of the model, with one energy for all of its keys."""
+        own = self.point is None and not self.replaced
+        return own and self.plan is not None and not self.plan.is_random
+
     def potential(self, args: tuple, kwargs: dict) -> Potential:
         """U of the model's sites for these arguments."""
         model, given = self.model, self.settings
+        if self.point is not None:
+            return function_potential(lambda z: z**2 / 2)
         if model is None:
             full, num_data = getattr(given, "full_potential_fn", None), None
             if full is not None:
@@ -101,6 +112,9 @@ class Bound:
         """
         if self.model is None:
             return lambda position: position
+        if self.point is not None:
+            constrain_point = dataclasses.replace(self, point=None).constrain_fn(args, kwargs)
+            return lambda _: constrain_point(self.point)
         if self.transforms is not None:
             return self.transforms
         model = SubsamplePlates(self.model)
@@ -121,27 +135,8 @@ class Bound:
             temperature=given.temperature,
             expansion=given.expansion,
             controlled=given.control_variate,
-            transforms=self.transforms,
+            transforms=None if self.point is not None else self.transforms,
         )
-
-
-class AllRows(SubsamplePlates):
-    """A model on all its rows, equal to the model it wraps: what an outside reader should see."""
-
-    def __init__(self, model: Callable, runnable: Callable | None):
-        super().__init__(runnable)
-        self.model = model
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
-        args, kwargs = on_device(args, kwargs)
-        return super().__call__(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return self.model == (other.model if isinstance(other, AllRows) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.model)
 
 
 def bind(
@@ -177,13 +172,22 @@ def bind(
     if settings.model is not None:
         plan, rows = planned(settings, args, kwargs, num_warmup)
         bound, position = _bind_model(settings, plan, rng_key, init_params, args, kwargs, batched)
-    elif init_params is None:
+    elif not _size(init_params):
         raise ValueError(
             "init_params is needed with potential_fn: pass "
             "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
         )
     check_floating(position)
     one = jax.tree.map(lambda x: x[0], position) if batched else position
+    if not _size(one):
+        warn_outside(
+            "the model has no free parameter, so every draw is the same: expected a "
+            "`numpyro.sample` without `obs` whose support is more than a point",
+            UserWarning,
+        )
+        plan, rows = dataclasses.replace(plan, batch_sizes={}, local_axes={}), None
+        bound, one = dataclasses.replace(bound, plan=plan, point=one), jnp.zeros(())
+        position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.plan is not None and bound.plan.batch_sizes and not is_traced(one):
         energy = jax.value_and_grad(bound.potential(args, kwargs).energy)
 
@@ -205,6 +209,10 @@ def bind(
         replaced=_replaced(settings, bound.plan, one),
         undecided=undecided,
     ), position
+
+
+def _size(position: PyTree) -> int:
+    return sum(map(jnp.size, jax.tree.leaves(position)))
 
 
 def _bind_model(

@@ -28,12 +28,12 @@ from ._util import is_traced
 from ._warning import warn_outside
 from .algorithm import Algorithm, Facts, Rule, adapts
 from .arguments import differentiated, on_device
-from .bound import AllRows, Bound, bind
+from .bound import Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
 from .rows.bad_rows import check_finite
 from .settings import Settings
 from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
-from .target.minibatch import Subsampling
+from .target.minibatch import AllRows, Subsampling
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]

@@ -61,11 +61,6 @@ def two_tables(y: Any) -> None:
         numpyro.sample("y2", dist.Normal(mu, 1), obs=y[i])
 
 
-def no_latent(y: Any) -> None:
-    with numpyro.plate("data", 12) as i:
-        numpyro.sample("y", dist.Normal(0, 1), obs=y[i])
-
-
 def discrete_latent(y: Any) -> None:
     k = numpyro.sample("k", dist.Poisson(2.0))
     numpyro.sample("mu", dist.Normal(k, 1))
@@ -618,7 +613,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"discrete latent sites \['k'\].*DiscreteGibbs",
     ),
     "y not passed": (start(logistic, X), ValueError, r"discrete latent sites \['y'\].*Pass the d"),
-    "no latent": (start(no_latent, Y), ValueError, "the model has no latent site"),
     "empty data": (start(normal_mean, np.zeros(0)), ValueError, "the data are empty"),
     "group latents subsampled": (
         start(group_latents, Y, batch_size={"group": 2}),
@@ -704,7 +698,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "init_params is needed with potential_fn",
     ),
     "potential at integers": (energy(half_square, (1, 2)), TypeError, "positions must be floating"),
-    "potential at nothing": (energy(half_square, {}), ValueError, "init_params holds no array"),
+    "potential at nothing": (energy(half_square, {}), ValueError, "init_params is needed with pot"),
     "vector potential": (
         energy(lambda z: z),
         ValueError,

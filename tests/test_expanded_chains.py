@@ -35,7 +35,7 @@ from numpyro_geom import (
     SGState,
     to_inference_data,
 )
-from numpyro_geom.bound import on_device
+from numpyro_geom.arguments import on_device
 from numpyro_geom.target.control_variate import full_value_and_grad
 
 ROWS, INPUTS, OUTPUTS = 12, 3, 2

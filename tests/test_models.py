@@ -615,10 +615,33 @@ def test_a_latent_of_size_zero(kernel: Any) -> None:
     to_inference_data(mcmc)
 
 
-def test_a_model_without_free_parameters_is_refused() -> None:
-    def model() -> None:
-        numpyro.sample("p", dist.Dirichlet(jnp.ones(1)))
+def one_point(y: jax.Array) -> None:
+    p = numpyro.sample("p", dist.Dirichlet(jnp.ones(1)))
+    numpyro.deterministic("mean", p * y.mean())
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(p[0], 1), obs=y[i])
 
-    mcmc = MCMC(SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
-    with pytest.raises(ValueError, match="nothing to sample"):
-        mcmc.run(random.key(0))
+
+def no_site(y: jax.Array) -> None:
+    numpyro.deterministic("mean", y.mean()[None])
+
+
+@pytest.mark.parametrize("model", [one_point, no_site])
+@pytest.mark.parametrize("kernel", [SGRLD, SGHMC, GGMC])
+def test_a_model_without_free_parameters_has_draws_that_are_all_the_same(
+    kernel: Any, model: Any
+) -> None:
+    settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel(model), num_warmup=5, num_samples=7, **settings)
+    y = jnp.asarray(Y, jnp.float32)
+    with pytest.warns(UserWarning, match="no free parameter, so every draw is the same"):
+        mcmc.run(random.key(0), y)
+    draws = mcmc.get_samples(group_by_chain=True)
+    assert set(draws) == ({"p", "mean"} if model is one_point else {"mean"})
+    np.testing.assert_allclose(draws["mean"], np.full((2, 7, 1), Y.mean()), rtol=1e-6)
+    if model is one_point:
+        np.testing.assert_array_equal(draws["p"], np.ones((2, 7, 1)))
+    assert not mcmc.last_state.diverging.any()
+    diagnose(mcmc)
+    with pytest.raises(ValueError, match="without free parameters"):
+        to_inference_data(mcmc, gradients=True)

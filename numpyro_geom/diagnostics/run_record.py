@@ -68,11 +68,11 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     """Read a run that has been checked."""
     kernel = mcmc.sampler
     model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
-    library, replaced, random = "numpyro", False, False
+    library, targets_model = "numpyro", model is not None
     if isinstance(kernel, SGKernel):
-        library, replaced = "numpyro_geom", bool(kernel.bound.replaced)
+        library, targets_model = "numpyro_geom", kernel.bound.targets_model
         if model is not None:
-            model, random = kernel.bound.model, bool(kernel.plan and kernel.plan.is_random)
+            model = kernel.bound.model
             args, kwargs = on_device(args, kwargs)  # as the kernel does
     return RunRecord(
         posterior=draws_by_name(mcmc),
@@ -83,8 +83,7 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
         kwargs=kwargs,
         descriptions=_descriptions(kernel),
         library=_library(library),
-        # an expansion with target="factors" replaces priors; with keys there is no one energy
-        targets_model=model is not None and not replaced and not random,
+        targets_model=targets_model,
         scale=learned_scale(mcmc),
     )
 

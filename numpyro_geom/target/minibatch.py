@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro.primitives import Messenger
 
+from ..arguments import on_device
 from ..rows.permutation import epoch_indices
 
 Batch = Any
@@ -166,6 +167,25 @@ class SubsamplePlates(Messenger):
                 key = random.key(0) if key is None else key
                 msg["value"] = random.fold_in(key, self.keys_given)
             self.keys_given += 1
+
+
+class AllRows(SubsamplePlates):
+    """A model on all its rows, equal to the model it wraps: what an outside reader should see."""
+
+    def __init__(self, model: Callable, runnable: Callable | None):
+        super().__init__(runnable)
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        args, kwargs = on_device(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self.model == (other.model if isinstance(other, AllRows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.model)
 
 
 def gather_local(subsampling: Subsampling, position: dict, batch: Mapping[str, Any]) -> dict:

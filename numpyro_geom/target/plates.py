@@ -46,10 +46,9 @@ def read_subsampling(
         sums: whether discrete latent sites are summed out, on all rows; else they are an error.
 
     Raises:
-        ValueError: for a model without rows or latent sites, with discrete latent sites that
-            cannot be summed out, for unknown plates, batches larger than their plate, an observed
-            site that its subsampled plate does not index, or minibatches of a model that changes
-            its state.
+        ValueError: for a model without rows, with discrete latent sites that cannot be summed out,
+            for unknown plates, batches larger than their plate, an observed site that its
+            subsampled plate does not index, or minibatches of a model that changes its state.
         ImportError: for discrete latent sites without the package funsor.
     """
 
@@ -78,10 +77,6 @@ def read_subsampling(
     frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
     sizes = {frame.name: frame.size for frame in frames}
     sizes.update({name: size for name, (size, _) in declared.items()})
-    if all(s.observed for s in sites):
-        raise ValueError(
-            "the model has no latent site: expected at least one `numpyro.sample` without `obs`"
-        )
     batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
     check_discrete(trace, batch_sizes, sums)
     local_axes = {

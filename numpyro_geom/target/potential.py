@@ -83,7 +83,6 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
         args: model arguments; arrays in them may be traced.
         kwargs: model keyword arguments.
     """
-
     sums = any(s.discrete for s in plan.sites)
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
