@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from typing import Any
 
 import jax
@@ -384,17 +383,6 @@ def test_x64(kernel: Any) -> None:
         mcmc.run(KEY, np.linspace(-1.0, 2.0, 12))
         assert {x.dtype for x in mcmc.get_samples().values()} == {jnp.dtype("float64")}
         assert mcmc.last_state.potential_energy.dtype == jnp.float64
-
-
-def test_x64_switched(kernel: Any, refuses: Any) -> None:
-    """A run goes on after 64-bit mode was switched off"""
-    with jax.enable_x64(True):
-        mcmc = chains(kernel.quick(normal))
-        mcmc.run(KEY, np.linspace(-1.0, 2.0, 12))
-    mcmc.post_warmup_state = mcmc.last_state
-    with refuses(TypeError, "switch x64 on"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX's own, of the truncated dtype
-        mcmc.run(KEY, Y)
 
 
 def test_hooks(kernel: Any) -> None:
