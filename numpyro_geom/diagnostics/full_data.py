@@ -30,6 +30,7 @@ class SiteLayout(NamedTuple):
     batch_shape: tuple[int, ...]
     event_dim: int
     event_names: tuple[str, ...]
+    discrete: bool = False  # of a latent site
 
 
 class FullDataModel(NamedTuple):
@@ -47,6 +48,10 @@ class FullDataModel(NamedTuple):
     def of_kind(self, *kinds: str) -> list[str]:
         """Names of the sites of these kinds."""
         return [name for name, site in self.sites.items() if site.kind in kinds]
+
+    def summed_out(self, posterior: Mapping[str, Any]) -> list[str]:
+        """Discrete latent sites without draws."""
+        return [n for n, site in self.sites.items() if site.discrete and n not in posterior]
 
     def trace(
         self, fn: Callable, arrays: list[jax.Array], indices: Mapping[str, Any] | None = None
@@ -87,7 +92,9 @@ def _site(site: dict[str, Any]) -> SiteLayout:
     kind = "latent"
     if site["is_observed"]:
         kind = "factor" if isinstance(base, Unit) else "observed"
-    return SiteLayout(kind, shape, plates, tuple(fn.batch_shape), fn.event_dim, event_names)
+    batch_shape = tuple(fn.batch_shape)
+    discrete = kind == "latent" and bool(fn.support.is_discrete)
+    return SiteLayout(kind, shape, plates, batch_shape, fn.event_dim, event_names, discrete)
 
 
 def latent_draws(model: FullDataModel, posterior: Arrays) -> Arrays:

@@ -12,6 +12,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
+from ..target.enumeration import enumerating
 from ..target.minibatch import SubsamplePlates
 from .arrays import Arrays, host
 from .full_data import FullDataModel, latent_draws
@@ -47,6 +48,7 @@ def gradients_at_draws(
         The arrays; and ``gradients_every``, of which draws one in so many is taken, with
         ``energy_jump``, the largest of `energy_jumps`, unless draws are too few.
     """
+    summed = model.summed_out(posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
     if discrete:
@@ -59,7 +61,9 @@ def gradients_at_draws(
     rows_in_all, in_all = chains * draws * rows, chains * draws * operations
     every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
     kept = {name: x[:, ::every] for name, x in posterior.items()}
-    places = {name: jnp.asarray(x) for name, x in latent_draws(model, kept).items()}
+    drawn = {name: site for name, site in model.sites.items() if name not in summed}
+    places = latent_draws(model._replace(sites=drawn), kept)
+    places = {name: jnp.asarray(x) for name, x in places.items()}
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
     places = {name: x for name, x in places.items() if name not in empty}
     count = next(iter(places.values())).shape[0]
@@ -80,7 +84,7 @@ def gradients_at_draws(
     @jax.jit
     def energies(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
         data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
-        energy = jax.value_and_grad(lambda z: potential_energy(fn, *data, z | empty))
+        energy = jax.value_and_grad(lambda z: _energy(model, summed, fn, data, z | empty))
         return lax.map(
             energy, z, batch_size=max(1, min(64, MAX_WORK // max(256 * rows, operations)))
         )
@@ -111,14 +115,23 @@ def gradients_at_draws(
 def operations_of_gradient(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> int:
     """Floating-point operations of one gradient on all rows."""
     one = {name: jnp.asarray(x[0, 0]) for name, x in posterior.items() if name in model.sites}
-    latent = {name: one[name] for name in model.of_kind("latent")}
+    latent = {name: one[name] for name in model.of_kind("latent") if name in one}
+    summed = model.summed_out(posterior)
 
     def gradient(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> Any:
         data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
-        return jax.grad(lambda z: potential_energy(fn, *data, z))(unconstrain_fn(fn, *data, draw))
+        z = unconstrain_fn(fn, *data, draw)
+        return jax.grad(lambda z: _energy(model, summed, fn, data, z))(z)
 
     counted = jax.jit(gradient).lower(model.arrays, latent).cost_analysis()
     return int((counted or {}).get("flops", 0.0))
+
+
+def _energy(model: FullDataModel, summed: list[str], fn: Callable, data: tuple, z: dict) -> Any:
+    """U, without the discrete sites that are summed out."""
+    if summed:
+        fn = enumerating(fn, model.sites.values())
+    return potential_energy(fn, *data, z, enum=bool(summed))
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:

@@ -156,7 +156,8 @@ def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     if not run.targets_model:
         return {}, {}
     model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
-    draws = [run.posterior.get(name) for name in model.of_kind("latent")]
+    summed = model.summed_out(run.posterior)
+    draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
     some = {name: x[:, : checks.LEAST_DRAWS] for name, x in run.posterior.items()}

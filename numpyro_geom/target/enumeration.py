@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-from .minibatch import SampleSite
 
 
 def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sums: bool) -> None:
@@ -55,8 +53,13 @@ def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sum
         )
 
 
-def enumerating(model: Callable, sites: tuple[SampleSite, ...]) -> Callable:
-    """The model with an axis for the values of each discrete latent site, left of all plates."""
+def enumerating(model: Callable, sites: Iterable[Any]) -> Callable:
+    """The model with an axis for the values of each discrete latent site, left of all plates.
+
+    Args:
+        model: on all rows.
+        sites: its sites, each with its ``plates``: pairs of a name and a negative dimension.
+    """
     from numpyro.contrib.funsor import config_enumerate, enum
 
     depth = max((-dim for s in sites for _, dim in s.plates), default=0)
