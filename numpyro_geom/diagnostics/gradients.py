@@ -62,8 +62,8 @@ def gradients_at_draws(
     every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
     kept = {name: x[:, ::every] for name, x in posterior.items()}
     drawn = {name: site for name, site in model.sites.items() if name not in summed}
-    places = latent_draws(model._replace(sites=drawn), kept)
-    places = {name: jnp.asarray(x) for name, x in places.items()}
+    values = latent_draws(model._replace(sites=drawn), kept)
+    places = {name: jnp.asarray(x) for name, x in values.items()}
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
     places = {name: x for name, x in places.items() if name not in empty}
     count = next(iter(places.values())).shape[0]
