@@ -30,7 +30,7 @@ from .target import minibatch
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
-from .target.plates import with_start
+from .target.plates import warn_of_deterministic, with_start
 from .target.potential import Potential, model_potential
 from .target.target import Target
 from .warmup.choice import Choice
@@ -230,6 +230,7 @@ def _bind_model(
         some = dataclasses.replace(plan, batching="replacement")
         rows, _ = compiled(lambda key: minibatch.draw(some, key, ()), random.key(0))
     bound = Bound(settings, plan)
+    warn_of_deterministic(settings.model, args, kwargs, plan)
     if plan.has_params:
         used = rows if host_rows_in((args, kwargs)) else {}
         fixed = _param_values(SubsamplePlates(settings.model, used), args, kwargs)

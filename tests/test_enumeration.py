@@ -206,6 +206,17 @@ def test_an_unmarked_site_is_summed_out_with_a_warning_unless_data_are_missing()
     start(config_enumerate(unmarked), None)  # the prior, as asked for
 
 
+def derived(y: Any) -> None:
+    switch(y)
+    k = numpyro.sample("other", dist.Bernoulli(0.5), infer=marked())
+    numpyro.deterministic("wrong", jnp.where(k == 1, 2.0, y.sum()))
+
+
+def test_deterministic_sites_that_depend_on_discrete_ones_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"sites \['wrong'\] depend on .*infer_discrete=True"):
+        start(derived)
+
+
 def test_minibatches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'data'.*cannot be subsampled.*\['k'\] are summed out"):
         start(mixture, batch_size=2)

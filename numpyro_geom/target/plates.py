@@ -13,7 +13,9 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.inspect import get_dependencies
+from numpyro.ops.provenance import eval_provenance
 
+from .._warning import warn_outside
 from ..arguments import explained
 from .effects import Effects, effects_of
 from .enumeration import check_discrete
@@ -147,6 +149,29 @@ def _abstract_run(
 def with_start(model: Callable) -> Callable:
     """The model with values of its latent sites."""
     return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
+
+
+def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampling) -> None:
+    """Warn of deterministic sites that depend on discrete ones, of which a run has no draws."""
+    discrete = [s.name for s in plan.sites if s.discrete]
+    if not discrete:
+        return
+
+    def values(**given: jax.Array) -> dict[str, jax.Array]:
+        run = handlers.trace(handlers.substitute(with_start(model), data=given))
+        trace = run.get_trace(*args, **kwargs).items()
+        return {n: s["value"] for n, s in trace if s["type"] == "deterministic" or n in discrete}
+
+    shapes = jax.eval_shape(values)
+    found = eval_provenance(values, **{name: shapes[name] for name in discrete})
+    wrong = [name for name in shapes if name not in discrete and found[name]]
+    if wrong:
+        warn_outside(
+            f"the deterministic sites {wrong} depend on the discrete sites {discrete}, which are "
+            "summed out, and are computed from draws of their prior: take them from "
+            "`numpyro.infer.Predictive(model, samples, infer_discrete=True)`",
+            UserWarning,
+        )
 
 
 def _sample_site(site: dict[str, Any]) -> SampleSite:
