@@ -218,6 +218,7 @@ def test_sample_stats_of_a_stochastic_gradient_kernel(sgrld: MCMC) -> None:
         "grad_norm",
         "lp",
         "n_steps",
+        "squared_drift",
         "step_size",
     }
     np.testing.assert_array_equal(stats["energy"], fields["potential_energy"])
@@ -606,6 +607,13 @@ def mean_run() -> MCMC:
     return drawn(normal_mean, vector(ROWS), num_draws=30)
 
 
+def assert_own_noise(z: np.ndarray) -> None:
+    """Each draw has noise of its own: the mean over draws of a row has a variance of 1 / draws."""
+    draws = z.reshape(-1, ROWS)
+    shrunk = draws.mean(0).var() * len(draws)
+    assert abs(shrunk - 1) < 5 * np.sqrt(2 / ROWS)
+
+
 def test_posterior_predictive_is_drawn_around_each_draw(mean_run: MCMC) -> None:
     def draw(chunk_size: int | None) -> Any:
         return to_inference_data(
@@ -619,6 +627,7 @@ def test_posterior_predictive_is_drawn_around_each_draw(mean_run: MCMC) -> None:
     # 3180 independent standard normal values, at five standard errors
     assert abs(z.mean()) < 5 / np.sqrt(z.size)
     assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
+    assert_own_noise(z)
     # the same keys; another program rounds in another way
     np.testing.assert_allclose(draw(100), drawn, rtol=1e-6)
 
@@ -632,6 +641,7 @@ def test_prior_and_prior_predictive_belong_together(mean_run: MCMC) -> None:
     np.testing.assert_array_equal(idata.prior["twice"], 2 * mu)
     z = (np.asarray(y) - np.asarray(mu)[..., None]) / 0.1
     assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
+    assert_own_noise(z)
     # 400 values of N(2, 3^2), at five standard errors
     assert abs(float(mu.mean()) - 2) < 5 * 3 / 20
 

@@ -162,7 +162,7 @@ class SubsamplePlates(Messenger):
             msg["value"] = rows
             msg["args"] = (size, rows.shape[0])
         elif msg["type"] == "prng_key":
-            if msg["value"] is None:
+            if msg["value"] is None and msg["kwargs"]["rng_key"] is None:  # not from a seed
                 key = self.indices.get(RNG_KEY)
                 key = random.key(0) if key is None else key
                 msg["value"] = random.fold_in(key, self.keys_given)
