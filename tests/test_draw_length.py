@@ -64,7 +64,7 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
         kernel,
         num_warmup=500,
         num_samples=500,
-        num_chains=4,
+        num_chains=12,
         chain_method="vectorized",
         progress_bar=False,
     )
@@ -78,7 +78,9 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
     mean = np.average(grid, weights=weights)
     sd = np.average((grid - mean) ** 2, weights=weights) ** 0.5
     size = effective_sample_size(draws)
-    assert size > 300  # 66 with draws as long as the covariance suggests
+    # four seeds: 230 to 330, and 51 to 85 with draws as long as the covariance suggests; the total
+    # depends on the slowest chain
+    assert np.median([effective_sample_size(x[None]) for x in draws]) > 150
     assert abs(draws.mean() - mean) < 4 * sd / size**0.5
     of_squares = effective_sample_size((draws - mean) ** 2)
     assert abs(np.mean((draws - mean) ** 2) / sd**2 - 1) < 4 * (2 / of_squares) ** 0.5
