@@ -15,6 +15,7 @@ from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
 from .target.expansion import Expansion
 from .target.expansion_sides import Factors
+from .training import Trained, train
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "SGKernel",
     "SGState",
     "Shampoo",
+    "Trained",
     "Wenzel",
     "constant",
     "cyclical",
@@ -50,4 +52,5 @@ __all__ = [
     "run",
     "step_size_summary",
     "to_inference_data",
+    "train",
 ]

@@ -154,18 +154,22 @@ class SWAG(Guide):
         # the way back from flat positions, and model arguments
         self._fitted: tuple[Callable[[jax.Array], PyTree], tuple, dict] | None = None
 
-    def fit(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> SWAGParams:
+    def fit(
+        self, rng_key: jax.Array, *args: Any, init_params: PyTree = None, **kwargs: Any
+    ) -> SWAGParams:
         """Find a mode, run constant-rate descent from it, and return what it went through.
 
         Args:
             rng_key: for the start and the rows.
             args: the model's arguments.
+            init_params: unconstrained site values where Adam starts, such as those of
+                `numpyro_geom.train`; None for ``init_strategy``.
             kwargs: its keyword arguments.
         """
         check_key("rng_key", rng_key)
         args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
-        start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, None, args, kwargs))
+        start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, init_params, args, kwargs))
         if self._kernel.bound.potential(args, kwargs).deterministic:
             raise ValueError(
                 "SWAG describes the noise of minibatch gradients, and these have none: expected a "

@@ -109,7 +109,7 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
             # other subsampled plates stay at about their batch size
             others = {other: rows for other, rows in plan.batch_sizes.items() if other != plate}
             batch = some_rows(rng_key, others)
-            rows_fn = _row_energies(model, plan, args, kwargs, plate, batch)
+            rows_fn = row_energies(model, plan, args, kwargs, plate, batch)
             groups.append((plan.sizes[plate] ** 2 / batch_rows, rows_fn))
         if plan.is_random:
             groups.append(
@@ -258,7 +258,7 @@ def _key_energies(energy: Callable, rows: Batch, position: PyTree) -> jax.Array:
     return lax.map(lambda key: energy(position, {**rows, RNG_KEY: key}), keys)
 
 
-def _row_energies(
+def row_energies(
     model: Callable, plan: Subsampling, args: tuple, kwargs: dict, plate: str, batch: Batch
 ) -> Callable[[PyTree], jax.Array]:
     """Energies of single rows of a plate: position -> array of shape (rows of the batch,).

@@ -1,0 +1,292 @@
+"""Training by an optimiser of optax: where chains of networks, SWAG and Laplace guides start."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax, random
+from numpyro.infer import init_to_uniform
+
+from ._checks import check_int, check_key, check_number
+from ._util import PyTree, tree_where
+from .algorithms.sgrld import SGRLD
+from .arguments import on_device, split_arrays
+from .target import minibatch
+from .target.minibatch import Subsampling
+from .target.potential import row_energies
+
+HELD_OUT = 0.1
+"""Share of the rows by which training is judged where a batch size is given."""
+VALIDATION_ROWS = 1024
+"""Held-out rows at a time."""
+
+
+class Trained(NamedTuple):
+    """What `train` returns; with ``num_starts`` every array has a leading axis of starts.
+
+    Attributes:
+        position: unconstrained site values, those of the best epoch. With it chains start
+            (``init_params`` of ``mcmc.run``), `RiemannianLaplace.fit` and `SWAG.fit`.
+        epoch: the best one, counted from 1; the last one without validation.
+        losses: mean of U / N over the steps of each epoch, shape (epochs,).
+        validation: mean energy of the held-out rows after each epoch, minus their log likelihood
+            where the plate holds observed sites only, shape (epochs,); NaN without validation.
+    """
+
+    position: PyTree
+    epoch: np.ndarray
+    losses: np.ndarray
+    validation: np.ndarray
+
+
+class _Training(NamedTuple):
+    """State between two epochs: of the walk, and the best position so far."""
+
+    position: PyTree
+    optimiser: PyTree
+    stream: Any
+    best: PyTree
+    lowest: jax.Array
+    best_epoch: jax.Array
+
+
+def train(
+    model: Callable,
+    rng_key: jax.Array,
+    *args: Any,
+    batch_size: int | None = None,
+    optimiser: optax.GradientTransformation | None = None,
+    num_epochs: int = 100,
+    validation: float | None = None,
+    patience: int = 10,
+    num_starts: int | None = None,
+    init_params: PyTree = None,
+    init_strategy: Callable = init_to_uniform,
+    **kwargs: Any,
+) -> Trained:
+    """Lower a model's energy U by an optimiser on its own minibatches, until held-out rows object.
+
+    What is lowered is U / N, minus the log joint density over the number of rows, in unconstrained
+    coordinates: maximum a posteriori estimation there. After each epoch the mean energy of rows
+    that no step sees is measured; the position with the lowest is returned, and where ``patience``
+    epochs bring none lower, training ends.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        rng_key: for the start, the rows and the split.
+        args: the model's arguments.
+        batch_size: rows per step of the only plate with observed rows; None for all of them.
+        optimiser: of optax, with its learning rate or schedule; None for ``optax.adam(1e-3)``.
+        num_epochs: most passes over the rows.
+        validation: share of the rows to hold out, 0 for none; None for 0.1 with a ``batch_size``
+            and for 0 without.
+        patience: epochs without a new best one that end the training.
+        num_starts: independent trainings at once, from starts of their own and on rows in an order
+            of their own, for an ensemble or for several chains; None for one.
+        init_params: where to start, as for ``mcmc.run``; with a leading axis of starts if there are
+            several. None for what ``init_strategy`` says.
+        init_strategy: NumPyro's.
+        kwargs: the model's keyword arguments.
+
+    Returns:
+        The `Trained` position, and how it came about.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range, for a model whose rows cannot be drawn, and for
+            validation without a batch size.
+        FloatingPointError: where energies are not finite; with validation, where none ever were.
+
+    Examples:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_geom import train
+        >>> def model(X, y):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        ...     with numpyro.plate("data", X.shape[0]) as i:
+        ...         numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=y[i])
+        >>> X = jax.random.normal(jax.random.key(0), (500, 2))
+        >>> y = X @ jnp.array([1.0, -1.0])
+        >>> found = train(model, jax.random.key(1), X, y, batch_size=50, num_starts=4)
+        >>> found.position["w"].shape
+        (4, 2)
+    """
+    check_key("rng_key", rng_key)
+    optimiser = optax.adam(1e-3) if optimiser is None else optimiser
+    if not isinstance(optimiser, optax.GradientTransformation):
+        raise TypeError(
+            "optimiser must be one of optax, such as optax.adam(1e-3), got "
+            f"{type(optimiser).__name__}"
+        )
+    num_epochs, patience = check_int("num_epochs", num_epochs), check_int("patience", patience)
+    validation = _check_validation(validation, batch_size)
+    starts = 1 if num_starts is None else check_int("num_starts", num_starts)
+    if num_starts is None and init_params is not None:
+        init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
+    args, kwargs = on_device(args, kwargs)
+    kernel = SGRLD(model, batch_size=batch_size, init_strategy=init_strategy)
+    key_start, key_split, key_train = random.split(rng_key, 3)
+    position = kernel.bind(random.split(key_start, starts), 0, init_params, args, kwargs)
+    bound, plan = kernel.bound, kernel.plan
+    arrays, fill = split_arrays((args, kwargs))
+    rows = _split(plan, key_split, validation)  # type: ignore[arg-type]
+
+    @jax.jit
+    def run(arrays: list, rows: tuple, position: PyTree, keys: jax.Array) -> tuple:
+        # traced: as constants, large arrays would take long to compile
+        args, kwargs = fill(arrays)
+        energy = bound.potential(args, kwargs).energy
+        judge = _judge(bound.model, plan, args, kwargs, rows[1])  # type: ignore[arg-type]
+        epoch = _epoch(plan, energy, optimiser, rows[0])  # type: ignore[arg-type]
+        return _train(epoch, judge, optimiser, position, keys, num_epochs, patience)
+
+    keys = random.split(key_train, starts)
+    training, losses, judged, done = jax.device_get(run(arrays, rows, position, keys))
+    lost = ~np.isfinite(training.lowest)
+    if not len(rows[1]):
+        lost |= training.best_epoch < done
+    if lost.any():
+        raise FloatingPointError(
+            f"{lost.sum()} of {starts} trainings left the finite numbers: expected finite "
+            "energies. Use a smaller learning rate, a schedule with a warm-up, or optax.chain("
+            "optax.clip_by_global_norm(1.0), ...)"
+        )
+    found = Trained(training.best, training.best_epoch, losses[:, :done], judged[:, :done])
+    return found if num_starts is not None else jax.tree.map(lambda x: x[0], found)
+
+
+def _check_validation(validation: Any, batch_size: Any) -> float:
+    if validation is None:
+        return 0.0 if batch_size is None else HELD_OUT
+    validation = check_number("validation", validation, least=0.0)
+    if validation >= 1:
+        raise ValueError(f"validation must be below 1, a share of the rows, got {validation!r}")
+    if validation > 0 and batch_size is None:
+        raise ValueError(
+            "validation holds rows out, and with batch_size=None every step takes all: expected a "
+            "batch_size, or validation=0"
+        )
+    return validation
+
+
+def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
+    """Rows to train on, and rows to judge by in lots; empty where all are trained on."""
+    if validation == 0 or not plan.batch_sizes:
+        return (), ()
+    if len(plan.batch_sizes) > 1:
+        raise ValueError(
+            f"validation holds out rows of one plate, and {sorted(plan.batch_sizes)} are "
+            "subsampled: expected one of them, or validation=0"
+        )
+    ((plate, batch),) = plan.batch_sizes.items()
+    size = plan.sizes[plate]
+    held_out = max(1, round(validation * size))
+    if size - held_out < batch:
+        raise ValueError(
+            f"batch_size={batch} is more than the {size - held_out} rows of plate {plate!r} that "
+            f"validation={validation:g} leaves: expected a smaller one of either"
+        )
+    lot = min(held_out, VALIDATION_ROWS)
+    order = random.permutation(rng_key, size).astype(jnp.int32)
+    lots = order[: held_out // lot * lot].reshape(-1, lot)
+    return order[held_out:], lots
+
+
+def _judge(model: Any, plan: Subsampling, args: tuple, kwargs: dict, lots: Any) -> Callable | None:
+    """``position -> mean energy of the held-out rows``, or None."""
+    if not len(lots):
+        return None
+    (plate,) = plan.batch_sizes
+
+    def judge(position: PyTree) -> jax.Array:
+        def mean_of(lot: jax.Array) -> jax.Array:
+            return jnp.mean(row_energies(model, plan, args, kwargs, plate, {plate: lot})(position))
+
+        return jnp.mean(lax.map(mean_of, lots))
+
+    return judge
+
+
+def _epoch(
+    plan: Subsampling, energy: Callable, optimiser: optax.GradientTransformation, rows: Any
+) -> Callable:
+    """``(position, optimiser, stream, key) -> the same, and the mean of U / N``."""
+    drawn, steps = plan, plan.steps_per_epoch
+    if len(rows):
+        (plate,) = plan.batch_sizes
+        drawn = dataclasses.replace(plan, sizes={**plan.sizes, plate: len(rows)})
+        steps = drawn.steps_per_epoch
+
+    def one(_: int, carry: tuple) -> tuple:
+        position, state, stream, key, total = carry
+        key, key_batch = random.split(key)
+        batch, stream = minibatch.draw(drawn, key_batch, stream)
+        if len(rows):
+            batch[plate] = rows[batch[plate]]
+        value, grad = jax.value_and_grad(energy)(position, batch)
+        grad = jax.tree.map(lambda g: g / plan.num_data, grad)
+        updates, state = optimiser.update(grad, state, position)
+        position = optax.apply_updates(position, updates)
+        return position, state, stream, key, total + value / plan.num_data
+
+    def epoch(position: PyTree, state: PyTree, stream: Any, key: jax.Array) -> tuple:
+        zero = jnp.zeros((), jax.tree.leaves(position)[0].dtype)
+        *carry, total = lax.fori_loop(0, steps, one, (position, state, stream, key, zero))
+        return *carry[:3], total / steps
+
+    return epoch
+
+
+def _train(
+    epoch: Callable,
+    judge: Callable | None,
+    optimiser: optax.GradientTransformation,
+    start: PyTree,
+    keys: jax.Array,
+    num_epochs: int,
+    patience: int,
+) -> tuple:
+    """All starts together, until none has found better for long enough."""
+    starts, dtype = keys.shape[0], jax.tree.leaves(start)[0].dtype
+
+    def one(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
+        position, state, stream, loss = epoch(*training[:3], random.fold_in(key, number))
+        judged = jnp.full((), jnp.nan, dtype) if judge is None else judge(position).astype(dtype)
+        # without validation the last epoch is the best, as long as it is finite
+        better = jnp.isfinite(loss) if judge is None else judged < training.lowest
+        lowest = jnp.where(better, loss if judge is None else judged, training.lowest)
+        best = tree_where(better, position, training.best)
+        best_epoch = jnp.where(better, number + 1, training.best_epoch)
+        return _Training(position, state, stream, best, lowest, best_epoch), loss, judged
+
+    def proceed(carry: tuple) -> tuple:
+        training, losses, judged, number = carry
+        training, *new = jax.vmap(one, in_axes=(0, 0, None))(training, keys, number)
+        losses, judged = (
+            x.at[:, number].set(y) for x, y in zip((losses, judged), new, strict=True)
+        )
+        return training, losses, judged, number + 1
+
+    def unfinished(carry: tuple) -> jax.Array:
+        training, *_, number = carry
+        return (number < num_epochs) & jnp.any(number - training.best_epoch < patience)
+
+    begin = jax.vmap(
+        lambda position, key: _Training(
+            position,
+            optimiser.init(position),
+            (),
+            position,
+            jnp.full((), jnp.inf, dtype),
+            jnp.zeros((), jnp.int32),
+        )
+    )(start, keys)
+    empty = jnp.zeros((starts, num_epochs), dtype)
+    return lax.while_loop(unfinished, proceed, (begin, empty, empty, jnp.zeros((), jnp.int32)))
