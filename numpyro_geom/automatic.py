@@ -81,13 +81,12 @@ def resolved(
         and not getattr(found, "noise_correction", False)
     )
     undecided = []
-    if plan is not None and plan.is_random and found.control_variate == "auto":
-        found = found.with_values(control_variate=False)
     if measures and settings.batch_size == "auto" and rows is not None:
         undecided.append("batch_size")
-    if found.control_variate == "auto":
-        found = found.with_values(control_variate=measures)
-        undecided += ["control_variate"] * measures
+    if settings.control_variate == "auto":
+        correctable = measures and not plan.is_random  # type: ignore[union-attr]
+        found = found.with_values(control_variate=correctable)
+        undecided += ["control_variate"] * correctable
     return found, tuple(undecided)
 
 

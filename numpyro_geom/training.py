@@ -24,7 +24,7 @@ from .target.potential import row_energies
 HELD_OUT = 0.1
 """Share of the rows by which training is judged where a batch size is given."""
 VALIDATION_ROWS = 1024
-"""Held-out rows at a time."""
+"""Held-out rows at a time, of which more are a multiple."""
 
 
 class Trained(NamedTuple):
@@ -188,15 +188,15 @@ def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
     ((plate, batch),) = plan.batch_sizes.items()
     size = plan.sizes[plate]
     held_out = max(1, round(validation * size))
+    lot = min(held_out, VALIDATION_ROWS)
+    held_out -= held_out % lot
     if size - held_out < batch:
         raise ValueError(
             f"batch_size={batch} is more than the {size - held_out} rows of plate {plate!r} that "
             f"validation={validation:g} leaves: expected a smaller one of either"
         )
-    lot = min(held_out, VALIDATION_ROWS)
     order = random.permutation(rng_key, size).astype(jnp.int32)
-    lots = order[: held_out // lot * lot].reshape(-1, lot)
-    return order[held_out:], lots
+    return order[held_out:], order[:held_out].reshape(-1, lot)
 
 
 def _judge(model: Any, plan: Subsampling, args: tuple, kwargs: dict, lots: Any) -> Callable | None:

@@ -676,6 +676,6 @@ def test_gradients_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPat
     mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=20, progress_bar=False)
     mcmc.run(random.key(0))
     assert not any("not looked at" in check.where for check in diagnose(mcmc).checks)
-    monkeypatch.setattr("numpyro_geom.diagnostics.report.MAX_OPERATIONS", 10)
+    monkeypatch.setattr("numpyro_geom.diagnostics.gradients.MAX_OPERATIONS", 10)
     found = {check.name: check for check in diagnose(mcmc).undecided}
     assert "not looked at" in found["scaled virial, less 1"].where

@@ -17,7 +17,7 @@ from .run_checks import advice_on_length
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
-"""Entries of a variable that R-hat and effective sample sizes look at, evenly spaced."""
+"""Entries of a variable that R-hat, sample sizes and the shift look at, evenly spaced."""
 
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:

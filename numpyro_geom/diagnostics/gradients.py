@@ -35,18 +35,20 @@ constrained draw, above which the draw does not tell the coordinate."""
 
 
 def gradients_at_draws(
-    model: FullDataModel, posterior: Mapping[str, np.ndarray]
+    model: FullDataModel, posterior: Mapping[str, np.ndarray], *, least_draws: int = 1
 ) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
     For each latent site ``w`` with entries the arrays ``z.w`` and ``grad_U.w``, in nats, shaped
     (chains, draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total or more
-    than `MAX_OPERATIONS`. The gradient is NaN in coordinates that the constrained draws, as
-    floating-point numbers, do not tell (the small entries of a sparse simplex in float32).
+    than `MAX_OPERATIONS`; none where that leaves fewer than ``least_draws`` of each chain. The
+    gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
+    tell (the small entries of a sparse simplex in float32).
 
     Returns:
         The arrays; and ``gradients_every``, of which draws one in so many is taken, with
-        ``energy_jump``, the largest of `energy_jumps`, unless draws are too few.
+        ``energy_jump``, the largest of `energy_jumps`, unless draws are too few. Without arrays
+        ``gradient_operations``, of one gradient.
     """
     summed = model.summed_out(posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
@@ -57,7 +59,9 @@ def gradients_at_draws(
         )
     chains, draws = next(iter(posterior.values())).shape[:2]
     rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
-    operations = operations_of_gradient(model, posterior)
+    operations = _operations(model, posterior)
+    if chains * min(draws, least_draws) * operations > MAX_OPERATIONS and least_draws > 1:
+        return {}, {"gradient_operations": operations}
     rows_in_all, in_all = chains * draws * rows, chains * draws * operations
     every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
     kept = {name: x[:, ::every] for name, x in posterior.items()}
@@ -112,7 +116,7 @@ def gradients_at_draws(
     return found, told | {"gradients_every": every}
 
 
-def operations_of_gradient(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> int:
+def _operations(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> int:
     """Floating-point operations of one gradient on all rows."""
     one = {name: jnp.asarray(x[0, 0]) for name, x in posterior.items() if name in model.sites}
     latent = {name: one[name] for name in model.of_kind("latent") if name in one}

@@ -156,8 +156,8 @@ def to_inference_data(
     if check_flag("gradients", gradients) and (model is None or not run.targets_model):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
-            "potential_fn, not an expansion with target='factors', and not one without free "
-            "parameters"
+            "potential_fn, not an expansion with target='factors', not a model that asks for "
+            "random keys, and not one without free parameters"
         )
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)

@@ -19,7 +19,7 @@ from . import checks
 from .arrays import Arrays, chosen
 from .draw_checks import draw_checks, guide_checks
 from .full_data import read_model
-from .gradients import MAX_OPERATIONS, gradients_at_draws, operations_of_gradient
+from .gradients import gradients_at_draws
 from .moment_errors import moment_checks
 from .report_table import Report
 from .run_checks import run_checks
@@ -65,8 +65,8 @@ def diagnose(
       **scaled force** and **scaled virial**, and they are flagged or not told.
     - **shift of the means**: of Langevin kernels (`numpyro_geom.SGRLD`), what the step size moves
       the mean of the worst unconstrained coordinate by, in standard deviations, to first order:
-      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws. Flagged above 0.15. It sees a
-      scale that is shared by many parameters, each of them a little too wide.
+      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws. Flagged above 0.15. Without
+      thinning. It sees a scale that is shared by many parameters, each of them a little too wide.
     - **temperatures**: the mean of (theta - c) . grad U / D over all steps, from the minibatch
       gradients that the kernel used, in total and for each site, and that of r'M^-1 r / D. Both
       are tau for the target. Flagged where off by more than ``bias_tolerance``, beyond Monte Carlo
@@ -160,12 +160,7 @@ def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
-    some = {name: x[:, : checks.LEAST_DRAWS] for name, x in run.posterior.items()}
-    operations = operations_of_gradient(model, some)
-    chains, draws = next(iter(some.values())).shape[:2]
-    if chains * draws * operations > MAX_OPERATIONS:
-        return {}, {"gradient_operations": operations}
-    return gradients_at_draws(model, run.posterior)
+    return gradients_at_draws(model, run.posterior, least_draws=checks.LEAST_DRAWS)
 
 
 def _check_container(source: Any) -> None:

@@ -17,14 +17,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from . import checks
-from .arrays import entries, evenly
+from .arrays import entries
 from .checks import Check
+from .draw_checks import MAX_ENTRIES
 from .gradients import POSITION
 from .monte_carlo import effective_size
 from .run_record import RunRecord
-
-MAX_ENTRIES = 500
-"""Coordinates that are looked at, evenly spaced."""
 
 
 def shift_checks(run: RunRecord) -> Iterator[Check]:
@@ -35,12 +33,8 @@ def shift_checks(run: RunRecord) -> Iterator[Check]:
         return  # with draws left out, drifts are not those at the draws
     every = int(run.attributes.get("gradients_every", 1))
     drift = np.asarray(drift[:, 1:], float)[:, ::every]  # the drift at a draw comes with the next
-    names, z = entries(
-        {n.removeprefix(POSITION): x[:, : drift.shape[1]] for n, x in positions.items()}
-    )
-    if len(names) > MAX_ENTRIES:
-        some = evenly(len(names), MAX_ENTRIES)
-        names, z = tuple(names[k] for k in some), z[..., some]
+    sites = {n.removeprefix(POSITION): x[:, : drift.shape[1]] for n, x in positions.items()}
+    names, z = entries(sites, MAX_ENTRIES)
     z = z - z.mean(1, keepdims=True)
     spread = np.sqrt(np.mean(z**2, (0, 1)))
     usable = np.isfinite(spread) & (spread > 0)
