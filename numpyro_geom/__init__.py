@@ -9,7 +9,17 @@ from .diagnostics.inference_data import to_inference_data
 from .diagnostics.report import diagnose, print_summary, step_size_summary
 from .kernel import SGKernel, SGState
 from .laplace import RiemannianLaplace
-from .metrics import Identity, Metric, MetricState, Monge, RMSprop, Shampoo, Wenzel
+from .metrics import (
+    BySite,
+    Identity,
+    Metric,
+    MetricState,
+    Monge,
+    RMSprop,
+    Scaled,
+    Shampoo,
+    Wenzel,
+)
 from .rows.host_rows import HostRows
 from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
@@ -29,6 +39,7 @@ __all__ = [
     "SWAG",
     "VSGD",
     "AdamSGLD",
+    "BySite",
     "Expansion",
     "Factors",
     "HostRows",
@@ -41,6 +52,7 @@ __all__ = [
     "Run",
     "SGKernel",
     "SGState",
+    "Scaled",
     "Shampoo",
     "Trained",
     "Wenzel",

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._warning import warn_outside
+from .metrics.by_site import BySite
 from .metrics.identity import Identity
 from .settings import Settings
 from .target.minibatch import Subsampling
@@ -110,7 +111,7 @@ def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
     size = sum(map(jnp.size, jax.tree.leaves(position)))
     # a step size that is given is one for the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
-    if not free:
+    if not free or isinstance(settings.metric, BySite):  # a matrix of all would mix the sites
         return None
     if size <= DENSE_LIMIT:
         return True

@@ -25,11 +25,13 @@ from numpyro_geom.gamma import (
     probe,
 )
 from numpyro_geom.metrics import (
+    BySite,
     Identity,
     Metric,
     MetricState,
     Monge,
     RMSprop,
+    Scaled,
     Shampoo,
     Wenzel,
     roots,
@@ -137,6 +139,10 @@ AUTODIFF = {
     "monge-memory": (Monge(alpha2=0.7, decay=0.8), SHAPES),
     "monge-auto": (Monge(decay=0.8), SHAPES),
     "user": (CubeRoot(decay=0.8), SHAPES),
+    "by-site": (
+        BySite({"a": RMSprop(0.8, eps=0.1), "b": Scaled(2.0, CubeRoot(0.8)), "*": Monge(0.7, 0.8)}),
+        SHAPES,
+    ),
 }
 
 

@@ -797,7 +797,8 @@ def test_bad_arguments(build: Any, error: type[Exception], message: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["base", "identity", "rmsprop", "wenzel", "monge", "shampoo", "__init__"]
+    "name",
+    ["base", "by_site", "identity", "rmsprop", "wenzel", "monge", "shampoo", "__init__"],
 )
 def test_docstring_examples(name: str) -> None:
     module = importlib.import_module(f"{metrics.__name__}.{name}".removesuffix(".__init__"))

@@ -72,7 +72,7 @@ class SGHMC(SGKernel):
         model: a NumPyro model with continuous latent sites.
         potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
         metric: the mass matrix, ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
-            ``"shampoo"``, or an object, see `numpyro_geom.metrics`.
+            ``"shampoo"``, an object, or a dict of them by site, see `numpyro_geom.metrics`.
         friction: gamma in units of 1 / h, or ``"auto"``. Papers' momentum decay is gamma h.
         integrator: ``"baoab"`` or ``"euler"``, which needs gamma h below 2.
         gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a

@@ -13,6 +13,7 @@ from .._start import check_always_noisy
 from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
 from ..gamma import GAMMA_ESTIMATORS, GAMMA_MODES
 from ..kernel import PyTree, SGKernel
+from ..metrics.by_site import BySite
 from ..repeat import repeat
 from ..settings import Settings
 from ..target.expansion import Expansion
@@ -60,8 +61,8 @@ class SGRLD(SGKernel):
     Args:
         model: a NumPyro model with continuous latent sites.
         potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, or an
-            object, see `numpyro_geom.metrics`.
+        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, an
+            object, or a dict of them by patterns of site names, see `numpyro_geom.metrics`.
         gamma: the treatment of Gamma, above; None for the metric's own choice, ``"auxiliary"`` for
             a Monge metric with a given alpha2 and ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule.
@@ -225,6 +226,11 @@ def _check(settings: Settings) -> None:
         raise TypeError(
             f"gamma='auxiliary' needs a metric with a method from_gradient, and {metric!r} has "
             "none: add it, or use gamma='frozen'"
+        )
+    if gamma == "published" and isinstance(metric, BySite):
+        raise ValueError(
+            "gamma='published' multiplies Gamma by 1 - decay, and metrics by site have one each: "
+            "use gamma='corrected', or one metric for all sites"
         )
     if settings.adjusted:
         _check_adjusted(settings)

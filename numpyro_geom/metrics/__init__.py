@@ -6,6 +6,7 @@ See `numpyro_geom.metrics.base` for the protocol, and for a metric of one's own 
 from __future__ import annotations
 
 from .base import Metric, MetricState, get_metric
+from .by_site import BySite, Scaled
 from .foreign import ForeignMetric
 from .identity import Identity
 from .monge import Monge
@@ -24,12 +25,14 @@ METRICS: dict[str, type[Metric]] = {
 
 __all__ = [
     "METRICS",
+    "BySite",
     "ForeignMetric",
     "Identity",
     "Metric",
     "MetricState",
     "Monge",
     "RMSprop",
+    "Scaled",
     "Shampoo",
     "Wenzel",
     "get_metric",

@@ -12,6 +12,7 @@ an example. An object of another class is one too if it has ``decay`` and the me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -118,7 +119,8 @@ def get_metric(metric: Any) -> Metric:
 
     Args:
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` (each with
-            its default settings), a `Metric`, or any object with `PROTOCOL` and ``decay``.
+            its default settings), a `Metric`, any object with `PROTOCOL` and ``decay``, or a dict
+            of patterns of site names with a metric each, see `BySite`.
 
     Returns:
         A metric; an object that is no `Metric` comes back in a `ForeignMetric`.
@@ -127,10 +129,12 @@ def get_metric(metric: Any) -> Metric:
         ValueError: for an unknown name.
         TypeError: for a class, and for an object without the protocol's methods.
     """
-    from . import METRICS, ForeignMetric  # not above: they import this module
+    from . import METRICS, BySite, ForeignMetric  # not above: they import this module
 
     if isinstance(metric, Metric):
         return metric
+    if isinstance(metric, Mapping):
+        return BySite(metric)
     if isinstance(metric, str):
         if metric not in METRICS:
             raise ValueError(

@@ -1,0 +1,123 @@
+"""A metric for each group of sites: its products, its updates, what it refuses, and the draws."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGHMC, SGRLD, BySite, Identity, RMSprop, Scaled, Shampoo, Wenzel
+
+POSITION = {"in.b": jnp.zeros(3), "in.k": jnp.zeros((4, 3)), "out.k": jnp.zeros((3, 2))}
+POSITION["s"] = jnp.zeros(())
+
+
+def like_position(seed: int) -> dict:
+    keys = random.split(random.key(seed), len(POSITION))
+    return {
+        name: random.normal(key, x.shape)
+        for key, (name, x) in zip(keys, POSITION.items(), strict=True)
+    }
+
+
+def test_each_group_is_as_with_its_metric_alone() -> None:
+    shampoo, wenzel, rmsprop = Shampoo(interval=3), Wenzel(interval=2), RMSprop(eps=0.1)
+    metric = BySite({"in.k": shampoo, "in.*": rmsprop, "out*": Scaled(9.0, wenzel), "s": wenzel})
+    groups = [(shampoo, ["in.k"]), (rmsprop, ["in.b"]), (wenzel, ["out.k"]), (wenzel, ["s"])]
+    state = metric.init(POSITION)
+    states = [m.init({n: POSITION[n] for n in names}) for m, names in groups]
+    for seed in range(5):
+        grad = like_position(seed)
+        state = metric.update(state, grad)
+        states = [
+            m.update(s, {n: grad[n] for n in names})
+            for s, (m, names) in zip(states, groups, strict=True)
+        ]
+    vector = like_position(9)
+    for method, power in (("apply_inverse", 1.0), ("apply_inverse_sqrt", 0.5)):
+        found = getattr(metric, method)(state, vector)
+        assert jax.tree.structure(found) == jax.tree.structure(vector)
+        for s, (m, names) in zip(states, groups, strict=True):
+            alone = getattr(m, method)(s, {n: vector[n] for n in names})
+            for name in names:
+                factor = 9.0**power if name == "out.k" else 1.0
+                np.testing.assert_allclose(found[name], factor * alone[name], rtol=1e-6)
+
+
+def test_an_interval_of_an_epoch_is_filled_in() -> None:
+    metric = BySite({"in*": Wenzel(), "*": Scaled(2.0, Wenzel(interval=5))})
+    assert metric.interval is None
+    filled = dataclasses.replace(metric, interval=30)
+    assert [m.interval for _, m in filled.metrics] == [30, 5]
+    assert filled.interval == 30
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ({"in*": "rmsprop"}, r"sites \['out.k', 's'\] match none"),
+        ({"*": "rmsprop", "s": "wenzel"}, r"patterns \['s'\] for which there is no site"),
+    ],
+)
+def test_every_site_has_a_metric_and_every_metric_a_site(metric: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BySite(metric).init(POSITION)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"metric": {}}, ValueError, "at least one pattern"),
+        ({"metric": {1: "rmsprop"}}, TypeError, "pattern must be a string"),
+        ({"metric": {"*": "adam"}}, ValueError, "metric must be one of"),
+        ({"metric": {"*": "rmsprop"}, "gamma": "published"}, ValueError, "1 - decay"),
+        ({"metric": {"*": "rmsprop"}, "gamma": "auxiliary"}, TypeError, "from_gradient"),
+        ({"metric": {"*": "shampoo"}, "noise_correction": True}, ValueError, "diagonal metric"),
+    ],
+)
+def test_what_it_cannot_do(kwargs: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SGRLD(lambda: None, **kwargs)
+
+
+def test_a_multiplier_is_above_zero() -> None:
+    with pytest.raises(ValueError, match="by must be"):
+        Scaled(0.0)
+
+
+@pytest.mark.parametrize("kernel", [SGRLD, SGHMC])
+def test_draws_have_the_law_of_the_target(kernel: type) -> None:
+    """Variances of independent normals, in units of 4.5 Monte Carlo errors.
+
+    The step is .2 in coordinates of the site ``a`` and four times that in those of ``b``: with a
+    root that does not belong to its A, variances would be off by a factor.
+    """
+
+    def model() -> None:
+        numpyro.sample("a", dist.Normal(0, 1).expand([40]).to_event(1))
+        numpyro.sample("b", dist.Normal(0, 2).expand([40]).to_event(1))
+
+    metric = {"a": Identity(), "b": Scaled(4.0)}
+    step = 0.05 if kernel is SGRLD else 0.4
+    mcmc = MCMC(
+        kernel(model, metric=metric, step_size=step, num_steps=40),
+        num_warmup=20,
+        num_samples=1000,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0))
+    draws = mcmc.get_samples()
+    # Euler's variance on a Gaussian of curvature 1 is 1 / (1 - h / 2); BAOAB's is exact
+    exact = 1 / (1 - step / 2) if kernel is SGRLD else 1.0
+    for name, sd in (("a", 1.0), ("b", 2.0)):
+        square = np.mean(np.asarray(draws[name]) ** 2) / sd**2
+        # forty entries; successive draws of theta^2 have correlations of exp(-4) and less
+        error = np.sqrt(2 / (40 * 1000)) * np.sqrt((1 + np.exp(-4)) / (1 - np.exp(-4)))
+        assert abs(square - exact) < 4.5 * error
