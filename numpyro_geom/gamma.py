@@ -80,7 +80,12 @@ def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
 
 
 def divergence_from_probe(
-    metric: Any, state: Any, grad: PyTree, z: PyTree, hvp_z: PyTree
+    metric: Any,
+    state: Any,
+    grad: PyTree,
+    z: PyTree,
+    hvp_z: PyTree,
+    product: str = "apply_inverse",
 ) -> PyTree:
     """Gamma_hat of one probe whose Hessian-vector product is known, with c = 1.
 
@@ -94,14 +99,16 @@ def divergence_from_probe(
         grad: g = grad Uhat / N, a pytree like the position.
         z: the probe, a pytree like the position.
         hvp_z: Hessian of Uhat times z over N.
+        product: the metric's method whose matrix it is the divergence of, A or with
+            ``"apply_inverse_sqrt"`` A^{1/2}.
     """
     _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
 
-    def product(statistic: PyTree) -> PyTree:
-        return metric.apply_inverse(state._replace(statistic=statistic), z)
+    def of_statistic(statistic: PyTree) -> PyTree:
+        return getattr(metric, product)(state._replace(statistic=statistic), z)
 
     change = jax.tree.map(lambda v, s: s.astype(v.dtype), state.statistic, change)
-    return jax.jvp(product, (state.statistic,), (change,))[1]
+    return jax.jvp(of_statistic, (state.statistic,), (change,))[1]
 
 
 def divergence(

@@ -786,8 +786,8 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
 BIASED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"integrator": "leapfrog"}, ValueError, "integrator must be one of .*'euler'.*'leapfrog'"),
     ({"integrator": None}, ValueError, "integrator must be one of .*got None"),
-    ({"gamma": "corrected"}, ValueError, "'frozen' with SG.*got 'corrected'.*Drop gamma, or use"),
-    ({"gamma": None}, ValueError, "gamma must be 'frozen' with SG.*got None.*or use SGRLD"),
+    ({"gamma": "published"}, ValueError, "gamma must be .*'frozen'.*got 'published'"),
+    ({"gamma": None}, ValueError, "gamma must be .*'frozen'.*got None"),
     ({"bias_tolerance": 0.0}, ValueError, f"bias_tolerance {A_POSITIVE}0"),
     ({"bias_tolerance": NAN}, ValueError, f"bias_tolerance {A_POSITIVE}nan"),
     (

@@ -76,7 +76,7 @@ def check_frozen(kernel: str, gamma: Any) -> None:
     if gamma != "frozen":
         raise ValueError(
             f"gamma must be 'frozen' with {kernel}, got {gamma!r}: a mass that moves with theta "
-            "needs a correction that this kernel does not have. Drop gamma, or use SGRLD"
+            "needs a correction that this kernel does not have. Drop gamma, or use SGHMC or SGRLD"
         )
 
 

@@ -28,7 +28,7 @@ class PXSGHMC(SGKernel):
         metric: this and all others as in `SGHMC`.
         friction: see `SGHMC`.
         integrator: see `SGHMC`.
-        gamma: see `SGHMC`.
+        gamma: ``"frozen"``, the only choice.
         step_size: see `SGHMC`.
         batch_size: see `SGHMC`.
         num_steps: see `SGHMC`.
@@ -78,7 +78,7 @@ class PXSGHMC(SGKernel):
         constrained_init: bool = False,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
-        check_frozen("SGHMC", gamma)
+        check_frozen("PXSGHMC", gamma)
         super().__init__(locals())
         check(self.settings)
 

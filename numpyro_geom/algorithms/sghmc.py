@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import random
 from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
-from .._util import tree_axpy, tree_normal, tree_vdot
+from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
 from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner
+from ..gamma import divergence_from_probe, has_divergence, probe
 from ..kernel import PyTree, SGKernel
 from ..repeat import repeat
 from ..schedules import Constant
@@ -24,7 +26,6 @@ from .momentum import (
     INTEGRATORS,
     Momentum,
     at_rest,
-    check_frozen,
     friction_scale,
     given_friction,
     init_momentum,
@@ -40,6 +41,9 @@ from .noise_correction import (
     init_noise,
     noise_diagonal,
 )
+
+GAMMA_MODES = ("frozen", "corrected", "none")
+"""Whether the metric moves with the position, and with its correction."""
 
 
 class SGHMC(SGKernel):
@@ -61,7 +65,13 @@ class SGHMC(SGKernel):
     of A^{1/2} H A^{1/2}. Minibatch noise inflates them by about h lam_C / (2 gamma tau) with
     either, so that more friction suppresses it; ``step_size="auto"`` and ``friction="auto"`` keep
     both below ``bias_tolerance``, see the page on momentum. The momentum persists from step to
-    step and from draw to draw. The metric adapts in warm-up only.
+    step and from draw to draw.
+
+    With ``gamma="frozen"`` the metric adapts in warm-up only. With ``"corrected"`` it moves with
+    the position for ever, as in SGRHMC: the kick is - h A^{1/2} grad Uhat + tau h div A^{1/2},
+    the law as h -> 0 is the same, and a step takes a Hessian-vector product. With ``"none"`` it
+    moves without the correction, and the law is another: in one dimension exp(-U / tau) over
+    A^{1/2}. Errors of either are of the first order in h, and of h over 1 - decay.
 
     Choose it over `SGRLD` where curvature limits the step and not gradient noise (with
     ``control_variate=True`` or large batches): a relaxation then takes about the square root of
@@ -75,8 +85,7 @@ class SGHMC(SGKernel):
             ``"shampoo"``, an object, or a dict of them by site, see `numpyro_geom.metrics`.
         friction: gamma in units of 1 / h, or ``"auto"``. Papers' momentum decay is gamma h.
         integrator: ``"baoab"`` or ``"euler"``, which needs gamma h below 2.
-        gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
-            correction term that this kernel does not have.
+        gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, above.
         step_size: ``"auto"``, a number h, or a schedule. Papers' learning rate is N h^2.
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
             rows of up to 2,048, of more the number that promises most, see
@@ -129,6 +138,8 @@ class SGHMC(SGKernel):
         Sampling", 2013 (``"baoab"``; here with its two half-kicks at one position in one, which
         leaves the law of theta as it is and needs one gradient a step). Deviations: the position
         moves with the new momentum in ``"euler"``, and friction acts on G^{-1/2} r.
+        Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
+        metric that moves (SGRHMC; here with a constant friction, where theirs is G^{-1}).
     """
 
     def __init__(
@@ -156,7 +167,7 @@ class SGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        check_frozen("SGHMC", gamma)
+        check_choice("gamma", gamma, GAMMA_MODES)
         super().__init__(locals())
         check(self.settings)
 
@@ -197,7 +208,7 @@ def sghmc(settings: Settings) -> Algorithm:
 def _step(settings: Settings) -> Step:
     """One step of either integrator, with or without the correction of noise."""
     metric, baoab = settings.metric, settings.integrator == "baoab"
-    learn = metric_learner(metric)
+    learn = metric_learner(metric, frozen=settings.gamma == "frozen")
 
     def step(
         rng_key: jax.Array,
@@ -210,12 +221,25 @@ def _step(settings: Settings) -> Step:
     ) -> tuple[Chain, StepReport]:
         position, old = chain.position, chain.dynamics
         h, tau, extra = step_size, temperature, old.extra
+        with_gamma = settings.gamma == "corrected" and has_divergence(metric, position)
+
+        def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
+            return jax.value_and_grad(potential.energy)(p, batch)
+
         if settings.noise_correction:
             energy, grad, extra = halves(potential, position, batch, extra)
+        elif with_gamma:
+            rng_key, key_probe = random.split(rng_key)
+            z = probe(key_probe, position)
+            (energy, grad), (_, hz) = jax.jvp(value_and_grad, (position,), (z,))
         else:
-            energy, grad = jax.value_and_grad(potential.energy)(position, batch)
+            energy, grad = value_and_grad(position)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
+        if with_gamma:
+            g, hz = tree_scale(1 / potential.num_data, (grad, hz))
+            divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
+            force = tree_axpy(-tau, divergence, force)
         # per leaf: what the friction leaves of the momentum, and the variance it has to replace
         steps = jax.tree.map(
             lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
@@ -264,6 +288,11 @@ def check(settings: Settings) -> None:
     check_choice("integrator", settings.integrator, INTEGRATORS)
     if settings.noise_correction:
         check_noise_correction(settings)
+        if settings.gamma != "frozen":
+            raise ValueError(
+                "noise_correction=True needs a metric that is constant after warm-up: expected "
+                f"gamma='frozen', got {settings.gamma!r}"
+            )
     friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
         return
