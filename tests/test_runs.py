@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
-from numpyro_geom.diagnostics import print_summary
+from numpyro_geom.diagnostics import SamplingWarning, print_summary
 from numpyro_geom.runs import checkpoint, disk, files, run
 from numpyro_geom.runs.digest import digest
 from numpyro_geom.runs.fingerprint import differences, fingerprint
@@ -529,6 +530,35 @@ def test_clocks_that_jump(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: clock() + 3600 * next(hours))
     assert_reference(go(tmp_path, 30, progress_bar=True), 30)
     assert_reference(go(tmp_path, progress_bar=True))
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_chains_that_hardly_move_are_told_in_warmup(num_chains):
+    def model():
+        numpyro.sample("x", dist.Normal(0, 1e-3))
+
+    def run_with(step_size, **kwargs):
+        kernel = SGRLD(model, step_size=step_size, num_steps=20, **kwargs)
+        run(mcmc_of(kernel, num_chains), random.key(KEY), draws_per_segment=10)
+
+    def mcmc_of(kernel, num_chains):
+        return MCMC(
+            kernel,
+            num_warmup=40,
+            num_samples=20,
+            num_chains=num_chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+
+    with pytest.warns(SamplingWarning, match="chain . hardly moves: .* of the 20 steps") as told:
+        run_with(1e-3)
+    frozen = [w for w in told if "hardly moves" in str(w.message)]
+    assert len(frozen) == 1
+    assert "of draw 10," in str(frozen[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SamplingWarning)
+        run_with(1e-7)
 
 
 def test_the_bar(tmp_path, monkeypatch, capsys):

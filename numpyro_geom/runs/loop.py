@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from .._checks import check_int, check_keys
 from .._mcmc import holding
 from .._util import PyTree
+from .._warning import warn_outside
 from ..diagnostics.container import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
@@ -33,6 +34,9 @@ from .fingerprint import check_alike, warn
 from .job import Job, Lengths, Run
 from .mesh import Layout
 from .segments import Done, Segments
+
+FROZEN = 0.25
+"""Share of the steps of a draw that are undone, above which a chain hardly moves."""
 
 
 def run(
@@ -113,6 +117,8 @@ def run(
         ImportError: if there is a directory and Zarr is missing.
 
     Warns:
+        SamplingWarning: once, where over a quarter of the steps of a chain's last draw in a segment
+            were undone.
         RuntimeWarning: where a file is damaged and its segment is done again; where versions have
             changed, and with them perhaps the last bits; where a signal ended the run.
 
@@ -211,13 +217,14 @@ def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | Non
         unit="step",
     )
     with stop_on_signal() as noted, bar:
-        stopped, shown = signal_of(noted), show(shown)
+        stopped, shown, told = signal_of(noted), show(shown), False
         while here.number < lengths.segments and stopped is None:
             number, done = here.number, segments.do(here.number, here.state)
             divergences = here.record["divergences"] + done.divergences
             record = {"draws": lengths.draws(number + 1), "divergences": divergences}
             here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
             _show(bar, lengths, number, here.record["divergences"], here.state)
+            told = told or _told_of_frozen_chains(here.state, lengths.steps(number + 1))
             stopped, shown = signal_of(noted), show(shown)
     draws = here.record["draws"]
     if stopped is not None and draws < lengths.num_draws:
@@ -236,6 +243,25 @@ def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyT
     bar.set_postfix(facts, refresh=False)
     bar.update(lengths.steps(number + 1) - lengths.steps(number))
     bar.refresh()
+
+
+def _told_of_frozen_chains(state: PyTree, draw: int) -> bool:
+    """Warn where more steps of a chain's last draw were undone than `FROZEN`; whether it did."""
+    undone, steps = (getattr(state, name, None) for name in ("num_diverging", "num_steps"))
+    if undone is None or steps is None:  # not of a kernel of this package
+        return False
+    undone, steps = np.atleast_1d(*np.broadcast_arrays(np.asarray(undone), np.asarray(steps)))
+    frozen = np.flatnonzero(undone > FROZEN * steps)
+    if not frozen.size:
+        return False
+    worst = frozen[np.argmax(undone[frozen] / steps[frozen])]
+    warn_outside(
+        f"chain {worst} hardly moves: {undone[worst]} of the {steps[worst]} steps of draw {draw}, "
+        "counted with warm-up, were not finite or not stable and have been undone "
+        f"({frozen.size} of {undone.size} chains are like it). Use a smaller step_size, "
+        "step_size='auto', or start from init_params of higher density"
+    )
+    return True
 
 
 def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: Any) -> None:
