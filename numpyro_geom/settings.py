@@ -29,6 +29,7 @@ HOST_DEFAULTS: dict[str, Any] = {
     "bias_tolerance": 0.1,
     "control_variate": False,
     "anchor_interval": None,
+    "max_norm": None,
     "expansion": None,
     "dense_mass": None,
     "inverse_mass_matrix": None,

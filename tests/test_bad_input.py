@@ -780,7 +780,6 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"control_variate": 1}, TypeError, "control_variate must be True or False, got 1"),
     ({"init_strategy": 3}, TypeError, "init_strategy must be one of .*got 3"),
     ({"adjusted": True}, TypeError, "unexpected keyword argument 'adjusted'"),
-    ({"max_norm": 1.0}, TypeError, "unexpected keyword argument 'max_norm'"),
 ]
 # settings that some of them do not have
 BIASED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -833,6 +832,12 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             "needs friction x step_size below 2, got 2: .*or use integrator='baoab'",
         ),
         ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
+        ({"max_norm": 0}, ValueError, f"max_norm {A_POSITIVE}0"),
+        (
+            {"noise_correction": True, "max_norm": 1.0, "batch_size": 4},
+            ValueError,
+            "noise_correction=True and max_norm=1.0 cannot be combined",
+        ),
     ],
     "SGNHT": [
         *BIASED,

@@ -73,10 +73,7 @@ CHANGES = {
         {"metric": "monge", "gamma": "corrected"},
         {"metric": "monge", "gamma": "corrected", "gamma_probes": 2},
     ),
-    "max_norm": (
-        {"metric": "monge", "gamma": "none"},
-        {"metric": "monge", "gamma": "none", "max_norm": 2.0},
-    ),
+    "max_norm": ({"metric": "monge"}, {"metric": "monge", "max_norm": 2.0}),
     "friction": ({}, {"friction": 2.0}),
     "dense_mass": ({"dense_mass": True}, {"dense_mass": False}),
     "inverse_mass_matrix": (
@@ -117,7 +114,6 @@ CHANGES = {
 """Two settings of a kernel that differ in one argument alone."""
 UNCHANGEABLE = {
     ("GGMC", "batching"),
-    ("SGHMC", "gamma"),
     ("SGNHT", "gamma"),
     ("PXSGHMC", "gamma"),
     ("VSGD", "batching"),

@@ -99,6 +99,14 @@ def kinetic_temperature(momentum: PyTree) -> jax.Array:
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
+def shortened(force: PyTree, max_norm: float | None) -> PyTree:
+    """The force, scaled to the length ``max_norm`` where it is longer."""
+    if max_norm is None:
+        return force
+    length = jnp.sqrt(tree_vdot(force, force))
+    return tree_scale(jnp.minimum(1.0, max_norm / length), force)
+
+
 def friction_scale(expansion: Any, position: PyTree) -> PyTree:
     """Factors on the friction, leaf by leaf: 1 without an expansion."""
     if expansion is None:

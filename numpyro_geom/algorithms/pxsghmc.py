@@ -38,6 +38,7 @@ class PXSGHMC(SGKernel):
         control_variate: see `SGHMC`.
         anchor_interval: see `SGHMC`.
         noise_correction: see `SGHMC`.
+        max_norm: see `SGHMC`.
         init_strategy: see `SGHMC`.
         constrained_init: see `SGHMC`.
 
@@ -73,6 +74,7 @@ class PXSGHMC(SGKernel):
         control_variate: bool = False,
         anchor_interval: int | None = None,
         noise_correction: bool = False,
+        max_norm: float | None = None,
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,

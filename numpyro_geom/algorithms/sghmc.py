@@ -31,6 +31,7 @@ from .momentum import (
     init_momentum,
     kinetic_temperature,
     rule_with_friction,
+    shortened,
 )
 from .noise_correction import (
     SETTLING_STEPS,
@@ -104,6 +105,10 @@ class SGHMC(SGKernel):
             variance is estimated entry by entry and clamped at what there is to take from. Needs
             a diagonal metric, an even batch size and a temperature above 0. Noise that is
             correlated between coordinates remains.
+        max_norm: longest A^{1/2} grad Uhat that kicks the momentum; longer ones are scaled down to
+            it. None for no limit. Where it binds the law is that of the shorter force: a U whose
+            slope does not exceed it, if there is but one parameter. Against rare gradients that
+            throw a chain out; where it binds at most steps, take a smaller step.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
         dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
@@ -160,6 +165,7 @@ class SGHMC(SGKernel):
         control_variate: bool | str = "auto",
         anchor_interval: int | None = None,
         noise_correction: bool = False,
+        max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
@@ -240,6 +246,7 @@ def _step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
+        force = shortened(force, settings.max_norm)
         # per leaf: what the friction leaves of the momentum, and the variance it has to replace
         steps = jax.tree.map(
             lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
@@ -292,6 +299,11 @@ def check(settings: Settings) -> None:
             raise ValueError(
                 "noise_correction=True needs a metric that is constant after warm-up: expected "
                 f"gamma='frozen', got {settings.gamma!r}"
+            )
+        if settings.max_norm is not None:
+            raise ValueError(
+                f"noise_correction=True and max_norm={settings.max_norm!r} cannot be combined: the "
+                "noise of a shortened gradient is not the one that is measured. Drop one"
             )
     friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):

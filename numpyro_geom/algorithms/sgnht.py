@@ -50,6 +50,7 @@ from .momentum import (
     init_momentum,
     kinetic_temperature,
     rule_with_friction,
+    shortened,
 )
 
 INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
@@ -135,6 +136,7 @@ class SGNHT(SGKernel):
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, see `SGRLD`.
+        max_norm: see `SGHMC`.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
             entry of relative friction s is xi + (s - 1) gamma.
         dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
@@ -191,6 +193,7 @@ class SGNHT(SGKernel):
         bias_tolerance: float = 0.1,
         control_variate: bool | str = "auto",
         anchor_interval: int | None = None,
+        max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: Any = "auto",
         inverse_mass_matrix: Any = None,
@@ -279,7 +282,7 @@ def _step(settings: Settings) -> Step:
         h, tau, gamma = step_size, temperature, old.friction
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        force = metric.apply_inverse_sqrt(metric_state, grad)
+        force = shortened(metric.apply_inverse_sqrt(metric_state, grad), settings.max_norm)
         scales = friction_scale(settings.expansion, position)
         mass = _inertia(settings, gamma, tau)
         hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
