@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 
+from ._start import check_wide_enough
+
 PyTree = Any
 
 
@@ -53,6 +55,8 @@ def as_position(
             return constrain_fn(model, args, kwargs, z)
 
         like = jax.eval_shape(jax.vmap(values) if batched else values, position)
+    if constrained:  # draws hold deterministic sites besides
+        given = start = {name: x for name, x in given.items() if name in like}
     _check(given, like, batched, constrained)
     if constrained:
 
@@ -112,6 +116,7 @@ def _check(given: Mapping, like: Mapping, batched: bool, constrained: bool) -> N
                 f"init_params[{name!r}] must be floating point, got {got}: convert it with "
                 "jnp.asarray(x, float)"
             )
+        check_wide_enough(f"init_params[{name!r}]", kind)
         if jnp.shape(x) != expected.shape:
             space = "" if constrained else "unconstrained "
             raise ValueError(

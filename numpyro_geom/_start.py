@@ -94,10 +94,22 @@ def check_precision(position: PyTree) -> None:
 
 
 def check_floating(position: PyTree) -> None:
-    """Raise unless all leaves of a position are floating point."""
+    """Raise unless all leaves of a position are floating point, of 32 bits at least."""
     for leaf in jax.tree.leaves(position):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        kind = jnp.result_type(leaf)
+        if not jnp.issubdtype(kind, jnp.floating):
             raise TypeError(
-                f"positions must be floating point, got dtype {jnp.result_type(leaf)}: convert "
+                f"positions must be floating point, got dtype {kind}: convert "
                 "init_params with jnp.asarray(x, float)"
             )
+        check_wide_enough("positions", kind)
+
+
+def check_wide_enough(what: str, kind: Any) -> None:
+    """Raise for bfloat16 and float16, in which the steps of a chain are lost to rounding."""
+    if jnp.dtype(kind).itemsize < 4:
+        raise TypeError(
+            f"{what} must have 32 bits or 64, got dtype {kind}, which rounds away what a step "
+            "adds: convert with jnp.asarray(x, jnp.float32), and cast inside the model to compute "
+            "in fewer bits, as in `x @ w.astype(jnp.bfloat16)`"
+        )

@@ -676,6 +676,11 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "floating point, got dtype int32",
     ),
+    "init_params bfloat16": (
+        start(normal_mean, Y, init_params={"mu": jnp.array(1.0, jnp.bfloat16)}),
+        TypeError,
+        "'mu'. must have 32 bits or 64, got dtype bfloat16.*cast inside the model",
+    ),
     "init_params complex": (
         start(normal_mean, Y, init_params={"mu": jnp.array(1j)}),
         TypeError,

@@ -122,7 +122,8 @@ def test_values_in_the_support_are_where_chains_start(chains: int) -> None:
         values = {n: jnp.stack([x] * chains) for n, x in VALUES.items()} | {
             "s": jnp.array([0.5, 2.0])
         }
-    state = kernel.init(keys, 0, values, DATA, {})
+    draws = values | {"deterministic": jnp.zeros(chains)}  # passed over, as in another run's draws
+    state = kernel.init(keys, 0, draws, DATA, {})
     back = kernel.postprocess_fn(DATA, {})
     found = (back if chains == 1 else jax.vmap(back))(state.z)
     np.testing.assert_allclose(state.z["s"], np.log(values["s"]), rtol=1e-6)
