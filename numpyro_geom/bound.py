@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import numpyro
 from jax import random
 from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
@@ -233,7 +233,8 @@ def _bind_model(
     warn_of_deterministic(settings.model, args, kwargs, plan)
     if plan.has_params:
         used = rows if host_rows_in((args, kwargs)) else {}
-        fixed = _param_values(SubsamplePlates(settings.model, used), args, kwargs)
+        seen = SubsamplePlates(settings.model, used)
+        fixed = _param_values(seen, args, kwargs, plan.idle_params)
         bound = dataclasses.replace(bound, fixed=fixed)
     gibbs = GIBBS_SITES_KWARG in kwargs
     strategy = settings.init_strategy
@@ -280,21 +281,34 @@ def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether observed values are in their supports, where NumPyro checks that."""
     if not validates():
         return True
-    trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
-    observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
-    return all(np.all(site["fn"].support(site["value"])) for site in observed)
+
+    def supported() -> list[jax.Array]:
+        with numpyro.validation_enabled(False):  # asked for below
+            trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+        observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
+        return [jnp.all(site["fn"].support(site["value"])) for site in observed]
+
+    return all(map(bool, compiled(supported)))
 
 
-def _param_values(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Values of ``param`` and ``mutable`` sites: all chains sample one posterior."""
+def _param_values(
+    model: Callable, args: tuple, kwargs: dict, idle: tuple[str, ...]
+) -> dict[str, Any]:
+    """Values of ``param`` and ``mutable`` sites, all chains having one; zeros where idle."""
 
-    def values() -> dict[str, Any]:
+    def values(only_idle: bool) -> dict[str, Any]:
         # with no draw from a prior, which may be improper
         trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
-        return {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        return {n: x for n, x in kept.items() if (n in idle) == only_idle}
 
+    used, unused = (jax.eval_shape(partial(values, x)) for x in (False, True))
     with jax.ensure_compile_time_eval():
-        return values() if is_traced((args, kwargs)) else compiled(values)
+        fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
+        if not used:
+            return fixed
+        by_now = is_traced((args, kwargs))
+        return fixed | (values(False) if by_now else compiled(partial(values, False)))
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

@@ -21,10 +21,13 @@ class Effects(NamedTuple):
     Attributes:
         is_random: whether its energy depends on keys that it asks for (``numpyro.prng_key``).
         changed: names of ``mutable`` sites that it changes, such as batch statistics.
+        idle: names of ``param`` sites whose values neither its energy nor a deterministic site
+            depends on: initial weights of a module, in whose place others are sampled.
     """
 
     is_random: bool = False
     changed: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
 
 class States(Messenger):
@@ -64,9 +67,12 @@ def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, A
         states = States()
         with states:
             seen = SubsamplePlates(model, {RNG_KEY: key})
-            density, _ = log_density(seen, args, kwargs, values)
+            density, sites = log_density(seen, args, kwargs, values)
         names.extend(states.found)
-        return density, [(old, jax.tree.leaves(new)) for new, old in states.found.values()]
+        told = [s["value"] for s in sites.values() if s["type"] == "deterministic"]
+        told = [x for x in jax.tree.leaves(told) if isinstance(x, jax.Array)]
+        pairs = [(old, jax.tree.leaves(new)) for new, old in states.found.values()]
+        return density, pairs, told
 
     program, shapes = jax.make_jaxpr(run, return_shape=True)(random.key(0), values)
     jaxpr = program.jaxpr
@@ -74,14 +80,24 @@ def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, A
     for equation in jaxpr.eqns:
         if any(isinstance(x, Var) and x in depends for x in equation.invars):
             depends.update(equation.outvars)
-    density, states = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
+    density, states, told = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
     sources = _sources(jaxpr)
     changed = tuple(
         name
         for name, (old, new) in zip(names, states, strict=True)
         if [sources.get(id(x), x) for x in new] != old
     )
-    return Effects(isinstance(density, Var) and density in depends, changed)
+    needed = {x for x in (density, *told, *jax.tree.leaves(states)) if isinstance(x, Var)}
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            needed.update(x for x in equation.invars if isinstance(x, Var))
+    inputs = jax.tree.unflatten(jax.tree.structure(values), jaxpr.invars[1:])
+    idle = tuple(
+        name
+        for name, leaves in inputs.items()
+        if trace[name]["type"] == "param" and needed.isdisjoint(jax.tree.leaves(leaves))
+    )
+    return Effects(isinstance(density, Var) and density in depends, changed, idle)
 
 
 def _sources(jaxpr: Jaxpr) -> dict[int, Any]:

@@ -88,6 +88,7 @@ class Subsampling:
         num_data: number of observations N (1 for a model without a data plate).
         sites: the sample sites, in the order in which the model runs them.
         has_params: whether the model has ``param`` or ``mutable`` sites.
+        idle_params: ``param`` sites whose values do not matter, see `effects.Effects`.
         is_random: whether the model asks for keys (``numpyro.prng_key``).
     """
 
@@ -98,6 +99,7 @@ class Subsampling:
     num_data: int
     sites: tuple[SampleSite, ...] = field(repr=False)
     has_params: bool = False
+    idle_params: tuple[str, ...] = ()
     is_random: bool = False
 
     def __post_init__(self) -> None:

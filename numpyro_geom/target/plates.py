@@ -98,6 +98,7 @@ def read_subsampling(
         num_data=_count_rows(sites, sizes),
         sites=sites,
         has_params=bool(kept),
+        idle_params=effects.idle,
         is_random=effects.is_random,
     )
     if batch_sizes and effects.changed:
