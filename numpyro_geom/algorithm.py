@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ._util import tree_scale
+from ._util import lazy_cond, tree_scale
 from .settings import Settings
 from .state import Chain, SGState, StepReport
 from .target.potential import Potential
@@ -168,12 +168,6 @@ def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
     def learn(state: PyTree, grad: PyTree, num_data: int, learning: jax.Array) -> PyTree:
         if not frozen:
             return update(state, grad, num_data)
-        return jax.lax.cond(
-            learning,
-            lambda state, grad: update(state, grad, num_data),
-            lambda state, _: state,
-            state,
-            grad,
-        )
+        return lazy_cond(learning, lambda s, g: update(s, g, num_data), state, grad)
 
     return learn

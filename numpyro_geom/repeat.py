@@ -104,6 +104,8 @@ def repeat(
             # energy and gradient are of where the step started: if they fail, the step before led
             # astray, and the chain goes back to where they did not
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
+            kept = settings.metric.keep_if(finite, new.metric_state, chain.metric_state)
+            new, back = new._replace(metric_state=kept), back._replace(metric_state=kept)
             trusted = tree_where(finite, chain.position, trusted)
             chain, facts = tree_where(finite, (new, facts), (back, old))
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)

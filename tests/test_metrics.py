@@ -407,6 +407,19 @@ def test_shampoo_refreshes_at_the_first_update_and_at_the_interval() -> None:
     assert refreshed == [1, 4, 7]
 
 
+def test_shampoo_after_an_undone_step_goes_on_as_if_it_had_not_been() -> None:
+    metric = Shampoo(decay=0.5, interval=2, block_size=4)
+    good = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.arange(3.0)}
+    bad = jax.tree.map(lambda x: 1e8 * x + 1, good)
+    state = metric.init(good)
+    for _ in range(3):  # the bad step recomputes the roots, or does not
+        new = metric.update(state, bad)
+        undone = metric.keep_if(jnp.array(False), new, state)
+        assert_trees_close(metric.update(undone, good), metric.update(state, good), rtol=0)
+        assert_trees_close(metric.keep_if(jnp.array(True), new, state), new, rtol=0)
+        state = metric.update(state, good)
+
+
 def test_shampoo_ridge_stays_out_of_the_running_statistic(x64: None) -> None:
     metric = Shampoo(decay=0.5, eps=1e-8, interval=1, block_size=4)
     g = tree(1, {"x": (4, 3)})["x"]

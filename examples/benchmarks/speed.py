@@ -21,7 +21,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 
-from numpyro_geom import SGRLD, Shampoo
+from numpyro_geom import SGHMC, SGRLD, Expansion, Shampoo
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "speed.md"
 
@@ -39,11 +39,16 @@ def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def sampler(kernel: SGRLD, *args: Any) -> Callable[[], Any]:
-    """A compiled call of the kernel's `sample`."""
-    state = kernel.init(random.key(1), 0, None, args, {})
+def sampler(kernel: Any, *args: Any) -> Callable[[], Any]:
+    """A compiled call of the kernel's `sample`; each goes on where the last one ended."""
+    states = [kernel.init(random.key(1), 0, None, args, {})]
     step = jax.jit(lambda state: kernel.sample(state, args, {}))
-    return lambda: step(state).z
+
+    def call() -> Any:
+        states[0] = step(states[0])
+        return states[0].z
+
+    return call
 
 
 # Logistic regression
@@ -167,6 +172,7 @@ def network_table(small: bool) -> str:
             "monge": make("monge"),
             "shampoo, interval 100": make(Shampoo(interval=100)),
             "shampoo, interval 1000": make(Shampoo(interval=1000)),
+            "shampoo, frozen after warm-up": make(Shampoo(), "frozen"),
         },
         rounds,
     )
@@ -186,6 +192,47 @@ def network_table(small: bool) -> str:
         lines += [
             f"| {metric} | {g} | {t / times['none']:.2f} |" for g, t in times.items() if g != "none"
         ]
+    return "\n".join(lines)
+
+
+def expansion_table(small: bool) -> str:
+    """Parameter expansion against the same kernel without."""
+    num_rows, num_steps = (1_000, 5) if small else (20_000, 50)
+    X = random.uniform(random.key(0), (num_rows, 784))
+    y = random.randint(random.key(1), (num_rows,), 0, 10)
+
+    def make(expansion: Expansion | None) -> Callable[[], Any]:
+        kernel = SGHMC(
+            network,
+            step_size=1e-5,
+            friction=1.0,
+            batch_size=100,
+            num_steps=num_steps,
+            control_variate=False,
+            dense_mass=None,
+            expansion=expansion,
+        )
+        return sampler(kernel, X, y)
+
+    times = race(
+        {
+            "none": make(None),
+            'full factors, target="factors"': make(Expansion(target="factors")),
+            'full factors, target="posterior"': make(Expansion()),
+            'rank 8, target="posterior"': make(Expansion(rank=8)),
+        },
+        2 if small else 5,
+    )
+    lines = [
+        f"SGHMC on the same network, {num_steps} steps a call.",
+        "",
+        "| expansion | milliseconds a step | over none |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {t / num_steps * 1e3:.2f} | {t / times['none']:.2f} |"
+        for name, t in times.items()
+    ]
     return "\n".join(lines)
 
 
@@ -243,6 +290,7 @@ def main() -> None:
     parts = [
         logistic_table(options.small),
         network_table(options.small),
+        expansion_table(options.small),
         memory_table(),
         compile_table(),
     ]

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_int, check_number
+from .._util import tree_where
 
 PyTree = Any
 
@@ -81,6 +82,19 @@ class Metric(ABC):
     def update(self, state: Any, grad: PyTree) -> Any:
         """The state after a gradient g: V <- decay V + (1 - decay) s(g)."""
         return state._replace(statistic=self.average(state.statistic, grad))
+
+    def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
+        """The state after a step, ``new``, or the one before where the step is undone.
+
+        A metric may leave as they are fields that it recomputes before they are next used: large
+        ones, of which every step would read both and write one.
+
+        Args:
+            good: boolean scalar, whether the step stands.
+            new: the state after the step.
+            old: the state before it.
+        """
+        return tree_where(good, new, old)
 
     def from_gradient(self, state: Any, grad: PyTree, floor: Any) -> Any:
         """Optional: the state whose A is a function of one gradient-like vector alone.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import check_choice, check_int, check_number
-from .._util import lazy_cond
+from .._util import lazy_cond, tree_where
 from .base import Metric, check_decay, check_interval
 from .blocks import Blocks, blocks_of
 from .kronecker import gram, kronecker
@@ -167,6 +167,14 @@ class Shampoo(Metric):
             steps=(state.steps + 1) % self.steps_between_updates(),
             **_as_fields(treedef, roots),
         )
+
+    def keep_if(self, good: jax.Array, new: ShampooState, old: ShampooState) -> ShampooState:
+        """The state after a step, but with H and the count of steps of ``old`` if it is undone.
+
+        If the step recomputed the roots, the count is back to where the next one does so again.
+        """
+        running, steps = tree_where(good, (new.running, new.steps), (old.running, old.steps))
+        return new._replace(running=running, steps=steps)
 
     def from_gradient(self, state: ShampooState, grad: PyTree, floor: Any) -> ShampooState:
         """The state whose H is the expectation of ``statistic(grad + floor xi)``, at once.
