@@ -1,0 +1,334 @@
+"""A residual network on CIFAR-10 by stochastic-gradient samplers, as in the papers.
+
+The network of 20 layers with filter response normalisation and Swish (274,042 parameters), cosine
+cycles of 5,000 steps of 256 rows with a draw at the end of each, 100 cycles: the setting of Kim,
+Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte Carlo" (ICLR
+2025), appendix D.2, run by `numpyro_geom.published.kim_2025`. Predictions on the test images are
+gathered while the chain runs, weights are not kept, and a run that is killed goes on:
+
+    python examples/cifar.py --data-dir FOLDER --directory runs/sghmc
+    python examples/cifar.py --data-dir FOLDER --directory runs/px --sampler PXSGHMC
+    python examples/cifar.py --quick        # 20 steps on generated images
+    python examples/cifar.py --measure      # seconds to start and compile, cost over a loop by hand
+
+Images are read from `FOLDER/cifar10.npz` (arrays X of shape (60000, 32, 32, 3) in uint8 and y, the
+50,000 rows of the training set first), or come from OpenML. With `--augment` images are shifted and
+mirrored anew at every step, and the temperature is 0.01, as in the paper's section 5.2.2. A GPU is
+wanted: on two cores of a CPU a step takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import lax, random
+from numpyro.contrib.module import random_flax_module
+from numpyro.infer import MCMC, init_to_sample
+
+from numpyro_geom import SGHMC, Expansion, Factors, run
+from numpyro_geom.diagnostics.predictive import PredictionStream
+from numpyro_geom.published import kim_2025
+
+TRAINING_ROWS = 40_960
+PRIOR_VARIANCE = {"SGLD": 0.2, "pSGLD": 0.2, "SGHMC": 0.05, "SGNHT": 0.05, "PXSGHMC": 0.02}
+FACTOR_VARIANCE = 0.5
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """A convolution of odd size with zeros at the edges, as one product of matrices.
+
+    Gradients of `lax.conv_general_dilated` within a compiled loop are 15 to 30 times slower on a
+    CPU than outside of one (https://github.com/jax-ml/jax/issues/12868), and samplers are loops.
+    """
+    size, edge = kernel.shape[0], kernel.shape[0] // 2
+    height, width = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    windows = [
+        x[:, i : i + height : stride, j : j + width : stride]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return jnp.concatenate(windows, -1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+class Layer(nn.Module):
+    """A convolution and filter response normalisation, with a threshold."""
+
+    features: int
+    size: int = 3
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.he_normal(), shape)
+        bias, shift, threshold = (
+            self.param(name, nn.initializers.zeros, (self.features,))
+            for name in ("bias", "shift", "threshold")
+        )
+        scale = self.param("scale", nn.initializers.ones, (self.features,))
+        x = convolve(x, kernel, self.stride) + bias
+        x = x * lax.rsqrt(jnp.mean(x**2, (1, 2), keepdims=True) + 1e-6)
+        return jnp.maximum(scale * x + shift, threshold)
+
+
+class ResNet20(nn.Module):
+    """Twenty layers in three stages, with projections where the shape changes."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
+        x = nn.swish(Layer(16, name="first")(x))
+        for stage, features in enumerate((16, 32, 64)):
+            for block in range(3):
+                name = f"stage{stage}_block{block}"
+                stride = 2 if stage > 0 and block == 0 else 1
+                y = nn.swish(Layer(features, stride=stride, name=f"{name}_a")(x))
+                y = Layer(features, name=f"{name}_b")(y)
+                if stride > 1:
+                    x = Layer(features, 1, stride, name=f"{name}_projection")(x)
+                x = nn.swish(x + y)
+        return nn.Dense(10, name="last")(x.mean((1, 2)))
+
+
+def make_model(variance: float, augment: bool) -> Callable:
+    """The NumPyro model: normal weights and one label a row."""
+
+    def model(x: jax.Array, y: jax.Array) -> None:
+        prior = dist.Normal(0.0, variance**0.5)
+        net = random_flax_module("net", ResNet20(), prior, input_shape=(1, *x.shape[1:]))
+        with numpyro.plate("rows", x.shape[0]) as i:
+            images = x[i]
+            if augment:
+                images = shifted_and_mirrored(numpyro.prng_key(), images)
+            numpyro.sample("y", dist.Categorical(logits=net(images)), obs=y[i])
+
+    return model
+
+
+def shifted_and_mirrored(rng_key: jax.Array, images: jax.Array) -> jax.Array:
+    """Each image moved by up to four pixels, zeros coming in, and mirrored or not."""
+    key_shift, key_mirror = random.split(rng_key)
+    rows, height, width, _ = images.shape
+    padded = jnp.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))
+    corner = random.randint(key_shift, (rows, 2), 0, 9)
+
+    def window(image: jax.Array, at: jax.Array) -> jax.Array:
+        return lax.dynamic_slice(image, (at[0], at[1], 0), (height, width, image.shape[-1]))
+
+    moved = jax.vmap(window)(padded, corner)
+    mirrored = random.bernoulli(key_mirror, 0.5, (rows, 1, 1, 1))
+    return jnp.where(mirrored, moved[:, :, ::-1], moved)
+
+
+def expansion() -> Expansion:
+    """One factor on each side of every layer, but at the network's two ends."""
+    sites = {"net/first.kernel": Factors(left=0, vectors="net/first.bias")}
+    sites["net/last.kernel"] = Factors(right=0)
+    for stage in range(3):
+        for block in range(3):
+            ends = ["a", "b"] + ["projection"] * (stage > 0 and block == 0)
+            for end in ends:
+                layer = f"net/stage{stage}_block{block}_{end}"
+                sites[f"{layer}.kernel"] = Factors(vectors=f"{layer}.bias")
+    for name in [site.removesuffix(".kernel") for site in sites if "last" not in site]:
+        sites[f"{name}.scale"] = Factors(vectors=(f"{name}.shift", f"{name}.threshold"))
+    return Expansion(
+        target="factors",
+        sites=sites,
+        factor_friction=0.01,
+        prior_scale=PRIOR_VARIANCE["PXSGHMC"] ** 0.5,
+        factor_prior_scale=FACTOR_VARIANCE**0.5,
+    )
+
+
+def load(folder: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """All images as floats about 0, and labels."""
+    path = Path(folder or ".") / "cifar10.npz"
+    if path.exists():
+        with np.load(path) as file:
+            x, y = file["X"], file["y"]
+    else:
+        from sklearn.datasets import fetch_openml
+
+        x, y = fetch_openml("CIFAR_10", version=1, return_X_y=True, as_frame=False)
+        x = x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    x = np.asarray(x, np.float32).reshape(-1, 32, 32, 3)
+    training = x[:50_000]
+    x = (x - training.mean((0, 1, 2))) / training.std((0, 1, 2))
+    return x, np.asarray(y, np.int32)
+
+
+def generated(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images of the right shape: a bright square at a place that tells the class, in noise."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, rows).astype(np.int32)
+    x = rng.normal(size=(rows, 32, 32, 3)).astype(np.float32)
+    for image, label in zip(x, y, strict=True):
+        at = 3 * label
+        image[at : at + 3, at : at + 3] += 3.0
+    return x, y
+
+
+def sample(parsed: argparse.Namespace) -> None:
+    """A run with predictions on the test images."""
+    if parsed.quick:
+        x, y = generated(96)
+        train, test = slice(0, 64), slice(64, 96)
+        settings = {"num_rows": 64, "steps_per_cycle": 10, "batch_size": 16}
+        num_samples, num_warmup = 2, 0
+    else:
+        x, y = load(parsed.data_dir)
+        train, test = slice(0, TRAINING_ROWS), slice(50_000, 60_000)
+        settings = {"num_rows": TRAINING_ROWS, "steps_per_cycle": parsed.steps_per_cycle}
+        num_samples, num_warmup = parsed.cycles, 0
+    kernel = make_kernel(parsed.sampler, parsed.augment, **settings)
+    images = jnp.asarray(x[test])
+
+    @jax.jit
+    def logits(draw: dict) -> jax.Array:
+        params = nested({name: v for name, v in draw.items() if name.startswith("net/")})
+        return lax.map(lambda x: ResNet20().apply({"params": params}, x[None])[0], images)
+
+    stream = PredictionStream(y[test], logits=True)
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=True)
+    # what is kept of a draw are its predictions, and not its 274,042 weights
+    mcmc.postprocess_fn = lambda draw: {"logits": logits(draw)}
+    begun = time.time()
+    run(
+        mcmc,
+        random.key(parsed.seed),
+        jnp.asarray(x[train]),
+        jnp.asarray(y[train]),
+        directory=parsed.directory,
+        draws_per_segment=1,
+        monitor=lambda draws: print(add(stream, draws["logits"]), flush=True),
+    )
+    print(f"{time.time() - begun:.0f} s")
+    print(stream.result())
+
+
+def add(stream: PredictionStream, logits: np.ndarray) -> str:
+    """Give the stream the draws of a cycle; one line on all so far."""
+    stream.add(logits)
+    found = stream.result()
+    return f"{found.draws} draws: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}"
+
+
+def nested(sites: dict[str, jax.Array]) -> dict:
+    """Parameters of the module from sites such as net/first.kernel."""
+    tree: dict = {}
+    for name, value in sites.items():
+        layer, leaf = name.removeprefix("net/").rsplit(".", 1)
+        tree.setdefault(layer, {})[leaf] = value
+    return tree
+
+
+def make_kernel(sampler: str, augment: bool, **settings: object) -> object:
+    """The paper's sampler with its prior, temperature and start."""
+    model = make_model(PRIOR_VARIANCE[sampler], augment)
+    if sampler == "PXSGHMC":
+        settings["expansion"] = expansion()
+    temperature = 0.01 if augment else 1.0
+    return kim_2025(
+        model, sampler, temperature=temperature, init_strategy=init_to_sample, **settings
+    )
+
+
+def measure(batch_size: int = 32, num_steps: int = 4) -> None:
+    """Seconds of start and compile and of a step, of the kernel and of a loop by hand."""
+    x, y = map(jnp.asarray, generated(256))
+    model = make_model(PRIOR_VARIANCE["SGHMC"], augment=False)
+    plain = {"step_size": 1e-5, "friction": 100.0, "num_steps": num_steps, "integrator": "euler"}
+    cases = {
+        "SGHMC": SGHMC(model, batch_size=batch_size, init_strategy=init_to_sample, **plain),
+        "PXSGHMC, left = right = 1": make_kernel(
+            "PXSGHMC", False, num_rows=256, batch_size=batch_size, num_steps=num_steps
+        ),
+    }
+    programs, states, rows = {}, {}, {}
+    for name, kernel in cases.items():
+        begun = time.time()
+        state = jax.block_until_ready(kernel.init(random.key(0), 0, None, (x, y), {}))
+        started = time.time()
+        compiled = jax.jit(lambda s, k=kernel: k.sample(s, (x, y), {})).lower(state).compile()
+        rows[name] = [started - begun, time.time() - started]
+        programs[name], states[name] = compiled, state
+    position = states["SGHMC"].z
+    begun = time.time()
+    by_hand = jax.jit(hand_written(x, y, batch_size, num_steps))
+    start = (position, jax.tree.map(jnp.zeros_like, position), random.key(0))
+    compiled = by_hand.lower(start).compile()
+    rows["by hand"] = [0.0, time.time() - begun]
+    programs["by hand"], states["by hand"] = compiled, start
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(5):
+        for name, program in programs.items():
+            begun = time.time()
+            states[name] = jax.block_until_ready(program(states[name]))
+            seconds[name].append((time.time() - begun) / num_steps)
+    print("| sampler | init (s) | compile (s) | over by hand | s a step | over by hand |")
+    print("|---|---|---|---|---|---|")
+    best = {name: min(s) for name, s in seconds.items()}
+    for name, (init, compiling) in rows.items():
+        print(
+            f"| {name} | {init:.1f} | {compiling:.1f} | {compiling / rows['by hand'][1]:.2f} "
+            f"| {best[name]:.3f} | {best[name] / best['by hand']:.2f} |"
+        )
+
+
+def hand_written(x: jax.Array, y: jax.Array, batch_size: int, num_steps: int) -> Callable:
+    """A draw of SGHMC without this package, from (position, momentum, key)."""
+    h, friction, variance = 1e-5, 100.0, PRIOR_VARIANCE["SGHMC"]
+
+    def energy(position: dict, rows: jax.Array) -> jax.Array:
+        logits = ResNet20().apply({"params": nested(position)}, x[rows])
+        likely = jnp.take_along_axis(jax.nn.log_softmax(logits), y[rows][:, None], 1)
+        prior = sum(jnp.sum(v**2) for v in position.values()) / (2 * variance)
+        return prior - len(x) / batch_size * jnp.sum(likely)
+
+    def step(_: int, carry: tuple) -> tuple:
+        position, momentum, key = carry
+        key, key_rows, key_noise = random.split(key, 3)
+        grad = jax.grad(energy)(position, random.randint(key_rows, (batch_size,), 0, len(x)))
+        keys = random.split(key_noise, len(position))
+        scale = (2 * friction * h) ** 0.5
+        momentum = {
+            name: (1 - friction * h) * r - h * grad[name] + scale * random.normal(k, r.shape)
+            for (name, r), k in zip(momentum.items(), keys, strict=True)
+        }
+        position = {name: v + h * momentum[name] for name, v in position.items()}
+        return position, momentum, key
+
+    return lambda carry: lax.fori_loop(0, num_steps, step, carry)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", default=os.environ.get("NUMPYRO_GEOM_DATA"))
+    parser.add_argument("--directory", help="where the run is kept; it goes on from there")
+    parser.add_argument("--sampler", choices=sorted(PRIOR_VARIANCE), default="SGHMC")
+    parser.add_argument("--augment", action="store_true")
+    parser.add_argument("--cycles", type=int, default=100)
+    parser.add_argument("--steps-per-cycle", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="20 steps on generated images")
+    parser.add_argument("--measure", action="store_true", help="starting, compiling and a step")
+    parsed = parser.parse_args()
+    if parsed.measure:
+        measure()
+    else:
+        sample(parsed)
+
+
+if __name__ == "__main__":
+    main()
