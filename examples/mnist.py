@@ -22,17 +22,17 @@ Methods besides SGRLD and its metrics, all with the same number of gradients but
     SWAG           the same, and 30 draws from its Gaussian
     MAP, ensemble  Adam until held-out rows object, once and five times
 
-Neither is tuned here: the published settings are taken as they are, and no test row has a say.
+Nothing is tuned here: the published settings are taken as they are, and no test row has a say.
 
     python examples/mnist.py --data-dir FOLDER --cache FOLDER [--epochs 40] [--seeds 0 1]
     python examples/mnist.py --quick
 
 Measures are those of the averaged prediction on the 10,000 test images; AUROC is how well its
-entropy tells 2,000 of Fashion-MNIST's test images, evenly spaced, from MNIST's. No draw of weights is kept: the chains' draws
-are predictions, which a `PredictionStream` gathers. With `--cache` a run that was killed goes on
-where it was, and what is finished is not run again. The data are `mnist_784.npz` and
-`fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or NUMPYRO_GEOM_DATA, and
-OpenML's without a folder.
+entropy tells 2,000 of Fashion-MNIST's test images, evenly spaced, from MNIST's. No draw of weights
+is kept: the chains' draws are predictions, which a `PredictionStream` gathers. With `--cache` a run
+that was killed goes on where it was, and what is finished is not run again. The data are
+`mnist_784.npz` and `fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or
+NUMPYRO_GEOM_DATA, and OpenML's without a folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import lax, random
+from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 
@@ -88,6 +88,8 @@ OUTSIDE_ROWS = 2000
 DISTANCE_ENTRIES = 2000
 """Weights of each matrix by which distances are measured."""
 PRIORS = ("gaussian", "horseshoe")
+QUICK_METHODS = ("SGRLD identity", "MAP")
+"""Methods that `--quick` runs unless some are named: most of its time is compiling."""
 
 
 # --- data
@@ -263,6 +265,7 @@ class Task:
         epochs: passes over the rows.
         burn_in: steps before the first draw.
         batch_size: rows a step.
+        timed: whether steps are timed, in a program of their own.
     """
 
     data: Data
@@ -271,6 +274,7 @@ class Task:
     epochs: int = 40
     burn_in: int = 1000
     batch_size: int = 100
+    timed: bool = True
 
     @property
     def model(self) -> Callable:
@@ -389,9 +393,7 @@ def of_draws(task: Task, draws: Mapping[str, jax.Array], follow: bool = False) -
 Method = Callable[[Task, jax.Array, Path | None], Result]
 
 
-def chain(
-    make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool = False
-) -> Method:
+def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool = False) -> Method:
     """A chain of a kernel, from the start or from a mode that half of the epochs go to."""
 
     def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
@@ -426,17 +428,17 @@ def chain(
             raise KeyboardInterrupt("the run was stopped; called again it goes on")
         undone = np.asarray(done.mcmc.get_extra_fields()["num_diverging"]).sum()
         result = measures.result()
-        return result._replace(
-            undone=float(undone / (result.draws * num_steps)),
-            milliseconds=milliseconds(kernel, done.mcmc.last_state, task, num_steps),
-        )
+        result = result._replace(undone=float(undone / (result.draws * num_steps)))
+        if not task.timed:
+            return result
+        time_a_step = milliseconds(kernel, done.mcmc.last_state, task, num_steps)
+        return result._replace(milliseconds=time_a_step)
 
     return method
 
 
 def milliseconds(kernel: Any, state: Any, task: Task, num_steps: int) -> float:
     """Of a step, in the fastest of three draws after the last."""
-    # one chain: of a vectorised run the state would have a leading axis
     sample, rows = jax.jit(kernel.sample), task.rows
     state = jax.block_until_ready(sample(state, rows, {}))
     seconds = []
@@ -538,9 +540,7 @@ def swag(task: Task, key: jax.Array, folder: Path | None) -> Result:
 
 METHODS: dict[str, Method] = {
     "SGRLD identity": sgrld("identity", {"gaussian": 0.05, "horseshoe": 0.25}),
-    "SGRLD rmsprop": sgrld(
-        RMSprop(decay=0.99, eps=1e-8), {"gaussian": 2.5e-4, "horseshoe": 5e-4}
-    ),
+    "SGRLD rmsprop": sgrld(RMSprop(decay=0.99, eps=1e-8), {"gaussian": 2.5e-4, "horseshoe": 5e-4}),
     "SGRLD wenzel": sgrld(Wenzel(decay=0.99, eps=1e-8), {"gaussian": 0.075, "horseshoe": 0.75}),
     "SGRLD monge": sgrld(Monge(alpha2=1.25, decay=0.9), {"horseshoe": 0.25}),
     "SGHMC": sghmc(),
@@ -657,35 +657,40 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     parser.add_argument("--data-dir", help="folder of the two files; default NUMPYRO_GEOM_DATA")
     parser.add_argument("--priors", nargs="+", choices=PRIORS, default=list(PRIORS))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--cache", help="folder for what is finished and for runs under way")
     parser.add_argument("--out", help="file to write the table to")
     parser.add_argument(
-        "--quick", action="store_true", help="scikit-learn's digits, 32 units, few steps, one seed"
+        "--quick",
+        action="store_true",
+        help="scikit-learn's digits, 32 units, few steps, one seed, two methods unless named",
     )
     options = parser.parse_args(arguments)
     if options.epochs < 2:
         parser.error(f"--epochs must be at least 2, got {options.epochs}")
     sizes: dict[str, Any] = {"epochs": options.epochs}
+    methods = METHODS if options.methods is None else options.methods
     if options.quick:
-        sizes = {"epochs": 60, "hidden": 32, "burn_in": 200, "batch_size": 50}
+        sizes = {"epochs": 60, "hidden": 32, "burn_in": 200, "batch_size": 50, "timed": False}
         options.seeds = options.seeds[:1]
+        methods = QUICK_METHODS if options.methods is None else methods
     try:
         data = digits() if options.quick else load(options.data_dir)
     except (OSError, ValueError, ImportError) as error:
         sys.exit(str(error))
     cache = None
     if options.cache is not None:
-        cache = Path(options.cache).expanduser() / f"epochs-{sizes['epochs']}"
+        length = "quick" if options.quick else f"epochs-{options.epochs}"
+        cache = Path(options.cache).expanduser() / length
         cache.mkdir(parents=True, exist_ok=True)
     print(f"{data.origin}: {len(data.y)} rows, {sizes['epochs']} epochs", flush=True)
     records = []
     # half of the hashing: on one CPU core most of a step are its half a million normal numbers
     with jax.threefry_partitionable(False):
         for seed in options.seeds:
-            for method in options.methods:
+            for method in methods:
                 for prior in options.priors:
                     if skipped(prior, method):
                         continue
