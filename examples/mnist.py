@@ -342,7 +342,7 @@ class Measures:
 
     def __init__(self, data: Data) -> None:
         self._test = PredictionStream(data.test_y, logits=True)
-        self._outside = PredictionStream(np.zeros(len(data.outside_X), int), logits=True)
+        self._outside = PredictionStream(logits=True)
         self._last: np.ndarray | None = None
         self._distances: list[float] = []
 
@@ -361,7 +361,7 @@ class Measures:
         from sklearn.metrics import roc_auc_score
 
         found = self._test.classification()
-        entropies = [_entropy(stream.probabilities) for stream in (self._test, self._outside)]
+        entropies = [stream.entropy for stream in (self._test, self._outside)]
         truth = np.repeat([0, 1], [len(x) for x in entropies])
         return Result(
             accuracy=found.accuracy,
@@ -373,10 +373,6 @@ class Measures:
             distance=float(np.mean(self._distances)) if follow and self._distances else math.nan,
             draws=self._test.num_draws,
         )
-
-
-def _entropy(p: np.ndarray) -> np.ndarray:
-    return -(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1)
 
 
 def of_draws(task: Task, draws: Mapping[str, jax.Array], follow: bool = False) -> Result:
