@@ -44,6 +44,35 @@ def test_it_is_what_all_draws_at_once_give(cuts: list[int]) -> None:
     assert stream.num_draws == CHAINS * DRAWS
 
 
+def test_rows_without_labels_have_entropies() -> None:
+    """Draws that disagree on the first row, and are each unsure of the second."""
+    unlabelled, sure, doubt = PredictionStream(), [0.9, 0.1], [0.5, 0.5]
+    labelled = PredictionStream([1, 0])
+    p = np.array([[[sure, doubt], [sure[::-1], doubt]]])
+    for stream in (unlabelled, labelled):
+        stream.add(p[:, :1])
+        stream.add(p[:, 1:])
+        own = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+        np.testing.assert_allclose(stream.entropy, np.log(2) * np.ones(2))
+        np.testing.assert_allclose(stream.mutual_information, [np.log(2) - own, 0], atol=1e-12)
+    assert labelled.classification().mutual_information == pytest.approx((np.log(2) - own) / 2)
+    assert labelled.classification().brier == pytest.approx(0.25)
+    for measure in (unlabelled.classification, unlabelled.function_space):
+        with pytest.raises(ValueError, match=r"expected labels, .*PredictionStream\(labels\)"):
+            measure()
+    for name in ("entropy", "mutual_information"):
+        with pytest.raises(ValueError, match="call `add`"):
+            getattr(PredictionStream(), name)
+
+
+def test_labels_may_be_booleans() -> None:
+    streams = [PredictionStream(LABELS.clip(0, 1).astype(t), logits=True) for t in (int, bool)]
+    for stream in streams:
+        stream.add(LOGITS[..., :2])
+    expected, found = (stream.classification() for stream in streams)
+    np.testing.assert_equal(found._asdict(), expected._asdict())
+
+
 def test_labels_that_are_improbable_do_not_underflow() -> None:
     stream = PredictionStream([0], logits=True)
     for shift in (800.0, 900.0):

@@ -107,6 +107,12 @@ def test_the_rate_minimises_the_divergence(temperature: float) -> None:
     assert np.trace(H @ law(H, C, best)[1]) / 2 == pytest.approx(temperature)
 
 
+def test_rate_of_many_rows() -> None:
+    """60,000 squared is beyond 32 bits."""
+    rate = jax.jit(lambda noise: optimal_rate(noise, 60_000, 1.0))(jnp.ones(2))
+    assert float(rate) == pytest.approx(2 / 60_000**2, rel=1e-6)
+
+
 def test_the_diagonal_rates_minimise_the_divergence_where_noise_is_diagonal() -> None:
     noise = np.diag(np.diag(C))
     best = 2 / np.diag(C)

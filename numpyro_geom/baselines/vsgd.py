@@ -283,7 +283,7 @@ def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:
     Array(0.01, dtype=float32)
     """
     mean = _mean(noise)
-    return 2 * temperature / jnp.maximum(mean * num_data**2, jnp.finfo(mean.dtype).tiny)
+    return 2 * temperature / jnp.maximum(mean * float(num_data) ** 2, jnp.finfo(mean.dtype).tiny)
 
 
 def _mean(tree: PyTree) -> jax.Array:

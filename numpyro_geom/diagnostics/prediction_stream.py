@@ -76,7 +76,8 @@ class PredictionStream:
     of an ensemble of chains, or those at the end of each cycle.
 
     Args:
-        labels: classes 0, 1, ..., shape (rows,).
+        labels: classes 0, 1, ..., shape (rows,). None for rows that have none, such as images of
+            another kind: `probabilities`, `entropy` and `mutual_information` are there without.
         logits: whether logits are added; they do not underflow where probabilities do.
         bins: of the calibration error.
 
@@ -94,8 +95,8 @@ class PredictionStream:
         (1.0, 0.434)
     """
 
-    def __init__(self, labels: Any, *, logits: bool = False, bins: int = 15) -> None:
-        self._labels = check_labels(labels)
+    def __init__(self, labels: Any = None, *, logits: bool = False, bins: int = 15) -> None:
+        self._labels = None if labels is None else check_labels(labels).astype(np.int64)
         self._logits = check_flag("logits", logits)
         self._bins = check_int("bins", bins)
         self._draws = 0
@@ -103,7 +104,6 @@ class PredictionStream:
         self._sums: tuple[np.ndarray, ...] = ()
         self._of_label = np.zeros(0)
         self._functions: BatchMeans | None = None
-        self._some = evenly(self._labels.size, min(self._labels.size, FUNCTION_ROWS))
 
     @property
     def num_draws(self) -> int:
@@ -115,6 +115,19 @@ class PredictionStream:
         """Of the ensemble, shape (rows, classes)."""
         self._check_any()
         return self._sums[0] / self._draws
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """Of the ensemble's prediction of each row, in nats, shape (rows,): how unsure it is."""
+        return entr(self.probabilities).sum(axis=-1)
+
+    @property
+    def mutual_information(self) -> np.ndarray:
+        """What of `entropy` the draws disagree on, shape (rows,); the rest they all see.
+
+        Both tell rows that are unlike those the draws are conditioned on.
+        """
+        return self.entropy - self._sums[3] / self._draws
 
     def add(self, predictions: Any) -> None:
         """Count draws in.
@@ -148,10 +161,11 @@ class PredictionStream:
         """All measures of what has been added.
 
         Raises:
-            ValueError: where there is nothing, or all draws give a label probability 0.
+            ValueError: where there is nothing or no labels, or all draws give a label
+                probability 0.
         """
-        self._check_any()
-        mean, mean_log, squares, own_entropy = (x / self._draws for x in self._sums)
+        y = self._check_labelled()
+        mean, mean_log, squares, _ = (x / self._draws for x in self._sums)
         log_mean = self._of_label - np.log(self._draws)
         impossible = np.flatnonzero(np.isneginf(log_mean))
         if impossible.size:
@@ -160,14 +174,13 @@ class PredictionStream:
                 f"is {impossible[0]}), so the NLL is infinite: pass logits=True with the logits, "
                 "which do not underflow, or bound the probabilities away from 0"
             )
-        y, nll = self._labels, -float(np.mean(log_mean))
+        nll = -float(np.mean(log_mean))
         nll_draws = np.concatenate(self._nll, axis=1).ravel()
         rows, classes = mean.shape
         share = 0.5 if classes == 2 else 1.0
         truth = np.zeros_like(mean)
         truth[np.arange(rows), y] = 1.0
         accuracy = float(np.mean(mean.argmax(axis=1) == y))
-        entropy = float(entr(mean).sum(axis=-1).mean())
         return Classification(
             accuracy=accuracy,
             error=1.0 - accuracy,
@@ -176,8 +189,8 @@ class PredictionStream:
             brier=share * float(np.sum((mean - truth) ** 2, axis=1).mean()),
             calibration_error=calibration_error(mean, y, self._bins),
             confidence=float(mean.max(axis=1).mean()),
-            entropy=entropy,
-            mutual_information=entropy - float(own_entropy.mean()),
+            entropy=float(self.entropy.mean()),
+            mutual_information=float(self.mutual_information.mean()),
             ambiguity=float(nll_draws.mean()) - nll,
             ambiguity_geometric=-float(np.mean(logsumexp(mean_log, axis=-1))),
             variance=share * float(np.sum(squares - mean**2, axis=1).mean()),
@@ -187,9 +200,9 @@ class PredictionStream:
         """R-hat and effective draws of the label's probability, of up to 1,000 rows.
 
         Raises:
-            ValueError: where a chain has fewer than 16 draws.
+            ValueError: where there are no labels, or a chain has fewer than 16 draws.
         """
-        self._check_any()
+        self._check_labelled()
         assert self._functions is not None
         return FunctionSpace(*self._functions.rhat_and_ess())
 
@@ -198,25 +211,39 @@ class PredictionStream:
         predicted = normalised(x.reshape((chains * draws, *x.shape[2:])), self._logits)
         p, log_p = predicted
         rows, classes = p.shape[1:]
-        y = check_labels(self._labels, (rows, classes))
-        of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
+        if self._labels is not None:
+            check_labels(self._labels, (rows, classes))
         with np.errstate(invalid="ignore"):
             new = p.sum(0), log_p.sum(0), (p**2).sum(0), entr(p).sum((0, 2))
             if not self._sums:
                 self._sums = tuple(np.zeros_like(part) for part in new)
-                self._of_label = np.full(rows, -np.inf)
-                self._functions = BatchMeans(chains, len(self._some))
             if self._sums[0].shape != (rows, classes):
                 raise ValueError(
                     f"predictions must be of shape {self._sums[0].shape} for each draw as before, "
                     f"got {(rows, classes)}"
                 )
             self._sums = tuple(map(np.add, self._sums, new))
-        self._of_label = np.logaddexp(self._of_label, logsumexp(of_label, axis=0))
-        self._nll.append(-of_label.mean(axis=1).reshape(chains, draws))
+            if self._labels is not None:
+                self._add_of_label(log_p, self._labels, chains)
         self._draws += chains * draws
-        some = np.exp(of_label[:, self._some]).reshape(chains, draws, -1)
-        self._functions.add(some)  # type: ignore[union-attr]
+
+    def _add_of_label(self, log_p: np.ndarray, y: np.ndarray, chains: int) -> None:
+        """What needs labels y, of log probabilities of shape (chains * draws, rows, classes)."""
+        rows = len(y)
+        of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
+        some = evenly(rows, min(rows, FUNCTION_ROWS))
+        if self._functions is None:
+            self._of_label = np.full(rows, -np.inf)
+            self._functions = BatchMeans(chains, len(some))
+        self._of_label = np.logaddexp(self._of_label, logsumexp(of_label, axis=0))
+        self._nll.append(-of_label.mean(axis=1).reshape(chains, -1))
+        self._functions.add(np.exp(of_label[:, some]).reshape(chains, -1, len(some)))
+
+    def _check_labelled(self) -> np.ndarray:
+        self._check_any()
+        if self._labels is None:
+            raise ValueError("expected labels, and there are none: PredictionStream(labels)")
+        return self._labels
 
     def _check_any(self) -> None:
         if not self._draws:

@@ -1,0 +1,704 @@
+"""MNIST with fully connected networks: stochastic-gradient samplers and metrics side by side.
+
+A network 784-400-400-10 with ReLU units on MNIST's 60,000 training rows, after Yu, Hartmann,
+Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal
+Metrics" (TMLR 2023, section 4.3, Tables 1, 4 and 8). From there: batches of 100 rows, 1,000 steps
+of burn-in, a draw every 100 steps, learning rates l = h N, Monge's alpha^2, Shampoo's interval of
+100 steps, no Gamma term. Theirs are 400 epochs and 10 runs; ours are `--epochs` and `--seeds`.
+
+Priors, which they take from the library of Fortuin et al. (2021):
+
+    gaussian     weights N(0, 2 / inputs of the layer), biases N(0, 1)
+    horseshoe    the same times a scale for each array, half-Cauchy(1), sampled as it is written
+                 (not centred away) in the coordinate u with scale = log(1 + e^u), where the steps
+                 of the paper are stable. Their code leaves out the Jacobian of u; it is in here.
+
+Methods besides SGRLD and its metrics, all with the same number of gradients but for the ensemble:
+
+    SGHMC          after Kim et al. (ICLR 2025, Table 11): friction 100, h = 3e-4, Euler steps
+    SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (theirs have 5,000), a draw
+                   at the end of each
+    I-SGD, VSGD    half of the epochs for Adam to a mode, half to sample
+    SWAG           the same, and 30 draws from its Gaussian
+    MAP, ensemble  Adam until held-out rows object, once and five times
+
+Nothing is tuned here: the published settings are taken as they are, and no test row has a say.
+
+    python examples/mnist.py --data-dir FOLDER --cache FOLDER [--epochs 40] [--seeds 0 1]
+    python examples/mnist.py --quick
+
+Measures are those of the averaged prediction on the 10,000 test images; AUROC is how well its
+entropy tells 2,000 of Fashion-MNIST's test images, evenly spaced, from MNIST's. No draw of weights
+is kept: the chains' draws are predictions, which a `PredictionStream` gathers. With `--cache` a run
+that was killed goes on where it was, and what is finished is not run again. The data are
+`mnist_784.npz` and `fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or
+NUMPYRO_GEOM_DATA, and OpenML's without a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.distributions import constraints
+from numpyro.infer import MCMC
+
+from numpyro_geom import (
+    ISGD,
+    SGHMC,
+    SGRLD,
+    SWAG,
+    VSGD,
+    Monge,
+    RMSprop,
+    Shampoo,
+    Wenzel,
+    cyclical,
+    run,
+    train,
+)
+from numpyro_geom.diagnostics.predictive import PredictionStream
+
+CLASSES = 10
+LAYERS = ("1", "2", "3")
+THINNING = 100
+"""Steps a draw."""
+CYCLE = 1000
+MEMBERS = 5
+SWAG_DRAWS = 30
+OUTSIDE_ROWS = 2000
+DISTANCE_ENTRIES = 2000
+"""Weights of each matrix by which distances are measured."""
+PRIORS = ("gaussian", "horseshoe")
+QUICK_METHODS = ("SGRLD identity", "MAP")
+"""Methods that `--quick` runs unless some are named: most of its time is compiling."""
+
+
+# --- data
+
+
+class Data(NamedTuple):
+    """Images in [0, 1], shape (rows, pixels), and their classes.
+
+    Attributes:
+        X: images to train on.
+        y: their classes.
+        test_X: images to test on.
+        test_y: their classes.
+        outside_X: images of something else.
+        origin: where they are from, in words.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    test_X: np.ndarray
+    test_y: np.ndarray
+    outside_X: np.ndarray
+    origin: str
+
+
+OPENML = {"mnist_784": "mnist_784", "fashion_mnist": "Fashion-MNIST"}
+"""Files and the names of the same sets on OpenML, where the training part is first too."""
+
+
+def load(data_dir: str | os.PathLike | None = None) -> Data:
+    """MNIST, with Fashion-MNIST as what is not MNIST, from a folder or from OpenML.
+
+    Args:
+        data_dir: folder with `mnist_784.npz` and `fashion_mnist.npz`; None for the one that
+            NUMPYRO_GEOM_DATA names, and for OpenML where it names none.
+
+    Raises:
+        FileNotFoundError: for a folder without these files.
+        ValueError: for data that are not what they should be.
+        ConnectionError: if OpenML cannot be reached.
+    """
+    if data_dir is None:
+        data_dir = os.environ.get("NUMPYRO_GEOM_DATA")
+    read = _from_openml if data_dir is None else partial(_from_file, Path(data_dir).expanduser())
+    X, y, cut = read("mnist_784")
+    others, _, first = read("fashion_mnist")
+    if others.shape[1] != X.shape[1]:
+        raise ValueError(
+            f"expected images of one size, got {X.shape[1]} pixels in mnist_784 and "
+            f"{others.shape[1]} in fashion_mnist"
+        )
+    rows = np.linspace(first, len(others) - 1, min(OUTSIDE_ROWS, len(others) - first)).astype(int)
+    origin = "OpenML" if data_dir is None else "files"
+    X, others = X.astype(np.float32) / 255, others[rows].astype(np.float32) / 255
+    return Data(X[:cut], y[:cut], X[cut:], y[cut:], others, f"MNIST from {origin}")
+
+
+def _from_file(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected {path}, which is no file: change --data-dir or NUMPYRO_GEOM_DATA, or leave "
+            "both out to use OpenML"
+        )
+    with np.load(path, allow_pickle=False) as arrays:
+        missing = {"X", "y", "n_train"} - set(arrays.files)
+        if missing:
+            raise ValueError(f"{path} must have X, y and n_train, and lacks {sorted(missing)}")
+        X, y, cut = arrays["X"], arrays["y"], int(arrays["n_train"])
+    if X.ndim != 2 or y.shape != X.shape[:1] or not 0 < cut < len(X):
+        raise ValueError(
+            f"{path} must have X of shape (rows, pixels), y of shape (rows,) and n_train below "
+            f"their number, got {X.shape}, {y.shape} and {cut}"
+        )
+    return X, y.astype(np.int32), cut
+
+
+def _from_openml(name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    try:
+        from sklearn.datasets import fetch_openml
+    except ImportError as error:
+        raise ImportError(
+            "OpenML needs scikit-learn: pip install 'numpyro_geom[examples]', or pass --data-dir"
+        ) from error
+    try:
+        table = fetch_openml(OPENML[name], version=1, as_frame=False, parser="liac-arff")
+    except Exception as error:  # no network, no such set, a broken answer: all the same to the user
+        raise ConnectionError(
+            f"could not fetch {OPENML[name]!r} from OpenML ({type(error).__name__}: {error}). Try "
+            f"again, or put {name}.npz with X, y and n_train in a folder and pass --data-dir"
+        ) from error
+    X, y = np.asarray(table.data), np.asarray(table.target).astype(np.int32)
+    if X.shape != (70_000, 784):
+        raise ValueError(f"OpenML's {OPENML[name]!r} must have X of shape (70000, 784): {X.shape}")
+    return X, y, 60_000
+
+
+def digits() -> Data:
+    """Small images that come with scikit-learn; those outside have their pixels shuffled."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError(
+            "the digits come with scikit-learn: pip install 'numpyro_geom[examples]'"
+        ) from error
+    X, y = datasets.load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    rows, pixels = rng.permutation(len(y)), rng.permutation(X.shape[1])
+    X, y = (X[rows] / 16).astype(np.float32), y[rows].astype(np.int32)
+    cut = 1400
+    outside = X[cut:, pixels]
+    return Data(X[:cut], y[:cut], X[cut:], y[cut:], outside, "scikit-learn's digits")
+
+
+# --- model
+
+
+class SoftplusHalfCauchy(dist.HalfCauchy):
+    """Half-Cauchy that is sampled in the coordinate u with x = log(1 + e^u)."""
+
+    support = constraints.softplus_positive
+
+
+def logits_of(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
+    """Logits, shape (rows, classes), of sites ``w`` at images ``X``."""
+    for layer in LAYERS[:-1]:
+        X = jax.nn.relu(X @ w[f"w{layer}"] + w[f"b{layer}"])
+    return X @ w[f"w{LAYERS[-1]}"] + w[f"b{LAYERS[-1]}"]
+
+
+def network(X, y=None, prior="gaussian", hidden=400):
+    """Three layers."""
+    sizes = (X.shape[1], hidden, hidden, CLASSES)
+
+    def site(name: str, scale: float, *shape: int) -> jax.Array:
+        if prior == "horseshoe":
+            scale = scale * numpyro.sample(f"scale_{name}", SoftplusHalfCauchy(1.0))
+        return numpyro.sample(name, dist.Normal(0, scale).expand(shape).to_event(len(shape)))
+
+    w = {}
+    for layer, rows, columns in zip(LAYERS, sizes[:-1], sizes[1:], strict=True):
+        w[f"w{layer}"] = site(f"w{layer}", (2 / rows) ** 0.5, rows, columns)
+        w[f"b{layer}"] = site(f"b{layer}", 1.0, columns)
+    with numpyro.plate("rows", X.shape[0]) as i:
+        logits = logits_of(w, X[i])
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=None if y is None else y[i])
+
+
+def start(key: jax.Array, num_pixels: int, prior: str, hidden: int) -> dict[str, jax.Array]:
+    """Where chains and training start: a draw of the Gaussian prior, biases 0, scales 1."""
+    sizes = (num_pixels, hidden, hidden, CLASSES)
+    found: dict[str, jax.Array] = {}
+    for layer, rows, columns in zip(LAYERS, sizes[:-1], sizes[1:], strict=True):
+        normals = random.normal(random.fold_in(key, int(layer)), (rows, columns))
+        found[f"w{layer}"] = (2 / rows) ** 0.5 * normals
+        found[f"b{layer}"] = jnp.zeros(columns)
+    if prior == "horseshoe":
+        found |= {f"scale_{name}": jnp.log(jnp.expm1(1.0)) for name in list(found)}
+    return found
+
+
+# --- what is run
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A posterior, and how much work a method may do.
+
+    Attributes:
+        data: rows.
+        prior: of `PRIORS`.
+        hidden: units of a layer.
+        epochs: passes over the rows.
+        burn_in: steps before the first draw.
+        batch_size: rows a step.
+        timed: whether steps are timed, in a program of their own.
+    """
+
+    data: Data
+    prior: str
+    hidden: int = 400
+    epochs: int = 40
+    burn_in: int = 1000
+    batch_size: int = 100
+    timed: bool = True
+
+    @property
+    def model(self) -> Callable:
+        """The model, a function of X and y."""
+        return partial(network, prior=self.prior, hidden=self.hidden)
+
+    @property
+    def rows(self) -> tuple[jax.Array, jax.Array]:
+        """What the model is called with."""
+        return jnp.asarray(self.data.X), jnp.asarray(self.data.y)
+
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch."""
+        return math.ceil(len(self.data.y) / self.batch_size)
+
+    def start(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Where to start."""
+        return start(key, self.data.X.shape[1], self.prior, self.hidden)
+
+    def predict(self, z: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """What is kept of a draw: logits, and some weights for distances."""
+        some = [z[f"w{layer}"].ravel() for layer in LAYERS]
+        some = [x[:: max(1, x.size // DISTANCE_ENTRIES)] for x in some]
+        return {
+            "test": logits_of(z, jnp.asarray(self.data.test_X)),
+            "outside": logits_of(z, jnp.asarray(self.data.outside_X)),
+            "weights": jnp.concatenate(some),
+        }
+
+
+class Result(NamedTuple):
+    """What one method did with one seed.
+
+    Attributes:
+        accuracy: share of test rows whose most probable class is right.
+        nll: of the averaged prediction, nats a row.
+        brier: its Brier score.
+        ece: its expected calibration error.
+        auroc: how well its entropy tells images of something else.
+        ambiguity: mean NLL of single draws less that of the mean logits.
+        distance: of successive draws, over their norm, by some of the weights; NaN where draws
+            do not follow each other.
+        draws: how many.
+        undone: share of the steps that were undone or flagged.
+        milliseconds: a step, compilation and predictions excluded; NaN where not measured.
+        seconds: all included.
+    """
+
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    auroc: float
+    ambiguity: float
+    distance: float
+    draws: int
+    undone: float = float("nan")
+    milliseconds: float = float("nan")
+    seconds: float = float("nan")
+
+
+class Measures:
+    """Gathers predictions of draws as they come, and no draw."""
+
+    def __init__(self, data: Data) -> None:
+        self._test = PredictionStream(data.test_y, logits=True)
+        self._outside = PredictionStream(logits=True)
+        self._last: np.ndarray | None = None
+        self._distances: list[float] = []
+
+    def add(self, predictions: Mapping[str, Any]) -> None:
+        """Count draws in, shaped (1, draws, ...)."""
+        self._test.add(predictions["test"])
+        self._outside.add(predictions["outside"])
+        for weights in np.asarray(predictions["weights"])[0]:
+            if self._last is not None:
+                away = np.linalg.norm(weights - self._last)
+                self._distances.append(float(away / np.linalg.norm(self._last)))
+            self._last = weights
+
+    def result(self, follow: bool = True) -> Result:
+        """All measures; ``follow`` says whether draws follow each other in a chain."""
+        from sklearn.metrics import roc_auc_score
+
+        found = self._test.classification()
+        entropies = [stream.entropy for stream in (self._test, self._outside)]
+        truth = np.repeat([0, 1], [len(x) for x in entropies])
+        return Result(
+            accuracy=found.accuracy,
+            nll=found.nll,
+            brier=found.brier,
+            ece=found.calibration_error,
+            auroc=float(roc_auc_score(truth, np.concatenate(entropies))),
+            ambiguity=found.ambiguity_geometric,
+            distance=float(np.mean(self._distances)) if follow and self._distances else math.nan,
+            draws=self._test.num_draws,
+        )
+
+
+def of_draws(task: Task, draws: Mapping[str, jax.Array], follow: bool = False) -> Result:
+    """Measures of draws that are there, sites with draws first."""
+    measures, predict = Measures(task.data), jax.jit(task.predict)
+    for k in range(len(draws["w1"])):
+        found = predict({name: x[k] for name, x in draws.items()})
+        measures.add(jax.tree.map(lambda x: np.asarray(x)[None, None], found))
+    return measures.result(follow)
+
+
+# --- methods
+
+Method = Callable[[Task, jax.Array, Path | None], Result]
+
+
+def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool = False) -> Method:
+    """A chain of a kernel, from the start or from a mode that half of the epochs go to."""
+
+    def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
+        key_start, key_train, key_run = random.split(key, 3)
+        position, epochs, burn_in = task.start(key_start), task.epochs, task.burn_in
+        if trained:
+            epochs = max(1, task.epochs // 2)
+            options = {"batch_size": task.batch_size, "init_params": position}
+            position = train(
+                task.model, key_train, *task.rows, num_epochs=task.epochs - epochs, **options
+            ).position
+        measures, kernel = Measures(task.data), make(task)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=burn_in // num_steps,
+            num_samples=(epochs * task.epoch - burn_in) // num_steps,
+            postprocess_fn=task.predict,
+            progress_bar=False,
+            jit_model_args=True,
+        )
+        done = run(
+            mcmc,
+            key_run,
+            *task.rows,
+            directory=folder,
+            draws_per_segment=max(1, 1000 // num_steps),
+            init_params=position,
+            extra_fields=("num_diverging",),
+            monitor=measures.add,
+        )
+        if not done.finished:
+            raise KeyboardInterrupt("the run was stopped; called again it goes on")
+        undone = np.asarray(done.mcmc.get_extra_fields()["num_diverging"]).sum()
+        result = measures.result()
+        result = result._replace(undone=float(undone / (result.draws * num_steps)))
+        if not task.timed:
+            return result
+        time_a_step = milliseconds(kernel, done.mcmc.last_state, task, num_steps)
+        return result._replace(milliseconds=time_a_step)
+
+    return method
+
+
+def milliseconds(kernel: Any, state: Any, task: Task, num_steps: int) -> float:
+    """Of a step, in the fastest of three draws after the last."""
+    sample, rows = jax.jit(kernel.sample), task.rows
+    state = jax.block_until_ready(sample(state, rows, {}))
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        state = jax.block_until_ready(sample(state, rows, {}))
+        seconds.append(time.perf_counter() - begin)
+    return 1000 * min(seconds) / num_steps
+
+
+def sgrld(metric: Any, rates: Mapping[str, float]) -> Method:
+    """SGRLD with the learning rates l = h N of Yu et al.'s Table 4, by prior."""
+
+    def make(task: Task) -> SGRLD:
+        return SGRLD(
+            task.model,
+            metric=metric,
+            gamma="none",
+            step_size=rates[task.prior] / len(task.data.y),
+            batch_size=task.batch_size,
+            batching="epoch",
+            num_steps=THINNING,
+        )
+
+    return chain(make)
+
+
+def sghmc(cycle: int | None = None) -> Method:
+    """SGHMC as Kim et al. step, at a constant step size or in cycles with a draw at their ends."""
+    num_steps = THINNING if cycle is None else cycle
+
+    def make(task: Task) -> SGHMC:
+        return SGHMC(
+            task.model,
+            friction=100.0,
+            step_size=3e-4 if cycle is None else cyclical(3e-4, cycle),
+            integrator="euler",
+            batch_size=task.batch_size,
+            batching="epoch",
+            num_steps=num_steps,
+        )
+
+    return chain(make, num_steps)
+
+
+def isgd(task: Task) -> ISGD:
+    """I-SGD with a rate for each layer."""
+    groups = {}
+    for layer in LAYERS:
+        for name in (f"w{layer}", f"b{layer}"):
+            groups[name] = layer
+            if task.prior == "horseshoe":
+                groups[f"scale_{name}"] = layer
+    return ISGD(task.model, groups=groups, batch_size=task.batch_size, num_steps=THINNING)
+
+
+def vsgd(task: Task) -> VSGD:
+    """SGD at the rate that warm-up finds."""
+    return VSGD(task.model, batch_size=task.batch_size, num_steps=THINNING)
+
+
+def ensemble(members: int) -> Method:
+    """Adam from several starts, until held-out rows object."""
+
+    def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
+        positions = []
+        for member in range(members):
+            key_start, key_train = random.split(random.fold_in(key, member))
+            found = train(
+                task.model,
+                key_train,
+                *task.rows,
+                batch_size=task.batch_size,
+                num_epochs=task.epochs,
+                patience=3,
+                init_params=task.start(key_start),
+            )
+            positions.append(found.position)
+        return of_draws(task, jax.tree.map(lambda *x: jnp.stack(x), *positions))
+
+    return method
+
+
+def swag(task: Task, key: jax.Array, folder: Path | None) -> Result:
+    """SWAG, half of its steps for the mode."""
+    key_start, key_fit, key_draw = random.split(key, 3)
+    steps = task.epochs * task.epoch
+    guide = SWAG(
+        task.model,
+        batch_size=task.batch_size,
+        mode_steps=steps // 2,
+        mode_learning_rate=1e-3,
+        num_steps=steps - steps // 2,
+    )
+    params = guide.fit(key_fit, *task.rows, init_params=task.start(key_start))
+    draws = guide.sample_posterior(key_draw, params, sample_shape=(SWAG_DRAWS,))
+    return of_draws(task, draws)
+
+
+METHODS: dict[str, Method] = {
+    "SGRLD identity": sgrld("identity", {"gaussian": 0.05, "horseshoe": 0.25}),
+    "SGRLD rmsprop": sgrld(RMSprop(decay=0.99, eps=1e-8), {"gaussian": 2.5e-4, "horseshoe": 5e-4}),
+    "SGRLD wenzel": sgrld(Wenzel(decay=0.99, eps=1e-8), {"gaussian": 0.075, "horseshoe": 0.75}),
+    "SGRLD monge": sgrld(Monge(alpha2=1.25, decay=0.9), {"horseshoe": 0.25}),
+    "SGHMC": sghmc(),
+    "MAP": ensemble(1),
+    "ensemble": ensemble(MEMBERS),
+    "SGHMC cyclical": sghmc(CYCLE),
+    "I-SGD": chain(isgd, trained=True),
+    "SWAG": swag,
+    "VSGD": chain(vsgd, trained=True),
+    "SGRLD shampoo": sgrld(
+        Shampoo(decay=0.99, eps=1e-8, interval=100), {"gaussian": 0.0025, "horseshoe": 0.005}
+    ),
+}
+
+
+class Published(NamedTuple):
+    """What Yu et al. report for 400 epochs: Tables 1 (mean log p, accuracy) and 8 (ECE)."""
+
+    accuracy: float
+    nll: float
+    ece: float
+
+
+PUBLISHED = {
+    ("gaussian", "SGRLD identity"): Published(0.9685, 0.1310, 0.0430),
+    ("gaussian", "SGRLD wenzel"): Published(0.9686, 0.1315, 0.0438),
+    ("gaussian", "SGRLD rmsprop"): Published(0.9689, 0.1307, 0.0447),
+    ("gaussian", "SGRLD shampoo"): Published(0.9689, 0.1286, 0.0421),
+    ("horseshoe", "SGRLD identity"): Published(0.9823, 0.0750, 0.0281),
+    ("horseshoe", "SGRLD wenzel"): Published(0.9807, 0.0768, 0.0248),
+    ("horseshoe", "SGRLD rmsprop"): Published(0.9798, 0.0678, 0.0124),
+    ("horseshoe", "SGRLD monge"): Published(0.9831, 0.0629, 0.0180),
+    ("horseshoe", "SGRLD shampoo"): Published(0.9820, 0.0641, 0.0164),
+}
+
+
+def skipped(prior: str, method: str) -> bool:
+    """Whether the paper leaves the pair out: with the Gaussian prior its best alpha^2 is 0."""
+    return (prior, method) == ("gaussian", "SGRLD monge")
+
+
+# --- experiment
+
+
+def run_one(task: Task, method: str, seed: int, cache: Path | None) -> dict[str, Any]:
+    """One method with one seed, from the cache where it is there; a failure is an answer too."""
+    name = f"{task.prior}-{method.replace(' ', '_')}-{seed}"
+    kept = None if cache is None else cache / f"{name}.json"
+    if kept is not None and kept.is_file():
+        return json.loads(kept.read_text())
+    folder = None if cache is None else cache / name
+    # by name, so that a method's draws do not depend on which others run
+    key = random.fold_in(random.key(seed), zlib.crc32(method.encode()))
+    record: dict[str, Any] = {"prior": task.prior, "method": method, "seed": seed}
+    begin = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            found = METHODS[method](task, key, folder)
+        found = found._replace(seconds=time.perf_counter() - begin)
+        record |= found._asdict()
+    except FloatingPointError as error:
+        record["failed"] = f"{type(error).__name__}: {error}"
+    if kept is not None:
+        kept.write_text(json.dumps(record, indent=1))
+        if folder is not None and folder.is_dir():
+            shutil.rmtree(folder)
+    return record
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: means over seeds, and the range where there are several."""
+    lines = [
+        "| prior | method | seeds | draws | accuracy, % | NLL | Brier | ECE | AUROC | ambiguity "
+        "| distance / norm | steps undone, % | ms a step | Yu et al.: accuracy, % | NLL | ECE |",
+        "|---" * 16 + "|",
+    ]
+    for prior, method in dict.fromkeys((r["prior"], r["method"]) for r in records):
+        mine = [r for r in records if (r["prior"], r["method"]) == (prior, method)]
+        good = [r for r in mine if "failed" not in r]
+        published = PUBLISHED.get((prior, method))
+
+        def cell(name: str, form: str, factor: float = 1.0, good: list = good) -> str:
+            values = np.array([r[name] for r in good], float) * factor
+            values = values[np.isfinite(values)]
+            if not len(values):
+                return "–"
+            text = f"{values.mean():{form}}"
+            return text if len(values) < 2 else f"{text} ± {np.ptp(values) / 2:{form}}"
+
+        if good:
+            cells = [
+                f"{good[0]['draws']}",
+                *(cell("accuracy", ".2f", 100), cell("nll", ".4f"), cell("brier", ".4f")),
+                *(cell("ece", ".4f"), cell("auroc", ".3f"), cell("ambiguity", ".4f")),
+                *(cell("distance", ".3f"), cell("undone", ".2g", 100)),
+            ]
+            times = [r["milliseconds"] for r in good if np.isfinite(r["milliseconds"])]
+            cells.append(f"{min(times):.2f}" if times else "–")
+        else:
+            cells = ["failed", *["–"] * 9]
+        theirs = ["–"] * 3
+        if published is not None:
+            theirs = [f"{100 * published.accuracy:.2f}", f"{published.nll:.4f}"]
+            theirs.append(f"{published.ece:.4f}")
+        lines.append(f"| {' | '.join((prior, method, str(len(mine)), *cells, *theirs))} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run the experiment and print its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", help="folder of the two files; default NUMPYRO_GEOM_DATA")
+    parser.add_argument("--priors", nargs="+", choices=PRIORS, default=list(PRIORS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--cache", help="folder for what is finished and for runs under way")
+    parser.add_argument("--out", help="file to write the table to")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="scikit-learn's digits, 32 units, few steps, one seed, two methods unless named",
+    )
+    options = parser.parse_args(arguments)
+    if options.epochs < 2:
+        parser.error(f"--epochs must be at least 2, got {options.epochs}")
+    sizes: dict[str, Any] = {"epochs": options.epochs}
+    methods = METHODS if options.methods is None else options.methods
+    if options.quick:
+        sizes = {"epochs": 60, "hidden": 32, "burn_in": 200, "batch_size": 50, "timed": False}
+        options.seeds = options.seeds[:1]
+        methods = QUICK_METHODS if options.methods is None else methods
+    try:
+        data = digits() if options.quick else load(options.data_dir)
+    except (OSError, ValueError, ImportError) as error:
+        sys.exit(str(error))
+    cache = None
+    if options.cache is not None:
+        length = "quick" if options.quick else f"epochs-{options.epochs}"
+        cache = Path(options.cache).expanduser() / length
+        cache.mkdir(parents=True, exist_ok=True)
+    print(f"{data.origin}: {len(data.y)} rows, {sizes['epochs']} epochs", flush=True)
+    records = []
+    # half of the hashing: on one CPU core most of a step are its half a million normal numbers
+    with jax.threefry_partitionable(False):
+        for seed in options.seeds:
+            for method in methods:
+                for prior in options.priors:
+                    if skipped(prior, method):
+                        continue
+                    record = run_one(Task(data, prior, **sizes), method, seed, cache)
+                    records.append(record)
+                    print(json.dumps(record), flush=True)
+    text = table(sorted(records, key=lambda r: r["prior"]))
+    print(f"\n{text}")
+    if options.out is not None:
+        Path(options.out).write_text(text + "\n")
+    return records
+
+
+if __name__ == "__main__":
+    main()
