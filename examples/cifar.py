@@ -185,12 +185,12 @@ def sample(parsed: argparse.Namespace) -> None:
         x, y = generated(96)
         train, test = slice(0, 64), slice(64, 96)
         settings = {"num_rows": 64, "steps_per_cycle": 10, "batch_size": 16}
-        num_samples, num_warmup = 2, 0
+        num_samples = 2
     else:
         x, y = load(parsed.data_dir)
         train, test = slice(0, TRAINING_ROWS), slice(50_000, 60_000)
         settings = {"num_rows": TRAINING_ROWS, "steps_per_cycle": parsed.steps_per_cycle}
-        num_samples, num_warmup = parsed.cycles, 0
+        num_samples = parsed.cycles
     kernel = make_kernel(parsed.sampler, parsed.augment, **settings)
     images = jnp.asarray(x[test])
 
@@ -200,9 +200,13 @@ def sample(parsed: argparse.Namespace) -> None:
         return lax.map(lambda x: ResNet20().apply({"params": params}, x[None])[0], images)
 
     stream = PredictionStream(y[test], logits=True)
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=True)
-    # what is kept of a draw are its predictions, and not its 274,042 weights
-    mcmc.postprocess_fn = lambda draw: {"logits": logits(draw)}
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=num_samples,
+        # what is kept of a draw are its predictions, and not its 274,042 weights
+        postprocess_fn=lambda draw: {"logits": logits(draw)},
+    )
     begun = time.time()
     run(
         mcmc,
@@ -214,14 +218,14 @@ def sample(parsed: argparse.Namespace) -> None:
         monitor=lambda draws: print(add(stream, draws["logits"]), flush=True),
     )
     print(f"{time.time() - begun:.0f} s")
-    print(stream.result())
+    print(stream.classification())
 
 
 def add(stream: PredictionStream, logits: np.ndarray) -> str:
     """Give the stream the draws of a cycle; one line on all so far."""
     stream.add(logits)
-    found = stream.result()
-    return f"{found.draws} draws: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}"
+    found = stream.classification()
+    return f"{stream.num_draws} draws: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}"
 
 
 def nested(sites: dict[str, jax.Array]) -> dict:
