@@ -32,7 +32,7 @@ _CALLS_HOST = object()
 _programs: OrderedDict[tuple, Callable] = OrderedDict()
 
 
-def compiled(fn: Callable, *args: PyTree) -> PyTree:
+def compiled(fn: Callable, *args: PyTree, at_most: float = float("inf")) -> PyTree:
     """``fn(*args)``, in a program that is compiled once for all functions that trace to it.
 
     Within an outer transformation ``fn`` is a part of that one's program.
@@ -40,6 +40,9 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     Args:
         fn: pure; what it closes over may change from call to call.
         args: pytrees of arrays.
+        at_most: operations of a program that is compiled; a longer one runs operation by operation,
+            each compiled once for each shape, which is faster where ``fn`` runs once and repeats
+            itself, as a deep network does.
     """
     leaves, treedef = jax.tree.flatten(args)
     if is_traced(leaves):
@@ -50,6 +53,8 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     if is_traced(traced.consts):
         return fn(*args)
     hidden = list(_hidden(traced.jaxpr))
+    if _length(traced.jaxpr) > at_most:
+        return fn(*args)
     if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
         return jax.jit(fn)(*args)
     # within pmap values belong to its mesh
@@ -63,6 +68,12 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
     return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
+
+
+def _length(jaxpr: Jaxpr) -> int:
+    inner = (x for e in jaxpr.eqns for x in jax.tree.leaves(e.params, is_leaf=_is_jaxpr))
+    parts = (x.jaxpr if isinstance(x, ClosedJaxpr) else x for x in inner if _is_jaxpr(x))
+    return len(jaxpr.eqns) + sum(map(_length, parts))
 
 
 def _hidden(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -245,6 +245,30 @@ def fixed_nnx(x: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Normal(b + loc[i], scale), obs=y[i])
 
 
+# --- param sites
+
+
+def test_only_params_that_nothing_depends_on_are_not_computed() -> None:
+    """Values of the others are those of the model, wherever they enter."""
+
+    def model(x: jax.Array) -> None:
+        scale = numpyro.param("scale", 2.0, constraint=dist.constraints.positive)
+        shift = numpyro.param("shift", lambda key: 5 + random.normal(key))
+        numpyro.param("weights", lambda key: random.normal(key, (3,)))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.deterministic("shifted", b + shift)
+        with numpyro.plate("data", x.shape[0]) as i:
+            numpyro.sample("x", dist.Normal(b, scale), obs=x[i])
+
+    kernel = SGRLD(model, batch_size=2, step_size=1e-3)
+    state = kernel.init(random.key(0), 0, None, (X[:, 0],), {})
+    assert kernel.plan.idle_params == ("weights",)
+    sites = kernel.postprocess_fn((X[:, 0],), {})(state.z)
+    shift = float(sites["shifted"] - sites["b"])
+    assert abs(shift - 5) < 5
+    assert shift != 0
+
+
 # --- energies
 
 

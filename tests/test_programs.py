@@ -73,3 +73,19 @@ def test_rules_of_vmap_do_not_hide_that_traces_are_equal(programs: OrderedDict) 
     for _ in range(2):
         compiled(lambda x: eigenvalues(x), jnp.eye(3))
     assert len(programs) == 1
+
+
+@pytest.mark.parametrize(("at_most", "kept"), [(6, 1), (5, 0)])
+def test_long_programs_run_operation_by_operation(
+    programs: OrderedDict, at_most: int, kept: int
+) -> None:
+    """Operations inside of a loop or of another program count too."""
+
+    def fn(x: jax.Array) -> jax.Array:
+        inner = jax.jit(lambda x: jnp.sin(x) * 2)
+        return jax.lax.fori_loop(0, 3, lambda _, x: inner(x) + 1, x)
+
+    assert _programs._length(jax.make_jaxpr(fn)(1.0).jaxpr) == 6
+    found = compiled(fn, jnp.ones(()), at_most=at_most)
+    np.testing.assert_allclose(found, fn(jnp.ones(())), rtol=1e-6)
+    assert len(programs) == kept
