@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from convolution import convolve
 from jax import lax, random
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_sample
@@ -42,23 +43,6 @@ from numpyro_geom.published import kim_2025
 TRAINING_ROWS = 40_960
 PRIOR_VARIANCE = {"SGLD": 0.2, "pSGLD": 0.2, "SGHMC": 0.05, "SGNHT": 0.05, "PXSGHMC": 0.02}
 FACTOR_VARIANCE = 0.5
-
-
-def convolve(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """A convolution of odd size with zeros at the edges, as one product of matrices.
-
-    Gradients of `lax.conv_general_dilated` within a compiled loop are 15 to 30 times slower on a
-    CPU than outside of one (https://github.com/jax-ml/jax/issues/12868), and samplers are loops.
-    """
-    size, edge = kernel.shape[0], kernel.shape[0] // 2
-    height, width = x.shape[1:3]
-    x = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
-    windows = [
-        x[:, i : i + height : stride, j : j + width : stride]
-        for i in range(size)
-        for j in range(size)
-    ]
-    return jnp.concatenate(windows, -1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 class Layer(nn.Module):

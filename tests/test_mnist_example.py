@@ -107,6 +107,44 @@ def test_chains_start_at_all_sites(example: ModuleType, prior: str) -> None:
     assert float(found) == pytest.approx(-float(log_p), rel=1e-4)
 
 
+def test_lenet_is_that_of_flax(example: ModuleType) -> None:
+    """LeNet-5 with edges of zeros: as many weights as it is known for, and flax's logits."""
+    nn = pytest.importorskip("flax.linen")
+    shapes = example.shapes_of("lenet", 784, 0)
+    z = example.start(random.key(0), shapes, "gaussian")
+    assert sum(x.size for x in z.values()) == 61_706
+    z = {k: x + 0.1 for k, x in z.items()}
+
+    class LeNet(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            pool = {"window_shape": (2, 2), "strides": (2, 2)}
+            x = nn.max_pool(nn.relu(nn.Conv(6, (5, 5), name="1")(x)), **pool)
+            x = nn.relu(nn.Conv(16, (5, 5), padding="VALID", name="2")(x))
+            x = nn.max_pool(x, **pool).reshape(len(x), -1)
+            x = nn.relu(nn.Dense(120, name="3")(x))
+            return nn.Dense(10, name="5")(nn.relu(nn.Dense(84, name="4")(x)))
+
+    X = random.uniform(random.key(1), (3, 784))
+    weights = {k: {"kernel": z[f"w{k}"], "bias": z[f"b{k}"]} for k in shapes}
+    expected = LeNet().apply({"params": weights}, X.reshape(3, 28, 28, 1))
+    np.testing.assert_allclose(example.logits_of(z, X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_leaves_a_share_of_the_units_out(example: ModuleType) -> None:
+    """On average over patterns the hidden units are those without."""
+    z = example.start(random.key(0), example.shapes_of("dense", 16, 8), "gaussian")
+    del z["w3"], z["b3"]  # so that the second layer's are linear in those left out
+    X = jnp.ones((1, 16))
+    keys = random.split(random.key(2), 4000)
+    found = jax.vmap(lambda key: example.features_of(z, X, key)[0])(keys)
+    whole = example.features_of(z, X)[0]
+    error = found.std(0) / len(keys) ** 0.5
+    assert np.all(np.abs(found.mean(0) - whole) <= 4 * error)
+    left_out = (found == 0)[:, whole > 0].mean()
+    assert abs(left_out - example.DROPOUT) < 4 * (0.16 / found.size) ** 0.5
+
+
 # --- measures
 
 
@@ -139,7 +177,7 @@ def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None
         {**common, "seed": 1, **good, "nll": 0.2, "milliseconds": float("nan")},
         {"prior": "horseshoe", "method": "VSGD", "seed": 0, "failed": "ValueError: no"},
     ]
-    head, line, one, other = example.table(records).splitlines()
+    head, line, one, other = example.table(records, "dense").splitlines()
     assert len({x.count("|") for x in (head, line, one, other)}) == 1
     cells = [x.strip() for x in one.split("|")]
     assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0500"]
@@ -151,9 +189,9 @@ def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None
 
 
 def test_names_agree(example: ModuleType) -> None:
-    assert {method for _, method in example.PUBLISHED} <= set(example.METHODS)
+    assert {method for *_, method in example.PUBLISHED} <= set(example.METHODS)
     assert set(example.QUICK_METHODS) <= set(example.METHODS)
-    assert not any(example.skipped(*pair) for pair in example.PUBLISHED)
+    assert not any(example.skipped(*pair) for _, *pair in example.PUBLISHED)
 
 
 def test_a_failure_is_a_result(
@@ -170,6 +208,17 @@ def test_a_failure_is_a_result(
 
 
 @pytest.mark.slow
+def test_baselines_predict(example: ModuleType) -> None:
+    data = example.digits()
+    task = example.Task(data, "gaussian", hidden=16, epochs=60, batch_size=50)
+    for method in ("dropout", "last layer"):
+        found = example.METHODS[method](task, random.key(0), None)
+        assert found.accuracy > 0.9
+        assert found.draws == example.BASELINE_DRAWS
+        assert found.ambiguity > 0
+
+
+@pytest.mark.slow
 def test_quick_run_predicts_and_is_not_repeated(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -183,4 +232,6 @@ def test_quick_run_predicts_and_is_not_repeated(
     assert len((tmp_path / "table.md").read_text().splitlines()) == 4
     assert sorted(x.suffix for x in (tmp_path / "quick").iterdir()) == [".json", ".json"]
     monkeypatch.setattr(example, "METHODS", dict.fromkeys(example.METHODS))
+    with pytest.raises(SystemExit):
+        example.main([*arguments[:-1], "--network", "lenet"])
     assert str(example.main(arguments[:-1])) == str(records)  # NaN is not equal to itself

@@ -189,6 +189,57 @@ def test_failures_are_counted(uci: ModuleType, capsys: pytest.CaptureFixture) ->
     assert lines[3].startswith("| small | 2 | explodes | – | – | 2 of 2 |")
 
 
+def test_a_split_is_not_run_twice(uci: ModuleType, tmp_path: Path) -> None:
+    def never(part: Any, key: jax.Array, X: np.ndarray) -> tuple:
+        raise AssertionError
+
+    data, effort = uci.generated(40, 2), uci.Effort(mode_steps=50)
+    first = uci.run_split("small", data, 1, {"MAP": uci.run_map}, effort, 0, tmp_path)
+    chosen = {"fails": never, "MAP": never}
+    again = uci.run_split("small", data, 1, chosen, effort, 0, tmp_path)
+    assert again[1:] == first
+    assert again[0].failure == "AssertionError: "
+
+
+def test_wins_are_counted_at_one_standard_error(uci: ModuleType) -> None:
+    """Against MAP by differences on the same splits, against the paper by two means."""
+
+    def results(method: str, rmse: list[float], mnll: float) -> list:
+        scores = [uci.Score(x, mnll + x) for x in rmse]
+        return [uci.Result("wine", k, method, x, 1.0) for k, x in enumerate(scores)]
+
+    # boston's I-SGD here: lower by 0.1 than MAP on each split, whose spread is ten times that
+    found = results("MAP", [0.60, 1.60, 2.60], 1.0) + results("I-SGD", [0.50, 1.52, 2.48], 3.0)
+    _, _, base, line = uci.standing(found).splitlines()
+    assert [x.strip() for x in base.split("|")][2:4] == ["–", "–"]
+    # 1.5 ± 0.57 against 0.635 ± 0.016; the second measure is higher than MAP's and the paper's
+    cells = [x.strip() for x in line.split("|")][1:6]
+    assert cells == ["I-SGD", "1 / 0 / 0", "0 / 0 / 1", "0 / 0 / 1", "0 / 0 / 1"]
+    found[-1] = found[-1]._replace(score=uci.Score(2.9, 9.0))  # one split that is 0.3 above MAP's
+    cells = [x.strip() for x in uci.standing(found).splitlines()[-1].split("|")]
+    assert cells[2] == "0 / 1 / 0"
+    assert uci.table(found).splitlines()[3].endswith("| 0.635 ± 0.05 | 1.129 ± 0.15 |")
+
+
+def test_linear_predictions_and_dropout(uci: ModuleType) -> None:
+    rng = np.random.default_rng(4)
+    shapes = {"w1": (2, uci.HIDDEN), "b1": (uci.HIDDEN,), "w2": (uci.HIDDEN,), "b2": ()}
+    mode = {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    x, step = rng.normal(size=(5, 2)), 1e-3
+    near = {k: np.stack([v + step, v + 2 * step]) for k, v in mode.items()}
+    near["precision"] = np.ones(2)
+    (one, two), _ = uci.predict(near, x, around=mode)
+    bent, _ = uci.predict(near, x)
+    at_mode, _ = uci.predict({k: v[None] for k, v in mode.items()} | {"precision": np.ones(1)}, x)
+    np.testing.assert_allclose(two - at_mode[0], 2 * (one - at_mode[0]), atol=1e-4)
+    np.testing.assert_allclose(bent[0], one, atol=1e-3)
+    same = {k: np.stack([v] * 2000) for k, v in mode.items()} | {"precision": np.ones(2000)}
+    means, _ = uci.predict(same, x, key=random.key(0))
+    error = means.std(axis=0) / 2000**0.5
+    assert np.all(error > 0)
+    assert np.all(np.abs(means.mean(axis=0) - at_mode[0]) < 4 * error)
+
+
 def test_training_data_alone_decide_the_scale(
     uci: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +250,7 @@ def test_training_data_alone_decide_the_scale(
     seen = []
     monkeypatch.setattr(uci, "prepare", lambda X, y, *rest: seen.append((X, y)))
     for each in (data, far):
-        uci.run_split("small", each, 0, {}, uci.QUICK, 0)
+        uci.run_split("small", each, 0, {"MAP": uci.run_map}, uci.QUICK, 0)
     np.testing.assert_array_equal(seen[0][0], seen[1][0])
     np.testing.assert_allclose(seen[0][0].mean(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose(seen[0][1].std(), 1)
@@ -219,7 +270,7 @@ def test_main_runs(uci: ModuleType, capsys: pytest.CaptureFixture) -> None:
     results = uci.main(["--quick", "--methods", "MAP", "SWAG", "VSGD"])
     assert [r.method for r in results] == ["MAP", "SWAG", "VSGD"]
     assert all(r.score is not None for r in results)
-    assert "| generated | VSGD |" in capsys.readouterr().out
+    assert "| generated | 1 | VSGD |" in capsys.readouterr().out
 
 
 def test_main_without_data_says_so(uci: ModuleType, capsys: pytest.CaptureFixture) -> None:
