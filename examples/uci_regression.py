@@ -401,20 +401,16 @@ def of_draws(draw: Callable[[Train, jax.Array], dict]) -> Method:
 
 def kernel_method(make: Callable[..., Any]) -> Method:
     """Run a stochastic-gradient kernel from the mode."""
-    compiled: dict[Any, MCMC] = {}  # the splits of a data set share one program
 
     def draw(part: Train, key: jax.Array) -> dict[str, jax.Array]:
         effort = part.effort
-        if (part.X.shape, effort) not in compiled:
-            kernel = make(network, batch_size=part.batch_size, num_steps=effort.num_steps)
-            compiled[part.X.shape, effort] = MCMC(
-                kernel,
-                num_warmup=effort.num_warmup,
-                num_samples=effort.num_samples,
-                progress_bar=False,
-                jit_model_args=True,
-            )
-        mcmc = compiled[part.X.shape, effort]
+        mcmc = MCMC(
+            make(network, batch_size=part.batch_size, num_steps=effort.num_steps),
+            num_warmup=effort.num_warmup,
+            num_samples=effort.num_samples,
+            progress_bar=False,
+            jit_model_args=True,
+        )
         mcmc.run(key, part.X, part.y, init_params=part.mode)
         return mcmc.get_samples()
 
@@ -744,6 +740,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
         print(f"{name}: {data.X.shape[0]} rows, {data.X.shape[1]} columns, from {data.origin}")
         for split in range(splits):
             results += run_split(name, data, split, chosen, effort, options.seed, cache)
+            jax.clear_caches()  # NumPyro compiles a loop at every run, and JAX keeps them all
     if not results:
         sys.exit("no data set could be loaded: see above, or try --quick")
     text = f"{table(results)}\n\n{standing(results)}"

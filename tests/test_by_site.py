@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGHMC, SGRLD, BySite, Identity, RMSprop, Scaled, Shampoo, Wenzel
+from numpyro_geom.metrics import get_metric
 
 POSITION = {"in.b": jnp.zeros(3), "in.k": jnp.zeros((4, 3)), "out.k": jnp.zeros((3, 2))}
 POSITION["s"] = jnp.zeros(())
@@ -49,6 +51,43 @@ def test_each_group_is_as_with_its_metric_alone() -> None:
             for name in names:
                 factor = 9.0**power if name == "out.k" else 1.0
                 np.testing.assert_allclose(found[name], factor * alone[name], rtol=1e-6)
+
+
+class KeepsNothing(RMSprop):
+    """A metric whose undone steps leave their mark, which only a method of its own can do."""
+
+    def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda x, y: jnp.where(good, x, 100 + y), new, old)
+
+
+class Duck:
+    """Such a metric that is no `Metric`."""
+
+    interval, decay = 1, 0.99
+
+    def __init__(self) -> None:
+        own = KeepsNothing()
+        for name in ("init", "statistic", "update", "apply_inverse", "apply_inverse_sqrt"):
+            setattr(self, name, getattr(own, name))
+        self.keep_if = own.keep_if
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [Scaled(2.0, KeepsNothing()), BySite({"in*": KeepsNothing(), "*": "rmsprop"}), Duck()],
+)
+def test_undone_steps_are_the_metrics_own(metric: Any) -> None:
+    metric = get_metric(metric)
+    old = metric.init(POSITION)
+    new = metric.update(old, like_position(0))
+    undone = metric.keep_if(jnp.array(False), new, old)
+    stands = metric.keep_if(jnp.array(True), new, old)
+    assert jax.tree.structure(undone) == jax.tree.structure(new)
+    for found, x in zip(jax.tree.leaves(stands), jax.tree.leaves(new), strict=True):
+        np.testing.assert_array_equal(found, x)
+    marked = [bool(jnp.all(x == 100)) for x in jax.tree.leaves(undone)]
+    expected = [True, True, False, False] if isinstance(metric, BySite) else [True] * 4
+    assert marked == expected
 
 
 def test_an_interval_of_an_epoch_is_filled_in() -> None:

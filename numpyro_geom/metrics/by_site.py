@@ -108,6 +108,11 @@ class BySite(Metric):
         groups = self._split(grad)
         return _packed(m.update(s, g) for m, s, g in self._each(state, groups))
 
+    def keep_if(self, good: jax.Array, new: BySiteState, old: BySiteState) -> BySiteState:
+        """Each metric's own."""
+        before = [state for _, state, _ in self._each(old, self.metrics)]
+        return _packed(m.keep_if(good, s, o) for m, s, o in self._each(new, before))
+
     def apply_inverse(self, state: BySiteState, vector: PyTree) -> PyTree:
         """A x, block by block."""
         return self._product("apply_inverse", state, vector)
@@ -216,6 +221,10 @@ class Scaled(Metric):
     def update(self, state: Any, grad: PyTree) -> Any:
         """The metric's own."""
         return self.metric.update(state, grad)
+
+    def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
+        """The metric's own."""
+        return self.metric.keep_if(good, new, old)
 
     def apply_inverse(self, state: Any, vector: PyTree) -> PyTree:
         """``by`` A x."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from .base import Metric
 
 
@@ -55,6 +57,11 @@ class ForeignMetric(Metric):
     def has_auxiliary(self) -> bool:
         """Whether the object has a ``from_gradient``."""
         return hasattr(self.metric, "from_gradient")
+
+    def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
+        """The object's own, or the default's."""
+        own = getattr(self.metric, "keep_if", super().keep_if)
+        return own(good, new, old)
 
     def __repr__(self) -> str:
         return repr(self.metric)
