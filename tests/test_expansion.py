@@ -496,6 +496,32 @@ def test_hessian_vector_products_in_float32(form: str) -> None:
     assert np.linalg.norm(slope - exact) < 0.02 * np.linalg.norm(exact)
 
 
+@pytest.mark.parametrize("rank", [None, 2])
+def test_curvature_factor_is_that_of_the_hessian(x64: None, rank: int | None) -> None:
+    """Of a Gaussian with one curvature c: the largest of the expanded Hessian over c."""
+    keys = random.split(random.key(0), 4)
+    shapes = {"w": (4, 3), "b": (3,), "kernel": (2, 2, 3, 5), "other": (2,)}
+    position = {
+        name: random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    sites = {"w": Factors(left=2, vectors="b"), "kernel": Factors()}
+    expansion = Expansion(sites=sites, rank=rank)
+    start, unravel = ravel_pytree(expansion.init(random.key(0), position))
+
+    def energy(flat: jax.Array) -> jax.Array:
+        away = jax.tree.map(jnp.subtract, expansion.merge(unravel(flat)), position)
+        return 1.5 * sum(jnp.sum(x**2) for x in away.values())
+
+    largest = float(jnp.linalg.eigvalsh(jax.hessian(energy)(start))[-1])
+    assert float(expansion.curvature_factor(position)) == pytest.approx(largest / 3, rel=0.01)
+    if rank is None:
+        alone = Expansion(left=2, right=1, sites=["w"])
+        top = float(jnp.linalg.svd(position["w"])[1][0])
+        expected = 1 + 3 * top**2
+        assert float(alone.curvature_factor(position)) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_singular_factor_has_infinite_energy(rank: int | None) -> None:
     expansion = Expansion(rank=rank, sites=["w"])
