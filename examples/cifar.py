@@ -9,7 +9,7 @@ gathered while the chain runs, weights are not kept, and a run that is killed go
     python examples/cifar.py --data-dir FOLDER --directory runs/sghmc
     python examples/cifar.py --data-dir FOLDER --directory runs/px --sampler PXSGHMC
     python examples/cifar.py --quick        # 20 steps on generated images
-    python examples/cifar.py --measure      # seconds to start and compile, cost over a loop by hand
+    python examples/cifar.py --measure resnet lenet     # start, compile, cost over a loop by hand
 
 Images are read from `FOLDER/cifar10.npz` (arrays X of shape (60000, 32, 32, 3) in uint8 and y, the
 50,000 rows of the training set first), or come from OpenML. With `--augment` images are shifted and
@@ -23,11 +23,14 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import mnist
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -36,7 +39,7 @@ from jax import lax, random
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_sample
 
-from numpyro_geom import SGHMC, Expansion, Factors, run
+from numpyro_geom import PXSGHMC, SGHMC, Expansion, Factors, run
 from numpyro_geom.diagnostics.predictive import PredictionStream
 from numpyro_geom.published import kim_2025
 
@@ -232,72 +235,121 @@ def make_kernel(sampler: str, augment: bool, **settings: object) -> object:
     )
 
 
-def measure(batch_size: int = 32, num_steps: int = 4) -> None:
-    """Seconds of start and compile and of a step, of the kernel and of a loop by hand."""
-    x, y = map(jnp.asarray, generated(256))
-    model = make_model(PRIOR_VARIANCE["SGHMC"], augment=False)
-    plain = {"step_size": 1e-5, "friction": 100.0, "num_steps": num_steps, "integrator": "euler"}
-    cases = {
-        "SGHMC": SGHMC(model, batch_size=batch_size, init_strategy=init_to_sample, **plain),
-        "PXSGHMC, left = right = 1": make_kernel(
-            "PXSGHMC", False, num_rows=256, batch_size=batch_size, num_steps=num_steps
+class Case(NamedTuple):
+    """A network to measure.
+
+    Attributes:
+        model: for NumPyro, of images and labels.
+        logits: of sites at images.
+        shape: of an image, and classes are 10.
+        expansion: one factor on each side.
+        batch_size: rows per step; the papers take 256 and 128.
+    """
+
+    model: Callable
+    logits: Callable
+    shape: tuple[int, ...]
+    expansion: Expansion
+    batch_size: int
+
+
+def cases() -> dict[str, Case]:
+    """The networks by name."""
+    resnet = make_model(PRIOR_VARIANCE["SGHMC"], augment=False)
+    return {
+        "resnet": Case(
+            resnet,
+            lambda position, x: ResNet20().apply({"params": nested(position)}, x),
+            (32, 32, 3),
+            expansion(),
+            32,
+        ),
+        "lenet": Case(
+            partial(mnist.network, kind="lenet"),
+            mnist.logits_of,
+            (784,),
+            Expansion(target="factors", biases=("w", "b")),
+            128,
         ),
     }
+
+
+def measure(name: str, num_steps: int = 16) -> None:
+    """Seconds of start and compile and of a step, of the kernels and of a loop by hand."""
+    case = cases()[name]
+    x = random.normal(random.key(0), (256, *case.shape))
+    y = random.randint(random.key(1), (256,), 0, 10)
+    settings = {
+        "step_size": 1e-5,
+        "friction": 100.0,
+        "num_steps": num_steps,
+        "integrator": "euler",
+        "batch_size": case.batch_size,
+        "init_strategy": init_to_sample,
+        "control_variate": False,
+    }
+    kernels = {
+        "SGHMC": SGHMC(case.model, **settings),
+        "PXSGHMC": PXSGHMC(case.model, expansion=case.expansion, **settings),
+    }
     programs, states, rows = {}, {}, {}
-    for name, kernel in cases.items():
+    for kind, kernel in kernels.items():
         begun = time.time()
         state = jax.block_until_ready(kernel.init(random.key(0), 0, None, (x, y), {}))
         started = time.time()
-        compiled = jax.jit(lambda s, k=kernel: k.sample(s, (x, y), {})).lower(state).compile()
-        rows[name] = [started - begun, time.time() - started]
-        programs[name], states[name] = compiled, state
+        sample = jax.jit(lambda state, x, y, kernel=kernel: kernel.sample(state, (x, y), {}))
+        programs[kind], states[kind] = sample.lower(state, x, y).compile(), state
+        rows[kind] = [started - begun, time.time() - started]
     position = states["SGHMC"].z
     begun = time.time()
-    by_hand = jax.jit(hand_written(x, y, batch_size, num_steps))
+    by_hand = jax.jit(hand_written(case.logits, case.batch_size, num_steps))
     start = (position, jax.tree.map(jnp.zeros_like, position), random.key(0))
-    compiled = by_hand.lower(start).compile()
+    programs["by hand"], states["by hand"] = by_hand.lower(start, x, y).compile(), start
     rows["by hand"] = [0.0, time.time() - begun]
-    programs["by hand"], states["by hand"] = compiled, start
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    seconds: dict[str, list[float]] = {kind: [] for kind in programs}
     for _ in range(5):
-        for name, program in programs.items():
+        for kind, program in programs.items():
             begun = time.time()
-            states[name] = jax.block_until_ready(program(states[name]))
-            seconds[name].append((time.time() - begun) / num_steps)
-    print("| sampler | init (s) | compile (s) | over by hand | s a step | over by hand |")
+            states[kind] = jax.block_until_ready(program(states[kind], x, y))
+            seconds[kind].append((time.time() - begun) / num_steps)
+    print("| sampler | init (s) | compile (s) | over by hand | ms per step | over by hand |")
     print("|---|---|---|---|---|---|")
-    best = {name: min(s) for name, s in seconds.items()}
-    for name, (init, compiling) in rows.items():
+    best = {kind: min(s) for kind, s in seconds.items()}
+    for kind, (init, compiling) in rows.items():
         print(
-            f"| {name} | {init:.1f} | {compiling:.1f} | {compiling / rows['by hand'][1]:.2f} "
-            f"| {best[name]:.3f} | {best[name] / best['by hand']:.2f} |"
+            f"| {name}, {kind} | {init:.1f} | {compiling:.1f} "
+            f"| {compiling / rows['by hand'][1]:.2f} | {1000 * best[kind]:.1f} "
+            f"| {best[kind] / best['by hand']:.2f} |"
         )
 
 
-def hand_written(x: jax.Array, y: jax.Array, batch_size: int, num_steps: int) -> Callable:
+def hand_written(logits: Callable, batch_size: int, num_steps: int) -> Callable:
     """A draw of SGHMC without this package, from (position, momentum, key)."""
     h, friction, variance = 1e-5, 100.0, PRIOR_VARIANCE["SGHMC"]
 
-    def energy(position: dict, rows: jax.Array) -> jax.Array:
-        logits = ResNet20().apply({"params": nested(position)}, x[rows])
-        likely = jnp.take_along_axis(jax.nn.log_softmax(logits), y[rows][:, None], 1)
-        prior = sum(jnp.sum(v**2) for v in position.values()) / (2 * variance)
-        return prior - len(x) / batch_size * jnp.sum(likely)
+    def draw(carry: tuple, x: jax.Array, y: jax.Array) -> tuple:
+        def energy(position: dict, rows: jax.Array) -> jax.Array:
+            log_p = jax.nn.log_softmax(logits(position, x[rows]))
+            likely = jnp.take_along_axis(log_p, y[rows][:, None], 1)
+            prior = sum(jnp.sum(v**2) for v in position.values()) / (2 * variance)
+            return prior - len(x) / batch_size * jnp.sum(likely)
 
-    def step(_: int, carry: tuple) -> tuple:
-        position, momentum, key = carry
-        key, key_rows, key_noise = random.split(key, 3)
-        grad = jax.grad(energy)(position, random.randint(key_rows, (batch_size,), 0, len(x)))
-        keys = random.split(key_noise, len(position))
-        scale = (2 * friction * h) ** 0.5
-        momentum = {
-            name: (1 - friction * h) * r - h * grad[name] + scale * random.normal(k, r.shape)
-            for (name, r), k in zip(momentum.items(), keys, strict=True)
-        }
-        position = {name: v + h * momentum[name] for name, v in position.items()}
-        return position, momentum, key
+        def step(_: int, carry: tuple) -> tuple:
+            position, momentum, key = carry
+            key, key_rows, key_noise = random.split(key, 3)
+            grad = jax.grad(energy)(position, random.randint(key_rows, (batch_size,), 0, len(x)))
+            keys = random.split(key_noise, len(position))
+            scale = (2 * friction * h) ** 0.5
+            momentum = {
+                name: (1 - friction * h) * r - h * grad[name] + scale * random.normal(k, r.shape)
+                for (name, r), k in zip(momentum.items(), keys, strict=True)
+            }
+            position = {name: v + h * momentum[name] for name, v in position.items()}
+            return position, momentum, key
 
-    return lambda carry: lax.fori_loop(0, num_steps, step, carry)
+        return lax.fori_loop(0, num_steps, step, carry)
+
+    return draw
 
 
 def main() -> None:
@@ -310,11 +362,13 @@ def main() -> None:
     parser.add_argument("--steps-per-cycle", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 steps on generated images")
-    parser.add_argument("--measure", action="store_true", help="starting, compiling and a step")
+    parser.add_argument(
+        "--measure", nargs="+", choices=["resnet", "lenet"], help="starting, compiling and a step"
+    )
     parsed = parser.parse_args()
-    if parsed.measure:
-        measure()
-    else:
+    for name in parsed.measure or ():
+        measure(name)
+    if parsed.measure is None:
         sample(parsed)
 
 
