@@ -14,6 +14,10 @@ from jax.flatten_util import ravel_pytree
 PyTree = Any
 
 
+MANY_LEAVES = 16
+"""Leaves of a pytree from which on programs are written for how fast they compile."""
+
+
 def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTree) -> PyTree:
     """``fn(operand, *args)`` where ``pred`` holds, else ``operand``, and then without the work.
 
@@ -83,6 +87,10 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
+    if len(jax.tree.leaves(yes)) >= MANY_LEAVES:
+        # XLA computes a scalar anew in the program of each leaf, and here it often is a sum over
+        # leaves: the square of their number to compile. It does not look behind a loop.
+        pred = lazy_cond(pred, jnp.ones_like, jnp.zeros((), bool))
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_geom import _programs
+from numpyro_geom import SGHMC, _programs
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._programs import compiled
 
@@ -89,3 +89,21 @@ def test_long_programs_run_operation_by_operation(
     found = compiled(fn, jnp.ones(()), at_most=at_most)
     np.testing.assert_allclose(found, fn(jnp.ones(())), rtol=1e-6)
     assert len(programs) == kept
+
+
+def test_a_compiled_draw_grows_in_proportion_to_the_arrays() -> None:
+    def instructions(num_arrays: int) -> int:
+        start = {f"x{k}": jnp.ones((k % 7 + 1, 3)) for k in range(num_arrays)}
+        state = kernel.init(jax.random.key(0), 0, start, (), {})
+        program = jax.jit(lambda state: kernel.sample(state, (), {}))
+        text = program.lower(state).compile().as_text()
+        return text.count(" = ")
+
+    def half_square(z: dict[str, jax.Array]) -> jax.Array:
+        return sum((jnp.sum(x**2) for x in z.values()), jnp.zeros(())) / 2
+
+    kernel = SGHMC(
+        potential_fn=half_square, step_size=0.1, num_steps=5, friction=1.0, dense_mass=None
+    )
+    sizes = [instructions(num_arrays) for num_arrays in (20, 40, 80)]
+    assert sizes[2] - sizes[1] < 2.2 * (sizes[1] - sizes[0])
