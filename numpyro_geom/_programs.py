@@ -32,7 +32,12 @@ _CALLS_HOST = object()
 _programs: OrderedDict[tuple, Callable] = OrderedDict()
 
 
-def compiled(fn: Callable, *args: PyTree, at_most: float = float("inf")) -> PyTree:
+def compiled(
+    fn: Callable,
+    *args: PyTree,
+    at_most: float = float("inf"),
+    otherwise: Callable | None = None,
+) -> PyTree:
     """``fn(*args)``, in a program that is compiled once for all functions that trace to it.
 
     Within an outer transformation ``fn`` is a part of that one's program.
@@ -40,9 +45,10 @@ def compiled(fn: Callable, *args: PyTree, at_most: float = float("inf")) -> PyTr
     Args:
         fn: pure; what it closes over may change from call to call.
         args: pytrees of arrays.
-        at_most: operations of a program that is compiled; a longer one runs operation by operation,
-            each compiled once for each shape, which is faster where ``fn`` runs once and repeats
-            itself, as a deep network does.
+        at_most: operations of a program that is compiled; of a longer one ``otherwise`` runs.
+        otherwise: ``fn`` itself unless given. It runs operation by operation, each compiled once
+            for each shape, which is faster where ``fn`` runs once and repeats itself, as a deep
+            network does.
     """
     leaves, treedef = jax.tree.flatten(args)
     if is_traced(leaves):
@@ -54,7 +60,7 @@ def compiled(fn: Callable, *args: PyTree, at_most: float = float("inf")) -> PyTr
         return fn(*args)
     hidden = list(_hidden(traced.jaxpr))
     if _length(traced.jaxpr) > at_most:
-        return fn(*args)
+        return (otherwise or fn)(*args)
     if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
         return jax.jit(fn)(*args)
     # within pmap values belong to its mesh

@@ -246,7 +246,8 @@ def _bind_model(
     replays = False
     runnable = SubsamplePlates(bound.model, rows)
 
-    def start() -> tuple[PyTree, jax.Array, dict]:
+    def start(in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
+        """A position, whether energy and gradient are finite there, and the sites' transforms."""
         nonlocal replays
         info = initialize_model(
             rng_key,
@@ -254,14 +255,21 @@ def _bind_model(
             init_strategy=strategy,
             model_args=args,
             model_kwargs=kwargs,
+            validate_grad=not in_parts,
         )
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
         found = info.param_info
-        valid = jnp.isfinite(found.potential_energy) & all_finite(found.z_grad)
+        valid = jnp.isfinite(found.potential_energy)
+        if not in_parts:
+            valid &= all_finite(found.z_grad)
+        elif not compiled(lambda z: all_finite(jax.grad(info.potential_fn)(z)), found.z):
+            return start()  # NumPyro's search goes on until the gradient is finite
         return found.z, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
-        position, valid, transforms = compiled(start, at_most=LONGEST_START)
+        position, valid, transforms = compiled(
+            start, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
+        )
         if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
             check_finite(settings.model, args, kwargs)
             start()  # on values, for what NumPyro has to say of the model

@@ -7,9 +7,11 @@ from collections import OrderedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
-from numpyro_geom import SGHMC, _programs
+from numpyro_geom import SGHMC, _programs, bound
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._programs import compiled
 
@@ -107,3 +109,33 @@ def test_a_compiled_draw_grows_in_proportion_to_the_arrays() -> None:
     )
     sizes = [instructions(num_arrays) for num_arrays in (20, 40, 80)]
     assert sizes[2] - sizes[1] < 2.2 * (sizes[1] - sizes[0])
+
+
+def test_a_long_program_can_have_a_substitute(programs: OrderedDict) -> None:
+    found = compiled(lambda x: x + 1 + 1, 0.0, at_most=1, otherwise=lambda x: x + 7)
+    assert found == 7
+    assert not programs
+
+
+def half_without_gradient() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    numpyro.factor("positive", jnp.where(x > 0, jnp.sqrt(x), 0.0))  # 0 / 0 in the gradient at x < 0
+    numpyro.sample("s", dist.HalfNormal(1.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_start_ends_where_a_short_one_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on until the gradient is finite, though it looks at it at the end."""
+
+    def start() -> dict[str, jax.Array]:
+        kernel = SGHMC(half_without_gradient, step_size=0.1, num_steps=2)
+        return kernel.init(jax.random.key(seed), 0, None, (), {}).z
+
+    short = start()
+    monkeypatch.setattr(bound, "LONGEST_START", 0)
+    long = start()
+    assert short["x"] > 0
+    for name, value in short.items():
+        np.testing.assert_allclose(long[name], value, rtol=1e-6)
