@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import sequential_vmap
+
+from ._util import lazy_cond
 
 Array = jax.Array
 
@@ -81,53 +83,125 @@ def _one_by_one(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
     return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 
 
+PLAIN, SKETCHED, CHECK, END = range(4)
+"""Stages of `conjugate_gradients`."""
+
+
+class Sketch(NamedTuple):
+    """S = I - U' diag(c) U, about the inverse root of I + A for a positive semidefinite A.
+
+    Attributes:
+        basis: U, shape (rank, D), orthonormal rows.
+        shrink: c, shape (rank,).
+    """
+
+    basis: Array
+    shrink: Array
+
+    def times(self, v: Array) -> Array:
+        """S v."""
+        along = self.shrink * jnp.matmul(self.basis, v, precision=lax.Precision.HIGHEST)
+        return v - jnp.matmul(along, self.basis, precision=lax.Precision.HIGHEST)
+
+
+def nystrom(product: Callable[[Array], Array], probes: Array) -> Sketch:
+    """A sketch of A from its products with random vectors.
+
+    Frangella, Tropp and Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl.
+    44(2), 2023. Directions that are not found are left to the identity, so that S^2 >= (I + A)^-1.
+
+    Args:
+        product: ``v -> A v``.
+        probes: random vectors, shape (rank, D).
+    """
+    times = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    pushed = lax.map(product, probes)
+    core = times(probes, pushed.T)
+    values, vectors = _one_by_one(lambda x: jnp.linalg.eigh(x))((core + core.T) / 2)
+    least = probes.shape[0] * jnp.finfo(values.dtype).eps * values[-1]
+    values = jnp.maximum(values, least + jnp.finfo(values.dtype).tiny)
+    columns = times(pushed.T, vectors / jnp.sqrt(values))
+    basis, sizes, _ = _one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False))(columns)
+    return Sketch(basis.T, 1 - (1 + sizes**2) ** -0.5)
+
+
 def conjugate_gradients(
     product: Callable[[Array], Array],
     b: Array,
-    precondition: Callable[[Array], Array],
     tolerance: float,
     max_steps: int,
+    sketch: Callable[[], Sketch] | None = None,
+    patience: int = 0,
 ) -> Array:
-    """``G^-1 b`` by preconditioned conjugate gradients; NaN where they do not converge.
+    """``G^-1 b`` by conjugate gradients, for G of about I + A; NaN where they do not converge.
 
-    They end where the residual r has ``r'Mr <= tolerance^2 x'b``. With M >= G^-1, as that of a
-    prior is, this bounds the relative error of x in the norm of G. (The criterion of
-    `jax.scipy.sparse.linalg.cg`, ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff
-    along b.) Differentiable, by solves of the same kind.
+    They end where the residual r has ``|r|^2 <= tolerance^2 x'b``, which with G >= I bounds the
+    relative error of x in the norm of G. (The criterion of `jax.scipy.sparse.linalg.cg`,
+    ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff along b.) The recursion's
+    residual is not that of x, which rounding keeps above zero: where b - G x fails the test, what
+    it is worth in the norm of G is found by solving once more for it, and taken off.
+    Differentiable, by solves of the same kind.
 
     Args:
         product: ``v -> G v``, for positive definite G.
         b: right-hand side, shape (D,).
-        precondition: ``v -> M v``, an approximate inverse of G.
-        tolerance: see above; of the residual as the recursion has it, which rounding does not
-            touch. In float32 it is at least 1e-4.
+        tolerance: see above. In float32 it is at least 1e-4.
         max_steps: products after which they give up.
+        sketch: makes a preconditioner, where it takes more than ``patience`` products without.
+        patience: about as many products as the sketch costs.
     """
     single = b.dtype != jnp.float64
     tolerance = max(tolerance, 1e-4 if single else 1e-9)
-    # what rounding may leave of a residual that the recursion takes for small
-    accepted = max(30 * tolerance, 3e-2 if single else 0.0)
+    most = max(30 * tolerance, 3e-2 if single else 0.0)
 
     def solve(product: Callable[[Array], Array], b: Array) -> Array:
-        def proceed(carry: tuple) -> Array:
-            x, _, _, size, step = carry
-            return (size > tolerance**2 * _dot(x, b)) & (step < max_steps)
+        def descend(x: Array, left: Array, known: Sketch, share: Any, limit: Any) -> tuple:
+            """Better by a solution for what is left; its size there, and whether it converged."""
+
+            def precondition(v: Array) -> Array:
+                return known.times(known.times(v))  # positive whatever the rounding
+
+            def enough(step: Array) -> Array:
+                return jnp.maximum(share**2 * _dot(step, left), tolerance**2 * _dot(x + step, b))
+
+            def proceed(carry: tuple) -> Array:
+                step, _, _, size, count = carry
+                return (size > enough(step)) & (count < limit)
+
+            def advance(carry: tuple) -> tuple:
+                step, residual, direction, size, count = carry
+                pushed = product(direction)
+                length = size / _dot(direction, pushed)
+                step, residual = step + length * direction, residual - length * pushed
+                scaled = precondition(residual)
+                new = _dot(residual, scaled)
+                return step, residual, scaled + new / size * direction, new, count + 1
+
+            scaled = precondition(left)
+            start = jnp.zeros_like(b), left, scaled, _dot(left, scaled), jnp.zeros((), jnp.int32)
+            step, _, _, size, _ = lax.while_loop(proceed, advance, start)
+            return x + step, _dot(step, left), size <= enough(step)
 
         def advance(carry: tuple) -> tuple:
-            x, residual, direction, size, step = carry
-            pushed = product(direction)
-            length = size / _dot(direction, pushed)
-            x, residual = x + length * direction, residual - length * pushed
-            scaled = precondition(residual)
-            new = _dot(residual, scaled)
-            return x, residual, scaled + new / size * direction, new, step + 1
+            x, left, known, stage, _ = carry
+            if sketch is not None:
+                known = lazy_cond(stage == SKETCHED, lambda _: sketch(), known)
+            share = jnp.where(stage == CHECK, 0.1, 0.0)
+            limit = jnp.where(stage == PLAIN, patience, max_steps)
+            x, worth, found = descend(x, left, known, share, limit)
+            left, whole = b - product(x), _dot(x, b)
+            sound = found & ((stage != CHECK) | (worth <= most**2 * whole))
+            close = _dot(left, left) <= (3 * tolerance) ** 2 * whole
+            after = jnp.where(close | (stage == CHECK), END, CHECK)
+            stage = jnp.where(found, after, jnp.where(stage == PLAIN, SKETCHED, END))
+            return x, left, known, stage, sound
 
-        scaled = precondition(b)
-        start = (jnp.zeros_like(b), b, scaled, _dot(b, scaled), jnp.zeros((), jnp.int32))
-        x = lax.while_loop(proceed, advance, start)[0]
-        residual = b - product(x)
-        left = _dot(residual, precondition(residual))
-        return jnp.where(left <= accepted**2 * _dot(x, b), x, jnp.nan)
+        rank = 0 if sketch is None else jax.eval_shape(sketch).shrink.size
+        known = Sketch(jnp.zeros((rank, b.size), b.dtype), jnp.zeros(rank, b.dtype))
+        first = jnp.asarray(SKETCHED if sketch is None else PLAIN)
+        start = jnp.zeros_like(b), b, known, first, jnp.ones((), bool)
+        x, *_, sound = lax.while_loop(lambda carry: carry[3] != END, advance, start)
+        return jnp.where(sound, x, jnp.nan)
 
     return lax.custom_linear_solve(product, b, solve, symmetric=True)
 

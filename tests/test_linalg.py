@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,14 @@ import pytest
 from jax import random
 
 from numpyro_geom import _linalg
-from numpyro_geom._linalg import conjugate_gradients, inverse, log_abs_det, wait_for
+from numpyro_geom._linalg import (
+    Sketch,
+    conjugate_gradients,
+    inverse,
+    log_abs_det,
+    nystrom,
+    wait_for,
+)
 
 NAMES = ("inverse", "log_abs_det")
 LIBRARY: dict[str, Callable] = {
@@ -99,7 +107,7 @@ def test_conjugate_gradients_hold_their_bound_in_float32(stiffness: float) -> No
     def product(v: jax.Array) -> jax.Array:
         return jnp.matmul(matrix, v, precision="highest")
 
-    solve = jax.jit(lambda b: conjugate_gradients(product, b, lambda v: v, 1e-3, 500))
+    solve = jax.jit(lambda b: conjugate_gradients(product, b, 1e-3, 500))
     for b in (vectors[:, -1], random.normal(random.key(1), (60,)), matrix @ jnp.ones(60)):
         exact = np.linalg.solve(np.asarray(matrix, np.float64), np.asarray(b, np.float64))
         error = np.asarray(solve(b), np.float64) - exact
@@ -109,14 +117,46 @@ def test_conjugate_gradients_hold_their_bound_in_float32(stiffness: float) -> No
         assert off / size < 1e-3 + 10 * np.sqrt(stiffness) * 1e-7
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_sketch_finds_the_stiff_directions(batch: bool) -> None:
+    # twenty stiff directions and a flat rest
+    vectors = jnp.linalg.qr(random.normal(random.key(0), (300, 300)))[0]
+    stiff = jnp.concatenate([jnp.geomspace(1e4, 1e2, 20), jnp.full(280, 0.1)])
+    matrix = jnp.matmul(vectors * stiff, vectors.T, precision="highest")
+
+    def a(v: jax.Array) -> jax.Array:
+        return jnp.matmul(matrix, v, precision="highest")
+
+    made = nystrom(a, random.rademacher(random.key(1), (40, 300), dtype=jnp.float32))
+    np.testing.assert_allclose(made.basis @ made.basis.T, np.eye(40), atol=1e-5)
+    inner = jax.vmap(lambda v: made.times(made.times(v) + a(made.times(v))))(jnp.eye(300))
+    ends = np.linalg.eigvalsh(np.asarray(inner + inner.T) / 2)
+    assert ends[0] > 0.5
+    assert ends[-1] < 2  # 1e4 without
+
+    def steps_of(limit: int, sketch: Callable | None) -> Callable:
+        fn = functools.partial(conjugate_gradients, lambda v: v + a(v), tolerance=1e-3)
+        return jax.jit(lambda b: fn(b, max_steps=limit, sketch=sketch, patience=3))
+
+    b = random.normal(random.key(2), (3, 300)) if batch else random.normal(random.key(2), (300,))
+    with_sketch = steps_of(12, lambda: made)
+    found = jax.vmap(with_sketch)(b) if batch else with_sketch(b)
+    exact = np.linalg.solve(np.eye(300) + np.asarray(matrix, np.float64), np.asarray(b).T).T
+    np.testing.assert_allclose(found, exact, atol=3e-3 * np.abs(exact).max())
+    assert bool(jnp.all(jnp.isnan(steps_of(12, None)(jnp.atleast_2d(b)[0]))))
+
+
 def test_conjugate_gradients_have_derivatives(x64: None) -> None:
     matrix = matrices(5, 5)
     matrix = matrix @ matrix.T
     b = jnp.arange(5.0)
 
     def ours(scale: jax.Array) -> jax.Array:
+        def sketch() -> Sketch:
+            return nystrom(lambda v: 0.9 * scale * (matrix @ v), jnp.eye(5)[:2])
+
         return conjugate_gradients(
-            lambda v: scale * (matrix @ v) + v, b, lambda v: v / (scale + 1), 1e-12, 100
+            lambda v: scale * (matrix @ v) + v, b, 1e-12, 100, sketch, patience=2
         )
 
     def exact(scale: jax.Array) -> jax.Array:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
-from .._linalg import conjugate_gradients, wait_for
+from .._linalg import Sketch, conjugate_gradients, nystrom, wait_for
 from ..information.form import HIGHEST, Flat, root_matrix
 from ..warmup.lanczos import extreme_eigenvalues
 from .quadratic import Quadratic, dense_form, fisher_form, information
@@ -19,6 +20,8 @@ from .target import Target
 
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
+LEAST_RANK, MOST_RANK = 16, 64
+"""Of sketches of G; between them it is the root of D."""
 DIAGONAL_PROBES = 32
 LANCZOS_STEPS = 30
 
@@ -82,45 +85,61 @@ def fisher_metric(
         return lambda b: lax.custom_linear_solve(times, b, refined, symmetric=True)
 
     def cg(theta: Flat) -> Callable[[Flat], Flat]:
-        along = partial(whole.product, theta)
-        return lambda b: conjugate_gradients(along, b, precondition, tolerance, CG_STEPS)
+        root = lax.stop_gradient(jnp.sqrt(diagonal(theta)))
+        now = lax.stop_gradient(theta)
+
+        def sketch() -> Sketch:
+            return nystrom(lambda v: own.product(now, v / root) / root, probes)
+
+        def divide(b: Flat) -> Flat:
+            scaled = conjugate_gradients(
+                lambda v: whole.product(theta, v / root) / root,
+                *(b / root, tolerance, CG_STEPS, sketch, rank),
+            )
+            return scaled / root
+
+        return divide
 
     if solver == "cg":
         assert mode is not None
-        precondition = _preconditioner(target, prior, whole.product, mode)
+        own = information(target, target.form, target.sum_rows)
+        diagonal = _diagonal(target, prior, own, mode)
+        rank = int(np.clip(target.size**0.5, min(LEAST_RANK, target.size), MOST_RANK))
+        probes = random.rademacher(random.key(0), (rank, target.size), dtype=mode.dtype)
     solvers = {"cholesky": cholesky, "woodbury": woodbury, "cg": cg}
     return RiemannianMetric(solvers[solver], whole.force)
 
 
-def _preconditioner(
-    target: Target, prior: Quadratic, product: Callable[[Flat, Flat], Flat], mode: Flat
+def _diagonal(
+    target: Target, prior: Quadratic, own: Quadratic, mode: Flat
 ) -> Callable[[Flat], Flat]:
-    """A diagonal approximate inverse of G from the mode: by the prior, or by all of G's diagonal.
+    """A diagonal about that of G: the prior's, or with it that of the observed sites at the mode.
 
-    The one with the smaller condition number there. Not a factor of G: that of a network turns so
-    fast along a geodesic that the mode's is worse than none.
+    It is the one that leaves the smaller condition number there.
     """
-    draw = information(target, target.form, target.sum_rows).perturb
     keys = random.split(random.key(0), DIAGONAL_PROBES)
-    own = jnp.mean(lax.map(lambda key: draw(mode, key) ** 2, keys), 0)
+    observed = jnp.mean(lax.map(lambda key: own.perturb(mode, key) ** 2, keys), 0)
     if prior.diagonal is None:
-        rest = jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0)
-        inverse = 1 / (own + rest + 1e-30)
-        return lambda b: inverse * b
+        fixed = observed + jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0) + 1e-30
+        return lambda theta: fixed
 
-    rest = jnp.maximum(prior.diagonal(mode), 1e-30)
+    def of_prior(theta: Flat) -> Flat:
+        assert prior.diagonal is not None
+        return jnp.maximum(prior.diagonal(theta), 1e-30)
 
     def condition(diagonal: Flat) -> jax.Array:
         root = jnp.sqrt(diagonal)
-        ends = extreme_eigenvalues(
-            lambda v: product(mode, v / root) / root, mode.size, random.key(1), LANCZOS_STEPS
-        )
+
+        def product(v: Flat) -> Flat:
+            v = v / root
+            return (own.product(mode, v) + prior.product(mode, v)) / root
+
+        ends = extreme_eigenvalues(product, mode.size, random.key(1), LANCZOS_STEPS)
         return ends.largest_magnitude / ends.smallest_positive
 
     # not better if it cannot be told
-    better = condition(own + rest) < condition(rest)
-    inverse = 1 / jnp.where(better, own + rest, rest)
-    return lambda b: inverse * b
+    better = condition(observed + of_prior(mode)) < condition(of_prior(mode))
+    return lambda theta: of_prior(theta) + jnp.where(better, observed, 0)
 
 
 def monge_acceleration(
