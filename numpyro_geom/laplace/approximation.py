@@ -21,6 +21,8 @@ from .quadratic import Quadratic, expected_prior, fisher_form, hessian_prior, so
 from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
 
+FEW = 200
+"""Dimensions, or outputs, to which factors of matrices beat conjugate gradients."""
 FARTHEST_MEAN = 1.0
 """Posterior sd beyond which `_look_around`, an expansion around the mode, is not trusted."""
 
@@ -140,7 +142,9 @@ def acceleration_fn(
 
 def choose_solver(settings: LaplaceSettings, target: Target) -> str:
     """The cheapest solver, or the one that was asked for if it can be had."""
-    few = target.num_outputs < target.size and not is_wide(target.num_outputs)
+    structure, fewest = target.form.structure, min(target.num_outputs, target.size)
+    # a matrix takes as many products as it has columns; of one linear map all are kept
+    dense = fewest <= FEW or (structure.affine and structure.diagonal and not is_wide(target.size))
     if settings.solver == "woodbury" and not target.diagonal_prior:
         raise ValueError(
             "solver='woodbury' needs a prior part that is diagonal (independent priors, "
@@ -148,7 +152,9 @@ def choose_solver(settings: LaplaceSettings, target: Target) -> str:
         )
     if settings.solver != "auto":
         chosen = settings.solver
-    elif few and target.diagonal_prior:
+    elif not dense:
+        chosen = "cg"
+    elif fewest < target.size and target.diagonal_prior:
         chosen = "woodbury"
     else:
         chosen = "cg" if is_wide(target.size) else "cholesky"
