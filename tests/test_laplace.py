@@ -19,6 +19,7 @@ from scipy import special, stats
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.information.form import Form, Structure
 from numpyro_geom.laplace import RiemannianMetric, sampling
 from numpyro_geom.laplace.approximation import (
     AtMode,
@@ -33,6 +34,7 @@ from numpyro_geom.laplace.geodesic import Geodesic, exponential_map
 from numpyro_geom.laplace.log_map import log_map
 from numpyro_geom.laplace.metrics import dense_metric
 from numpyro_geom.laplace.settings import LaplaceSettings
+from numpyro_geom.laplace.target import Target
 
 KEY = random.key(0)
 
@@ -262,6 +264,30 @@ def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPat
     for k in (0, 2):
         np.testing.assert_allclose(results[k + 1]["w"], results[k]["w"], rtol=1e-6, atol=1e-8)
     assert results[0]["size"].shape == (20,)
+
+
+@pytest.mark.parametrize(
+    ("size", "outputs", "linear", "diagonal", "chosen"),
+    [
+        (200, 10_000, False, True, "cholesky"),
+        (201, 10_000, False, True, "cg"),
+        (1_021, 1_000, False, True, "cg"),
+        (50_000, 200, False, True, "woodbury"),
+        (50_000, 200, False, False, "cg"),
+        (1_000, 200, False, False, "cholesky"),
+        (2_000, 10_000, True, True, "cholesky"),
+        (2_000, 1_000, True, True, "woodbury"),
+        (2_001, 1_000, True, True, "cg"),
+    ],
+)
+def test_matrices_are_formed_where_they_are_small(
+    size: int, outputs: int, linear: bool, diagonal: bool, chosen: str
+) -> None:
+    no: Any = None
+    form = Form(no, no, Structure(affine=linear, diagonal=linear))
+    target = Target(size, no, no, no, form, no, no, no, no, outputs, diagonal)
+    settings = RiemannianLaplace(logistic, mode="euclidean", precision="fisher").settings
+    assert choose_solver(settings, target) == chosen
 
 
 def test_every_solver_gives_the_same_velocities_geodesics_and_draws() -> None:

@@ -146,6 +146,37 @@ def test_a_sketch_finds_the_stiff_directions(batch: bool) -> None:
     assert bool(jnp.all(jnp.isnan(steps_of(12, None)(jnp.atleast_2d(b)[0]))))
 
 
+def test_a_residual_is_judged_by_what_it_is_worth() -> None:
+    # rounding of the product leaves a residual in stiff directions, where it is worth little
+    root = jnp.geomspace(1.0, 1e7, 15)[:, None] ** 0.5 * jnp.eye(15, 200)
+    root = root @ jnp.linalg.qr(random.normal(random.key(0), (200, 200)))[0]
+
+    def product(v: jax.Array) -> jax.Array:
+        return v + jnp.matmul(jnp.matmul(root, v, precision="highest"), root, precision="highest")
+
+    b = random.normal(random.key(1), (200,))
+    found = np.asarray(conjugate_gradients(product, b, 1e-4, 1000), np.float64)
+    matrix = np.eye(200) + np.asarray(root, np.float64).T @ np.asarray(root, np.float64)
+    exact = np.linalg.solve(matrix, np.asarray(b, np.float64))
+    left = np.asarray(b, np.float64) - matrix @ found
+    size, off = (float(np.sqrt(x @ matrix @ x)) for x in (exact, found - exact))
+    assert np.linalg.norm(left) > 3e-2 * size
+    assert off < 1e-2 * size
+
+
+def test_a_wrong_product_is_noticed() -> None:
+    # bfloat16 keeps 8 bits: the noise of a stiff direction drowns the flat ones
+    vectors = jnp.linalg.qr(random.normal(random.key(0), (200, 200)))[0]
+    stiff = jnp.concatenate([jnp.full(3, 1e4), jnp.zeros(197)])
+    matrix = jnp.eye(200) + jnp.matmul(vectors * stiff, vectors.T, precision="highest")
+
+    def rounded(v: jax.Array) -> jax.Array:
+        return (matrix @ v).astype(jnp.bfloat16).astype(jnp.float32)
+
+    b = 100 * vectors[:, 0] + vectors[:, 5]
+    assert bool(jnp.all(jnp.isnan(conjugate_gradients(rounded, b, 1e-4, 1000))))
+
+
 def test_conjugate_gradients_have_derivatives(x64: None) -> None:
     matrix = matrices(5, 5)
     matrix = matrix @ matrix.T

@@ -81,8 +81,7 @@ QUICK = {"dimensions": Part("N = 40 rows", ((2, 40),))}
 QUICK_METHODS = ["monge", "fisher, woodbury"]
 SETTINGS = (
     "Network 1-h-h-1 (tanh), priors N(0, 1), noise 0.3 known, float32, rtol 1e-3, precision "
-    "'fisher', two draws a call, one after the other, rows in chunks of 8,192; two shared "
-    "CPU cores."
+    "'fisher', two draws a call, one after the other, rows in chunks of 8,192."
 )
 
 

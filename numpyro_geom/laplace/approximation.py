@@ -22,7 +22,7 @@ from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
 
 FEW = 200
-"""Dimensions, or outputs, to which factors of matrices beat conjugate gradients."""
+"""Dimensions, or outputs, up to which matrices are formed: as fast, and compiled faster."""
 FARTHEST_MEAN = 1.0
 """Posterior sd beyond which `_look_around`, an expansion around the mode, is not trusted."""
 
@@ -143,7 +143,7 @@ def acceleration_fn(
 def choose_solver(settings: LaplaceSettings, target: Target) -> str:
     """The cheapest solver, or the one that was asked for if it can be had."""
     structure, fewest = target.form.structure, min(target.num_outputs, target.size)
-    # a matrix takes as many products as it has columns; of one linear map all are kept
+    # to form a matrix takes as many products as it has columns, but for one linear map
     dense = fewest <= FEW or (structure.affine and structure.diagonal and not is_wide(target.size))
     if settings.solver == "woodbury" and not target.diagonal_prior:
         raise ValueError(

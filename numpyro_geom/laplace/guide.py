@@ -91,7 +91,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         solver: of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000 dimensions),
             ``"woodbury"`` works in the space of the observations' parameters (up to 2,000, priors
             independent), ``"cg"`` needs products alone. All give the same draws; ``"auto"`` forms
-            matrices up to 200 rows, and larger ones of generalised linear models.
+            matrices up to 200 rows, and up to 2,000 in generalised linear models.
         alpha2: scale of the gradient in Monge's metric.
         damping: multiple of I that is added to P.
         batch_size: plates whose rows a pass over the data may take in parts, named as in the

@@ -52,7 +52,7 @@ def fisher_metric(
 ) -> RiemannianMetric:
     """G = K'K + Q: Fisher information of the observed sites K'K, and a prior part Q.
 
-    Only the solver ``"cg"`` needs a mode, where its preconditioner is made, and a tolerance, see
+    Only the solver ``"cg"`` needs a mode, where its diagonal is chosen, and a tolerance, see
     `conjugate_gradients`.
     """
     whole = fisher_form(target, prior)
@@ -103,7 +103,7 @@ def fisher_metric(
     if solver == "cg":
         assert mode is not None
         own = information(target, target.form, target.sum_rows)
-        diagonal = _diagonal(target, prior, own, mode)
+        diagonal = _diagonal(prior, own, whole, mode)
         rank = int(np.clip(target.size**0.5, min(LEAST_RANK, target.size), MOST_RANK))
         probes = random.rademacher(random.key(0), (rank, target.size), dtype=mode.dtype)
     solvers = {"cholesky": cholesky, "woodbury": woodbury, "cg": cg}
@@ -111,7 +111,7 @@ def fisher_metric(
 
 
 def _diagonal(
-    target: Target, prior: Quadratic, own: Quadratic, mode: Flat
+    prior: Quadratic, own: Quadratic, whole: Quadratic, mode: Flat
 ) -> Callable[[Flat], Flat]:
     """A diagonal about that of G: the prior's, or with it that of the observed sites at the mode.
 
@@ -130,11 +130,9 @@ def _diagonal(
     def condition(diagonal: Flat) -> jax.Array:
         root = jnp.sqrt(diagonal)
 
-        def product(v: Flat) -> Flat:
-            v = v / root
-            return (own.product(mode, v) + prior.product(mode, v)) / root
-
-        ends = extreme_eigenvalues(product, mode.size, random.key(1), LANCZOS_STEPS)
+        ends = extreme_eigenvalues(
+            lambda v: whole.product(mode, v / root) / root, mode.size, random.key(1), LANCZOS_STEPS
+        )
         return ends.largest_magnitude / ends.smallest_positive
 
     # not better if it cannot be told
