@@ -20,7 +20,7 @@ from scipy import special, stats
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.information.form import Form, Structure
-from numpyro_geom.laplace import RiemannianMetric, sampling
+from numpyro_geom.laplace import LaplaceDraws, RiemannianMetric, binding, sampling
 from numpyro_geom.laplace.approximation import (
     AtMode,
     at_mode,
@@ -28,7 +28,7 @@ from numpyro_geom.laplace.approximation import (
     fisher_metric_of,
     targets,
 )
-from numpyro_geom.laplace.checks import warn_of_failures, warn_of_weights
+from numpyro_geom.laplace.checks import warn_of_failures, warn_of_hours, warn_of_weights
 from numpyro_geom.laplace.draws import largest_shape
 from numpyro_geom.laplace.geodesic import Geodesic, exponential_map
 from numpyro_geom.laplace.log_map import log_map
@@ -347,9 +347,9 @@ def test_the_banana_has_its_euclidean_and_hausdorff_modes() -> None:
     np.testing.assert_allclose([straight[0], abs(straight[1])], [0.5, 0.930680], atol=1e-5)
     guide, params = fitted(banana, "hausdorff")
     np.testing.assert_allclose(params["auto_loc"], [1.357590, 0.0], atol=1e-5)
-    assert guide.report is not None
-    assert guide.report.status.count("best") == 1
-    assert str(guide.report).count("\n") == 5
+    assert guide.fit_report is not None
+    assert guide.fit_report.status.count("best") == 1
+    assert str(guide.fit_report).count("\n") == 5
     with pytest.raises(ValueError, match=r"not positive definite.*precision='fisher'"):
         RiemannianLaplace(banana, mode="hausdorff", precision="hessian").draw(
             KEY, params, banana_data()
@@ -770,7 +770,7 @@ def test_failures_are_warned_of_with_advice_that_is_not_followed_yet() -> None:
     ):
         settings = RiemannianLaplace(logistic, **given).settings.resolve(3, has_factor=False)
         with pytest.warns(SamplingWarning, match=f"1 of 2 geodesics failed.*or (use )?{advice}"):
-            warn_of_failures(settings, success)
+            warn_of_failures(settings, success, np.full(success.shape, 6))
 
 
 def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place() -> None:
@@ -786,9 +786,9 @@ def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place() -> None
 
     def run(max_steps: int) -> Geodesic:
         calls.clear()
-        gaussian = lambda keys: (keys, -keys)  # noqa: E731
-        keys = jnp.arange(12.0)
-        return sampling.draw_in_chunks(gaussian, follow, keys, 4, max_steps, progress_bar=False)[0]
+        draws = jnp.arange(12.0)
+        given = (follow, draws, -draws, 4, max_steps)
+        return sampling.follow_in_chunks(*given, progress_bar=False)[0]
 
     first = sampling.FIRST_STEPS
     np.testing.assert_array_equal(run(1000).position, jnp.arange(12.0))
@@ -908,3 +908,97 @@ def test_params_and_data_that_are_missing_are_asked_for() -> None:
         guide.get_posterior({})
     with handlers.seed(rng_seed=0), pytest.raises(TypeError, match="log_weight must be"):
         guide.draw(KEY, {"auto_loc": jnp.zeros(3)}, log_weight=1)
+
+
+def test_resampled_draws_have_the_mean_of_the_weights() -> None:
+    """Each draw is taken n times its weight, rounded up or down; one that failed never is."""
+    rng = np.random.default_rng(0)
+    weights = rng.exponential(size=(2, 50))
+    logs = np.log(weights)
+    logs[1, 7] = np.nan
+    values = jnp.arange(100.0).reshape(2, 50)
+    fields = dict.fromkeys(LaplaceDraws._fields)
+    draws = LaplaceDraws(**fields)._replace(samples={"x": values}, log_weight=jnp.asarray(logs))
+    taken = np.asarray(draws.resample(KEY)["x"])
+    assert taken.shape == (2, 50)
+    counts = np.bincount(taken.reshape(-1).astype(int), minlength=100)
+    wanted = 100 * np.where(np.isnan(logs), 0, weights).reshape(-1)
+    wanted /= np.where(np.isnan(logs), 0, weights).sum()
+    assert np.all(np.abs(counts - wanted) < 1)
+    assert counts[57] == 0
+    assert np.any(np.diff(taken[0]) < 0)  # in random order
+
+
+@pytest.mark.parametrize(
+    ("log_weight", "match"),
+    [
+        (None, "use draw.*log_weight=True"),
+        (jnp.zeros(()), "several draws"),
+        (jnp.full(4, jnp.nan), "none among 4"),
+    ],
+)
+def test_draws_that_cannot_be_resampled_are_refused(log_weight: object, match: str) -> None:
+    draws = LaplaceDraws(**dict.fromkeys(LaplaceDraws._fields))._replace(log_weight=log_weight)
+    with pytest.raises(ValueError, match=match):
+        draws.resample(KEY)
+
+
+def test_the_report_tells_what_to_do_next() -> None:
+    guide, params = fitted(logistic)
+    report = guide.report(params, num_draws=300)
+    assert report.failed == 0
+    assert report.fit is guide.fit_report
+    assert report.pareto_k < 0.5
+    assert 250 < report.effective_draws <= 300
+    assert report.condition > 1
+    text = str(report)
+    for said in ("dimensions", "'fisher'", "0 failed", "pareto_k", "resample=True"):
+        assert said in text
+    for other, said in (
+        ({"failed": 3}, "raise max_steps"),
+        ({"pareto_k": np.inf}, "cannot turn"),
+        ({"pareto_k": None}, "were not computed"),
+    ):
+        assert said in str(report._replace(**other))
+    draws = guide.sample_posterior(KEY, params, sample_shape=(40,), resample=True)
+    assert draws["w"].shape == (40, 3)
+
+
+def test_velocities_that_are_not_found_are_told_from_geodesics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four Gaussian draws one is NaN: it is not followed, nor followed anew with more steps."""
+    guide, params = fitted(logistic)
+    gaussian = sampling.gaussian
+
+    def lost(*args: Any) -> tuple:
+        draws, squares = gaussian(*args)
+        return draws.at[2].set(jnp.nan), squares.at[2].set(jnp.nan)
+
+    monkeypatch.setattr(sampling, "gaussian", lost)
+    with pytest.warns(
+        SamplingWarning, match="1 of 4 draws failed: the velocity.*enable_x64"
+    ) as told:
+        draws = guide.draw(KEY, params, sample_shape=(4,))
+    assert len(told) == 1
+    np.testing.assert_array_equal(draws.success, [True, True, False, True])
+    np.testing.assert_array_equal(np.isnan(draws.unconstrained).all(1), ~draws.success)
+    assert draws.num_evaluations[2] == 0
+
+
+def test_draws_that_take_hours_are_told_of() -> None:
+    warn_of_hours(1.0, 90)
+    with pytest.warns(SamplingWarning, match=r"1000 draws will take 10 hours at least.*linearized"):
+        warn_of_hours(1.0, 1000)
+
+
+def test_wide_models_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acceleration is timed where matrices are too large to be formed, once it is compiled."""
+    told = []
+    monkeypatch.setattr(binding, "is_wide", lambda size: True)
+    monkeypatch.setattr(binding, "warn_of_hours", lambda *args: told.append(args))
+    guide, params = fitted(logistic)
+    guide.draw(KEY, params, sample_shape=(6,))
+    [(seconds, count)] = told
+    assert count == 6
+    assert 0 < seconds < 0.5  # compiling takes longer

@@ -34,9 +34,9 @@ def test_a_search_in_float32_ends_where_the_energy_is_flat_to_rounding() -> None
     search.start()
     search.join(timeout=180)
     assert not search.is_alive()
-    assert guide.report is not None
-    assert guide.report.num_steps.max() < 100  # of 2,000: the values alternate near the mode
-    assert guide.report.distance < 0.01
+    assert guide.fit_report is not None
+    assert guide.fit_report.num_steps.max() < 100  # of 2,000: the values alternate near the mode
+    assert guide.fit_report.distance < 0.01
 
 
 def test_a_line_search_that_finds_nothing_ends_at_its_start() -> None:

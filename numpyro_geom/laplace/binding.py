@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
+from .._checks import check_flag
 from .._util import is_traced
 from ..arguments import differentiated, on_device
 from ..information.form import Flat, Structure
@@ -24,10 +26,10 @@ from ..target.minibatch import Subsampling
 from ..target.plates import read_subsampling
 from . import sampling
 from .approximation import at_mode, half_log_det, learn
-from .checks import check_precision
+from .checks import check_precision, warn_of_hours
 from .draws import Data
 from .geodesic import Geodesic
-from .settings import LaplaceSettings
+from .settings import LaplaceSettings, is_wide
 from .target import Posterior, make_target
 
 SUMMARY_DRAWS = 2000
@@ -128,14 +130,30 @@ class BoundGuide(AutoContinuous):
         params: dict[str, jax.Array],
         *args: Any,
         sample_shape: tuple[int, ...] = (),
+        resample: bool = False,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Values of all sites, those of `draw`, which documents the arguments.
+        """Values of all sites, those of `draw`, which documents the other arguments.
+
+        Args:
+            rng_key: of the draws.
+            params: from `fit`, or of SVI.
+            args: the training data; those of `fit` or SVI unless any are given.
+            sample_shape: leading dimensions.
+            resample: whether to take draws by their importance weights, see
+                `LaplaceDraws.resample`: draws of the posterior where ``pareto_k`` is small, at
+                D + 1 times the cost.
+            kwargs: likewise.
 
         Returns:
             Site name -> values in the site's support, deterministic sites included.
         """
-        return self.draw(rng_key, params, *args, sample_shape=sample_shape, **kwargs).samples
+        check_flag("resample", resample)
+        key_draw, key_choice = random.split(rng_key) if resample else (rng_key, rng_key)
+        if resample:
+            kwargs["log_weight"] = True
+        draws = self.draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
+        return draws.resample(key_choice) if resample else draws.samples
 
     def median(self, params: dict[str, jax.Array], *args: Any, **kwargs: Any) -> dict:
         """Median of every entry of every site; see `quantiles`."""
@@ -275,8 +293,20 @@ class BoundGuide(AutoContinuous):
             static = {"log_weight": log_weight, "max_steps": max_steps}
             return self._run(sampling.follow, data, params, at, draws, squares, **static)
 
-        given = (gaussian, follow, keys, chunk, self.settings.max_steps)
-        return sampling.draw_in_chunks(*given, progress_bar=progress_bar)
+        draws, squares = sampling.gaussian_in_chunks(gaussian, keys, chunk)
+        if is_wide(loc.size) and self.settings.metric != "euclidean":
+            self._warn_of_hours(data, params, draws)
+        most = self.settings.max_steps
+        return sampling.follow_in_chunks(
+            *(follow, draws, squares, chunk, most), progress_bar=progress_bar
+        )
+
+    def _warn_of_hours(self, data: Data, params: dict, draws: jax.Array) -> None:
+        """Time one acceleration, and say what all draws will cost at least."""
+        for _ in range(2):  # the first is compiled
+            begin = time.perf_counter()
+            jax.block_until_ready(self._run(sampling.accelerate, data, params, draws[0]))
+        warn_of_hours(time.perf_counter() - begin, draws.shape[0])
 
 
 def _needs_nothing(model: Callable) -> bool:

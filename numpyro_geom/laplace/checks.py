@@ -8,15 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._util import is_traced
 from .._warning import warn_outside
 from .approximation import FARTHEST_MEAN, AtMode
-from .draws import EQUAL_WEIGHTS, FitReport, largest_shape
-from .settings import LaplaceSettings
+from .draws import EQUAL_WEIGHTS, FitReport, largest_shape, pareto_shape
+from .geodesic import Geodesic
+from .settings import DENSE_LIMIT, LaplaceSettings
 
 CONVERGED = 1e-4
 """A mode is converged where g' P^-1 g / D, its squared distance in posterior sd, is below this."""
 ILL_CONDITIONED = 1e6
 """Condition number of P above which float32 is not enough."""
+LEAST_EVALUATIONS = 36
+"""Of the acceleration, for a draw: six steps, fewer than those of any network so far."""
 CURVATURES = (0.5, 2.0)
 """Of the energy around the mode, over that of P: beyond these the draws' sd is off by 1.4 or more.
 On regressions, a Gaussian process and an autoregression it is 0.7 to 1.1; on hierarchies of few or
@@ -128,9 +132,47 @@ def warn_of_surroundings(at: AtMode, unravel: Callable) -> None:
         )
 
 
-def warn_of_failures(settings: LaplaceSettings, success: np.ndarray) -> None:
-    """Of geodesics that were not followed to their end."""
-    failed = int(np.sum(~success))
+def warn_of_hours(seconds: float, count: int) -> None:
+    """Of draws that take hours, by the seconds of an evaluation of the acceleration."""
+    hours = LEAST_EVALUATIONS * seconds * count / 3600
+    if hours < 1:
+        return
+    warn_outside(
+        f"{count} draws will take {hours:.2g} hours at least: an evaluation of the acceleration "
+        f"takes {seconds:.2g} s, and a draw {LEAST_EVALUATIONS} or more of them. Draw fewer, use "
+        "metric='euclidean' and `predictive(..., linearized=True)`, or MCMC"
+    )
+
+
+def judge(
+    settings: LaplaceSettings, geodesics: Geodesic, weights: jax.Array | None
+) -> float | None:
+    """Warn of draws that failed and of weights; the shape of these. None for what is traced."""
+    if is_traced(geodesics.position):
+        return None
+    fate = np.asarray(geodesics.success), np.asarray(geodesics.num_evaluations)
+    warn_of_failures(settings, *fate)
+    if weights is None:
+        return None
+    shape = pareto_shape(np.asarray(weights))
+    warn_of_weights(np.asarray(weights), shape, settings.prior_metric)
+    return shape
+
+
+def warn_of_failures(
+    settings: LaplaceSettings, success: np.ndarray, evaluations: np.ndarray
+) -> None:
+    """Of geodesics that were not followed to their end, and of those without a velocity."""
+    lost = int(np.sum(~success & (evaluations == 0)))
+    failed = int(np.sum(~success)) - lost
+    if lost:
+        warn_outside(
+            f"{lost} of {success.size} draws failed: the velocity, a solve with the Fisher metric "
+            "by conjugate gradients, did not converge. Such draws are NaN and "
+            "`draw(...).success` tells which. Use float64 (numpyro.enable_x64()), standardise the "
+            f"inputs, give sites priors of similar scales, or, up to {DENSE_LIMIT} dimensions, use "
+            "solver='cholesky'"
+        )
     if not failed:
         return
     why = f"no end within max_steps={settings.max_steps}, or not finite"

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import random
 
 from ..arguments import HostArray, on_device, reads_values, split_arrays, without_host
 from ..target.plates import abstract_trace
 
+LEAST_WEIGHTS = 5
+"""Of which the tail has a shape."""
 EQUAL_WEIGHTS = 0.01
 """Range of log weights, in nats, below which there is no tail that a shape could describe."""
 
@@ -78,6 +82,48 @@ class LaplaceDraws(NamedTuple):
     kwargs: dict
     settings: dict[str, Any]
 
+    def resample(self, rng_key: jax.Array) -> dict[str, jax.Array]:
+        """As many draws of the posterior, taken from these by their importance weights.
+
+        Systematic resampling, in random order: a draw of n times the mean weight is taken n times,
+        rounded up or down. Draws that failed are never taken. With `pareto_k` above `largest_shape`
+        what results is not the posterior.
+
+        Args:
+            rng_key: of the choice.
+
+        Returns:
+            Site name -> values, of the shapes in `samples`.
+
+        Raises:
+            ValueError: without weights, for a single draw, and where no weight is finite.
+        """
+        if self.log_weight is None:
+            raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
+        weights, count = normalized(self.log_weight), self.log_weight.size
+        if count < 2:
+            raise ValueError(
+                "expected several draws to choose from, got 1: use sample_shape=(1000,)"
+            )
+        if not np.any(weights):
+            raise ValueError(
+                f"expected a finite weight, got none among {count} draws: every geodesic failed, "
+                "see `success`"
+            )
+        key_start, key_order = random.split(rng_key)
+        marks = (np.arange(count) + float(random.uniform(key_start))) / count
+        ends = np.cumsum(weights)
+        last = np.argmax(ends)  # where rounding leaves a mark beyond the end
+        taken = np.minimum(np.searchsorted(ends, marks), last)
+        chosen = random.permutation(key_order, jnp.asarray(taken))
+        shape = self.log_weight.shape
+
+        def take(x: jax.Array) -> jax.Array:
+            flat = x.reshape(count, *x.shape[len(shape) :])
+            return flat[chosen].reshape(x.shape)
+
+        return jax.tree.map(take, self.samples)
+
 
 class Data(NamedTuple):
     """Model arguments whose arrays are input of programs.
@@ -121,6 +167,16 @@ def _runner(model: Callable) -> Callable:
     return lambda args, kwargs: abstract_trace(model, args, kwargs, {})
 
 
+def normalized(log_weights: jax.Array | np.ndarray) -> np.ndarray:
+    """Weights that sum to 1, flat; 0 where a draw failed, and all 0 where all did."""
+    logs = np.reshape(np.asarray(log_weights, float), -1)
+    finite = np.isfinite(logs)
+    if not finite.any():
+        return np.zeros(logs.size)
+    weights = np.where(finite, np.exp(np.where(finite, logs, 0) - logs[finite].max()), 0.0)
+    return weights / weights.sum()
+
+
 def largest_shape(num_draws: int) -> float:
     """Pareto shape from which this many weights correct nothing.
 
@@ -138,7 +194,7 @@ def pareto_shape(log_weights: np.ndarray) -> float:
     import arviz as az
 
     weights = np.reshape(log_weights, -1).astype(float)
-    if np.isnan(weights).any() or not np.isfinite(weights).any():
+    if weights.size < LEAST_WEIGHTS or np.isnan(weights).any() or not np.isfinite(weights).any():
         return np.inf
     if hasattr(az, "psislw"):
         k = float(az.psislw(weights)[1])

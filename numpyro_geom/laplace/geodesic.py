@@ -54,6 +54,7 @@ def exponential_map(
         atol: absolute tolerance of it.
         max_steps: steps, rejected ones included, after which the solver gives up.
     """
+    acceleration = jax.jit(acceleration)  # traced once
 
     def field(t: Any, y: Any, args: Any) -> tuple[Flat, Flat]:
         return y[1], acceleration(*y)
@@ -64,7 +65,7 @@ def exponential_map(
         diffrax.Dopri5(),
         t0=0.0,
         t1=1.0,
-        dt0=jax.lax.stop_gradient(_first_step(field, start, rtol, atol)),
+        dt0=_first_step(field, start, rtol, atol),
         y0=start,
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         max_steps=max_steps,
@@ -82,18 +83,28 @@ def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: fl
 
     diffrax without a first step starts at 0.01, five steps more than a mild geodesic needs.
     """
+    start = jax.lax.stop_gradient(start)
 
     def norm(y: tuple[Flat, Flat]) -> jax.Array:
         scaled = [v / (atol + rtol * jnp.abs(v0)) for v, v0 in zip(y, start, strict=True)]
         return jnp.sqrt(jnp.mean(jnp.concatenate(scaled) ** 2))
 
-    slope = field(jnp.zeros(()), start, None)
-    size, rate = norm(start), norm(slope)
-    tiny = (size < 1e-5) | (rate < 1e-5)
-    trial = jnp.where(tiny, 1e-6, 0.01 * size / jnp.where(tiny, 1.0, rate))
-    moved = tuple(y + trial * f for y, f in zip(start, slope, strict=True))
-    after = field(trial, moved, None)
-    bend = norm(tuple(a - b for a, b in zip(after, slope, strict=True))) / trial
+    size = norm(start)
+
+    def trial_step(slope: tuple[Flat, Flat]) -> jax.Array:
+        rate = norm(slope)
+        tiny = (size < 1e-5) | (rate < 1e-5)
+        return jnp.where(tiny, 1e-6, 0.01 * size / jnp.where(tiny, 1.0, rate))
+
+    def evaluate(y: tuple[Flat, Flat], _: None) -> tuple:
+        slope = field(jnp.zeros(()), y, None)
+        return tuple(a + trial_step(slope) * b for a, b in zip(start, slope, strict=True)), slope
+
+    # at the start and a trial step on, in a loop: the acceleration is compiled once
+    slopes: tuple[Flat, Flat] = jax.lax.scan(evaluate, start, None, length=2)[1]
+    slope, after = ((slopes[0][i], slopes[1][i]) for i in (0, 1))
+    trial, rate = trial_step(slope), norm(slope)
+    bend = norm((after[0] - slope[0], after[1] - slope[1])) / trial
     largest = jnp.maximum(rate, bend)
     flat = largest <= 1e-15
     step = jnp.where(

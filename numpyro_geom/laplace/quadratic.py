@@ -47,8 +47,8 @@ def information(target: Target, form: forms.Form, total: Callable) -> Quadratic:
         return total(part)
 
     return Quadratic(
-        product=lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows)),
-        force=lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows)),
+        product=jax.jit(lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows))),
+        force=jax.jit(lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows))),
         dense=lambda theta: total(lambda rows: forms.gram(form, theta, rows)),
         perturb=perturb,
     )

@@ -48,7 +48,7 @@ def draw(
     log_weight: bool,
     chunk: int,
 ) -> tuple[Geodesic, jax.Array]:
-    """A draw for each key, under a transformation of JAX; see `draw_in_chunks` for arrays."""
+    """A draw for each key, under a transformation of JAX; arrays go in chunks."""
 
     def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
         first = gaussian(settings, posterior, loc, at, key[None])
@@ -58,23 +58,30 @@ def draw(
     return lax.map(one, keys, batch_size=chunk)
 
 
-def draw_in_chunks(
-    gaussian: Callable[[jax.Array], tuple],
+def gaussian_in_chunks(
+    gaussian: Callable[[jax.Array], tuple], keys: jax.Array, chunk: int
+) -> tuple[Flat, jax.Array]:
+    """Draws and squares of `gaussian` for each key, from a compiled function of one chunk."""
+    count = keys.shape[0]
+    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
+    draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+    return draws, squares
+
+
+def follow_in_chunks(
     follow: Callable[[Flat, jax.Array, int], tuple],
-    keys: jax.Array,
+    draws: Flat,
+    squares: jax.Array,
     chunk: int,
     max_steps: int,
     *,
     progress_bar: bool,
 ) -> tuple[Geodesic, jax.Array]:
-    """A draw for each key, chunk by chunk, from compiled functions of one chunk each.
+    """The geodesic of each draw, from a compiled function of one chunk.
 
-    They are `gaussian` of the keys and `follow` of draws, squares and the largest number of steps.
-    A progress bar is shown on work of more than five seconds.
+    It is `follow` of draws, squares and the largest number of steps. A progress bar is shown on
+    work of more than five seconds.
     """
-    count = keys.shape[0]
-    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
-    draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
 
     def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
         parts = []
@@ -88,7 +95,8 @@ def draw_in_chunks(
     order = np.argsort(np.asarray(squares), kind="stable")
     limit = min(FIRST_STEPS, max_steps)
     ends = follow_all(order, chunk, limit)
-    late = np.flatnonzero(~np.asarray(ends[0].success))
+    lost = ~np.isfinite(np.asarray(squares))[order]  # without a velocity, more steps do not help
+    late = np.flatnonzero(~np.asarray(ends[0].success) & ~lost)
     if late.size and limit < max_steps:
         width = FEWEST_AT_ONCE
         while width < late.size:
@@ -168,6 +176,8 @@ def follow(
 
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
         velocity, found, start_volume = _start(settings, at, draw)
+        given = jnp.all(jnp.isfinite(draw))
+        found, velocity = found & given, jnp.where(given, velocity, 0.0)
         if not log_weight:
             geodesic, weight = end(velocity), jnp.zeros((), draw.dtype)
         else:
@@ -177,10 +187,17 @@ def follow(
             weight = -target.energy(geodesic.position) + square / 2 + start_volume + volume
         success = geodesic.success & found
         position = jnp.where(success, geodesic.position, jnp.nan)
-        geodesic = geodesic._replace(position=position, success=success)
+        evaluations = jnp.where(given, geodesic.num_evaluations, 0)
+        geodesic = Geodesic(position, success, evaluations)
         return geodesic, jnp.where(success, weight, jnp.nan)
 
     return jax.vmap(one)(draws, squares)
+
+
+def accelerate(settings: LaplaceSettings, posterior: Posterior, loc: Flat, velocity: Flat) -> Flat:
+    """The acceleration of a geodesic at its start, of which every draw takes dozens."""
+    target, own = targets(settings, posterior)
+    return acceleration_fn(settings, target, own, loc)(loc, velocity)
 
 
 def constrain(settings: LaplaceSettings, posterior: Posterior, loc: Flat, flat: Flat) -> dict:
