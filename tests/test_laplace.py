@@ -15,6 +15,7 @@ import pytest
 from jax import random
 from numpyro import handlers, optim
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoLaplaceApproximation
 from scipy import special, stats
 
 from numpyro_geom import RiemannianLaplace
@@ -1002,3 +1003,33 @@ def test_wide_models_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     [(seconds, count)] = told
     assert count == 6
     assert 0 < seconds < 0.5  # compiling takes longer
+
+
+def test_a_guide_in_a_list_is_what_numpyros_own_is_there() -> None:
+    """The straight one is NumPyro's; hidden sites have the seed's value in both."""
+
+    def model(X: jax.Array, y: jax.Array | None = None) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 3).expand([2]).to_event(1))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, scale), obs=y)
+
+    X = random.normal(random.key(0), (50, 2))
+    y = X @ jnp.array([1.0, -1.0]) + random.normal(random.key(1), (50,)) / 2
+
+    def spread(make: Any) -> tuple[jax.Array, jax.Array]:
+        seen = handlers.block(handlers.seed(model, rng_seed=0), hide=["scale"])
+        other = handlers.block(handlers.seed(model, rng_seed=1), hide=["w"])
+        guides = AutoGuideList(model)
+        guides.append(make(seen, prefix="a"))
+        guides.append(AutoDelta(other, prefix="b"))
+        svi = SVI(model, guides, optim.Adam(0.05), Trace_ELBO())
+        params = svi.run(KEY, 300, X, y, progress_bar=False).params
+        draws = guides.sample_posterior(KEY, params, X, y, sample_shape=(2000,))["w"]
+        return draws.mean(0), draws.std(0)
+
+    ours = spread(functools.partial(RiemannianLaplace, metric="euclidean"))
+    theirs = spread(AutoLaplaceApproximation)
+    # 5 standard errors of two samples of 2,000
+    assert np.all(np.abs(ours[0] - theirs[0]) / theirs[1] < 5 * (2 / 2000) ** 0.5)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=5 / 2000**0.5)

@@ -84,6 +84,21 @@ def seconds_by_scipy(acceleration, loc, velocities):
     return seconds, np.mean([e.nfev for e in ends]), np.stack([e.y[:size, -1] for e in ends])
 
 
+def operations(rows, columns):
+    """Of one acceleration: three products with X, and the metric from products of its columns."""
+    return 2 * rows * (3 * columns + columns * (columns + 1) // 2) + columns**3 / 3
+
+
+def matrix_rate(size=2000):
+    """Operations a second of a product of square matrices, the best of five."""
+    a, seconds = np.random.default_rng(0).normal(size=(size, size)), []
+    for _ in range(5):
+        begin = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - begin)
+    return 2 * size**3 / min(seconds)
+
+
 def main_lanes(num_draws: int) -> None:
     case = make_cases()["eight schools"]
     guide = RiemannianLaplace(case.model, mode="euclidean", prior_metric="hessian")
@@ -147,13 +162,19 @@ def main() -> None:
     velocities = np.linalg.solve(np.linalg.cholesky(precision).T, noise.T).T
     print("| who | ms a draw | evaluations | ratio |")
     print("|---|---|---|---|")
-    evaluations = float(jnp.mean(draws.num_evaluations))
-    print(f"| guide, {args.draws} draws | {1e3 * own:.3f} | {evaluations:.1f} | 1 |")
+    evaluations_of_guide = float(jnp.mean(draws.num_evaluations))
+    print(f"| guide, {args.draws} draws | {1e3 * own:.3f} | {evaluations_of_guide:.1f} | 1 |")
     functions = (("JAX", acceleration_jax(X)), ("NumPy", acceleration_numpy(X)))
     for name, acceleration in functions:
         seconds, evaluations, _ = seconds_by_scipy(acceleration, loc, velocities)
         cells = (f"solve_ivp, {name} function", f"{1e3 * seconds:.3f}", f"{evaluations:.1f}")
         print("|", " | ".join((*cells, f"{seconds / own:.1f}")), "|")
+    work, rate = operations(*X.shape) * evaluations_of_guide, matrix_rate()
+    print(
+        f"\nA draw needs {work / 1e6:.1f} million operations. Products of large matrices have "
+        f"{rate / 1e9:.0f} thousand million operations a second here: a draw takes "
+        f"{1e3 * work / rate:.3f} ms at least."
+    )
     print(f"\nfit, compiled before: {fit:.2f} s; all draws: {own * args.draws:.2f} s")
     main_lanes(args.draws // 10)
 
