@@ -1,14 +1,18 @@
-"""Geometric and stochastic-gradient Bayesian inference for NumPyro models."""
+"""Geometric and stochastic-gradient Bayesian inference for NumPyro models.
+
+Reports, guides and runs are imported when they are first used. What they need (xarray, SciPy's
+statistics, diffrax) would triple the time of ``import numpyro_geom``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .algorithms import GGMC, PXSGHMC, SGHMC, SGNHT, SGRLD
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
 from .baselines.vsgd import VSGD
-from .diagnostics.inference_data import to_inference_data
-from .diagnostics.report import diagnose, print_summary, step_size_summary
 from .kernel import SGKernel, SGState
-from .laplace import RiemannianLaplace
 from .metrics import (
     BySite,
     Identity,
@@ -21,11 +25,16 @@ from .metrics import (
     Wenzel,
 )
 from .rows.host_rows import HostRows
-from .runs import Run, run
 from .schedules import constant, cyclical, polynomial
 from .target.expansion import Expansion
 from .target.expansion_sides import Factors
 from .training import Trained, train
+
+if TYPE_CHECKING:
+    from .diagnostics.inference_data import to_inference_data
+    from .diagnostics.report import diagnose, print_summary, step_size_summary
+    from .laplace import RiemannianLaplace
+    from .runs import Run, run
 
 __version__ = "0.1.0"
 
@@ -66,3 +75,28 @@ __all__ = [
     "to_inference_data",
     "train",
 ]
+
+_LATER = {
+    "RiemannianLaplace": "laplace",
+    "Run": "runs",
+    "diagnose": "diagnostics",
+    "print_summary": "diagnostics",
+    "run": "runs",
+    "step_size_summary": "diagnostics",
+    "to_inference_data": "diagnostics",
+}
+_MODULES = ("diagnostics", "information", "laplace", "metrics", "published", "schedules")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES, "__all__", "__doc__", "__version__"])

@@ -1,0 +1,42 @@
+"""The code of the home page and of the how-to pages runs, and prints what the pages show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import BLOCK, words
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_numbers_are_places_and_words_are_compared() -> None:
+    assert words("sd 0.0101,\n  n 1,200") == words("sd 0.0099, n 950")
+    assert words("[1. 1. -2e-3]") == words("[2. 3. 1e+4]")
+    assert words("ESS 5") != words("R-hat 5")
+
+
+def test_a_block_and_what_it_prints() -> None:
+    (block,) = BLOCK.finditer("a\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n")
+    assert block.groups() == ("print(1)\n", "1\n")
+
+
+@pytest.mark.slow
+def test_pages(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the examples extra is not installed")
+    pytest.importorskip("zarr", reason="the runs extra is not installed")
+    pytest.importorskip("flax", reason="the test extra is not installed")
+    # short programs run once: compiling them with few optimisations is the faster way
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
