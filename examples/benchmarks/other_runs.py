@@ -7,6 +7,7 @@ Draws are on disk, and the call is refused, or not, as a user's would be.
     python examples/benchmarks/other_runs.py --table docs/tables/other_runs.md
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import argparse
@@ -145,11 +146,11 @@ REFUSED = [
     ),
     Case(
         "value in handlers.substitute",
-        "def free():\n    w = numpyro.sample('w', dist.Normal(0, 1))\n"
-        "    s = numpyro.sample('s', dist.Normal(w, 1))\n"
-        "kernel = sgrld(handlers.substitute(free, {'s': jnp.array(1.0)}), batch_size=None)\nargs = ()",
+        "def free():\n    m = numpyro.param('m', jnp.array(0.0))\n"
+        "    numpyro.sample('w', dist.Normal(m, 1))\n"
+        "kernel = sgrld(handlers.substitute(free, {'m': jnp.array(1.0)}), batch_size=None)\nargs = ()",
         "jnp.array(1.0)",
-        "jnp.array(2.0)",
+        "jnp.array(1.7)",
     ),
     Case("factor in handlers.scale", "kernel = sgrld(handlers.scale(model, 0.5))", "0.5", "0.6"),
     Case(
@@ -421,6 +422,13 @@ GOES_ON = [
         "def f(z): return 0.1 * z\nkernel = density(f)", "def f(z): return 0.1 * z",
         "def g(z): return 0.1 * z\ndef f(z): return g(z)",
     ),
+    Case(
+        "where a site starts, in handlers.substitute",
+        "def free(): numpyro.sample('w', dist.Normal(0, 1))\n"
+        "kernel = sgrld(handlers.substitute(free, {'w': jnp.array(1.0)}), batch_size=None)\nargs = ()",
+        "jnp.array(1.0)",
+        "jnp.array(1.7)",
+    ),
     Case("order of lines", CLOSING + "\nA = 1\nB = 2", "A = 1\nB = 2", "B = 2\nA = 1"),
     Case("order of a dict", "A = {'a': 1., 'b': 2.}\nkernel = density(lambda z: A['a'] * z)",
          "'a': 1., 'b': 2.", "'b': 2., 'a': 1."),
@@ -438,7 +446,7 @@ GOES_ON = [
     Case("version of Python", "kernel = sgrld()", "", "# python"),
     Case("version of JAX, the same program", "kernel = sgrld()", "", "# jax"),
     Case("version of JAX and resume='other_program'",
-         "kernel = density(lambda z: z)", "lambda z: z", "lambda z: z * 1.0 + 0  # jax, other_program"),
+         "kernel = density(lambda z: z)", "lambda z: z", "lambda z: z * 1.5)  # jax, other_program\n# ("),
 ]  # fmt: skip
 
 

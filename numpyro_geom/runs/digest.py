@@ -58,7 +58,8 @@ class Digests:
         if isinstance(value, PLAIN):
             return repr(value)
         if callable(value) and not dataclasses.is_dataclass(value):
-            return FUNCTION
+            name = _name(value)
+            return f"{name} {self.of(value)}" if isinstance(value, functools.partial) else name
         text = without_addresses(repr(value)) if dataclasses.is_dataclass(value) else ""
         text = "" if "<" in text else text  # the name of a function
         return f"{text} {self.of(value)}" if 0 < len(text) < 80 else self.of(value)
@@ -103,10 +104,12 @@ class Digests:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
             yield _class(value) + self.of({name: getattr(value, name) for name in names})
+        elif isinstance(value, functools.partial):
+            yield self.of((value.func, value.args, value.keywords))
         elif hasattr(value, "iloc") or hasattr(value, "tocsr"):
             yield from map(self.of, _tables(value))
         else:
-            yield FUNCTION
+            yield _name(value)
 
 
 def is_array(x: Any) -> bool:
@@ -233,6 +236,14 @@ def _array(value: Any) -> Iterator[Any]:
         return
     for start in np.linspace(0, raw.size - 2**20, 1000).astype(int):
         yield raw[start : start + 2**20]
+
+
+def _name(value: Any) -> str:
+    """Of a function of NumPyro, such as where chains start; the user's may be renamed."""
+    if isinstance(value, functools.partial):
+        return _name(value.func)
+    root = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return value.__qualname__ if root == "numpyro" and hasattr(value, "__name__") else FUNCTION
 
 
 def _class(value: Any) -> str:

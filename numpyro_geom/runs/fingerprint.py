@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -179,11 +180,10 @@ def _as_on_device(x: Any) -> Any:
 
 
 def _setting(name: str, value: Any, digests: Digests) -> str:
-    """A schedule by what it computes of the number of a step; anything else by its content."""
+    """By its content; a schedule also by what it computes of the number of a step."""
+    text = digests.text(value)
     if name == "step_size" and callable(value):
-        try:
+        with contextlib.suppress(Exception):  # it may be none
             traced = jax.make_jaxpr(value)(jnp.zeros((), jnp.int32))
-        except Exception:  # not one that takes a number
-            return digests.text(value)
-        return f"a schedule {Program.of(traced, digests, {}).digest[:16]}"
-    return digests.text(value)
+            text += f" {Program.of(traced, digests, {}).digest[:16]}"
+    return text

@@ -70,8 +70,8 @@ class Program(NamedTuple):
         walk = _Walk(digests)
         found = walk.program(traced, arguments)
         arrays = {name: _hash(*sorted(of_one)) for name, of_one in sorted(walk.arrays.items())}
-        counts = [dict(sorted(x.items())) for x in (walk.operations, walk.numbers)]
-        return cls(found, *counts, arrays, " ".join(walk.host))
+        operations, numbers = (dict(sorted(x.items())) for x in (walk.operations, walk.numbers))
+        return cls(found, operations, numbers, arrays, " ".join(walk.host))
 
     def after(self, old: Program) -> str:
         """How it differs from an old one, in words."""
