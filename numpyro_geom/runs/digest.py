@@ -32,7 +32,8 @@ KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels that are not under the names of their arguments."""
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 FUNCTION = "a function"
-"""In the place of any function or object of the user: what it does is in the program."""
+"""In the place of the name of any function or object of the user, whose work is in the program."""
+OTHER_CLASS = "a class of the user"
 
 
 class Digests:
@@ -60,7 +61,8 @@ class Digests:
         if callable(value) and not dataclasses.is_dataclass(value):
             name = _name(value)
             return f"{name} {self.of(value)}" if isinstance(value, functools.partial) else name
-        text = without_addresses(repr(value)) if dataclasses.is_dataclass(value) else ""
+        ours = dataclasses.is_dataclass(value) and class_name(value) != OTHER_CLASS
+        text = without_addresses(repr(value)) if ours else ""
         text = "" if "<" in text else text  # the name of a function
         return f"{text} {self.of(value)}" if 0 < len(text) < 80 else self.of(value)
 
@@ -100,10 +102,10 @@ class Digests:
         elif isinstance(value, (set, frozenset)):
             yield from ("set ", *sorted(map(self.of, value)))
         elif isinstance(value, MCMCKernel):
-            yield f"{type(value).__name__} {self.of(settings_of(value))}"
+            yield f"{class_name(value)} {self.of(settings_of(value))}"
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
-            yield _class(value) + self.of({name: getattr(value, name) for name in names})
+            yield class_name(value) + self.of({name: getattr(value, name) for name in names})
         elif isinstance(value, functools.partial):
             yield self.of((value.func, value.args, value.keywords))
         elif hasattr(value, "iloc") or hasattr(value, "tocsr"):
@@ -246,10 +248,11 @@ def _name(value: Any) -> str:
     return value.__qualname__ if root == "numpyro" and hasattr(value, "__name__") else FUNCTION
 
 
-def _class(value: Any) -> str:
-    """Name of a class of this package; those of others may be renamed, and are in the program."""
+def class_name(value: Any) -> str:
+    """Of an object's class, if it is of this package or NumPyro; the user's may be renamed."""
     cls = type(value)
-    return cls.__qualname__ if cls.__module__.partition(".")[0] == "numpyro_geom" else "other"
+    known = cls.__module__.partition(".")[0] in ("numpyro", "numpyro_geom")
+    return cls.__qualname__ if known else OTHER_CLASS
 
 
 def _kept(value: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._warning import warn_outside
 from ..diagnostics.run_record import package_versions
 from ..rows.host_rows import is_host_rows
-from .digest import FUNCTION, PYTHON, Digests, settings_of
+from .digest import FUNCTION, PYTHON, Digests, class_name, settings_of
 from .job import Job
 from .processes import Processes
 from .program import Program
@@ -39,6 +39,7 @@ def fingerprint(job: Job, length: int, digests: Digests | None = None) -> dict[s
     method = mcmc.chain_method
     found = {
         "fingerprint": SCHEME,
+        "kernel": class_name(mcmc.sampler),
         **{
             f"kernel setting {name}": _setting(name, x, digests)
             for name, x in settings_of(mcmc.sampler).items()
@@ -156,7 +157,11 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     here = fingerprint(job._replace(args=args, kwargs=kwargs, init_params=init_params), 0)
     here |= {name: str(x) for name, x in others.items()}
     here["num_samples"] = str(job.mcmc.num_samples)
-    here["program"] = Program.of(without_mesh(job, None).traced(), Digests(), {}).digest
+    programs: list[Program] = []
+    processes.all(
+        lambda: programs.append(Program.of(without_mesh(job, None).traced(), Digests(), {}))
+    )
+    here["program"] = programs[0].digest
     changed = differences(processes.first(lambda: here), here)
 
     def check() -> None:

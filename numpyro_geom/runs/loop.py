@@ -108,8 +108,9 @@ def run(
         ValueError: if mesh, axes, chains and data do not fit each other, or several processes
             were given different arguments.
         ValueError: for NaN in the arguments (the text names the rows).
-        ValueError: if the directory holds another run (the text names what differs), one with
-            more draws, or one none of whose states can be read.
+        ValueError: if the directory holds another run, which is one of other settings, data or
+            program (the text names what differs), one with more draws, or one none of whose
+            states can be read.
         FileExistsError: if the directory holds a run and ``resume`` is False.
         FileNotFoundError: if it holds none and ``resume`` is True.
         RuntimeError: if another process is writing to the directory, or the source of `HostRows`
