@@ -30,6 +30,7 @@ from numpyro_geom import schedules
 from numpyro_geom.runs.digest import PYTHON, Digests, code_of
 from numpyro_geom.runs.fingerprint import (
     SCHEME,
+    check_alike,
     check_same,
     differences,
     fingerprint,
@@ -659,6 +660,32 @@ def test_another_version_of_python():
     first, second = (str(warning.message) for warning in told)
     assert "another version of Python" in first
     assert f"python (was {PYTHON}, is 3.9)" in second
+
+
+class Others:
+    """Processes of which the first has told something already, or tells the same."""
+
+    several = True
+    told = None
+
+    def first(self, function):
+        self.told = function() if self.told is None else self.told
+        return self.told
+
+    def all(self, function):
+        function()
+
+
+def test_processes_that_were_given_other_programs():
+    def job(kernel):
+        mcmc = MCMC(kernel, num_warmup=1, num_samples=1)
+        return Job(mcmc, jax.random.key(0), (jnp.ones((4, 2)), jnp.ones(4)))
+
+    others = Others()
+    check_alike(others, job(g.SGRLD(model, **FIXED)))
+    check_alike(others, job(g.SGRLD(model, **FIXED)))
+    with pytest.raises(ValueError, match=r"other arguments than process 0: program \(was"):
+        check_alike(others, job(g.SGRLD(other_model, **FIXED)))
 
 
 # Real runs: `examples/benchmarks/other_runs.py` has more of them
