@@ -662,6 +662,17 @@ def test_another_version_of_python():
     assert f"python (was {PYTHON}, is 3.9)" in second
 
 
+def test_the_search_for_errors_does_not_count():
+    def of():
+        mcmc = MCMC(g.SGRLD(model, **FIXED), num_warmup=1, num_samples=1)
+        data = jnp.ones((4, 2)), jnp.ones(4)
+        return program_of(Segments(Job(mcmc, jax.random.key(0), data), 1), Digests())
+
+    before = of()
+    with jax.debug_nans(True):
+        assert of() == before
+
+
 class Others:
     """Processes of which the first has told something already, or tells the same."""
 

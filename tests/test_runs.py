@@ -228,9 +228,12 @@ def test_model_arguments_in_a_dict_compile_once(tmp_path):
             traces.append(None)
             return super().sample(state, model_args, model_kwargs)
 
-    run(walk(kernel=Counting()), random.key(0), {"a": jnp.zeros(2)}, draws_per_segment=20)
-    # the loop traces its body twice: one pass finds the types of what it carries
-    assert len(traces) <= 2
+    for directory in (None, tmp_path):
+        traces.clear()
+        data = {"a": jnp.zeros(2)}
+        run(walk(kernel=Counting()), random.key(0), data, draws_per_segment=20, directory=directory)
+        # the loop traces its body twice: one pass finds the types of what it carries
+        assert 0 < len(traces) <= 2
 
 
 # Faults

@@ -104,7 +104,8 @@ class Segments:
         """The program of one or all chains; without a mesh `advance` does not trace it again."""
         one = self.start if self.together else _take(self.start, 0)
         count = ShapeDtypeStruct((), jnp.int32)
-        with jax.disable_jit(False):
+        # switches for the search for errors add to a program
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             return self.program.trace(one, count, count, self.arrays).jaxpr
 
     def arguments(self) -> dict[int, Any]:
