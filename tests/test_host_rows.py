@@ -35,9 +35,10 @@ from numpyro_geom import (
     to_inference_data,
 )
 from numpyro_geom.rows import fetch, host_rows
-from numpyro_geom.runs.digest import digest
-from numpyro_geom.runs.fingerprint import fingerprint
+from numpyro_geom.runs.digest import Digests
+from numpyro_geom.runs.fingerprint import fingerprint, program_of
 from numpyro_geom.runs.job import Job
+from numpyro_geom.runs.segments import Segments
 from numpyro_geom.target import potential
 
 N, D = 300, 2
@@ -532,7 +533,16 @@ def test_fingerprint_reads_the_rows(tmp_path):
     changed[N - 1, 1] += 1e-3
     old, new = of(memmap), of(HostRows(changed))
     assert {k for k in old if old[k] != new[k]} == {"data args[0]", "data kwargs['y']"}
-    assert digest(lambda: memmap) != digest(lambda: HostRows(changed))
+
+    def closing_over(rows):
+        mcmc = MCMC(
+            SGRLD(lambda: model(rows, jnp.asarray(Y)), **FIXED), num_warmup=1, num_samples=1
+        )
+        return program_of(Segments(Job(mcmc, random.key(0)), 1), Digests())
+
+    first, second, other = map(closing_over, (memmap, HostRows(X), HostRows(changed)))
+    assert first == second
+    assert (first.digest, first.host != other.host) == (other.digest, True)
 
 
 @pytest.mark.parametrize("at_most", [10**9, 900])

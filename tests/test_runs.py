@@ -29,7 +29,6 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, print_summary
 from numpyro_geom.runs import checkpoint, disk, files, run
-from numpyro_geom.runs.digest import digest
 from numpyro_geom.runs.fingerprint import differences, fingerprint
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.segments import Segments
@@ -229,9 +228,12 @@ def test_model_arguments_in_a_dict_compile_once(tmp_path):
             traces.append(None)
             return super().sample(state, model_args, model_kwargs)
 
-    run(walk(kernel=Counting()), random.key(0), {"a": jnp.zeros(2)}, draws_per_segment=20)
-    # the loop traces its body twice: one pass finds the types of what it carries
-    assert len(traces) <= 2
+    for directory in (None, tmp_path):
+        traces.clear()
+        data = {"a": jnp.zeros(2)}
+        run(walk(kernel=Counting()), random.key(0), data, draws_per_segment=20, directory=directory)
+        # the loop traces its body twice: one pass finds the types of what it carries
+        assert 0 < len(traces) <= 2
 
 
 # Faults
@@ -286,7 +288,6 @@ numpyro.set_host_device_count(2)
 import test_runs as t
 result = t.go({directory!r}, 4000, length=20)
 print(result.finished, result.num_draws)
-print(*map(t.digest, (t.model, t.Walk(), {{"a", "b", "c"}})), sep="\\n")
 """
 
 
@@ -306,7 +307,7 @@ def wait_for(directory, segments):
 
 
 @pytest.mark.slow
-def test_killed_processes_and_sigterm_and_digests_of_another_process(tmp_path):
+def test_killed_processes_and_sigterm(tmp_path):
     process = worker(tmp_path)
     try:
         wait_for(tmp_path, 10)
@@ -328,9 +329,7 @@ def test_killed_processes_and_sigterm_and_digests_of_another_process(tmp_path):
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    ended, *digests = out.splitlines()
-    assert digests == [digest(model), digest(Walk()), digest({"a", "b", "c"})]
-    finished, draws = ended.split()
+    finished, draws = out.split()
     assert finished == "False"
     assert 0 < int(draws) < 4000
     assert_reference(go(tmp_path, 4000), 4000)
@@ -627,19 +626,20 @@ def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
 def test_a_directory_of_an_earlier_version(finished, monkeypatch):
     current = disk.check_same
 
-    def earlier(where, old, new):
-        names = {"fingerprint": None, "model": "by byte code", "kernel setting scale": "unknown"}
+    def earlier(where, old, *new):
+        names = {"fingerprint": None, "model": "by byte code", "data args[0]": "of another kind"}
         record = {k: x for k, x in (old["fingerprint"] | names).items() if x is not None}
-        current(where, {**old, "fingerprint": record}, new)
+        old = {name: x for name, x in old.items() if name != "program"}
+        current(where, {**old, "fingerprint": record}, *new)
 
     monkeypatch.setattr(disk, "check_same", earlier)
     with pytest.warns(RuntimeWarning, match="begun with an earlier version of numpyro_geom"):
         assert_reference(go(finished))
     with (
         pytest.warns(RuntimeWarning, match="earlier version"),
-        pytest.raises(ValueError, match=r"differs in: rng_key \(was"),
+        pytest.raises(ValueError, match=r"differs in: num_warmup \(was"),
     ):
-        go(finished, key=4)
+        go(finished, num_warmup=20)
 
 
 def test_other_versions_are_told(finished, monkeypatch):
@@ -671,7 +671,7 @@ BAD_INPUT = [
     ({"directory": 3}, TypeError, "directory must be a path, got int"),
     ({"draws_per_segment": 0}, ValueError, "draws_per_segment must be"),
     ({"draws_per_segment": 2.5}, TypeError, "draws_per_segment must be"),
-    ({"resume": "yes"}, ValueError, "resume must be 'auto', True or False, got 'yes'"),
+    ({"resume": "yes"}, ValueError, "resume must be 'auto', True, False or .* got 'yes'"),
     ({"resume": True}, ValueError, "resume=True needs a directory"),
 ]
 
@@ -687,36 +687,3 @@ def test_without_zarr(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(ImportError, match="pip install"):
         go(tmp_path)
-
-
-# Fingerprints
-
-SCALE = 2.0
-
-
-def helper(x):
-    return x + 1
-
-
-def plain():
-    return helper(SCALE)
-
-
-def test_digest_of_code_sees_what_it_uses(monkeypatch):
-    before = digest(plain)
-    assert digest(plain) == before
-    with monkeypatch.context() as patch:
-        patch.setitem(globals(), "SCALE", 3.0)
-        assert digest(plain) != before
-    with monkeypatch.context() as patch:
-        patch.setitem(globals(), "helper", lambda x: x + 2)
-        assert digest(plain) != before
-
-    def closing(value):
-        return lambda: value
-
-    assert digest(closing(1)) != digest(closing(2))
-    assert digest(closing(np.zeros(3))) == digest(closing(np.zeros(3)))
-    assert digest(numpyro.handlers.reparam(plain, {})) != digest(
-        numpyro.handlers.reparam(helper, {})
-    )

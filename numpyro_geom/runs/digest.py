@@ -1,4 +1,4 @@
-"""A short text for any value, the same in another process; of code what it does: its byte code."""
+"""A short text for values, the same in another process; and for functions on the host."""
 
 from __future__ import annotations
 
@@ -11,38 +11,114 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
-from .._mcmc import model_of
 from .._util import is_key, words
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows
+from ..rows.reader import Reader
 
 MAX_HASHED_BYTES = 2**32
 """Size of an array up to which all of it is hashed; of a larger one a thousand blocks are."""
 ROW_BLOCK_BYTES = 2**22
 """Size of what is read and hashed at a time of rows on the host."""
-LIBRARIES = {"builtins", "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_geom", "optax"}
-"""Packages whose code is compared by name only, as Python's own: their versions tell the rest."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-CONSTANTS = (*PLAIN, tuple, np.ndarray, jax.Array)
 KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels that are not under the names of their arguments."""
 PYTHON = ".".join(platform.python_version_tuple()[:2])
-BY_BYTE_CODE = " by byte code of Python "
-"""In the digest of what has code of the user, before the version, with which byte code changes."""
+FUNCTION = "a function"
+"""In the place of the name of any function or object of the user, whose work is in the program."""
+OTHER_CLASS = "a class of the user"
 
 
-def digest(value: Any) -> str:
-    """Of any value; of code what it does: its byte code, and what it closes over and reads."""
-    state = _Digest()
-    text = hashlib.sha256(state.of(value).encode()).hexdigest()[:16]
-    return f"{text}{BY_BYTE_CODE}{PYTHON}" if state.has_code else text
+class Digests:
+    """Digests of values by their content; of an array once, however often it is asked for."""
+
+    def __init__(self) -> None:
+        # with the values, kept alive since an id is only unique while its value lives
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def of(self, value: Any) -> str:
+        """A text of 16 digits; no function and no object of a class that is not known counts."""
+        if not (is_array(value) or isinstance(value, HostRows)):
+            return self._new(value)
+        if id(value) not in self._known:
+            found = self._new(value)
+            self._known[id(value)] = value, found
+            if isinstance(value, HostRows):
+                self._known[id(value.reader)] = value.reader, found
+        return self._known[id(value)][1]
+
+    def text(self, value: Any) -> str:
+        """A digest, with the value itself where that is short; for people."""
+        if isinstance(value, PLAIN):
+            return repr(value)
+        if callable(value) and not dataclasses.is_dataclass(value):
+            name = _name(value)
+            return f"{name} {self.of(value)}" if isinstance(value, functools.partial) else name
+        ours = dataclasses.is_dataclass(value) and class_name(value) != OTHER_CLASS
+        text = without_addresses(repr(value)) if ours else ""
+        text = "" if "<" in text else text  # the name of a function
+        return f"{text} {self.of(value)}" if 0 < len(text) < 80 else self.of(value)
+
+    def data(self, leaf: Any) -> str:
+        """Of an argument of the model: for arrays with type and shape."""
+        if is_array(leaf) or isinstance(leaf, HostRows):
+            return f"{leaf.dtype}{list(leaf.shape)} {self.of(leaf)}"
+        return repr(leaf) if isinstance(leaf, PLAIN) else self.of(leaf)
+
+    def reader(self, reader: Reader) -> str:
+        """Of the rows that it gathers."""
+        if id(reader) not in self._known:
+            rows = HostRows(reader.source, timeout=reader.timeout)
+            self._known[id(reader)] = reader, self.of(rows)
+        return self._known[id(reader)][1]
+
+    def _new(self, value: Any) -> str:
+        found = hashlib.sha256()
+        for part in self._parts(value):
+            found.update(part.encode() if isinstance(part, str) else part)
+        return found.hexdigest()[:16]
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        """Texts and bytes that tell a value from others."""
+        if isinstance(value, PLAIN):
+            yield f"{type(value).__name__} {value!r}"
+        elif isinstance(value, HostRows):
+            yield f"{value.dtype} {value.shape} "
+            yield from value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES)
+        elif is_array(value):
+            yield from _array(value)
+        elif isinstance(value, Mapping):
+            entries = sorted(self.of(key) + self.of(x) for key, x in value.items())
+            yield from ("mapping ", *entries)
+        elif isinstance(value, (list, tuple)):
+            yield from ("sequence ", *map(self.of, value))
+        elif isinstance(value, (set, frozenset)):
+            yield from ("set ", *sorted(map(self.of, value)))
+        elif isinstance(value, MCMCKernel):
+            yield f"{class_name(value)} {self.of(settings_of(value))}"
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
+            yield class_name(value) + self.of({name: getattr(value, name) for name in names})
+        elif isinstance(value, functools.partial):
+            yield self.of((value.func, value.args, value.keywords))
+        elif hasattr(value, "iloc") or hasattr(value, "tocsr"):
+            yield from map(self.of, _tables(value))
+        else:
+            yield _name(value)
+
+
+def is_array(x: Any) -> bool:
+    """Whether it is an array of NumPy or JAX, of whatever class they are there."""
+    kinds = (np.ndarray, np.generic, jax.Array)
+    of_jax = type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
+    return isinstance(x, kinds) or (of_jax and hasattr(x, "__array__") and hasattr(x, "dtype"))
 
 
 def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
@@ -53,98 +129,108 @@ def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
     return found | {name: x for name, x in vars(kernel).items() if name in KEPT_APART}
 
 
-def as_text(value: Any) -> str:
-    """A digest, with the value itself where that is short."""
-    if isinstance(value, PLAIN):
-        return repr(value)
-    text = _without_addresses(repr(value)) if dataclasses.is_dataclass(value) else ""
-    return f"{text} {digest(value)}" if 0 < len(text) < 80 else digest(value)
+def code_of(function: Callable, digests: Digests) -> str:
+    """Of a function that a program calls on the host: its byte code, and what that reads.
 
-
-class _Digest:
-    """Hashes values by what they are made of.
-
-    Attributes:
-        has_code: whether code of the user was among them.
+    Names, comments and annotations do not count. Byte code changes with Python's version.
     """
+    found = hashlib.sha256()
+    for part in _Code(digests).parts(function):
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()[:16]
 
-    def __init__(self) -> None:
-        self.has_code = False
-        # with the values, kept alive since an id is only unique while its value lives
-        self._known: dict[int, tuple[Any, str]] = {}
 
-    def of(self, value: Any) -> str:
-        """A text for a value."""
-        if isinstance(value, PLAIN):
-            return f"{type(value).__name__} {value!r};"
-        if id(value) not in self._known:
-            self._known[id(value)] = value, "seen"  # within itself
-            found = hashlib.sha256(f"{type(value).__qualname__} ".encode())
-            for part in self._parts(value):
-                found.update(part.encode() if isinstance(part, str) else part)
-            self._known[id(value)] = value, found.hexdigest()
-        return self._known[id(value)][1]
+class _Code:
+    """Goes through functions and what they read, each once."""
 
-    def _parts(self, value: Any) -> Iterator[Any]:
-        """Texts and bytes that tell a value from others of its type."""
-        if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-            yield from _array(value)
-        elif isinstance(value, HostRows):
-            yield f"{value.dtype} {value.shape} "
-            yield from value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES)
-        elif isinstance(value, Mapping):
+    def __init__(self, digests: Digests) -> None:
+        self.digests = digests
+        self._seen: dict[int, Any] = {}
+
+    def parts(self, value: Any) -> Iterator[Any]:
+        """Texts and bytes of a function, or of a value that one reads."""
+        if isinstance(value, Reader):
+            yield self.digests.reader(value)
+            return
+        if isinstance(value, (*PLAIN, set, frozenset, HostRows)) or is_array(value):
+            yield self.digests.of(value)
+            return
+        if id(value) in self._seen:
+            yield "seen;"
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, functools.partial):
+            value = value.func, value.args, value.keywords
+        elif isinstance(value, types.MethodType):
+            value = value.__func__, value.__self__
+        elif hasattr(value, "__wrapped__"):  # a compiled function
+            value = (value.__wrapped__,)
+        if isinstance(value, Mapping):
             for key in sorted(value, key=repr):
-                yield self.of(key) + self.of(value[key])
+                yield from self.parts(key)
+                yield from self.parts(value[key])
         elif isinstance(value, (list, tuple)):
-            yield from map(self.of, value)
-        elif isinstance(value, (set, frozenset)):
-            yield repr(sorted(map(repr, value)))
+            yield f"{len(value)} "
+            for x in value:
+                yield from self.parts(x)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
-        elif isinstance(value, type):
-            for base in value.__mro__:
-                yield f"{base.__module__}.{base.__qualname__} "
-                if not _of_library(base.__module__):
-                    yield from map(self.of, _members(base))
+        elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            yield value.__name__
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            call = type(value).__call__ if callable(value) else None
+            yield from self.parts((call, _kept(value)))
         else:
-            found = _made_of(value)
-            yield found if isinstance(found, str) else self.of(found)
+            yield without_addresses(repr(value))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
-        yield function.__qualname__
-        code = function.__code__
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            yield name
+        library = _of_library(function.__globals__.get("__name__"))
+        for cell in function.__closure__ or ():
             try:
-                yield self.of(cell.cell_contents)
+                yield from self.parts(cell.cell_contents)
             except ValueError:  # not yet filled
                 yield "empty;"
-        if _of_library(function.__globals__.get("__name__")):
+        if library:
+            yield function.__qualname__
             return
-        self.has_code = True
-        yield self.of((function.__defaults__, function.__kwdefaults__))
-        names: set[str] = set()
-        for part in _nested(code):
-            names.update(part.co_names)
-            yield part.co_code
-            yield repr((part.co_names, part.co_varnames))
-            for x in part.co_consts:
+        yield from self.parts((function.__defaults__, function.__kwdefaults__))
+        for code in _nested(function.__code__):
+            yield code.co_code
+            for name in code.co_names:
+                if name in function.__globals__:
+                    yield from self.parts(function.__globals__[name])
+                else:
+                    yield f"{name};"
+            for x in code.co_consts:
                 if not isinstance(x, types.CodeType):
-                    yield self.of(None if x is function.__doc__ else x)
-        for name in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[name]
-            if _is_code(value) or isinstance(value, CONSTANTS):
-                yield name
-                yield self.of(value)
+                    yield self.digests.of(None if x is function.__doc__ else x)
+
+
+def _tables(value: Any) -> Iterator[Any]:
+    """Arrays and labels of pandas' tables, and of sparse matrices."""
+    if hasattr(value, "tocsr"):
+        found = value.tocsr()
+        yield from (found.shape, found.data, found.indices, found.indptr)
+        return
+    yield value.index.to_numpy()
+    if not hasattr(value, "columns"):
+        yield value.to_numpy()
+        return
+    yield value.columns.to_numpy()
+    for k in range(value.shape[1]):
+        yield value.iloc[:, k].to_numpy()
 
 
 def _array(value: Any) -> Iterator[Any]:
     if is_key(value):
         yield str(jax.random.key_impl(value))
+    if not getattr(value, "is_fully_addressable", True):
+        yield f"{value.dtype} {value.shape} of several processes"
+        return
     array = np.asarray(words(value))
     yield f"{array.dtype} {array.shape} "
     if array.dtype.hasobject:
-        yield repr(array.tolist())
+        yield without_addresses(repr(array.tolist()))
         return
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if raw.size <= MAX_HASHED_BYTES:
@@ -154,44 +240,19 @@ def _array(value: Any) -> Iterator[Any]:
         yield raw[start : start + 2**20]
 
 
-def _made_of(value: Any) -> Any:
-    """What decides what an object does, as simpler values."""
+def _name(value: Any) -> str:
+    """Of a function of NumPyro, such as where chains start; the user's may be renamed."""
     if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, types.MethodType):
-        return value.__func__, value.__self__
-    if hasattr(value, "__wrapped__"):  # a compiled function
-        return value.__wrapped__
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__qualname__
-    if isinstance(value, MCMCKernel):
-        return type(value), model_of(value), settings_of(value)
-    if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
-        return type(value), {name: getattr(value, name) for name in names}
-    if hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
-        return type(value), _kept(value)
-    return _without_addresses(repr(value))
+        return _name(value.func)
+    root = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return value.__qualname__ if root == "numpyro" and hasattr(value, "__name__") else FUNCTION
 
 
-def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """What a class defines: functions, and constants that are not its own business."""
-    made = dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")
-    for name, value in sorted(vars(cls).items()):
-        if isinstance(value, (staticmethod, classmethod)):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, functools.cached_property):
-            value = value.func
-        if isinstance(value, types.FunctionType):
-            inner = inspect.unwrap(value)
-            # dataclasses and named tuples write some themselves, which say nothing new
-            written = inner.__code__.co_filename.startswith("<")
-            if not (made and (written or _of_library(inner.__globals__.get("__name__")))):
-                yield name, value
-        elif isinstance(value, CONSTANTS) and name[:1] != "_":
-            yield name, value
+def class_name(value: Any) -> str:
+    """Of an object's class, if it is of this package or NumPyro; the user's may be renamed."""
+    cls = type(value)
+    known = cls.__module__.partition(".")[0] in ("numpyro", "numpyro_geom")
+    return cls.__qualname__ if known else OTHER_CLASS
 
 
 def _kept(value: Any) -> dict[str, Any]:
@@ -216,24 +277,15 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
-def _without_addresses(text: str) -> str:
+def without_addresses(text: str) -> str:
     """The ``repr`` of an object as it is in another process."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _is_code(value: Any) -> bool:
-    kinds = (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)
-    return isinstance(value, kinds) or hasattr(value, "__wrapped__")
-
-
 @functools.cache
 def _of_library(module: str | None) -> bool:
-    """Whether versions already tell what code a module has."""
-    first = (module or "").partition(".")[0]
-    if first in LIBRARIES:
-        return True
+    """Whether versions already tell what code a module has: of a package that is installed."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    return first in sys.stdlib_module_names and (
-        not file or any(file.startswith(folder) for folder in folders)
-    )
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    first = (module or "").partition(".")[0]
+    return first in {"numpyro_geom", *sys.builtin_module_names} or file.startswith(tuple(folders))

@@ -15,14 +15,17 @@ from .._util import PyTree
 from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
-from .fingerprint import check_same, fingerprint, versions, warn
+from .digest import Digests
+from .fingerprint import check_same, fingerprint, program_of, versions, warn
 from .job import Job, Run
 from .mesh import Layout
-from .segments import Done, Segments
+from .segments import Done, Segments, without_mesh
 from .store import DrawStore
 
 STORE = "draws.zarr"
 STATES = "state"
+OTHER_PROGRAM = "other_program"
+"""Value of ``resume`` with which the program may be another one."""
 
 
 class OnDisk:
@@ -48,10 +51,12 @@ class OnDisk:
         self._begins = record is None
         if record is not None and length is None:
             length = record["length"]
+        # a run may go on with another mesh: its program is told as it is without one
+        plain = None if layout.mesh is None else without_mesh(job, length)
         self.segments = Segments(job, length, layout)
-        self.about = self.processes.first(lambda: self._about(record))
+        self.about = self.processes.first(lambda: self._about(record, plain or self.segments))
         if record is not None:
-            check_same(folder, record, self.about)
+            check_same(folder, record, self.about, resume == OTHER_PROGRAM)
             draws, wanted = record["draws"], self.segments.lengths.num_draws
             if draws > wanted:
                 raise ValueError(
@@ -99,13 +104,15 @@ class OnDisk:
         datasets = {name: groups[name].to_dataset() for name in groups.children}
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
-    def _about(self, record: Any) -> dict[str, Any]:
+    def _about(self, record: Any, plain: Segments) -> dict[str, Any]:
         """What is saved of the run with each state."""
+        digests = Digests()  # of which each reads an array once
         length, mesh = self.segments.lengths.length, self.segments.layout.mesh
         axes = [] if mesh is None else [f"{name} {size}" for name, size in mesh.shape.items()]
         return {
             "length": length,
-            "fingerprint": fingerprint(self.segments.job, length),
+            "fingerprint": fingerprint(self.segments.job, length, digests),
+            "program": program_of(plain, digests)._asdict(),
             "versions": versions() | ({"mesh": ", ".join(axes)} if axes else {}),
             "created_at": now() if record is None else record["created_at"],
         }
@@ -214,7 +221,7 @@ def _newest_record(folder: Path, resume: bool | str) -> Any:
         raise FileExistsError(
             f"{folder} holds a run: expected resume='auto' to go on with it, or another directory"
         )
-    if not numbers and resume is True:
+    if not numbers and resume in (True, OTHER_PROGRAM):
         raise FileNotFoundError(
             f"{folder} holds no run: expected the directory of one, or resume='auto' to begin"
         )

@@ -28,7 +28,7 @@ from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
 from .checkpoint import Checkpoint
 from .describe import Describer, now
-from .disk import OnDisk
+from .disk import OTHER_PROGRAM, OnDisk
 from .files import only_writer, stop_on_signal
 from .fingerprint import check_alike, warn
 from .job import Job, Lengths, Run
@@ -79,7 +79,9 @@ def run(
             of what is held in memory; a segment should take a second at least, for what is
             done between two takes some hundredths. None for up to 1,000 and 32 MiB.
         resume: ``"auto"`` to go on with what is in the directory, if there is something; True to
-            insist that there is; False to insist that there is not.
+            insist that there is; False to insist that there is not; ``"other_program"`` to go on
+            though the program is not the one that began the run, as with another version of JAX.
+            Settings, key and data must be the same even so.
         on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"``;
             ``"drop"`` to leave them out of every array with as many rows; ``"keep"`` for models
             that mask them.
@@ -106,8 +108,9 @@ def run(
         ValueError: if mesh, axes, chains and data do not fit each other, or several processes
             were given different arguments.
         ValueError: for NaN in the arguments (the text names the rows).
-        ValueError: if the directory holds another run (the text names what differs), one with
-            more draws, or one none of whose states can be read.
+        ValueError: if the directory holds another run, which is one of other settings, data or
+            program (the text names what differs), one with more draws, or one none of whose
+            states can be read.
         FileExistsError: if the directory holds a run and ``resume`` is False.
         FileNotFoundError: if it holds none and ``resume`` is True.
         RuntimeError: if another process is writing to the directory, or the source of `HostRows`
@@ -275,9 +278,11 @@ def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: A
         raise TypeError(
             f"extra_fields must be a tuple of names such as ('step_size',), got {extra_fields!r}"
         )
-    if not isinstance(resume, bool) and resume != "auto":
-        raise ValueError(f"resume must be 'auto', True or False, got {resume!r}")
-    if directory is None and resume is True:
-        raise ValueError("resume=True needs a directory: expected the one of the run to go on with")
+    if not isinstance(resume, bool) and resume not in ("auto", OTHER_PROGRAM):
+        raise ValueError(f"resume must be 'auto', True, False or {OTHER_PROGRAM!r}, got {resume!r}")
+    if directory is None and resume in (True, OTHER_PROGRAM):
+        raise ValueError(
+            f"resume={resume!r} needs a directory: expected the one of the run to go on with"
+        )
     if directory is not None and not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")

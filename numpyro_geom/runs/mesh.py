@@ -39,12 +39,14 @@ class Layout:
         chain_axis: axis of the mesh that shares out the chains, or None.
         data_axis: axis that shares out the rows of the data, or None.
         num_chains: chains of the run.
+        abstract: whether shapes alone are asked for, and nothing is computed.
     """
 
     mesh: Mesh | None = None
     chain_axis: str | None = None
     data_axis: str | None = None
     num_chains: int = 1
+    abstract: bool = False
 
     @classmethod
     def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout:
@@ -140,13 +142,16 @@ class Layout:
 
         On a mesh it is compiled: several processes can only do together what is one program.
         """
-        if self.mesh is None:
+        if self.mesh is None and not self.abstract:
             return init(rng_key, init_params, data)
         arrays, fill = split_arrays(data)
-        compiled = jax.jit(
-            lambda rng_key, init_params, arrays: init(rng_key, init_params, fill(arrays)),
-            out_shardings=self.at(),
-        )
+
+        def start(rng_key: jax.Array, init_params: PyTree, arrays: list) -> PyTree:
+            return init(rng_key, init_params, fill(arrays))
+
+        if self.abstract:
+            return jax.eval_shape(start, rng_key, init_params, arrays)
+        compiled = jax.jit(start, out_shardings=self.at())
         state = self.visible(compiled(rng_key, init_params, arrays))
         if isinstance(kernel, SGKernel) and is_traced(kernel.bound.fixed):
             raise ValueError(

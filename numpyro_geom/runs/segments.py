@@ -6,6 +6,7 @@ run time, so it is compiled once. What it does to a chain does not depend on whe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import ShapeDtypeStruct, lax, random
+from jax.extend.core import ClosedJaxpr
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
@@ -66,15 +68,13 @@ class Segments:
         data = layout.arguments(getattr(mcmc.sampler, "model", None), (job.args, job.kwargs))
         self.arrays: Any = ()
         self._data: Callable[[Any], tuple] = lambda _: data
-        if layout.mesh is not None:
+        if layout.mesh is not None or layout.abstract:
             self.arrays, self._data = split_arrays(data)
         elif traces_arguments(mcmc):  # they are part of the program otherwise, as in MCMC
             self.arrays, self._data = data, lambda arrays: arrays
         self.fields, self._removed = fields_of(mcmc, job.extra_fields)
         self.together = mcmc.num_chains == 1 or mcmc.chain_method == "vectorized"
-        self.start = _strong(
-            layout.start(mcmc.sampler, self._init, job.rng_key, job.init_params, data)
-        )
+        self.start = layout.start(mcmc.sampler, self._init, job.rng_key, job.init_params, data)
         one = self.start if self.together else _take(self.start, 0)
         # a kernel keeps what it derives from arrays, and these should not outlive the run
         draw = jax.eval_shape(
@@ -99,6 +99,21 @@ class Segments:
     def no_draws(self) -> dict[str, PyTree]:
         """Draws of a segment that has not been done."""
         return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes)
+
+    def traced(self) -> ClosedJaxpr:
+        """The program of one or all chains; without a mesh `advance` does not trace it again."""
+        one = self.start if self.together else _take(self.start, 0)
+        count = ShapeDtypeStruct((), jnp.int32)
+        # switches for the search for errors add to a program
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            return self.program.trace(one, count, count, self.arrays).jaxpr
+
+    def arguments(self) -> dict[int, Any]:
+        """Arrays of the model among the arguments of the program, by their number in it."""
+        first = len(jax.tree.leaves(self.start)) + 2
+        given = self.job.args, self.job.kwargs
+        arrays = split_arrays(given)[0] if self.layout.abstract else jax.tree.leaves(self.arrays)
+        return {first + k: x for k, x in enumerate(arrays) if hasattr(x, "dtype")}
 
     def do(self, number: int, state: PyTree) -> Done:
         """Do the segment with this number, the first of which is 0."""
@@ -148,11 +163,12 @@ class Segments:
             rng_key = random.split(rng_key, mcmc.num_chains)
         init = partial(mcmc.sampler.init, model_args=args, model_kwargs=kwargs)
         if self.together:
-            return init(rng_key, mcmc.num_warmup, init_params)
+            return _strong(init(rng_key, mcmc.num_warmup, init_params))
         starts = [
             None if init_params is None else _take(init_params, k) for k in range(mcmc.num_chains)
         ]
-        return _stack(*(init(rng_key[k], mcmc.num_warmup, start) for k, start in enumerate(starts)))
+        states = [init(rng_key[k], mcmc.num_warmup, start) for k, start in enumerate(starts)]
+        return _strong(_stack(*states))
 
     def _collect(self, state: PyTree, data: tuple) -> dict[str, PyTree]:
         """What is kept of a state, by field; the draw in the model's own space."""
@@ -198,6 +214,13 @@ class Segments:
         if self.job.mcmc.num_chains == 1:
             return jax.tree.map(lambda x: x[np.newaxis], values)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), values)
+
+
+def without_mesh(job: Job, length: int | None) -> Segments:
+    """The segments of a run on a mesh as they would be on one device; nothing is computed."""
+    mcmc = copy.copy(job.mcmc)
+    mcmc.sampler = copy.copy(mcmc.sampler)  # which learns of the model
+    return Segments(job._replace(mcmc=mcmc), length, Layout(abstract=True))
 
 
 def _strong(state: PyTree) -> PyTree:

@@ -1,0 +1,253 @@
+"""What a program computes, as a short text: of its operations, numbers and arrays, of no names.
+
+A traced program is a graph: each value comes of an operation, its parameters and the values that it
+takes (`jax.extend.core.Jaxpr <https://docs.jax.dev/en/latest/jaxpr.html>`_). The digest of a value
+is that of its operation and of the digests of what it takes, back to the arguments; the digest of
+a program is that of its results and of the calls to the host that have effects. What the results
+do not depend on, the order of lines, names of functions and variables, and where arrays are do
+therefore not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from .._util import is_key
+from .digest import Digests, code_of, is_array, without_addresses
+
+NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
+"""Parameters of operations that only say what something is called."""
+PLACES = {
+    "compiler_options_kvs", "context_mesh", "copy_semantics", "ctx_mesh", "devices",
+    "donated_invars", "in_layouts", "in_shardings", "inline", "keep_unused", "linear", "mesh",
+    "out_layouts", "out_shardings", "policy", "prevent_cse", "sharding", "srcs", "transforms",
+}  # fmt: skip
+"""Those that say where and how something is computed, not what."""
+RULES = {
+    "bwd", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "out_tree", "out_trees", "rule",
+    "symbolic_zeros",
+}  # fmt: skip
+"""Those for derivatives and ``vmap``, which have been applied where they are needed."""
+LEFT_OUT = NAMES | PLACES | RULES
+
+
+class Program(NamedTuple):
+    """What tells a program from others.
+
+    Attributes:
+        digest: of all that it computes.
+        operations: how many of each kind there are, those of a part that is used twice once.
+        numbers: likewise of the numbers in it.
+        arrays: digests of the arrays in it, by type and shape.
+        host: digests of the functions on the host that it calls.
+    """
+
+    digest: str
+    operations: dict[str, int]
+    numbers: dict[str, int]
+    arrays: dict[str, str]
+    host: str
+
+    @classmethod
+    def of(cls, traced: ClosedJaxpr, digests: Digests, arguments: Mapping[int, str]) -> Program:
+        """Of a traced program.
+
+        Args:
+            traced: the program.
+            digests: of arrays and host rows; what it knows it does not read again.
+            arguments: digests of some arguments, by their number. A program that is given an array
+                is then the same as one that has it inside.
+        """
+        walk = _Walk(digests)
+        found = walk.program(traced, arguments)
+        arrays = {name: _hash(*sorted(of_one)) for name, of_one in sorted(walk.arrays.items())}
+        operations, numbers = (dict(sorted(x.items())) for x in (walk.operations, walk.numbers))
+        return cls(found, operations, numbers, arrays, " ".join(walk.host))
+
+    def after(self, old: Program) -> str:
+        """How it differs from an old one, in words."""
+        operations = _counted(old.operations, self.operations)
+        if operations:
+            return f"other operations, in number: {_some(operations)}"
+        arrays = old.arrays.items() ^ self.arrays.items()
+        if arrays:
+            names = sorted({name for name, _ in arrays})
+            return f"the same operations with other arrays in them, of {_some(names)}"
+        numbers = _counted(old.numbers, self.numbers)
+        if numbers:
+            return f"the same operations with other numbers in them, so often: {_some(numbers)}"
+        return "as many operations of each kind, of other values"
+
+
+def _counted(old: Mapping[str, int], new: Mapping[str, int]) -> list[str]:
+    names = sorted({name for name, _ in old.items() ^ new.items()})
+    return [f"{name} (was {old.get(name, 0)}, is {new.get(name, 0)})" for name in names]
+
+
+def _some(texts: list[str]) -> str:
+    return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
+
+
+class _Walk:
+    """Goes once through each part of a program."""
+
+    def __init__(self, digests: Digests) -> None:
+        self.digests = digests
+        self.operations: Counter[str] = Counter()
+        self.numbers: Counter[str] = Counter()
+        self.arrays: dict[str, set[str]] = {}
+        self.host: list[str] = []
+        # with what they are of, since an id is only unique while that lives
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._partitionable = jax.config.jax_threefry_partitionable  # type: ignore
+
+    def program(self, traced: ClosedJaxpr, arguments: Mapping[int, str] | None = None) -> str:
+        """Digest of a part, all of whose values come of its arguments; it is gone through once."""
+        if id(traced) not in self._known or arguments:
+            self._known[id(traced)] = traced, self._jaxpr(traced, arguments or {}, 0)
+        return self._known[id(traced)][1]
+
+    def _jaxpr(self, part: ClosedJaxpr | Jaxpr, bound: Mapping[int, str], depth: int) -> str:
+        """Digest of a part some of whose arguments are values of the part around it.
+
+        ``depth`` is the number of parts around it, by which arguments of one are not taken for
+        those of another.
+        """
+        jaxpr = part.jaxpr if isinstance(part, ClosedJaxpr) else part
+        equations, needed = _needed(jaxpr)
+        values: dict[Any, str] = {}
+        for k, x in enumerate(jaxpr.constvars):
+            if isinstance(part, Jaxpr):
+                values[x] = f"constant {k}"
+            elif x in needed:
+                values[x] = self.array(part.consts[k])
+        # how many there are of those that are bound is nobody's business
+        numbers = itertools.count()
+        for k, x in enumerate(jaxpr.invars):
+            free = bound.get(k)
+            values[x] = f"{depth}.{next(numbers)} {_aval(x.aval)}" if free is None else free
+
+        def value(x: Any) -> str:
+            return self._literal(x) if isinstance(x, Literal) else values[x]
+
+        effects = []
+        for equation in equations:
+            found = self._equation(equation, [value(x) for x in equation.invars], depth)
+            for k, x in enumerate(equation.outvars):
+                values[x] = f"{k} {_aval(x.aval)} {found}"
+            if _has_effects(equation):
+                effects.append(found)
+        return _hash(*(value(x) for x in jaxpr.outvars), "effects", *effects)
+
+    def _equation(self, equation: JaxprEqn, values: list[str], depth: int) -> str:
+        name, params = equation.primitive.name, dict(equation.params)
+        self.operations[name] += 1
+        texts = [name]
+        # what loops and branches close over is bound in them, whatever its order and number
+        if name == "while":
+            split = params.pop("cond_nconsts"), params.pop("body_nconsts")
+            for k, part in enumerate((params.pop("cond_jaxpr"), params.pop("body_jaxpr"))):
+                consts, values = values[: split[k]], values[split[k] :]
+                texts.append(self._jaxpr(part, dict(enumerate(consts)), depth + 1))
+        elif name == "scan":
+            number = params.pop("num_consts")
+            consts, values = values[:number], values[number:]
+            texts.append(self._jaxpr(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1))
+        elif name == "cond":
+            bound = dict(enumerate(values[1:]))
+            values = values[:1]
+            texts += [self._jaxpr(part, bound, depth + 1) for part in params.pop("branches")]
+        for key, x in sorted(params.items()):
+            if key not in LEFT_OUT:
+                texts += [key, self._parameter(x)]
+        # unless it is that of all of the program, which is told by itself
+        if getattr(equation.ctx, "threefry_partitionable", None) is (not self._partitionable):
+            texts.append("threefry")
+        return _hash(*texts, "of", *values)
+
+    def _literal(self, literal: Literal) -> str:
+        aval: Any = literal.aval
+        return f"{_aval(aval)} {self.array(literal.val, aval.dtype)}"
+
+    def array(self, x: Any, dtype: Any = None) -> str:
+        """Digest of an array in the program, which is noted."""
+        if np.ndim(x) == 0 and not (hasattr(x, "dtype") and is_key(x)):
+            number = str(np.asarray(x, dtype))
+            self.numbers[number] += 1
+            return number
+        found = self.digests.of(x)
+        self.arrays.setdefault(f"{x.dtype}{list(np.shape(x))}", set()).add(found)
+        return found
+
+    def _parameter(self, value: Any) -> str:
+        """A text for a parameter of an operation, which holds no addresses and no names."""
+        if isinstance(value, ClosedJaxpr):
+            return self.program(value)
+        if isinstance(value, Jaxpr):
+            return self._jaxpr(value, {}, 0)
+        if is_array(value):
+            return self.array(value)
+        if isinstance(value, Mapping):
+            return _hash(*(f"{key!r} {self._parameter(value[key])}" for key in sorted(value)))
+        if isinstance(value, (frozenset, set)):
+            return _hash(*sorted(map(self._parameter, value)))
+        if hasattr(value, "tag"):  # a way to make random numbers
+            return str(value.tag)
+        if isinstance(value, (list, tuple)):
+            return _hash(type(value).__name__, *map(self._parameter, value))
+        if isinstance(value, (jax.tree_util.PyTreeDef, jax.sharding.Sharding)):
+            return ""
+        if hasattr(value, "callback_func"):  # as `jax.pure_callback` wraps it
+            value = value.callback_func
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return _aval(value)
+        if callable(value) and not isinstance(value, (type, np.dtype)):
+            return self._called(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+            return _hash(*(f"{n} {self._parameter(getattr(value, n))}" for n in names))
+        return without_addresses(repr(value))
+
+    def _called(self, function: Callable) -> str:
+        """Note a function on the host; which Python's version tells is not in the program."""
+        if id(function) not in self._known:
+            self._known[id(function)] = function, f"host {len(self.host)}"
+            self.host.append(code_of(function, self.digests))
+        return self._known[id(function)][1]
+
+
+def _needed(jaxpr: Jaxpr) -> tuple[list[JaxprEqn], set[Any]]:
+    """Equations that results or effects depend on, and the values that these take."""
+    needed = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if _has_effects(equation) or not needed.isdisjoint(equation.outvars):
+            found.append(equation)
+            needed.update(x for x in equation.invars if not isinstance(x, Literal))
+    return found[::-1], needed
+
+
+def _has_effects(equation: JaxprEqn) -> bool:
+    """Whether it does something on the host; what prints is for people, and does not count."""
+    names = (type(effect).__name__ for effect in equation.effects)
+    return any("Debug" not in name for name in names)
+
+
+def _aval(aval: Any) -> str:
+    """Type and shape; not where it is."""
+    weak = " weak" if getattr(aval, "weak_type", False) else ""
+    return f"{getattr(aval, 'dtype', aval)}{list(getattr(aval, 'shape', ()))}{weak}"
+
+
+def _hash(*texts: str) -> str:
+    # a length before each, lest two texts be taken for one
+    return hashlib.sha256("".join(f"{len(x)}:{x}" for x in texts).encode()).hexdigest()[:32]
