@@ -137,8 +137,9 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
 
 
 def _is_wide(x: Any) -> bool:
-    """Whether it is sent as pairs of words: JAX rounds 64 bits that come from the host in a thread
-    to which ``jax.enable_x64`` as a context does not reach.
+    """Whether it is sent as pairs of words.
+
+    JAX rounds 64 bits from the host where ``jax.enable_x64`` as a context does not reach: in threads.
     """
     return x.dtype.itemsize == 8 and x.dtype.kind in "iuf"
 
