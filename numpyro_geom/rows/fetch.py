@@ -139,7 +139,7 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
 def _is_wide(x: Any) -> bool:
     """Whether it is sent as pairs of words.
 
-    JAX rounds 64 bits from the host where ``jax.enable_x64`` as a context does not reach: in threads.
+    JAX rounds 64 bits from the host in threads, where ``jax.enable_x64()`` does not hold.
     """
     return x.dtype.itemsize == 8 and x.dtype.kind in "iuf"
 
