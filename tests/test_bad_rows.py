@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from functools import lru_cache
 
 import jax
@@ -177,3 +178,11 @@ def test_rows_that_the_model_masks_are_no_error() -> None:
     mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(random.key(0), X, with_nan()[1])
     assert np.isfinite(mcmc.get_samples()["w"]).all()
+
+
+def test_whole_numbers_that_the_device_does_not_hold_are_told_of() -> None:
+    with pytest.warns(RuntimeWarning, match=r"args\[0\] holds whole numbers beyond int32.*enable"):
+        checked_rows((np.array([1, 2**40]),), {}, "keep")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checked_rows((np.array([1, 2**31 - 1]),), {}, "keep")

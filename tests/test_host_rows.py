@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import signal
 import threading
 import time
 import warnings
@@ -451,12 +453,120 @@ def test_a_source_that_gives_wrong_rows_is_an_error():
         rows[2]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_memory_map_whose_file_was_cut_short(when, tmp_path):
+    np.save(tmp_path / "X.npy", np.zeros((20_000, 2), np.float32))
+    source = np.load(tmp_path / "X.npy", mmap_mode="r")[5:]
+    rows = None if when == "before" else HostRows(source)
+    os.truncate(tmp_path / "X.npy", 4096)  # to read what was mapped beyond would end the process
+    if rows is None:
+        with pytest.raises(
+            ValueError, match="4096 bytes, and 160128 were mapped: it was cut short"
+        ):
+            HostRows(source)
+        with pytest.raises(ValueError, match=r"under args\[0\] has 4096 bytes"):
+            run_small((source, Y), on_bad_rows="keep")
+    else:
+        with pytest.raises(RuntimeError, match="could not read 1 rows .* it was cut short"):
+            rows[3]
+
+
+def test_a_memory_map_whose_file_is_gone(tmp_path):
+    np.save(tmp_path / "X.npy", X)
+    rows = HostRows(np.load(tmp_path / "X.npy", mmap_mode="r"))
+    (tmp_path / "X.npy").unlink()
+    np.testing.assert_array_equal(rows[:], X.astype(np.float32))
+
+
+VALUES = {
+    "fractions for whole numbers": (np.int32, X, "float64 that int32 cannot hold"),
+    "negative for unsigned": (np.uint8, -np.ones((N, D), int), "int64 that uint8 cannot hold"),
+    "complex for real": (np.float32, X + 1j, "complex128 that float32"),
+    "texts for numbers": (np.float32, X.astype(str), "that float32 cannot hold"),
+    "above 32 bits": (np.int64, np.full((N, D), 2**40), "int64 that int32 .* enable 64 bits"),
+    "above float32": (np.float64, np.full((N, D), 1e300), "float64 that float32 .* enable 64 bits"),
+}
+
+
+@pytest.mark.parametrize(("dtype", "values", "text"), VALUES.values(), ids=VALUES)
+def test_values_that_their_type_cannot_hold(dtype, values, text):
+    source = Broken(values)
+    source.dtype = np.dtype(dtype)
+    with pytest.raises(RuntimeError, match=text):
+        HostRows(source)[2]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [(np.uint8, np.ones((N, D), int)), (">f4", X.astype(">f4")), (np.int32, X > 0)],
+)
+def test_values_that_it_can(dtype, values):
+    source = Broken(values)
+    source.dtype = np.dtype(dtype)
+    rows = HostRows(source)
+    assert rows.dtype.isnative
+    np.testing.assert_array_equal(jax.jit(lambda i: rows[i])(jnp.arange(N)), values)
+
+
+def test_64_bits_reach_the_device_from_any_thread():
+    def walk(i, x):
+        return x + rows[i % N].sum()
+
+    rows = HostRows(X)
+    with jax.enable_x64(True):
+        found = jax.jit(lambda: jax.lax.fori_loop(0, 5, walk, 0.0))()
+        assert found.dtype == np.float64
+    np.testing.assert_allclose(found, X[:5].sum(), rtol=1e-14)  # 10 sums of float64
+
+
+def test_a_source_that_never_answers_from_the_start():
+    source = Broken(X, at=(1,), seconds=1.0)
+    with pytest.raises(TimeoutError, match="did not read its first rows within 0.2 seconds"):
+        HostRows(source, timeout=0.2)
+
+
+def test_what_a_source_raises_to_end_the_process_is_an_error():
+    source = Broken(X)
+    rows = HostRows(source)
+
+    class Exits:
+        def __getitem__(self, rows):
+            raise SystemExit(3)
+
+    source.array = Exits()
+    with pytest.raises(RuntimeError, match=r"could not read .* SystemExit\(3\)"):
+        rows[2]
+
+
+def test_a_source_keeps_the_shape_that_it_had():
+    source = Broken(X)
+    rows = HostRows(source)
+    source.array, source.shape = np.concatenate([X, X + 1]), (2 * N, D)
+    assert rows.shape == (N, D)
+    np.testing.assert_array_equal(rows[-1], X[-1].astype(np.float32))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks there")
+def test_a_forked_child_reads_for_itself():
+    source = Broken(X, at=(2,), seconds=0.5)
+    reader = HostRows(source).reader
+    reader.prepare(np.arange(4), np.float32)  # for which the child has no thread
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX and Python warn of threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(int(not np.array_equal(reader.take(np.arange(4), np.float64), X[:4])))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # Bad input
 
 
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
+        (np.ma.masked_less(X, 0), TypeError, "entries are all there, got a masked one"),
         ([[1.0]], TypeError, "got list without shape, dtype"),
         (jnp.ones(3), TypeError, "a jax.Array is on a device"),
         (HostRows(X), TypeError, "got HostRows"),
@@ -468,6 +578,18 @@ def test_a_source_that_gives_wrong_rows_is_an_error():
 )
 def test_bad_sources(source, error, text):
     with pytest.raises(error, match=text):
+        HostRows(source)
+
+
+def test_labels_and_shapes():
+    class Labelled(Broken):
+        iloc = None
+
+    with pytest.raises(TypeError, match="indexed by labels: pass `.to_numpy"):
+        HostRows(Labelled(X))
+    source = Broken(X)
+    source.shape = (None, 2)
+    with pytest.raises(TypeError, match="whose shape is a tuple of whole numbers"):
         HostRows(source)
 
 

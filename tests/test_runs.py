@@ -366,9 +366,11 @@ def test_two_writers_and_no_signals_in_a_thread(tmp_path):
             found.append(str(error))
 
     thread = threading.Thread(target=other)
-    with files.only_writer(tmp_path):
-        thread.start()
-        thread.join()
+    lock = files.Lock(tmp_path)
+    lock.take()
+    thread.start()
+    thread.join()
+    lock.release()
     assert f"being written by process {os.getpid()}" in found[0]
     thread = threading.Thread(target=other)
     thread.start()

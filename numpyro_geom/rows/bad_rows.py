@@ -12,8 +12,10 @@ import numpy as np
 
 from .._checks import check_choice
 from .._util import all_finite, is_traced
+from .._warning import warn_outside
 from ..arguments import by_name
 from .host_rows import HostRows, host_rows_in, is_host_rows
+from .reader import check_mapped
 
 ON_BAD_ROWS = ("error", "drop", "keep")
 CHUNK_BYTES = 2**26
@@ -34,6 +36,7 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
             would be left.
     """
     check_choice("on_bad_rows", on_bad_rows, ON_BAD_ROWS)
+    _check_readable({"args": list(args), "kwargs": dict(kwargs)})
     if on_bad_rows == "keep":
         return args, kwargs
     bad, told = _found({"args": list(args), "kwargs": dict(kwargs)}, np.isnan)
@@ -108,11 +111,28 @@ class _Selected:
         return self.source.reader.read(self.rows[index], self.dtype)
 
 
+def _check_readable(named: dict[str, Any]) -> None:
+    """See that arrays can be read, and tell of whole numbers that the device will not hold."""
+    for name, array in _arrays(named, np.number):
+        source = array.source if isinstance(array, HostRows) else array
+        check_mapped(source, name)
+        kept = jax.dtypes.canonicalize_dtype(source.dtype)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.dtype != kept:
+            limits = np.iinfo(kept)
+            if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+                warn_outside(
+                    f"{name} holds whole numbers beyond {kept}, which are other numbers on the "
+                    "device. Expected numbers within its range: enable 64 bits, "
+                    "`jax.config.update('jax_enable_x64', True)`, if the model uses them there",
+                    RuntimeWarning,
+                )
+
+
 def _found(named: dict[str, Any], is_bad: Callable) -> tuple[dict[int, np.ndarray], str]:
     """Bad rows by the number of rows of the arrays that hold them, and a text that names them."""
     bad: dict[int, np.ndarray] = {}
     told = []
-    for name, array in _arrays(named):
+    for name, array in _arrays(named, np.floating):
         rows = _bad_rows(array, is_bad)
         if len(rows):
             told.append(f"{name}: {_listed(rows)} of {array.shape[0]}")
@@ -121,11 +141,11 @@ def _found(named: dict[str, Any], is_bad: Callable) -> tuple[dict[int, np.ndarra
     return bad, "; ".join(told)
 
 
-def _arrays(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _arrays(named: dict[str, Any], kind: Any) -> Iterator[tuple[str, Any]]:
     for root, tree in named.items():
         leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]
         for path, leaf in leaves:
-            if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+            if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, kind):
                 yield root + jax.tree_util.keystr(path), leaf
 
 

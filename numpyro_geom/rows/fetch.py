@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 
 HostRows = Any
@@ -119,12 +120,32 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
         for reader, k, dtype, _ in rows[1:]:
             reader.prepare(now[k], dtype)
         return tuple(
-            reader.take(now[k], dtype, soon[k]).reshape(shape) for reader, k, dtype, shape in rows
+            _sent(reader.take(now[k], dtype, soon[k]).reshape(shape))
+            for reader, k, dtype, shape in rows
         )
 
-    out = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, _, dtype, shape in rows)
+    shapes = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, _, dtype, shape in rows)
+    out = tuple(
+        jax.ShapeDtypeStruct((*x.shape, 2), np.uint32) if _is_wide(x) else x for x in shapes
+    )
     pieces = [list(map(_pieces, indices)) for indices in (here, then)]
-    return jax.pure_callback(on_host, out, *pieces, vmap_method="sequential")
+    found = jax.pure_callback(on_host, out, *pieces, vmap_method="sequential")
+    return tuple(
+        lax.bitcast_convert_type(x, like.dtype) if _is_wide(like) else x
+        for x, like in zip(found, shapes, strict=True)
+    )
+
+
+def _is_wide(x: Any) -> bool:
+    """Whether it is sent as pairs of words.
+
+    JAX rounds 64 bits from the host in threads, where ``jax.enable_x64()`` does not hold.
+    """
+    return x.dtype.itemsize == 8 and x.dtype.kind in "iuf"
+
+
+def _sent(x: np.ndarray) -> np.ndarray:
+    return x[..., np.newaxis].view(np.uint32) if _is_wide(x) else x
 
 
 def _pieces(index: jax.Array) -> list[jax.Array]:

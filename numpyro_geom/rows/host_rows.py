@@ -6,6 +6,7 @@ minibatches fetches those of many steps by one call, while a thread gathers the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,11 +38,13 @@ class HostRows:
     Attributes:
         source: the array it was made of.
         timeout: as given.
+        shape: of the whole, as it was at the beginning.
         reader: what gathers the rows.
 
     Raises:
         TypeError: for what is not such an array.
-        ValueError: for one without rows.
+        ValueError: for one without rows; for a memory map of a file that was cut short.
+        TimeoutError: if the source stalls.
 
     Examples:
         >>> import jax, numpy as np
@@ -59,13 +62,9 @@ class HostRows:
         timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
         _check_source(array_like)
         self.source, self.timeout = array_like, timeout
+        self.shape = tuple(int(n) for n in array_like.shape)
         name = f"HostRows of a {type(array_like).__name__} of shape {self.shape}"
-        self.reader = Reader(array_like, name, timeout)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole."""
-        return tuple(int(n) for n in self.source.shape)
+        self.reader = Reader(array_like, name, self.shape, timeout)
 
     @property
     def ndim(self) -> int:
@@ -80,7 +79,7 @@ class HostRows:
     @property
     def dtype(self) -> np.dtype:
         """Type of the entries on the device: 32 bits for 64 unless x64 is enabled."""
-        return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype))
+        return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype)).newbyteorder("=")
 
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
         """The rows on the host, in stretches of about so many bytes.
@@ -193,6 +192,16 @@ def _check_source(source: Any) -> None:
         )
     if isinstance(source, HostRows):
         raise TypeError("expected an array, got HostRows: pass it to the model as it is")
+    if isinstance(source, np.ma.MaskedArray):
+        raise TypeError(
+            "HostRows expects an array whose entries are all there, got a masked one: pass "
+            "`array.filled(value)`, and the mask as an argument of its own"
+        )
+    if hasattr(source, "iloc"):
+        raise TypeError(
+            f"HostRows expects an array that is indexed by row numbers, got a {kind}, which is "
+            "indexed by labels: pass `.to_numpy()`"
+        )
     missing = [n for n in ("shape", "dtype", "__getitem__") if not hasattr(source, n)]
     if missing:
         advice = " (`.to_numpy()`?)" if hasattr(source, "to_numpy") else ""
@@ -208,6 +217,15 @@ def _check_source(source: Any) -> None:
         raise TypeError(
             f"HostRows expects numbers of a NumPy type, got {kind} of dtype {source.dtype}: "
             "convert it, for instance by `np.asarray(array, np.float32)`"
+        )
+    try:
+        is_shape = all(operator.index(n) >= 0 for n in source.shape)
+    except TypeError:
+        is_shape = False
+    if not is_shape:
+        raise TypeError(
+            f"HostRows expects an array whose shape is a tuple of whole numbers, got a {kind} of "
+            f"shape {source.shape}"
         )
     if len(source.shape) == 0:
         raise TypeError(f"HostRows expects an array with rows, got a {kind} of shape ()")

@@ -5,10 +5,14 @@ Nothing here is JAX's: what runs inside a computation must not call it.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import queue
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,12 +23,32 @@ MAX_COMING = 32
 
 
 class Reader:
-    """Gathers rows of a source in a thread of its own; errors name the source."""
+    """Gathers rows of a source in a thread of its own; errors name the source.
 
-    def __init__(self, source: Any, name: str, timeout: float | None):
-        self.source, self.name, self.timeout = source, name, timeout
+    The source's shape is that of the beginning, also if it grows.
+    """
+
+    def __init__(self, source: Any, name: str, shape: tuple[int, ...], timeout: float | None):
+        self.source, self.name, self.shape, self.timeout = source, name, shape, timeout
         self.error: Exception | None = None
-        self._gather = _gather_for(source)
+        self._begin()
+        if isinstance(source, np.ndarray):
+            check_mapped(source, name)
+            self._gather: Callable = _from_numpy
+            return
+        # a source may stall from the beginning
+        with self._lock:
+            found = self._submit(_takes_arrays, source, shape)
+        try:
+            self._gather = _by_increasing_rows if found.result(timeout) else _row_by_row
+        except TimeoutError:
+            if found.done():
+                raise
+            raise self._stalled("its first rows") from None
+
+    def _begin(self) -> None:
+        """Nothing is under way: at the start, and in a forked child, which has no threads."""
+        self._process = os.getpid()
         self._coming: OrderedDict[Any, Future] = OrderedDict()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -32,6 +56,8 @@ class Reader:
 
     def prepare(self, index: np.ndarray, dtype: Any) -> None:
         """Begin to gather rows for which `take` will ask."""
+        if self._process != os.getpid():
+            self._begin()
         with self._lock:
             self._start(_key(index, dtype), index, dtype)
 
@@ -43,6 +69,8 @@ class Reader:
             TimeoutError: if it takes longer than ``timeout``.
         """
         key = _key(index, dtype)
+        if self._process != os.getpid():
+            self._begin()
         with self._lock:
             future = self._start(key, index, dtype)
             self._coming.pop(key, None)
@@ -60,31 +88,43 @@ class Reader:
             future = self._coming[key] = Future()
             if len(self._coming) > MAX_COMING:
                 self._coming.popitem(last=False)[1].cancel()
-            if self._thread is None or not self._thread.is_alive():  # none after a fork
-                self._jobs = queue.SimpleQueue()
-                self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True)
-                self._thread.start()
-                weakref.finalize(self, self._jobs.put, None)
-            self._jobs.put((future, self.read, index, dtype))
+            self._submit(self.read, index, dtype, future=future)
+        return future
+
+    def _submit(self, function: Callable, *args: Any, future: Future | None = None) -> Future:
+        """Have the thread call a function."""
+        future = Future() if future is None else future
+        if self._thread is None or not self._thread.is_alive():
+            self._jobs = queue.SimpleQueue()
+            self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._jobs.put, None)
+        self._jobs.put((future, function, args))
         return future
 
     def read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
-        """The rows of a flat index, here and now."""
-        size = self.source.shape[0]
+        """The rows of a flat index, here and now.
+
+        Raises:
+            ValueError: for rows of another shape, and for values that the type cannot hold.
+        """
+        size = self.shape[0]
         if len(index) and (index.min() < 0 or index.max() >= size):  # as JAX indexes
             index = np.clip(np.where(index < 0, index + size, index), 0, size - 1)
+        check_mapped(self.source, "the array")
         rows = np.asarray(self._gather(self.source, index))
-        expected = (len(index), *self.source.shape[1:])
+        expected = (len(index), *self.shape[1:])
         if rows.shape != expected:
             raise ValueError(f"the source gave rows of shape {rows.shape}, expected {expected}")
-        return np.ascontiguousarray(rows, dtype)
+        return _converted(_converted(rows, np.dtype(self.source.dtype)), np.dtype(dtype))
 
     def _explained(self, error: Exception, index: np.ndarray, done: bool) -> Exception:
         rows = f"{len(index)} rows from {index.min()} to {index.max()}"
-        if done:
-            return RuntimeError(
-                f"{self.name} could not read {rows}: {type(error).__name__}: {error}"
-            )
+        if not done:
+            return self._stalled(rows)
+        return RuntimeError(f"{self.name} could not read {rows}: {type(error).__name__}: {error}")
+
+    def _stalled(self, rows: str) -> TimeoutError:
         with self._lock:  # the thread may never come back: the next gather gets a new one
             self._jobs.put(None)
             self._thread = None
@@ -95,35 +135,72 @@ class Reader:
         )
 
 
+def check_mapped(array: Any, name: str) -> None:
+    """See that the file under a memory map is as long as the map.
+
+    Reading what was cut off would end the process by SIGBUS, or give zeros.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    offset, base = 0, array
+    while base is not None and not isinstance(base, mmap.mmap):
+        offset = base.offset if isinstance(base, np.memmap) else offset
+        base = base.base if isinstance(base, np.ndarray) else getattr(base, "obj", None)
+    if base is None:
+        return
+    # a map begins where a page does
+    expected = offset - offset % mmap.ALLOCATIONGRANULARITY + len(base)
+    found = base.size()
+    if found < expected:
+        raise ValueError(
+            f"the file under {name} has {found} bytes, and {expected} were mapped: it was cut "
+            "short. Expected a file that does not change: restore it, and map it again"
+        )
+
+
+def _converted(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Rows in another type, as long as no value becomes another one but by rounding."""
+    if rows.dtype == dtype:
+        return np.ascontiguousarray(rows)
+    is_number = rows.dtype.kind in "biufc"
+    if is_number and (rows.dtype.kind != "c" or dtype.kind == "c"):
+        with contextlib.suppress(FloatingPointError), np.errstate(over="raise", invalid="ignore"):
+            found = np.ascontiguousarray(rows, dtype)
+            exact = dtype.kind in "fc" or np.can_cast(rows.dtype, dtype)
+            if exact or (found == rows).all():
+                return found
+    advice = ", or enable 64 bits, `jax.config.update('jax_enable_x64', True)`" if is_number else ""
+    raise ValueError(
+        f"the source gave values of type {rows.dtype} that {dtype} cannot hold: expected numbers "
+        f"within its range. Convert or scale them{advice}"
+    )
+
+
 def _key(index: np.ndarray, dtype: Any) -> Any:
     return index.tobytes(), np.dtype(dtype).str
 
 
 def _serve(jobs: queue.SimpleQueue) -> None:
     while (job := jobs.get()) is not None:
-        future, read, index, dtype = job
+        future, function, args = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(read(index, dtype))
-            except BaseException as error:
+                future.set_result(function(*args))
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # of a thread's no one else would take notice
+                future.set_exception(RuntimeError(f"it raised {error!r}"))
         # a thread that waits must not keep rows or their source
-        del job, future, read, index, dtype
+        del job, future, function, args
 
 
-def _gather_for(source: Any) -> Any:
-    """How to get rows from this kind of source."""
-    if isinstance(source, np.ndarray):
-        return _from_numpy
-    return _by_increasing_rows if _takes_arrays(source) else _row_by_row
-
-
-def _takes_arrays(source: Any) -> bool:
+def _takes_arrays(source: Any, shape: tuple[int, ...]) -> bool:
     """Whether a source can be indexed by an array of rows, increasing and without repeats."""
-    last = source.shape[0] - 1
+    last = shape[0] - 1
     index = np.unique([0, last // 2, last])
     try:
-        return np.shape(_orthogonal(source)[index]) == (len(index), *source.shape[1:])
+        return np.shape(_orthogonal(source)[index]) == (len(index), *shape[1:])
     except (TypeError, IndexError, KeyError, ValueError, NotImplementedError):
         return False
 

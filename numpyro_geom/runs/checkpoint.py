@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._util import PyTree, from_words, words
-from .files import write_atomically
+from .files import own_folder, remove, remove_temporaries, write_atomically
 from .fingerprint import warn
 
 KEEP_EVERY = 10
@@ -43,25 +43,31 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A file whose content does not agree with its checksum."""
+    """A file whose content does not agree with its checksum or its place."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, in one folder, which is made if it is missing."""
+    """The checkpoints of a run, in one folder, which is made if it is missing.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
+    What a checkpoint is of, the run and the number of segments, is in its record: neither a file
+    with another name nor one of another run is taken for it. ``run`` names the run; "" for any.
+    """
+
+    def __init__(self, folder: Path, run: str | None = "") -> None:
+        self.folder, self.run = folder, run
+        own_folder(folder)
+        remove_temporaries(folder)
 
     def numbers(self) -> list[int]:
         """Those that are there, damaged ones included, the newest first."""
-        found = (re.fullmatch(r"(\d+)\.npz", path.name) for path in self.folder.iterdir())
+        found = (re.fullmatch(r"(\d{8,})\.npz", path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write one in full or not at all, and let go of old ones."""
         arrays = {f"leaf_{k}": _stored(x) for k, x in enumerate(jax.tree.leaves(checkpoint.state))}
-        arrays["record"] = np.frombuffer(json.dumps(checkpoint.record).encode(), np.uint8)
+        record = {**checkpoint.record, "number": checkpoint.number}
+        arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         arrays["sha256"] = np.frombuffer(_digest(arrays), np.uint8)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -69,7 +75,7 @@ class Checkpoints:
         newest = self.numbers()
         for number in newest[2:]:
             if number % KEEP_EVERY:
-                self._path(number).unlink(missing_ok=True)
+                remove(self._path(number))
 
     def newest(self, read: Callable[[int], Any], at_most: float = math.inf) -> Any:
         """What a function returns for the newest that it can read, warning of others; or None."""
@@ -117,6 +123,11 @@ class Checkpoints:
             raise DamagedError(f"{path} cannot be read ({error})") from error
         if not intact:
             raise DamagedError(f"{path} does not agree with its checksum")
+        # earlier versions gave neither
+        if record.get("number", number) != number:
+            raise DamagedError(f"{path} is the state after {record['number']} segments")
+        if self.run not in ("", record.get("run")):
+            raise DamagedError(f"{path} is a state of another run")
         return arrays, record
 
     def _path(self, number: int) -> Path:

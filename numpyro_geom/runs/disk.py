@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,16 +18,21 @@ from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .digest import Digests
+from .files import Lock, advised
 from .fingerprint import check_same, fingerprint, program_of, versions, warn
 from .job import Job, Run
 from .mesh import Layout
 from .segments import Done, Segments, without_mesh
-from .store import DrawStore
+from .store import DrawStore, check_free
 
 STORE = "draws.zarr"
 STATES = "state"
 OTHER_PROGRAM = "other_program"
 """Value of ``resume`` with which the program may be another one."""
+_NOT_BEGUN = (
+    "cannot be prepared for the run. What was stored before is safe: make it writable, with room "
+    "for more, and call `run` again with the same arguments"
+)
 
 
 class OnDisk:
@@ -44,10 +51,12 @@ class OnDisk:
     to_go_on = "call `run` again with the same arguments to go on"
 
     def __init__(
-        self, job: Job, length: int | None, layout: Layout, folder: Path, resume: bool | str
+        self, job: Job, length: int | None, layout: Layout, lock: Lock, resume: bool | str
     ) -> None:
-        self.processes, self.folder = layout.processes, folder
-        record = self.processes.first(lambda: _newest_record(folder, resume))
+        folder = lock.directory
+        self.processes, self.folder, self.lock = layout.processes, folder, lock
+        with advised(f"{folder} {_NOT_BEGUN}"):
+            record = self.processes.first(lambda: _newest_record(folder, resume))
         self._begins = record is None
         if record is not None and length is None:
             length = record["length"]
@@ -63,9 +72,11 @@ class OnDisk:
                     f"{folder} holds {draws} draws, more than num_samples asks for ({wanted}): "
                     "expected at least as many, or another directory"
                 )
-        self.store = DrawStore(folder / STORE, self.segments.lengths.length)
+        run = self.about["run"]
+        self.store = DrawStore(folder / STORE, self.segments.lengths.length, run)
         if self.processes.is_first:
-            self.checkpoints = Checkpoints(folder / STATES)
+            with advised(f"{folder} {_NOT_BEGUN}"):
+                self.checkpoints = Checkpoints(folder / STATES, run)
         self._arguments = layout.readable((job.args, job.kwargs))
         self.describer = Describer(job.mcmc, self._arguments, str(self.about["created_at"]))
         self.visible = 0
@@ -74,7 +85,8 @@ class OnDisk:
 
     def start(self) -> Checkpoint:
         """Where to go on, or begin: after the last segment that is good, and so are all before."""
-        found = self._shared(self._find)
+        with advised(f"{self.folder} {_NOT_BEGUN}"):
+            found = self._shared(self._find)
         self.processes.all(self._check_visible)
         return found
 
@@ -110,6 +122,8 @@ class OnDisk:
         length, mesh = self.segments.lengths.length, self.segments.layout.mesh
         axes = [] if mesh is None else [f"{name} {size}" for name, size in mesh.shape.items()]
         return {
+            # one that was begun by an earlier version has no name
+            "run": secrets.token_hex(8) if record is None else record.get("run"),
             "length": length,
             "fingerprint": fingerprint(self.segments.job, length, digests),
             "program": program_of(plain, digests)._asdict(),
@@ -131,7 +145,12 @@ class OnDisk:
         with self.store.open() as groups:
             states = names.read(groups, all_of_them=False)
         self.describer.summarise(datasets, states, here.state)
-        self.store.grow(datasets, self.visible)
+        self.lock.check()
+        with advised(
+            "all draws are stored, but not what depends on all of them. Make room, and call `run` "
+            "again with the same arguments"
+        ):
+            self.store.grow(datasets, self.visible)
 
     def _no_draws(self, state: PyTree) -> Datasets:
         return self.describer.datasets(self.segments.no_draws, state)
@@ -148,6 +167,7 @@ class OnDisk:
             # a run that is made longer: its last segment was a short one, and is done again
             self.newest = self._load(self.newest.number - 1)
         datasets = self._no_draws(self.newest.state)
+        self.store.check_same_run(datasets)
         first = lengths.warmup_segments
         for number in range(first, self.newest.number):
             problem = self.store.problem(number - first, datasets)
@@ -174,23 +194,24 @@ class OnDisk:
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
         datasets: Datasets = {}
-        try:
-            if done.draws:
-                datasets = self.describer.datasets(done.states, done.state)
-                self.store.write(segment, datasets)
-                self.visible = max(self.visible, after.record["draws"])
-                self.store.grow(datasets, self.visible)
-            self.checkpoints.save(after)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                if segment * lengths.length >= self.visible:
-                    self.store.discard(segment, datasets)
-            raise OSError(
-                error.errno,
-                f"{error.strerror}: segment {number + 1} of {lengths.segments} could not be "
-                f"stored. All before it are safe; make {self.folder} writable, with "
-                "room for more, and call `run` again with the same arguments",
-            ) from error
+        self.lock.check()
+        with advised(
+            f"segment {number + 1} of {lengths.segments} could not be stored. All before it are "
+            f"safe; make {self.folder} writable, with room for more, and call `run` again with the "
+            "same arguments"
+        ):
+            try:
+                if done.draws:
+                    datasets = self.describer.datasets(done.states, done.state)
+                    self.store.write(segment, datasets)
+                    self.visible = max(self.visible, after.record["draws"])
+                    self.store.grow(datasets, self.visible)
+                self.checkpoints.save(after)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    if segment * lengths.length >= self.visible:
+                        self.store.discard(segment, datasets)
+                raise
         self.damaged.discard(number)
         newest = self.newest
         return newest is None or bool(self.damaged) or after.number >= newest.number
@@ -222,9 +243,13 @@ def _newest_record(folder: Path, resume: bool | str) -> Any:
             f"{folder} holds a run: expected resume='auto' to go on with it, or another directory"
         )
     if not numbers and resume in (True, OTHER_PROGRAM):
+        alone = " but draws without states" if os.path.lexists(folder / STORE) else ""
         raise FileNotFoundError(
-            f"{folder} holds no run: expected the directory of one, or resume='auto' to begin"
+            f"{folder} holds no run{alone}: expected the directory of one, or resume='auto' to "
+            "begin"
         )
+    if not numbers:
+        check_free(folder / STORE)
     found = checkpoints.newest(checkpoints.record)
     if numbers and found is None:
         raise ValueError(

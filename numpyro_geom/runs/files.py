@@ -1,11 +1,21 @@
-"""Files that are there in full or not at all, one writer a directory, and signals that wait."""
+"""Files that are there in full or not at all, one writer a directory, and signals that wait.
+
+Nothing is written through a symbolic link, and no file that may be a user's is opened for writing:
+a file gets its content under a name that was free, in a folder that is no link, and takes its own
+name in one instant.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
+import secrets
 import signal
+import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +23,26 @@ from types import FrameType
 from typing import Any
 
 LOCK = "lock"
+HOLDER = re.compile(rb"(\d+( on [^\n]*)?\n)?")
+"""What a lock holds: nothing yet, or who took it last."""
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.new")
+"""Names of files that are being written, or that a process died with."""
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder, or see that there is one; never one that a link leads to.
+
+    Raises:
+        FileExistsError: if there is something else.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise FileExistsError(
+            errno.EEXIST,
+            f"{path} is {_kind(path)}: expected a folder of this run's making, or nothing. Move it "
+            "away, or use another directory",
+        )
 
 
 def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
@@ -20,50 +50,172 @@ def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
 
     Parts are bytes, or contiguous arrays of bytes. ``durable`` waits until the disk has them, which
     a loss of power needs and a killed process does not.
+
+    Raises:
+        OSError: if it cannot be written, or its folder is a link.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with open(temporary, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    if durable:  # the name in its directory too
-        descriptor = os.open(path.parent, os.O_RDONLY)
+    temporary = f".{path.name}.{secrets.token_hex(8)}.new"
+    with _opened(path.parent) as folder:
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except (Exception, KeyboardInterrupt):
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        if durable:  # the name in its folder too
+            os.fsync(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there, of a folder that is no link."""
+    with _opened(path.parent) as folder, contextlib.suppress(FileNotFoundError):
+        os.unlink(path.name, dir_fd=folder)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a process that died was writing."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if TEMPORARY.fullmatch(entry.name):
+                os.unlink(entry.path)
 
 
 @contextlib.contextmanager
-def only_writer(directory: Path) -> Iterator[None]:
-    """Hold a directory, made if missing, against a second writer; a dying process lets go of it.
-
-    Raises:
-        RuntimeError: if another run holds it.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / LOCK, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            raise RuntimeError(
-                f"{directory} is being written by process {holder or 'unknown'}: expected one "
-                "writer, wait for it or stop it, or use another directory"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+def advised(advice: str) -> Iterator[None]:
+    """Add to an error of the system's what to do about it; others have a text of their own."""
+    try:
         yield
+    except OSError as error:
+        if error.errno is None or error.strerror != os.strerror(error.errno):
+            raise
+        place = f" ({error.filename})" if error.filename else ""
+        raise OSError(error.errno, f"{error.strerror}{place}: {advice}") from error
+
+
+class Lock:
+    """A directory held against a second writer; a dying process lets go of it.
+
+    The lock is ``flock``'s on a file, which stays. Its text names who took it last, so that a loss
+    is noticed also where a file system does not keep ``flock``'s promise to all hosts.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.path = directory, directory / LOCK
+        self._file = -1
+        self._holder = f"{os.getpid()} on {socket.gethostname()}\n".encode()
+
+    def take(self) -> None:
+        """Make the directory if it is missing, and hold it.
+
+        Raises:
+            RuntimeError: if another run holds it.
+            FileExistsError: if the file is not of a run's making.
+            OSError: if it cannot be made or locked.
+        """
+        directory = self.directory
+        with advised(
+            f"{directory} cannot hold a run. Expected a directory, made if it is missing, that is "
+            "writable, with room, on a file system with `flock`, such as a local disk. Make it so "
+            "and call `run` again with the same arguments, or use another directory"
+        ):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._opened()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, self._holder, 0)
+                self.check()
+            except BlockingIOError:
+                holder = self._text().decode(errors="replace").strip()
+                self.release()
+                raise RuntimeError(
+                    f"{directory} is being written by process {holder or 'unknown'}: expected one "
+                    "writer, wait for it or stop it, or use another directory"
+                ) from None
+            except OSError:
+                self.release()
+                raise
+
+    def check(self) -> None:
+        """Look whether the directory is still held.
+
+        Raises:
+            OSError: if not.
+        """
+        found = ""
+        try:
+            here, held = os.lstat(self.path), os.fstat(self._file)
+            if (here.st_dev, here.st_ino) != (held.st_dev, held.st_ino):
+                found = "another file is in its place"
+            elif self._text() != self._holder:
+                holder = self._text().decode(errors="replace").strip()
+                found = f"process {holder} took it, which a file system with locks does not allow"
+        except FileNotFoundError:
+            found = "it is gone"
+        if found:
+            raise OSError(
+                errno.ENOLCK,
+                f"the run has lost its lock {self.path}: {found}. Expected one writer, and what "
+                "was stored until now is safe: see to it that no other process writes to the "
+                "directory or clears it, and call `run` again with the same arguments",
+            )
+
+    def release(self) -> None:
+        """Let go of it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _opened(self) -> int:
+        """The file, made if missing; never another one."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            file = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO):
+                raise
+            raise self._strange(_kind(self.path)) from error
+        if not stat.S_ISREG(os.fstat(file).st_mode) or not HOLDER.fullmatch(os.pread(file, 300, 0)):
+            os.close(file)
+            raise self._strange(_kind(self.path))
+        return file
+
+    def _text(self) -> bytes:
+        return os.pread(self._file, 300, 0)
+
+    def _strange(self, found: str) -> FileExistsError:
+        return FileExistsError(
+            errno.EEXIST,
+            f"{self.path} is {found}: expected a run's lock, or nothing. Move it away, or use "
+            "another directory",
+        )
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A folder that is no link, to be written to."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _kind(path: Path) -> str:
+    """What is there in the place of what should be."""
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return f"a symbolic link to {os.readlink(path)}"
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a file of other making" if stat.S_ISREG(mode) else "no regular file"
 
 
 @contextlib.contextmanager

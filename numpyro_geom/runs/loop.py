@@ -29,7 +29,7 @@ from ..rows.host_rows import source_errors
 from .checkpoint import Checkpoint
 from .describe import Describer, now
 from .disk import OTHER_PROGRAM, OnDisk
-from .files import only_writer, stop_on_signal
+from .files import Lock, stop_on_signal
 from .fingerprint import check_alike, warn
 from .job import Job, Lengths, Run
 from .mesh import Layout
@@ -111,12 +111,17 @@ def run(
         ValueError: if the directory holds another run, which is one of other settings, data or
             program (the text names what differs), one with more draws, or one none of whose
             states can be read.
-        FileExistsError: if the directory holds a run and ``resume`` is False.
+        ValueError: if draws and states in the directory are of different runs, or a site has a name
+            that cannot be stored.
+        FileExistsError: if the directory holds a run and ``resume`` is False; if it holds draws
+            without states; if ``lock``, ``state`` or ``draws.zarr`` is a link, or a file or folder
+            that no run has made.
         FileNotFoundError: if it holds none and ``resume`` is True.
         RuntimeError: if another process is writing to the directory, or the source of `HostRows`
             raises.
         TimeoutError: if the source of `HostRows` stalls.
-        OSError: if a segment cannot be stored; all before it are.
+        OSError: if a segment cannot be stored, or the lock was lost; all segments before it are
+            stored.
         ImportError: if there is a directory and Zarr is missing.
 
     Warns:
@@ -153,9 +158,11 @@ def run(
     with source_errors((args, kwargs)), contextlib.ExitStack() as held:
         if directory is None:
             return _all_of_it(InMemory(job, draws_per_segment, layout), monitor)
-        folder = Path(directory).expanduser()
-        layout.processes.first(lambda: held.enter_context(only_writer(folder)))
-        return _all_of_it(OnDisk(job, draws_per_segment, layout, folder, resume), monitor)
+        # absolute, for a program may go elsewhere while it runs, and before it reads the result
+        lock = Lock(Path(directory).expanduser().absolute())
+        held.callback(lock.release)
+        layout.processes.first(lock.take)
+        return _all_of_it(OnDisk(job, draws_per_segment, layout, lock, resume), monitor)
 
 
 class InMemory:
@@ -166,9 +173,13 @@ class InMemory:
     def __init__(self, job: Job, length: int | None, layout: Layout) -> None:
         self.segments = Segments(job, length, layout)
         self._kept = [jax.tree.map(lambda x: x[:, :0], self.segments.no_draws)]
+        arguments = self._arguments = layout.readable((job.args, job.kwargs))
+        self._describer = Describer(job.mcmc, arguments, now())
 
     def start(self) -> Checkpoint:
         """Before the first segment."""
+        # names that cannot be exported are an error before there are draws
+        self._describer.datasets(self.segments.no_draws, self.segments.start)
         return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
 
     def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
@@ -184,16 +195,14 @@ class InMemory:
 
     def result(self, here: Checkpoint) -> Run:
         """All draws."""
-        job, layout = self.segments.job, self.segments.layout
-        arguments = layout.readable((job.args, job.kwargs))
+        job = self.segments.job
         states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *self._kept)
-        mcmc = holding(job.mcmc, arguments, states, here.state)
+        mcmc = holding(job.mcmc, self._arguments, states, here.state)
         mcmc.post_warmup_state = here.state
-        describer = Describer(job.mcmc, arguments, now())
-        datasets = describer.datasets(states, here.state)
+        datasets = self._describer.datasets(states, here.state)
         draws = here.record["draws"]
         if draws:
-            describer.summarise(datasets, states, here.state)
+            self._describer.summarise(datasets, states, here.state)
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
 

@@ -3,13 +3,15 @@
 A segment of draws is one chunk of every variable, a file of its own that ends with a checksum
 (Zarr's ``crc32c`` codec, so that every reader notices a flipped bit). Readers learn the number of
 draws from the root's consolidated metadata, one file that is replaced in one instant once all
-chunks are on disk. Zarr format 3, https://zarr-specs.readthedocs.io/en/latest/v3/core/.
+chunks are on disk. The root names the run, as its states do, so that draws and states of different
+runs are told apart. Zarr format 3, https://zarr-specs.readthedocs.io/en/latest/v3/core/.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from .files import write_atomically
+from .files import TEMPORARY, own_folder, remove, remove_temporaries, write_atomically
 
 Datasets = Mapping[str, xr.Dataset]
 CHECKSUM_BYTES = 4
+RUN = "numpyro_geom_run"
+"""Attribute of the root that names the run."""
+MAX_NAME_BYTES = 250
+"""Of a variable's name, which is the name of a folder: file systems take 255."""
 
 
 class DrawStore:
@@ -29,12 +35,13 @@ class DrawStore:
     Args:
         path: the store's folder.
         length: draws a segment, and so a chunk.
+        run: names the run whose draws it holds; None for one begun by a version that had no names.
 
     Raises:
         ImportError: if the Zarr package is missing.
     """
 
-    def __init__(self, path: Path, length: int) -> None:
+    def __init__(self, path: Path, length: int, run: str | None) -> None:
         for module in ("zarr", "google_crc32c"):
             try:
                 importlib.import_module(module)
@@ -44,14 +51,58 @@ class DrawStore:
                 ) from error
         self.path = path
         self.length = length
+        self.run = run
+
+    def check_same_run(self, datasets: Datasets) -> None:
+        """See that a store which is to be gone on with is that of the run, gone or damaged.
+
+        Raises:
+            ValueError: if it holds draws of another run, or is of other making.
+        """
+        if not os.path.lexists(self.path):
+            return
+        own_folder(self.path)
+        root = root_of(self.path)
+        others = _strangers(self.path, {*datasets, "zarr.json"}) if root is None else []
+        name = self.run if root is None else root["attributes"].get(RUN)
+        if others or name != self.run:
+            found = f"a folder with {', '.join(others)}" if others else f"those of {_called(name)}"
+            raise ValueError(
+                f"{self.path} is not of the run whose states are beside it: expected the draws of "
+                f"{_called(self.run)}, got {found}. Put back the store that belongs to the states, "
+                "or move this one away, and all draws are made again"
+            )
 
     def create(self, datasets: Datasets, draws: int) -> None:
         """Write what does not grow, and metadata for so many draws.
 
         Of the dimension ``draw`` variables have one segment, here as elsewhere.
+
+        Raises:
+            ValueError: for a name that cannot be stored.
+            FileExistsError: if there is a link or a file in the place of a folder.
         """
-        for folder, variable in self._variables(datasets):
-            folder.mkdir(parents=True, exist_ok=True)
+        variables = list(self._variables(datasets))
+        for dataset in datasets.values():
+            for name in dataset.variables:
+                _check_name(str(name))
+        own_folder(self.path)
+        if root_of(self.path) is None:  # so that what follows is known to be of this run
+            self._write_root({})
+        for folder in [self.path, *(self.path / group for group in datasets)]:
+            own_folder(folder)
+            remove_temporaries(folder)
+        places: dict[tuple[int, int], str] = {}
+        for folder, variable in variables:
+            own_folder(folder)
+            remove_temporaries(folder)
+            found = os.lstat(folder)
+            other = places.setdefault((found.st_dev, found.st_ino), folder.name)
+            if other != folder.name:
+                raise ValueError(
+                    f"{other!r} and {folder.name!r} are one name for the file system of "
+                    f"{self.path}: rename one of the sites, or use a directory on another one"
+                )
             if "draw" not in variable.dims and variable.size:
                 self._write_chunk(folder / _key(variable, 0), variable.values)
         self.grow(datasets, draws)
@@ -75,19 +126,12 @@ class DrawStore:
         # these are for readers that pass over consolidated metadata
         for name, content in metadata.items():
             write_atomically(self.path / name / "zarr.json", _json(content), durable=False)
-        root = _group({}) | {
-            "consolidated_metadata": {
-                "kind": "inline",
-                "must_understand": False,
-                "metadata": metadata,
-            }
-        }
-        write_atomically(self.path / "zarr.json", _json(root))
+        self._write_root(metadata)
 
     def discard(self, segment: int, datasets: Datasets) -> None:
         """Remove the chunks of a segment that no reader sees."""
         for path, _ in self._chunks(segment, datasets):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def problem(self, segment: int, datasets: Datasets) -> str:
         """What is wrong with the chunks of a segment; empty if nothing is."""
@@ -106,6 +150,12 @@ class DrawStore:
     def open(self) -> xr.DataTree:
         """All groups, whose values are read when they are asked for."""
         return xr.open_datatree(self.path, engine="zarr", consolidated=True)
+
+    def _write_root(self, metadata: dict[str, Any]) -> None:
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
+        attributes = {} if self.run is None else {RUN: self.run}
+        root = _group(attributes) | {"consolidated_metadata": consolidated}
+        write_atomically(self.path / "zarr.json", _json(root))
 
     def _variables(self, datasets: Datasets) -> Iterator[tuple[Path, xr.Variable]]:
         """Each with its folder."""
@@ -126,6 +176,81 @@ class DrawStore:
         content = content.astype(content.dtype.newbyteorder("<"), copy=False)
         raw = content.reshape(-1).view(np.uint8)
         write_atomically(path, raw, _checksum(raw))
+
+
+def check_free(path: Path) -> None:
+    """See that a run can begin in a place: nothing is there, or a store in which are no draws.
+
+    Raises:
+        FileExistsError: if there is something of value.
+    """
+    if not os.path.lexists(path):
+        return
+    own_folder(path)
+    root = root_of(path)
+    if root is None:
+        others = _strangers(path, {"zarr.json"})
+        if not others:
+            return
+        found = f"a folder with {', '.join(others)}"
+    else:
+        name = root["attributes"].get(RUN)
+        if name is not None and _draws(root) == 0:
+            return
+        found = f"the draws of {_called(name)}"
+    raise FileExistsError(
+        f"{path} holds {found}, and there are no states from which a run could go on: expected "
+        "both or neither. Put back the folder `state` from a copy, or move the draws away, or use "
+        "another directory"
+    )
+
+
+def root_of(path: Path) -> dict[str, Any] | None:
+    """Metadata of a store's root, None if they are not there or damaged."""
+    try:
+        root = json.loads((path / "zarr.json").read_bytes())
+        return root if isinstance(root["attributes"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _draws(root: Mapping[str, Any]) -> int | None:
+    """How many readers see; None if that is not known."""
+    try:
+        metadata = root["consolidated_metadata"]["metadata"]
+        return metadata["posterior/draw"]["shape"][0] if metadata else 0
+    except (KeyError, TypeError):
+        return None
+
+
+def _called(run: str | None) -> str:
+    return "a run without a name" if run is None else f"run {run}"
+
+
+def _strangers(path: Path, ours: set[str]) -> list[str]:
+    """What a store whose root is lost would not hold."""
+    names = (name for name in os.listdir(path) if not TEMPORARY.fullmatch(name))
+    return sorted(name for name in names if name not in ours)
+
+
+def _check_name(name: str) -> None:
+    """See that a variable's name can be that of a folder in a group of a store.
+
+    Raises:
+        ValueError: if not.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    of_points = not name.strip(".")
+    if of_points or name == "zarr.json" or {*"/\0"} & {*name} or not 0 < size <= MAX_NAME_BYTES:
+        shown = repr(name) if len(name) < 60 else f"{name[:40]!r}... ({size} bytes)"
+        raise ValueError(
+            f"a site or axis called {shown} cannot be stored: expected a name of 1 to "
+            f"{MAX_NAME_BYTES} bytes of UTF-8 that is not made of points alone and not zarr.json. "
+            "Rename the site"
+        )
 
 
 def _checksum(content: np.ndarray) -> bytes:
