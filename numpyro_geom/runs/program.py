@@ -125,11 +125,13 @@ class _Walk:
         jaxpr = part.jaxpr if isinstance(part, ClosedJaxpr) else part
         equations, needed = _needed(jaxpr)
         values: dict[Any, str] = {}
+        # from JAX 0.12 on the two classes are one, with constants
+        consts = part.consts if isinstance(part, ClosedJaxpr) else ()
         for k, x in enumerate(jaxpr.constvars):
-            if isinstance(part, Jaxpr):
+            if k >= len(consts):
                 values[x] = f"constant {k}"
             elif x in needed:
-                values[x] = self.array(part.consts[k])
+                values[x] = self.array(consts[k])
         # how many there are of those that are bound is nobody's business
         numbers = itertools.count()
         for k, x in enumerate(jaxpr.invars):
@@ -159,9 +161,10 @@ class _Walk:
                 consts, values = values[: split[k]], values[split[k] :]
                 texts.append(self._jaxpr(part, dict(enumerate(consts)), depth + 1))
         elif name == "scan":
-            number = params.pop("num_consts")
+            number, carried = _counts(params)
             consts, values = values[:number], values[number:]
-            texts.append(self._jaxpr(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1))
+            body = self._jaxpr(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1)
+            texts += [f"carries {carried}", body]
         elif name == "cond":
             bound = dict(enumerate(values[1:]))
             values = values[:1]
@@ -223,6 +226,15 @@ class _Walk:
             self._known[id(function)] = function, f"host {len(self.host)}"
             self.host.append(code_of(function, self.digests))
         return self._known[id(function)][1]
+
+
+def _counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many values a scan closes over, and how many it carries; taken out of its parameters."""
+    if "ft_in" not in params:  # before JAX 0.12
+        return params.pop("num_consts"), params.pop("num_carry")
+    params.pop("ft_out")
+    consts, carried, _ = map(len, params.pop("ft_in").unpack())
+    return consts, carried
 
 
 def _needed(jaxpr: Jaxpr) -> tuple[list[JaxprEqn], set[Any]]:
