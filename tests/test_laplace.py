@@ -30,7 +30,7 @@ from numpyro_geom.laplace.approximation import (
     targets,
 )
 from numpyro_geom.laplace.checks import warn_of_failures, warn_of_hours, warn_of_weights
-from numpyro_geom.laplace.draws import largest_shape
+from numpyro_geom.laplace.draws import can_correct, largest_shape
 from numpyro_geom.laplace.geodesic import Geodesic, exponential_map
 from numpyro_geom.laplace.log_map import log_map
 from numpyro_geom.laplace.metrics import dense_metric
@@ -957,12 +957,21 @@ def test_the_report_tells_what_to_do_next() -> None:
         assert said in text
     for other, said in (
         ({"failed": 3}, "raise max_steps"),
-        ({"pareto_k": np.inf}, "cannot turn"),
-        ({"pareto_k": None}, "were not computed"),
+        ({"can_correct": False}, "cannot turn"),
+        ({"can_correct": None}, "were not computed"),
     ):
         assert said in str(report._replace(**other))
     draws = guide.sample_posterior(KEY, params, sample_shape=(40,), resample=True)
     assert draws["w"].shape == (40, 3)
+
+
+def test_equal_weights_need_no_shape() -> None:
+    """Draws that are right have no tail of weights, and a shape that says nothing."""
+    some = np.random.default_rng(0).normal(size=100)
+    assert can_correct(1e-4 * some, np.inf)
+    assert can_correct(some, 0.4)
+    assert not can_correct(some, 0.6)
+    assert not can_correct(np.where(np.arange(100) == 3, np.nan, some), 0.4)
 
 
 def test_velocities_that_are_not_found_are_told_from_geodesics(

@@ -11,7 +11,7 @@ import numpy as np
 from .._util import is_traced
 from .._warning import warn_outside
 from .approximation import FARTHEST_MEAN, AtMode
-from .draws import EQUAL_WEIGHTS, FitReport, largest_shape, pareto_shape
+from .draws import FitReport, can_correct, largest_shape, pareto_shape
 from .geodesic import Geodesic
 from .settings import DENSE_LIMIT, LaplaceSettings
 
@@ -167,8 +167,8 @@ def warn_of_failures(
     failed = int(np.sum(~success)) - lost
     if lost:
         warn_outside(
-            f"{lost} of {success.size} draws failed: the velocity, a solve with the Fisher metric "
-            "by conjugate gradients, did not converge. Such draws are NaN and "
+            f"{lost} of {success.size} draws failed: the velocity, a solve with the Fisher "
+            "metric, was not found. Such draws are NaN and "
             "`draw(...).success` tells which. Use float64 (numpyro.enable_x64()), standardise the "
             f"inputs, give sites priors of similar scales, or, up to {DENSE_LIMIT} dimensions, use "
             "solver='cholesky'"
@@ -200,7 +200,7 @@ def warn_of_weights(log_weights: np.ndarray, shape: float, prior_metric: str | N
             "depend on each other and have equal curvatures, as in a hierarchy. Expected other "
             "priors or another metric: use prior_metric='expected'"
         )
-    if shape < largest_shape(log_weights.size) or unknown or np.ptp(log_weights) < EQUAL_WEIGHTS:
+    if unknown or can_correct(log_weights, shape):
         return
     warn_outside(
         f"pareto_k is {shape:.2f}: expected below {largest_shape(log_weights.size):.2f} for "

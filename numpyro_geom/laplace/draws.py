@@ -114,7 +114,7 @@ class LaplaceDraws(NamedTuple):
         marks = (np.arange(count) + float(random.uniform(key_start))) / count
         ends = np.cumsum(weights)
         last = np.argmax(ends)  # where rounding leaves a mark beyond the end
-        taken = np.minimum(np.searchsorted(ends, marks), last)
+        taken = np.minimum(np.searchsorted(ends, marks, side="right"), last)
         chosen = random.permutation(key_order, jnp.asarray(taken))
         shape = self.log_weight.shape
 
@@ -184,6 +184,16 @@ def largest_shape(num_draws: int) -> float:
     2024: min(1 - 1 / log10(S), 0.7).
     """
     return min(1 - 1 / math.log10(max(num_draws, 2)), 0.7)
+
+
+def can_correct(log_weights: np.ndarray, shape: float) -> bool:
+    """Whether weights of this Pareto shape turn draws into those of the posterior.
+
+    They do below `largest_shape`, and where they are equal and the draws are right as they are.
+    """
+    logs = np.asarray(log_weights)
+    equal = bool(np.ptp(logs) < EQUAL_WEIGHTS)  # not where one is NaN
+    return not np.isnan(logs).any() and (equal or shape < largest_shape(logs.size))
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:

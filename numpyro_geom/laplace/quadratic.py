@@ -46,6 +46,7 @@ def information(target: Target, form: forms.Form, total: Callable) -> Quadratic:
 
         return total(part)
 
+    # compiled functions are traced once, however many solves and loops call them
     return Quadratic(
         product=jax.jit(lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows))),
         force=jax.jit(lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows))),

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._warning import SamplingWarning
 from .approximation import AtMode
-from .draws import FitReport, LaplaceDraws, largest_shape, normalized
+from .draws import FitReport, LaplaceDraws, can_correct, largest_shape, normalized
 from .settings import MEAN_LIMIT
 
 
@@ -27,6 +27,7 @@ class LaplaceReport(NamedTuple):
         evaluations: of the acceleration, mean over the draws.
         seconds: of a draw, compilation included.
         pareto_k: see `LaplaceDraws`; None where weights were not computed.
+        can_correct: whether the weights turn the draws into those of the posterior; None likewise.
         effective_draws: 1 / sum of the squared weights, which sum to 1; None likewise.
     """
 
@@ -39,6 +40,7 @@ class LaplaceReport(NamedTuple):
     evaluations: float
     seconds: float
     pareto_k: float | None
+    can_correct: bool | None
     effective_draws: float | None
 
     @classmethod
@@ -49,8 +51,9 @@ class LaplaceReport(NamedTuple):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the report tells
             draws = draw(log_weight=at.mean.size <= MEAN_LIMIT)
-        effective = None
-        if draws.log_weight is not None:
+        effective, holds = None, None
+        if draws.log_weight is not None and draws.pareto_k is not None:
+            holds = can_correct(np.asarray(draws.log_weight), draws.pareto_k)
             weights = normalized(draws.log_weight)
             effective = 1 / np.sum(weights**2) if np.any(weights) else 0.0
         return cls(
@@ -63,6 +66,7 @@ class LaplaceReport(NamedTuple):
             evaluations=float(np.mean(draws.num_evaluations)),
             seconds=draws.seconds,
             pareto_k=draws.pareto_k,
+            can_correct=holds,
             effective_draws=effective,
         )
 
@@ -74,12 +78,12 @@ class LaplaceReport(NamedTuple):
                 "some draws failed, and what is left is biased: raise max_steps, standardise the "
                 "inputs, use float64 (numpyro.enable_x64()), or another metric"
             )
-        if self.pareto_k is None:
+        if self.can_correct is None:
             return (
                 "weights take D + 1 times the time of draws and were not computed: compare "
                 "predictions on held-out rows with those of the mode, or run MCMC on fewer rows"
             )
-        if not self.pareto_k < largest_shape(self.draws):
+        if not self.can_correct:
             return (
                 "weights cannot turn these draws into draws of the posterior: reparametrise the "
                 "model, try mode='hausdorff', or run MCMC"
