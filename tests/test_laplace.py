@@ -798,6 +798,11 @@ def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place() -> None
     assert calls == [(4, first)] * 3 + [(4, 50)]
     run(first)
     assert calls == [(4, first)] * 3
+    # without velocities they are not followed anew
+    draws, calls[:] = jnp.arange(12.0), []
+    squares = (-draws).at[jnp.array([0, 5, 11])].set(jnp.nan)
+    sampling.follow_in_chunks(follow, draws, squares, 4, 1000, progress_bar=False)
+    assert calls == [(4, first)] * 3
 
 
 def test_the_shape_that_weights_may_have_grows_with_their_number() -> None:
