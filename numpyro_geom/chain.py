@@ -11,11 +11,11 @@ from numpyro.util import is_prng_key
 
 from ._programs import compiled
 from ._start import check_energy, check_random
-from ._util import is_traced, tree_vdot
+from ._util import is_traced, ravel, tree_vdot
 from .algorithm import Algorithm, adapts
 from .bound import Bound
 from .settings import Settings
-from .state import SGState, site_names
+from .state import SGState, site_sizes
 from .target.control_variate import init_control, refresh
 from .target.target import Target
 from .warmup.adapt import after_draw, before_draw, heed_draws
@@ -134,7 +134,7 @@ def init_chain(
         energy = potential.full_energy(position)
         check_energy("full_potential_fn", energy)
     energy = jnp.asarray(energy, dtype)
-    start: PyTree = position
+    start: PyTree = ravel(position)[0] if settings.moves_vector else position
     expanded: PyTree = ()
     if target.expansion is not None:
         key_dynamics, key_factors = random.split(key_dynamics)
@@ -149,7 +149,7 @@ def init_chain(
         potential_energy=energy,
         grad_norm=zero,
         configurational_temperature=zero,
-        site_temperatures=dict.fromkeys(site_names(start), zero),
+        site_temperatures=dict.fromkeys(site_sizes(start, position), zero),
         kinetic_temperature=zero,
         step_size=one if schedule is None else jnp.asarray(schedule(count), dtype),
         num_steps=jnp.asarray(settling if num_steps is None else num_steps, jnp.int32),
@@ -197,7 +197,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     if settings.learns_scale:
         state = heed_draws(state, due, settings, algorithm.rule)
         state = renew_scale(state, due, settings, target.potential.num_data)
-    target = target.scaled(state.scale)
+    target = target.scaled(state)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
     state = after_draw(state, due, target, algorithm, settings)
@@ -206,10 +206,11 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
 
 def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> SGState:
     """The state for other model arguments, or for a position that another kernel has changed."""
-    target = target.scaled(state.scale)
+    target = target.scaled(state)
     potential = target.potential
     if target.controlled:  # what is known at the anchor is of the old arguments
-        control = refresh(potential, state.control, state.control.anchor.position)
+        anchor = ravel(state.z)[1](state.control.anchor.position)
+        control = refresh(potential, state.control, anchor)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
     state = moved_to(target, state, state.z)

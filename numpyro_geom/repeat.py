@@ -14,7 +14,7 @@ from ._util import all_finite, lazy_cond, tree_vdot, tree_where
 from .algorithm import Draw, Facts, Step, adapts
 from .rows.loop import loop_over_batches
 from .settings import Settings
-from .state import SGState, is_by_site, virials
+from .state import SGState, site_sizes, virials
 from .target.control_variate import refresh
 from .target.target import Target
 
@@ -67,7 +67,7 @@ def repeat(
         dtype = state.potential_energy.dtype
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))
-        num_virials = len(start.position) if is_by_site(start.position) else 1
+        sites = site_sizes(start.position, state.z)
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
             chain, trusted, control, t, old, old_ratio, opening, failed, sums = carry
@@ -91,7 +91,7 @@ def repeat(
                 tree_vdot(report.grad, report.grad).astype(dtype),
                 h,
             )
-            virial = virials(chain.position, state.centre, report.grad).astype(dtype)
+            virial = virials(chain.position, state.centre, report.grad, sites).astype(dtype)
             finite = jnp.isfinite(facts[0]) & jnp.isfinite(facts[1]) & all_finite(new.position)
             kicked = False
             if watches_drift:
@@ -128,7 +128,7 @@ def repeat(
             ratio_before,
             jnp.zeros((), dtype),
             jnp.zeros((), jnp.int32),
-            jnp.zeros(2 + num_virials, dtype),
+            jnp.zeros(2 + max(len(sites), 1), dtype),
         )
         stream, carry = loop_over_batches(
             potential,

@@ -12,6 +12,7 @@ from numpyro.infer import init_to_uniform
 from ._checks import check_choice, check_flag, check_int, check_model, check_number
 from ._start import check_batch_size
 from .metrics import get_metric
+from .metrics.identity import Identity
 from .schedules import Schedule, as_schedule
 from .target.expansion import Expansion
 from .target.minibatch import BATCHING
@@ -82,6 +83,11 @@ class Settings:
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
         return isinstance(self.dense_mass, bool | tuple) or self.inverse_mass_matrix is not None
+
+    @property
+    def moves_vector(self) -> bool:
+        """Whether steps move one vector and not the sites, which compiles sooner."""
+        return self.scales and isinstance(self.metric, Identity)
 
     @property
     def blocks(self) -> Blocks:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._util import tree_vdot
 from .warmup.step_size import Adaptation
@@ -20,25 +21,31 @@ DEFAULT_FIELDS = (
 """Fields that NumPyro collects with every draw of any kernel."""
 
 
-def virials(position: PyTree, centre: PyTree, grad: PyTree) -> jax.Array:
-    """(theta - c) . grad U of each latent site, in the order of their names, shape (sites,).
+def site_sizes(position: PyTree, z: PyTree) -> dict[str, int]:
+    """Sizes of the sites whose temperatures are told apart, in the order of their names.
 
-    Of anything but a dict of arrays, all together, shape (1,).
+    Args:
+        position: what steps move: a vector in place of the sites, or a pytree.
+        z: a position of the model's sites.
     """
+    sites = z if isinstance(position, jax.Array) else position
+    return {name: sites[name].size for name in sorted(sites)} if is_by_site(sites) else {}
+
+
+def virials(position: PyTree, centre: PyTree, grad: PyTree, sizes: dict[str, int]) -> jax.Array:
+    """(theta - c) . grad U by site, shape (sites,); all together, shape (1,), without ``sizes``."""
     away = jax.tree.map(jnp.subtract, position, centre)
-    if not is_by_site(position):
+    if not sizes:
         return tree_vdot(away, grad)[None]
-    return jnp.stack([tree_vdot(away[name], grad[name]) for name in sorted(position)])
+    if not isinstance(position, jax.Array):
+        return jnp.stack([tree_vdot(away[name], grad[name]) for name in sizes])
+    site = np.repeat(np.arange(len(sizes)), [*sizes.values()])
+    return jax.ops.segment_sum(away * grad, site, len(sizes), indices_are_sorted=True)
 
 
 def is_by_site(position: PyTree) -> bool:
     """Whether a position is a dict of arrays by site, as that of a model is."""
     return isinstance(position, dict) and jax.tree_util.all_leaves(position.values())
-
-
-def site_names(position: PyTree) -> tuple[str, ...]:
-    """Names of the sites whose temperatures are told apart."""
-    return tuple(sorted(position)) if is_by_site(position) else ()
 
 
 class Chain(NamedTuple):
@@ -163,10 +170,9 @@ class SGState(NamedTuple):
     def with_temperatures(self, virial: jax.Array) -> SGState:
         """The state with temperatures from the mean of `virials` over a draw."""
         position = self.chain.position
-        sizes = [x.size for x in jax.tree.leaves(position)]
+        sizes = site_sizes(position, self.z)
         return self._replace(
-            configurational_temperature=jnp.sum(virial) / sum(sizes),
-            site_temperatures={
-                name: virial[k] / position[name].size for k, name in enumerate(site_names(position))
-            },
+            configurational_temperature=jnp.sum(virial)
+            / sum(x.size for x in jax.tree.leaves(position)),
+            site_temperatures={n: virial[k] / sizes[n] for k, n in enumerate(sizes)},
         )

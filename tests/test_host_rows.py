@@ -134,7 +134,7 @@ def test_automatic_settings_are_the_same():
     np.testing.assert_allclose(one.z["w"], two.z["w"], rtol=2e-4)
     np.testing.assert_allclose(one.step_size, two.step_size, rtol=5e-3)
     np.testing.assert_array_equal(one.num_steps, two.num_steps)
-    anchors = (state.control.anchor.position["w"] for state in (one, two))
+    anchors = (state.control.anchor.position for state in (one, two))
     np.testing.assert_allclose(*anchors, rtol=2e-4)
 
 

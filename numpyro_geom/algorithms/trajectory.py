@@ -14,7 +14,7 @@ from ..algorithm import Draw, metric_learner
 from ..kernel import PyTree
 from ..rows.loop import loop_over_batches
 from ..settings import Settings
-from ..state import SGState, is_by_site, virials
+from ..state import SGState, site_sizes, virials
 from ..target.potential import Potential
 from ..target.target import Target
 from ..warmup.step_size import Adaptation, num_steps_from
@@ -129,6 +129,7 @@ def trajectory(settings: Settings) -> Draw:
         stride = jnp.where(moving, h, 0.0)
         last = jnp.asarray(state.num_steps if given is None else given)
         scale = friction_scale(target.expansion, start)
+        sites = site_sizes(start, state.z)
 
         def energy_on_all_rows(_: jax.Array, position: PyTree) -> jax.Array:
             energy = exact.on_all_rows(lambda rows: exact.energy(position, rows))  # type: ignore
@@ -142,7 +143,7 @@ def trajectory(settings: Settings) -> Draw:
             position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
             learned = learn(learned, grad, potential.num_data, learning)
-            virial = virials(position, state.centre, grad)
+            virial = virials(position, state.centre, grad, sites)
             facts = jnp.concatenate([tree_vdot(grad, grad)[None], virial]).astype(dtype)
             first = jnp.where(k == 0, facts, first)
             force = metric.apply_inverse_sqrt(metric_state, grad)
@@ -172,7 +173,7 @@ def trajectory(settings: Settings) -> Draw:
             dynamics.momentum,
             metric_state,
             zero,
-            jnp.zeros(1 + (len(start) if is_by_site(start) else 1), dtype),
+            jnp.zeros(1 + max(len(sites), 1), dtype),
         )
         stream, carry = loop_over_batches(
             potential, target.merge(start), key_steps, state.stream, last + 1, gradient, carry

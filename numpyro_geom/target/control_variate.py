@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import tree_vdot, tree_where
+from .._util import ravel, tree_vdot, tree_where
 from .potential import Potential
 
 PyTree = Any
@@ -32,14 +32,14 @@ class Anchor(NamedTuple):
     """Where the gradient is exact, and what it is there.
 
     Attributes:
-        position: theta*.
+        position: theta*, one vector of all sites in the order of their names, shape (D,).
         energy: U(theta*) on all rows, in nats.
-        grad: grad U(theta*) on all rows, a pytree like the position.
+        grad: grad U(theta*) on all rows, shape (D,).
     """
 
-    position: PyTree
+    position: jax.Array
     energy: jax.Array
-    grad: PyTree
+    grad: jax.Array
 
 
 class Control(NamedTuple):
@@ -47,19 +47,19 @@ class Control(NamedTuple):
 
     Attributes:
         anchor: the anchor in use.
-        total: sum of the draws since the mean was last started anew.
+        total: sum of the draws since the mean was last started anew, shape (D,).
         num_draws: how many.
     """
 
     anchor: Anchor
-    total: PyTree
+    total: jax.Array
     num_draws: jax.Array
 
 
 def anchor_at(potential: Potential, position: PyTree) -> Anchor:
     """An anchor at ``position``: one pass over all rows, in chunks."""
     energy, grad = full_value_and_grad(potential, position)
-    return Anchor(position, energy, grad)
+    return Anchor(ravel(position)[0], energy, ravel(grad)[0])
 
 
 def full_value_and_grad(potential: Potential, position: PyTree) -> tuple[jax.Array, PyTree]:
@@ -84,15 +84,16 @@ def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None
     """
 
     def energy(position: PyTree, batch: Any) -> jax.Array:
-        there, grad = jax.value_and_grad(potential.energy)(anchor.position, batch)
-        gap = jax.tree.map(jnp.subtract, position, anchor.position)
-        slope = jax.tree.map(jnp.subtract, anchor.grad, grad)
-        offset = anchor.energy - there
+        flat, unravel = ravel(position)
+        there, grad = jax.value_and_grad(lambda x: potential.energy(unravel(x), batch))(
+            anchor.position
+        )
+        slope, offset = anchor.grad - grad, anchor.energy - there
         if share is not None:  # at 0 it must not matter what is not finite
             offset, slope = jax.tree.map(
                 lambda x: jnp.where(share > 0, share * x, 0).astype(x.dtype), (offset, slope)
             )
-        return potential.energy(position, batch) + offset + tree_vdot(slope, gap)
+        return potential.energy(position, batch) + offset + tree_vdot(slope, flat - anchor.position)
 
     def score_noise(rng_key: jax.Array) -> tuple:
         return tuple(
@@ -104,19 +105,20 @@ def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None
 
 
 def _corrected_rows(rows_fn: Callable, anchor: Anchor, share: Any) -> Callable:
-    _, slopes = jax.linearize(rows_fn, anchor.position)
-
     def rows(position: PyTree) -> jax.Array:
-        gap = jax.tree.map(jnp.subtract, position, anchor.position)
-        return rows_fn(position) - share * slopes(gap)
+        flat, unravel = ravel(position)
+        gap = flat - anchor.position
+        _, slopes = jax.jvp(lambda x: rows_fn(unravel(x)), (anchor.position,), (gap,))
+        return rows_fn(position) - share * slopes
 
     return rows
 
 
 def init_control(position: PyTree, energy: jax.Array) -> Control:
     """A state whose anchor has yet to be placed."""
-    zeros = jax.tree.map(jnp.zeros_like, position)
-    return Control(Anchor(position, energy, zeros), zeros, jnp.zeros((), jnp.int32))
+    flat, _ = ravel(position)
+    zeros = jnp.zeros_like(flat)
+    return Control(Anchor(flat, energy, zeros), zeros, jnp.zeros((), jnp.int32))
 
 
 def refresh(potential: Potential, control: Control, position: PyTree) -> Control:

@@ -2,7 +2,7 @@
 
 The step of every kernel is set by the stiffest direction of its coordinates, and how fast it mixes
 by the flattest. With L L' about the posterior's covariance the two are alike. The map is linear, so
-that its determinant is constant and drops out: `with_scale` is a potential like any other.
+that its determinant is constant and drops out: a potential of phi is like any other.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
-from .potential import Potential, in_coordinates
+from .._util import ravel
 
 PyTree = Any
 
@@ -57,15 +56,15 @@ class Scale(NamedTuple):
         transposed = jnp.swapaxes(self.root, -1, -2)
         return jnp.matmul(self.root, transposed, precision=lax.Precision.HIGHEST)
 
-    def to_sites(self, scaled: PyTree) -> PyTree:
-        """Theta of phi, both in the structure of a position."""
-        flat, unravel = ravel_pytree(scaled)
-        return unravel(self.centre + times(self.root, flat))
+    def to_sites(self, scaled: PyTree, like: PyTree) -> PyTree:
+        """Theta of phi, in the structure of ``like``, a position of the model's sites."""
+        flat, _ = ravel(scaled)
+        return ravel(like)[1](self.centre + times(self.root, flat))
 
-    def from_sites(self, position: PyTree) -> PyTree:
-        """Phi of theta."""
-        flat, unravel = ravel_pytree(position)
-        return unravel(times(self.inverse, flat - self.centre))
+    def from_sites(self, position: PyTree, like: PyTree) -> PyTree:
+        """Phi of theta, in the structure of ``like``: that of a position, or a vector."""
+        flat, _ = ravel(position)
+        return ravel(like)[1](times(self.inverse, flat - self.centre))
 
 
 def times(matrix: jax.Array, other: jax.Array) -> jax.Array:
@@ -79,8 +78,3 @@ def scale_about(centre: jax.Array, root: jax.Array, inverse: jax.Array) -> Scale
     """The coordinates with an empty window."""
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
     return Scale(centre, root, inverse, zeros, jnp.zeros_like(root), count, zeros, zeros)
-
-
-def with_scale(potential: Potential, scale: Scale) -> Potential:
-    """The potential of phi."""
-    return in_coordinates(potential, scale.to_sites)

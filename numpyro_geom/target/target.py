@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from .._util import all_finite
+from ..state import SGState
 from .control_variate import Control, with_control_variate
 from .expanded import with_expansion
 from .expansion import Expansion
-from .potential import Potential
-from .scale import Scale, with_scale
+from .potential import Potential, in_coordinates
+from .scale import Scale
 
 PyTree = Any
 
@@ -30,6 +32,8 @@ class Target:
         transforms: from the unconstrained position to site values, or None where that takes a run
             of the model.
         scale: the coordinates of the chain, where they are scaled.
+        like: a position of the model's sites, where coordinates are scaled; its values do not
+            matter.
     """
 
     potential: Potential
@@ -38,6 +42,7 @@ class Target:
     controlled: bool = False
     transforms: Any = None
     scale: Scale | None = None
+    like: PyTree = None
 
     def check(self) -> None:
         """Raise where there is nothing that a control variate could correct."""
@@ -61,7 +66,7 @@ class Target:
     def expanded(self, potential: Potential) -> Potential:
         """A potential in the coordinates in which the chain moves."""
         if self.scale is not None:
-            return with_scale(potential, self.scale)
+            return in_coordinates(potential, self.merge)
         if self.expansion is None:
             return potential
         return with_expansion(potential, self.expansion, self.temperature)
@@ -69,13 +74,13 @@ class Target:
     def merge(self, position: PyTree) -> PyTree:
         """The position of the model's sites, given that which steps move."""
         if self.scale is not None:
-            return self.scale.to_sites(position)
+            return self.scale.to_sites(position, self.like)
         return position if self.expansion is None else self.expansion.merge(position)
 
     def contract(self, z: PyTree, near: PyTree) -> PyTree:
-        """A position of steps for one of the model's sites; with an expansion one like ``near``."""
+        """A position of steps, like ``near``, for one of the model's sites."""
         if self.scale is not None:
-            return self.scale.from_sites(z)
+            return self.scale.from_sites(z, near)
         return z if self.expansion is None else self.expansion.contract(z, near)
 
     @property
@@ -83,9 +88,18 @@ class Target:
         """Whether steps move the model's sites themselves."""
         return self.scale is None and self.expansion is None
 
-    def scaled(self, scale: Any) -> Target:
-        """The same in a chain's scaled coordinates; no change where they are empty."""
-        return replace(self, scale=scale) if scale else self
+    def in_coordinates(self, to_sites: Callable[[PyTree], PyTree]) -> Target:
+        """The same as a function of other coordinates of the model's sites, before any scale."""
+        given, transforms = self.transforms, None
+        if given is not None:
+            transforms = lambda coordinates: given(to_sites(coordinates))  # noqa: E731
+        return replace(
+            self, potential=in_coordinates(self.potential, to_sites), transforms=transforms
+        )
+
+    def scaled(self, state: SGState) -> Target:
+        """The same in the coordinates of a chain; no change where they are not scaled."""
+        return replace(self, scale=state.scale, like=state.z) if state.scale else self
 
     def is_usable(self, position: PyTree) -> jax.Array:
         """Whether the constrained values at a position of the model's sites are finite."""

@@ -81,7 +81,9 @@ def before_draw(
     if target.controlled and settings.anchor_interval is None:
         control = lazy_cond(
             due.anchoring,
-            lambda control, restarting: move_to_mean(target.potential, control, restarting),
+            lambda control, restarting: move_to_mean(
+                target.potential, control, restarting, state.z
+            ),
             state.control,
             due.restarting,
         )

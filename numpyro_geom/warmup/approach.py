@@ -9,22 +9,19 @@ hierarchy grows without bound towards zero scale, and its mass does not.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from .._linalg import log_abs_det
 from .._util import tree_where
-from ..target.control_variate import Anchor, full_value_and_grad
+from ..target.control_variate import Anchor, anchor_at
 from ..target.scale import times
 from ..target.target import Target
 from .scale import roots_at
 from .step_size import rule_temperature
-
-PyTree = Any
 
 MOST_STEPS = 8
 NEAR = 0.02
@@ -51,13 +48,13 @@ class _Place(NamedTuple):
 
 
 def approach(
-    target: Target, position: PyTree, rng_key: jax.Array, most_steps: int
+    target: Target, position: jax.Array, rng_key: jax.Array, most_steps: int
 ) -> tuple[Anchor, tuple[jax.Array, jax.Array]]:
     """Newton's steps from ``position``, each with a gradient on all rows and a Hessian on some.
 
     Args:
-        target: in the model's coordinates, with energies on all rows.
-        position: where to start.
+        target: of a vector in the model's coordinates, with energies on all rows.
+        position: where to start, shape (D,).
         rng_key: for the rows of the Hessian.
         most_steps: 1 to stay where it is.
 
@@ -66,22 +63,20 @@ def approach(
         The start and I where nothing is finite.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
-    flat, unravel = ravel_pytree(position)
     rows = potential.curvature_batch(rng_key)
 
     def decrement(place: _Place) -> jax.Array:
-        slope = times(place.root[0].T, ravel_pytree(place.anchor.grad)[0])
+        slope = times(place.root[0].T, place.anchor.grad)
         return jnp.vdot(slope, slope) / 2
 
     def step(place: _Place) -> _Place:
-        direction = times(place.root[0].T, ravel_pytree(place.anchor.grad)[0])
-        move = unravel(place.length * times(place.root[0], direction))
-        new = jax.tree.map(jnp.subtract, place.anchor.position, move)
-        anchor = Anchor(new, *full_value_and_grad(potential, new))
+        direction = times(place.root[0].T, place.anchor.grad)
+        new = place.anchor.position - place.length * times(place.root[0], direction)
+        anchor = anchor_at(potential, new)
         root = roots_at(potential, new, rows)
         loss = anchor.energy - tau * log_abs_det(root[0])
         better = (loss < place.loss) & target.is_usable(new)
-        better &= jnp.all(jnp.isfinite(ravel_pytree(anchor.grad)[0]))
+        better &= jnp.all(jnp.isfinite(anchor.grad))
         best = (anchor, root, loss), (place.anchor, place.root, place.loss)
         length = jnp.where(better, jnp.ones_like(place.length), place.length / 4)
         anchor, root, loss = tree_where(better, *best)
@@ -91,8 +86,8 @@ def approach(
         far = ~(decrement(place) <= NEAR * tau)
         return (place.num_steps == 0) | (far & (place.num_steps < most_steps))
 
-    one, unit = jnp.ones((), flat.dtype), jnp.eye(flat.size, dtype=flat.dtype)
-    nothing = Anchor(position, jnp.inf * one, jax.tree.map(jnp.zeros_like, position))
+    one, unit = jnp.ones((), position.dtype), jnp.eye(position.size, dtype=position.dtype)
+    nothing = Anchor(position, jnp.inf * one, jnp.zeros_like(position))
     start = _Place(nothing, (unit, unit), jnp.inf * one, one, jnp.zeros((), jnp.int32))
     place = lax.while_loop(unfinished, step, start)
     return place.anchor, place.root

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from .._programs import compiled
-from .._util import key_word, scattered_floats
+from .._util import key_word, ravel, scattered_floats
 from ..algorithm import Algorithm
 from ..settings import Settings
 from ..state import SGState
@@ -126,9 +125,9 @@ def _speeds(
     target: Target, algorithm: Algorithm, settings: Settings, state: SGState, shares: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Relaxation in a step by share of the noise, and the noise; without correction and with."""
-    scaled = target.scaled(state.scale)
+    scaled = target.scaled(state)
     position = state.chain.position
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     # at the anchor a control variate leaves no noise: as far off as the chain will be, about the
     # middle of the coordinates, which is 0
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax, random
-from jax.flatten_util import ravel_pytree
 
 from .._linalg import eigenvalues
-from .._util import key_word, scattered_floats
+from .._util import key_word, ravel, scattered_floats
 from ..target.potential import Potential
 from .lanczos import Extremes, ends, extreme_eigenvalues, normalise
 from .step_size import Adaptation, rule_temperature
@@ -65,11 +64,11 @@ def measure(
         The adaptation with new ``curvature``, ``flattest`` and ``noise``; those of ``adaptation``
         where a measurement is not finite.
     """
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
 
     def root(v: jax.Array) -> jax.Array:
-        return ravel_pytree(apply_inverse_sqrt(unravel(v)))[0]
+        return ravel(apply_inverse_sqrt(unravel(v)))[0]
 
     batch, noisy = potential.curvature_batch(rng_key), bool(potential.score_noise(rng_key))
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
@@ -80,9 +79,9 @@ def measure(
         _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
         def product(v: jax.Array) -> jax.Array:
-            v = ravel_pytree(hvp(unravel(root(v))))[0]
+            v = ravel(hvp(unravel(root(v))))[0]
             if second_order is not None:
-                v = v + second_order * ravel_pytree(hvp(unravel(root(root(v)))))[0]
+                v = v + second_order * ravel(hvp(unravel(root(root(v)))))[0]
             return root(v)
 
         return product
@@ -95,7 +94,7 @@ def measure(
             v = root(v)
             total = noise_factor * covariance(v)
             if known_noise is not None:
-                total = total - v * ravel_pytree(known_noise)[0]
+                total = total - v * ravel(known_noise)[0]
             return root(total)
 
         return product
@@ -152,7 +151,7 @@ def measure(
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     if known_noise is not None:
         # at least half of the injected noise stays, so that it is rarely too little to take from
-        diagonal = ravel_pytree(known_noise)[0]
+        diagonal = ravel(known_noise)[0]
         inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
         noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
     fresh = adaptation._replace(
@@ -189,7 +188,7 @@ def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
     """About lam_C, the largest eigenvalue of the gradient's covariance."""
-    flat, _ = ravel_pytree(position)
+    flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     return _on_other_rows(partial(_noise_covariance, potential, position), start, rng_key)
 
@@ -221,7 +220,7 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
     """The Hessian of a batch's energy, a matrix of D x D."""
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
     return _matrix(jax.linearize(grad, flat)[1], flat)
 
@@ -233,7 +232,7 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
     scaled by what the round before has found, or the stiffest parameters would drown the others.
     An entry that is lost in the noise of its estimate counts as that noise.
     """
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
 
     def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
         width = curvature**-0.5
@@ -260,13 +259,13 @@ def _noise_covariance(
     potential: Potential, position: PyTree, rng_key: jax.Array
 ) -> Callable[[jax.Array], jax.Array]:
     """The product with the covariance C of the minibatch gradient, by the rows of a key."""
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     groups = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
 
     def product(v: jax.Array) -> jax.Array:
         total = jnp.zeros_like(v)
         for weight, score_product in groups:
-            total = total + weight * ravel_pytree(score_product(unravel(v)))[0]
+            total = total + weight * ravel(score_product(unravel(v)))[0]
         return total
 
     return product

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from .._linalg import symmetric_roots
-from .._util import key_word, lazy_cond, scattered_floats, tree_where
+from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..settings import Settings
 from ..state import SGState
 from ..target.potential import Potential
@@ -30,7 +29,7 @@ STANDARD_ERRORS = 2.0
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
     """The coordinates of ``inverse_mass_matrix``; without one those of I, about ``position``."""
-    centre, _ = ravel_pytree(position)
+    centre, _ = ravel(position)
     dense, size = settings.dense_scale, centre.size
     given = settings.inverse_mass_matrix
     if given is None:
@@ -47,27 +46,30 @@ def scale_of_curvature(
     position: PyTree,
     roots: tuple[jax.Array, jax.Array],
     rng_key: jax.Array,
+    within: np.ndarray | None,
 ) -> Scale:
-    """The coordinates of `roots_at` a position, within the reach of its curvature."""
+    """The coordinates of `roots_at` a position, within the reach of its curvature.
+
+    Between parameters that are not ``within`` one block nothing is scaled.
+    """
     root, inverse = roots
     potential = target.potential
     batch = potential.curvature_batch(rng_key)
     share = share_within_reach(potential, root, position, batch, rng_key, target.temperature)
-    if settings.blocks:
-        within = block_mask(settings.blocks, position)
+    if within is not None:
         blocks = _roots(jnp.where(within, times(root, root.T), 0), dense=True)
         root, inverse = (jnp.where(within, x, 0) for x in blocks)
     if not settings.dense_scale:
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
-    return scale_about(ravel_pytree(position)[0], share * root, inverse / share)
+    return scale_about(ravel(position)[0], share * root, inverse / share)
 
 
 def scale_of_diagonal(
     target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
 ) -> Scale:
     """The coordinates of the Hessian's diagonal, where there are too many parameters for more."""
-    potential, (centre, _) = target.potential, ravel_pytree(position)
+    potential, (centre, _) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     batch = potential.curvature_batch(rng_key)
     root *= share_within_reach(potential, root, position, batch, rng_key, target.temperature)
@@ -102,7 +104,7 @@ def share_along(
     potential: Potential, direction: jax.Array, position: PyTree, batch: Any, temperature: float
 ) -> jax.Array:
     """The share of a direction, in standard deviations, along which U rises as in a Gaussian."""
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
     direction, most = tau**0.5 * direction, tau * flat.size
 
@@ -120,7 +122,8 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
     A metric's statistics are of gradients in the coordinates before. They start anew with what the
     new ones are made for: a posterior N(0, tau I), whose gradients have the variance tau.
     """
-    position = scale.from_sites(state.z)
+    like = ravel(state.z)[0] if settings.moves_vector else state.z
+    position = scale.from_sites(state.z, like)
     metric, metric_state = settings.metric, state.metric_state
     if metric.has_auxiliary:
         zero = jax.tree.map(jnp.zeros_like, position)
@@ -139,7 +142,7 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
 def with_draw(state: SGState) -> Scale:
     """The scale after a draw has been counted."""
     scale: Scale = state.scale
-    phi, _ = ravel_pytree(state.expanded)
+    phi, _ = ravel(state.expanded)
     square = phi[:, None] * phi if scale.is_dense else phi**2
     return scale._replace(
         total=scale.total + phi,

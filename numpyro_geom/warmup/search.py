@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax, random
-from jax.flatten_util import ravel_pytree
 
 from .._linalg import log_abs_det
-from .._util import key_word, scattered_floats, tree_where
+from .._util import key_word, ravel, scattered_floats, tree_where
 from ..target.potential import Potential
 from ..target.scale import times
 from .scale import roots_at, share_within_reach
@@ -95,7 +94,7 @@ def descend(
         A position like ``position``. Where the energy was never finite, ``position`` itself.
     """
     adam = optax.scale_by_adam(b2=MEMORY)
-    flat, unravel = ravel_pytree(position)
+    flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
     size, num_data = flat.size, potential.num_data
     if not of_mass and num_data > 1:  # else it is not known

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax, random
-from jax.flatten_util import ravel_pytree
 
-from .._util import tree_where
+from .._util import ravel
 from ..settings import Settings
 from ..target.control_variate import refresh, with_control_variate
 from ..target.scale import Scale, times
 from ..target.target import Target
 from .approach import MOST_STEPS, approach
+from .blocks import block_mask
 from .curvature import DENSE_LIMIT
 from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal, share_along
 from .search import descend
@@ -47,15 +47,17 @@ def find_start(
     Returns:
         The position, the control variate's state, and the scale, empty without one.
     """
+    sites = position
+    position, to_sites = ravel(sites)  # a vector is quicker to compile than many leaves
+    target = target.in_coordinates(to_sites)
     potential, temperature = target.potential, target.temperature
-    size = sum(x.size for x in jax.tree.leaves(position))
-    curved = settings.finds_scale and size <= DENSE_LIMIT
+    curved = settings.finds_scale and position.size <= DENSE_LIMIT
     key_scale = random.fold_in(rng_key, 0)
     if curved or not target.controlled:
         if searching:
             mode = descend(potential, position, rng_key, temperature, of_mass=curved)
             # the mode of an improper model can be where values overflow
-            position = tree_where(target.is_usable(mode), mode, position)
+            position = jnp.where(target.is_usable(mode), mode, position)
         if curved and potential.on_all_rows is not None:
             anchor, roots = approach(target, position, key_scale, MOST_STEPS if searching else 1)
             position = anchor.position
@@ -67,33 +69,35 @@ def find_start(
         position, control = _with_anchors(target, position, control, rng_key, searching)
     scale: Any = ()
     if curved:
-        scale = scale_of_curvature(target, settings, position, roots, key_scale)
+        blocks = block_mask(settings.blocks, sites) if settings.blocks else None
+        scale = scale_of_curvature(target, settings, position, roots, key_scale, blocks)
         if searching:
             position = typical_place(target, scale, position, random.fold_in(rng_key, 1))
     elif settings.finds_scale:
         scale = scale_of_diagonal(target, settings, position, key_scale)
     elif settings.scales:
-        scale = given_scale(settings, position)
-    return position, control, scale
+        scale = given_scale(settings, to_sites(position))
+    return to_sites(position), control, scale
 
 
-def typical_place(target: Target, scale: Scale, position: PyTree, rng_key: jax.Array) -> PyTree:
+def typical_place(
+    target: Target, scale: Scale, position: jax.Array, rng_key: jax.Array
+) -> jax.Array:
     """A draw of the normal law about ``position`` that the scale describes, within its reach.
 
     The middle of D dimensions is no typical place: U is tau D / 2 below its mean there.
     """
-    flat, unravel = ravel_pytree(position)
     tau = rule_temperature(target.temperature)
-    noise = times(scale.root, random.normal(rng_key, flat.shape, flat.dtype))
+    noise = times(scale.root, random.normal(rng_key, position.shape, position.dtype))
     rows = target.potential.curvature_batch(rng_key)
     share = share_along(target.potential, noise, position, rows, target.temperature)
-    found = unravel(flat + share * tau**0.5 * noise)
-    return tree_where(target.is_usable(found), found, position)
+    found = position + share * tau**0.5 * noise
+    return jnp.where(target.is_usable(found), found, position)
 
 
 def _with_anchors(
-    target: Target, position: PyTree, control: Any, rng_key: jax.Array, searching: bool
-) -> tuple[PyTree, Any]:
+    target: Target, position: jax.Array, control: Any, rng_key: jax.Array, searching: bool
+) -> tuple[jax.Array, Any]:
     """Search without a control variate first, then closer, with anchors on the way."""
     potential = target.potential
     if not searching:
@@ -104,7 +108,7 @@ def _with_anchors(
         share = jnp.minimum(k, 1).astype(control.anchor.energy.dtype)
         corrected = with_control_variate(potential, control.anchor, share)
         mode = descend(corrected, mode, random.fold_in(rng_key, k), target.temperature)
-        mode = tree_where(target.is_usable(mode), mode, position)
+        mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, refresh(potential, control, mode)
 
     return lax.fori_loop(0, 1 + REFINEMENTS, closer, (position, control))
