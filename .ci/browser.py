@@ -16,8 +16,8 @@ from playwright.sync_api import Page, TimeoutError, sync_playwright
 
 WIDTHS = (1280, 390)
 
-# What was not drawn: text outside of code that still looks like TeX, a formula that MathJax could
-# not read or did not touch, an include that was not made, an image that is not there.
+# What was not drawn: text outside of code that still looks like TeX, an include or a docstring's
+# markup, a formula that MathJax could not read or did not touch, an image that is not there.
 UNDRAWN = r"""async () => {
   await document.fonts.ready;
   await window.MathJax?.startup?.promise;
@@ -25,7 +25,7 @@ UNDRAWN = r"""async () => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node; (node = walker.nextNode()); ) {
     if (node.parentElement.closest("code, pre, script, style, mjx-container")) continue;
-    const found = node.data.match(/\\([([{]|[a-zA-Z]+(?![a-zA-Z0-9]))|\$\$|--8<--/);
+    const found = node.data.match(/\\([([{]|[a-zA-Z]+(?![a-zA-Z0-9]))|\$\$|--8<--|::$|={8}/);
     if (found) problems.push(`raw text "${node.data.trim().slice(0, 60)}"`);
   }
   for (const x of document.querySelectorAll(".arithmatex:not(:has(mjx-container))"))
@@ -33,6 +33,8 @@ UNDRAWN = r"""async () => {
   for (const x of document.querySelectorAll("mjx-container"))
     if (/\\/.test(x.textContent) || x.querySelector("[data-mjx-error]"))
       problems.push(`a formula with an error: ${x.textContent.slice(0, 60)}`);
+  for (const x of document.querySelectorAll("article blockquote blockquote"))
+    problems.push(`a doctest as a quotation: ${x.textContent.trim().slice(0, 60)}`);
   for (const x of document.images)
     if (!x.complete || x.naturalWidth === 0) problems.push(`no image: ${x.src}`);
   return problems;
