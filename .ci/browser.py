@@ -110,8 +110,11 @@ def visit(page: Page, url: str, host: str) -> list[str]:
     if page.query_selector("article img"):
         page.emulate_media(color_scheme="dark")
         page.reload()
-        page.wait_for_selector("body[data-md-color-scheme=slate]")
-        problems += page.evaluate(DARK)
+        try:
+            page.wait_for_selector("body[data-md-color-scheme=slate]")
+            problems += page.evaluate(DARK)
+        except TimeoutError:
+            problems.append("no dark mode")
         page.emulate_media(color_scheme="light")
     for event, listener in listeners.items():
         page.remove_listener(event, listener)
