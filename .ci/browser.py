@@ -67,13 +67,22 @@ OVERFLOW = r"""() => {
   return problems.slice(0, 5);
 }"""
 
-# A figure without a background has black ink, which a dark page swallows.
+# A dark page swallows black ink on no background. More than a tenth of the ink is a problem.
 DARK = r"""() => [...document.querySelectorAll("article img")].flatMap((image) => {
   const hidden = !image.naturalWidth || !image.getClientRects().length;
   if (hidden || image.src.endsWith("#only-dark")) return [];
-  const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+  const [w, h] = [image.naturalWidth, image.naturalHeight];
+  const pen = new OffscreenCanvas(w, h).getContext("2d");
   pen.drawImage(image, 0, 0);
-  return pen.getImageData(1, 1, 1, 1).data[3] < 255 ? [`not for dark pages: ${image.src}`] : [];
+  const { data } = pen.getImageData(0, 0, w, h);
+  let ink = 0, black = 0;
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 128) {
+      ink += 1;
+      black += Math.max(data[i], data[i + 1], data[i + 2]) < 64;
+    }
+  const clear = data[3] < 255;
+  return clear && black > ink / 10 ? [`black on dark pages: ${image.src}`] : [];
 })"""
 
 
