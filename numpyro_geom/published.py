@@ -10,13 +10,14 @@ kernels without these functions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ._checks import check_choice, check_int, check_number
 from .algorithms import PXSGHMC, SGHMC, SGNHT, SGRLD
 from .baselines.isgd import ISGD
 from .kernel import SGKernel
 from .metrics import METRICS, Monge, RMSprop, Shampoo
+from .metrics.base import MetricLike
 from .schedules import cyclical
 from .target.expansion import Expansion
 
@@ -26,7 +27,7 @@ KIM_PEAKS = {"SGLD": 1e-5, "pSGLD": 3e-4, "SGHMC": 3e-4, "SGNHT": 3e-4, "PXSGHMC
 
 def yu_2023(
     model: Callable,
-    metric: Any = "identity",
+    metric: MetricLike = "identity",
     *,
     learning_rate: float,
     num_rows: int,
@@ -109,7 +110,7 @@ def rensmeyer_2025(
 
 def kim_2025(
     model: Callable,
-    sampler: str = "SGHMC",
+    sampler: Literal["SGLD", "pSGLD", "SGHMC", "SGNHT", "PXSGHMC"] = "SGHMC",
     *,
     num_rows: int,
     peak: float | None = None,

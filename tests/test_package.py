@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from numpyro.infer import MCMC, NUTS
 
 import numpyro_geom
+from numpyro_geom.diagnostics import stein
 
 
 def test_dir_has_the_public_names_alone() -> None:
@@ -29,3 +35,55 @@ def test_what_reports_and_guides_need_is_imported_late() -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'NUTS'"):
         _ = numpyro_geom.NUTS
+
+
+def energy(z: dict) -> jax.Array:
+    return jnp.sum(z["x"] ** 2) / 2
+
+
+def literals(hint: Any) -> list[str]:
+    """Strings that a type allows, besides "auto"."""
+    if get_origin(hint) is Literal:
+        return [x for x in get_args(hint) if x != "auto"]
+    return [x for part in get_args(hint) for x in literals(part)]
+
+
+def run(**options: Any) -> Any:
+    mcmc = MCMC(NUTS(potential_fn=energy), num_warmup=1, num_samples=1)
+    return numpyro_geom.run(mcmc, jax.random.key(0), **options)
+
+
+def hints(call: Any) -> dict[str, Any]:
+    """The types of a public function's arguments."""
+    call = numpyro_geom.run if call is run else call
+    return get_type_hints(call.__init__ if isinstance(call, type) else call)
+
+
+KERNELS = ("SGRLD", "SGHMC", "SGNHT", "GGMC", "PXSGHMC", "ISGD", "AdamSGLD", "VSGD")
+POINTS = np.zeros((4, 1))
+CALLS = {
+    **{getattr(numpyro_geom, name): {"potential_fn": energy} for name in KERNELS},
+    numpyro_geom.RiemannianLaplace: {"model": energy},
+    numpyro_geom.SWAG: {"model": energy},
+    numpyro_geom.Shampoo: {},
+    numpyro_geom.Expansion: {},
+    numpyro_geom.Factors: {},
+    numpyro_geom.published.kim_2025: {"model": energy, "num_rows": 1},
+    stein.ksd: {"draws": POINTS, "scores": POINTS},
+    stein.thin: {"draws": POINTS, "scores": POINTS, "num_points": 2},
+    run: {},
+}
+"""What is called, with the arguments that it needs."""
+CHOICES = [
+    pytest.param(call, name, found, id=f"{call.__name__}-{name}")
+    for call in CALLS
+    for name, hint in hints(call).items()
+    if (found := literals(hint))
+]
+
+
+@pytest.mark.parametrize(("call", "name", "names"), CHOICES)
+def test_types_name_what_is_accepted(call: Any, name: str, names: list[str]) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        call(**CALLS[call], **{name: "no such name"})
+    assert all(repr(x) in str(caught.value) for x in names)

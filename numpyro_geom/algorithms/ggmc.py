@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from numpyro.infer import init_to_uniform
 
 from .._start import check_always_noisy
 from ..algorithm import Algorithm, Facts, Rule
 from ..kernel import SGKernel
+from ..metrics.base import MetricLike
 from ..settings import Settings
 from ..target.expansion import Expansion
 from ..target.function import takes_rng_key
@@ -110,17 +111,17 @@ class GGMC(SGKernel):
         potential_fn: Callable | None = None,
         full_potential_fn: Callable | None = None,
         num_data: int | None = None,
-        metric: Any = "identity",
-        friction: float | str = "auto",
-        step_size: Any = "auto",
+        metric: MetricLike = "identity",
+        friction: float | Literal["auto"] = "auto",
+        step_size: float | Callable | Literal["auto"] = "auto",
         target_accept: float = 0.8,
         batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | str = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
-        control_variate: bool | str = "auto",
+        batching: Literal["replacement", "epoch"] = "replacement",
+        control_variate: bool | Literal["auto"] = "auto",
         expansion: Expansion | None = None,
-        dense_mass: Any = "auto",
+        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Literal
 
 from numpyro.infer import init_to_uniform
 
 from ..algorithm import Algorithm
 from ..kernel import SGKernel
+from ..metrics.base import MetricLike
 from ..settings import Settings
 from ..target.expansion import Expansion
 from .momentum import check_frozen
@@ -61,15 +62,15 @@ class PXSGHMC(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        metric: Any = "identity",
-        friction: float | str = "auto",
-        integrator: str = "baoab",
-        gamma: str = "frozen",
-        step_size: Any = "auto",
+        metric: MetricLike = "identity",
+        friction: float | Literal["auto"] = "auto",
+        integrator: Literal["baoab", "euler"] = "baoab",
+        gamma: Literal["frozen"] = "frozen",
+        step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | str = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
 from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner
 from ..gamma import divergence_from_probe, has_divergence, probe
 from ..kernel import PyTree, SGKernel
+from ..metrics.base import MetricLike
 from ..repeat import repeat
 from ..schedules import Constant
 from ..settings import Settings
@@ -152,22 +153,22 @@ class SGHMC(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        metric: Any = "identity",
-        friction: float | str = "auto",
-        integrator: str = "baoab",
-        gamma: str = "frozen",
-        step_size: Any = "auto",
-        batch_size: int | str | Mapping[str, int] | None = "auto",
-        num_steps: int | str = "auto",
+        metric: MetricLike = "identity",
+        friction: float | Literal["auto"] = "auto",
+        integrator: Literal["baoab", "euler"] = "baoab",
+        gamma: Literal["frozen", "corrected", "none"] = "frozen",
+        step_size: float | Callable | Literal["auto"] = "auto",
+        batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool | str = "auto",
+        control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: Any = "auto",
+        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -22,8 +22,8 @@ critically at the rate gamma without gradient noise (with much of it, at gamma^2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..algorithm import Algorithm, Facts, Step, metric_learner
 from ..kernel import PyTree, SGKernel
+from ..metrics.base import MetricLike
 from ..repeat import repeat
 from ..settings import Settings
 from ..state import Chain, StepReport
@@ -180,22 +181,22 @@ class SGNHT(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        metric: Any = "identity",
-        friction: float | str = "auto",
-        thermostat_mass: float | str = "auto",
-        integrator: str = "badodab",
-        gamma: str = "frozen",
-        step_size: Any = "auto",
-        batch_size: int | str | Mapping[str, int] | None = "auto",
-        num_steps: int | str = "auto",
+        metric: MetricLike = "identity",
+        friction: float | Literal["auto"] = "auto",
+        thermostat_mass: float | Literal["auto"] = "auto",
+        integrator: Literal["badodab", "euler"] = "badodab",
+        gamma: Literal["frozen"] = "frozen",
+        step_size: float | Callable | Literal["auto"] = "auto",
+        batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool | str = "auto",
+        control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: Any = "auto",
+        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

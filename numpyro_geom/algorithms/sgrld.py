@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 from numpyro.infer import init_to_uniform
@@ -13,6 +13,7 @@ from .._start import check_always_noisy
 from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
 from ..gamma import GAMMA_ESTIMATORS, GAMMA_MODES
 from ..kernel import PyTree, SGKernel
+from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
 from ..repeat import repeat
 from ..settings import Settings
@@ -138,23 +139,23 @@ class SGRLD(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        metric: Any = "identity",
-        gamma: str | None = None,
-        step_size: Any = "auto",
-        batch_size: int | str | Mapping[str, int] | None = "auto",
-        num_steps: int | str = "auto",
+        metric: MetricLike = "identity",
+        gamma: Literal["corrected", "published", "none", "frozen", "auxiliary"] | None = None,
+        step_size: float | Callable | Literal["auto"] = "auto",
+        batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
-        gamma_estimator: str = "hutchinson",
+        batching: Literal["replacement", "epoch"] = "replacement",
+        gamma_estimator: Literal["hutchinson", "exact"] = "hutchinson",
         gamma_probes: int = 1,
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
-        control_variate: bool | str = "auto",
+        control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: Any = "auto",
+        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

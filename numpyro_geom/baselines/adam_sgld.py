@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,11 +104,11 @@ class AdamSGLD(SGKernel):
         mean_decay: float = 0.9,
         square_decay: float = 0.999,
         eps: float = 1e-8,
-        step_size: Any = "auto",
+        step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | str = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -230,9 +230,9 @@ class ISGD(SGKernel):
         groups: Mapping[str, str] | None = None,
         decay: float = 0.5,
         batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | str = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -109,12 +109,12 @@ class SWAG(Guide):
         *,
         batch_size: int | Mapping[str, int] | None = None,
         rank: int = 20,
-        learning_rate: float | str = "auto",
+        learning_rate: float | Literal["auto"] = "auto",
         num_steps: int = 10_000,
         collect_every: int | None = None,
         mode_steps: int = 5_000,
         mode_learning_rate: float = 0.01,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         if isinstance(learning_rate, str) and learning_rate != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -181,12 +181,12 @@ class VSGD(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        preconditioner: str = "scalar",
-        step_size: Any = "auto",
+        preconditioner: Literal["scalar", "diagonal"] = "scalar",
+        step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | str = "auto",
+        num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: str = "replacement",
+        batching: Literal["replacement", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:

@@ -8,12 +8,13 @@ No normalising constant and no reference draws are needed.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.typing import ArrayLike
 
 from .._checks import check_choice, check_int, check_key
 from .stein_kernel import Whitened, diagonal, kernel, off_diagonal, whiten
@@ -29,8 +30,8 @@ def ksd(
     draws: Any,
     scores: Any,
     *,
-    statistic: str = "V",
-    precondition: Any = "scale",
+    statistic: Literal["V", "U"] = "V",
+    precondition: Literal["scale", "covariance", "median", "identity"] | ArrayLike = "scale",
     chunk_size: int = CHUNK_SIZE,
 ) -> float:
     """Squared kernel Stein discrepancy of draws from their target, with an inverse multiquadric.
@@ -119,7 +120,7 @@ def ksd_test(
     rng_key: jax.Array,
     *,
     num_bootstrap: int = 1000,
-    precondition: Any = "scale",
+    precondition: Literal["scale", "covariance", "median", "identity"] | ArrayLike = "scale",
     chunk_size: int = CHUNK_SIZE,
 ) -> SteinTest:
     """Bootstrap test of the hypothesis that independent draws are from the target.
@@ -195,7 +196,13 @@ def _weights(rng_key: jax.Array, num_draws: int, num_bootstrap: int) -> jax.Arra
     return jnp.concatenate([ones, counts - 1]).T
 
 
-def thin(draws: Any, scores: Any, num_points: int, *, precondition: Any = "scale") -> np.ndarray:
+def thin(
+    draws: Any,
+    scores: Any,
+    num_points: int,
+    *,
+    precondition: Literal["scale", "covariance", "median", "identity"] | ArrayLike = "scale",
+) -> np.ndarray:
     """Greedy Stein thinning: numbers of the draws that together represent the target best.
 
     Each step adds the draw that makes KSD of those chosen so far smallest::

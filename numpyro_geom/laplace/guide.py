@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -135,12 +135,14 @@ class RiemannianLaplace(Guide, BoundGuide):
     def __init__(
         self,
         model: Callable,
-        metric: str | Callable | RiemannianMetric = "fisher",
+        metric: Literal["euclidean", "monge", "monge-log", "fisher", "empirical-fisher"]
+        | Callable
+        | RiemannianMetric = "fisher",
         *,
-        mode: str | None = None,
-        precision: str | None = None,
-        prior_metric: str | None = None,
-        solver: str = "auto",
+        mode: Literal["euclidean", "hausdorff", "mean"] | None = None,
+        precision: Literal["hessian", "fisher"] | None = None,
+        prior_metric: Literal["hessian", "expected", "softabs"] | None = None,
+        solver: Literal["auto", "cholesky", "woodbury", "cg"] = "auto",
         alpha2: float = 1.0,
         damping: float = 0.0,
         batch_size: int | Mapping[str, int] | None = None,

@@ -5,7 +5,7 @@ See `numpyro_geom.metrics.base` for the protocol, and for a metric of one's own 
 
 from __future__ import annotations
 
-from .base import Metric, MetricState, get_metric
+from .base import Metric, MetricLike, MetricState, get_metric
 from .by_site import BySite, Scaled
 from .foreign import ForeignMetric
 from .identity import Identity
@@ -29,6 +29,7 @@ __all__ = [
     "ForeignMetric",
     "Identity",
     "Metric",
+    "MetricLike",
     "MetricState",
     "Monge",
     "RMSprop",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,14 @@ class Metric(ABC):
         return self.interval
 
 
-def get_metric(metric: Any) -> Metric:
+MetricLike: TypeAlias = (
+    Literal["identity", "rmsprop", "wenzel", "monge", "shampoo"] | Metric | Mapping[str, Any] | Any
+)
+"""What kernels take as ``metric``: a name, a metric, or metrics by patterns of site names, see
+`BySite`. Any other object with the methods of the protocol is a metric too."""
+
+
+def get_metric(metric: MetricLike) -> Metric:
     """The metric of a name, or the object itself where it is a metric.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ class Shampoo(Metric):
     eps: float = 1e-8
     interval: int | None = 100
     block_size: int = 60
-    vector: str = "diagonal"
+    vector: Literal["diagonal", "full", "identity"] = "diagonal"
 
     def __post_init__(self) -> None:
         check_decay(self.decay)

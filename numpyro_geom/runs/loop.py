@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -45,8 +45,8 @@ def run(
     *args: Any,
     directory: str | os.PathLike[str] | None = None,
     draws_per_segment: int | None = None,
-    resume: bool | str = "auto",
-    on_bad_rows: str = "error",
+    resume: bool | Literal["auto", "other_program"] = "auto",
+    on_bad_rows: Literal["error", "drop", "keep"] = "error",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
     monitor: Callable[[PyTree], Any] | None = None,

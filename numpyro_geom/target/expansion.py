@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ class Expansion:
     rank: int | float | None = None
     sites: Any = None
     biases: tuple[str, str] | None = None
-    target: str = "posterior"
+    target: Literal["posterior", "factors"] = "posterior"
     factor_scale: float = 0.25
     factor_friction: float = 1.0
     prior_scale: float = 1.0

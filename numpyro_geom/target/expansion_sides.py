@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Factors:
     left: int | None = None
     right: int | None = None
     vectors: tuple[str, ...] = ()
-    side: str = "right"
+    side: Literal["left", "right"] = "right"
 
     def __post_init__(self) -> None:
         for name in ("left", "right"):

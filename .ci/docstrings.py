@@ -1,0 +1,47 @@
+"""Docstrings as Markdown, for the reference: tables, literal blocks and doctests of plain text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+RULER = re.compile(r"=+( +=+)+$")
+
+
+def table(lines: list[str]) -> list[str]:
+    """A Markdown table of one with rulers; a line whose first cell is empty goes on with a row."""
+    starts = [match.start() for match in re.finditer("=+", lines[0])]
+    rows: list[list[str]] = []
+    for line in (lines[1], *lines[3:-1]):
+        ends = [*starts[1:], len(line)]
+        cells = [line[i:j].strip().replace("|", r"\|") for i, j in zip(starts, ends, strict=True)]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [f"{x} {y}".strip() for x, y in zip(rows[-1], cells, strict=True)]
+    rows.insert(1, ["---"] * len(starts))
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def markdown(text: str) -> str:
+    """The same text in Markdown."""
+    text = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
+    blocks = text.split("\n\n")
+    for i, block in enumerate(blocks):
+        lines = block.splitlines()
+        if len(lines) > 3 and RULER.match(lines[0]):
+            blocks[i] = "\n".join(table(lines))
+        elif block.startswith(">>> "):
+            blocks[i] = f"```pycon\n{block}\n```"
+    return "\n\n".join(blocks)
+
+
+class Markdown(griffe.Extension):
+    """Changes every docstring before it is parsed."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called for each object."""
+        if obj.docstring:
+            obj.docstring.value = markdown(obj.docstring.value)
