@@ -84,3 +84,22 @@ def test_laplace(tmp_path: Path) -> None:
         name: float(k) for name, k in re.findall(r"^(\w+): k-hat (\S+)$", printed["both"], re.M)
     }
     assert set(shape) == {"centred", "noncentred"}
+
+
+@pytest.mark.slow
+def test_hierarchical(tmp_path: Path) -> None:
+    printed = tutorials.run("hierarchical", tmp_path, "--small")
+    assert set(printed) == shown("hierarchical", "tables")
+    assert {p.stem for p in tmp_path.glob("*.png")} == shown("hierarchical", "figures")
+    assert len(re.findall(r"^(?:NUTS|SGHMC) ", printed["cost"], re.M)) == 3
+
+
+@pytest.mark.slow
+def test_long_run(tmp_path: Path) -> None:
+    pytest.importorskip("zarr", reason="the runs extra is not installed")
+    printed = tutorials.run("long_run", tmp_path, "--small")
+    assert set(printed) == shown("long_run", "tables")
+    assert printed["resume"] == "40 draws per chain, finished: True\n"
+    assert printed["same"].endswith("without a break: True\n")
+    assert printed["longer"].startswith("80 draws per chain, finished: True\n")
+    assert "differs in: data args[1]" in printed["changed"]

@@ -73,6 +73,7 @@ def main(tutorials: list[str]) -> None:
             old.unlink()
         with tempfile.TemporaryDirectory() as folder:
             for part, text in run(name, Path(folder)).items():
+                text = text.replace(folder, f"tutorial_{name}")
                 print(text, flush=True)
                 table = tables / f"tutorial_{name}_{part}.md"
                 table.write_text(f"```text\n{text.strip(chr(10))}\n```\n")
