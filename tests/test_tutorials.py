@@ -24,7 +24,8 @@ class Quick(SGHMC):
 
     def __init__(self, model=None, **settings):
         quick = {"step_size": 0.003, "friction": 1.0, "num_steps": 2, "batch_size": 128}
-        super().__init__(model, **{**quick, **settings})
+        settings = {**quick, **settings}
+        super().__init__(model, **{**settings, "num_steps": 2})
 
 
 def straight(model):
@@ -103,3 +104,13 @@ def test_long_run(tmp_path: Path) -> None:
     assert printed["same"].endswith("without a break: True\n")
     assert printed["longer"].startswith("80 draws per chain, finished: True\n")
     assert "differs in: data args[1]" in printed["changed"]
+
+
+@pytest.mark.slow
+def test_network(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the examples extra is not installed")
+    pytest.importorskip("flax", reason="the test extra is not installed")
+    printed = tutorials.run("network", tmp_path, "--small")
+    assert set(printed) == shown("network", "tables")
+    assert {p.stem for p in tmp_path.glob("*.png")} == shown("network", "figures")
+    assert len(re.findall(r"^(?:one|four|chains).*?( +[\d.]+){4}$", printed["predict"], re.M)) == 3
