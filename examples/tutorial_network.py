@@ -1,0 +1,140 @@
+"""A Bayesian network from a flax module: the script of docs/tutorials/network.md.
+
+    python examples/tutorial_network.py [--small] [--out FOLDER]
+
+It takes one to two minutes of one CPU core; ``--small`` takes few rows and draws, and its numbers
+mean nothing.
+"""
+
+# --8<-- [start:imports]
+import argparse
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from flax import linen as nn
+from numpyro.contrib.module import random_flax_module
+from numpyro.infer import MCMC, Predictive
+from sklearn.datasets import load_digits, load_sample_images
+
+from numpyro_geom import SGHMC, train
+from numpyro_geom.diagnostics import predictive
+
+# --8<-- [end:imports]
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--small", action="store_true", help="few rows and draws")
+parser.add_argument("--out", type=Path, default=Path("tutorial_network"), help="of the files")
+options = parser.parse_args()
+num_rows, num_draws, num_epochs = (200, 16, 2) if options.small else (1_438, 100, 100)
+out = options.out
+out.mkdir(parents=True, exist_ok=True)
+
+# --8<-- [start:data]
+images, labels = load_digits(return_X_y=True)  # 1,797 digits of 8 by 8 pixels
+order = np.random.default_rng(0).permutation(len(labels))
+images, labels = jnp.asarray(images[order] / 16, jnp.float32), jnp.asarray(labels[order])
+X, y = images[:num_rows], labels[:num_rows]
+X_test, y_test = images[1_438:], labels[1_438:]
+
+photos = np.concatenate([photo.mean(-1)[:424, :640] for photo in load_sample_images().images])
+patches = photos.reshape(-1, 8, 80, 8).transpose(0, 2, 1, 3).reshape(-1, 64)[::23] / 255
+other = jnp.asarray(patches, jnp.float32)  # pieces of photographs: no digits
+print(f"{len(y):,} digits to learn from, {len(y_test)} to test, {len(other)} pieces of photographs")
+# --8<-- [end:data]
+
+
+# --8<-- [start:model]
+class Net(nn.Module):
+    """One hidden layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Logits of the ten digits."""
+        return nn.Dense(10)(nn.relu(nn.Dense(50)(x)))
+
+
+def model(X, y=None):
+    net = random_flax_module("net", Net(), dist.Normal(0, 0.5), input_shape=(64,))
+    with numpyro.plate("data", X.shape[0]) as i:
+        logits = numpyro.deterministic("logits", net(X[i]))
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=None if y is None else y[i])
+
+
+# --8<-- [end:model]
+
+# --8<-- [start:train]
+start = time.process_time()
+found = train(model, jax.random.key(0), X, y, batch_size=100, num_epochs=num_epochs, num_starts=4)
+seconds = {"four trained networks": time.process_time() - start}
+# --8<-- [end:train]
+
+# --8<-- [start:sample]
+start = time.process_time()
+mcmc = MCMC(
+    SGHMC(model, batch_size=100, num_steps=50),
+    num_warmup=num_draws,
+    num_samples=num_draws,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
+mcmc.run(jax.random.key(1), X, y, init_params=found.position)
+draws = mcmc.get_samples(group_by_chain=True)
+jax.block_until_ready(draws)
+seconds["chains"] = time.process_time() - start
+print({name: f"{spent:.0f} s" for name, spent in seconds.items()})
+# --8<-- [end:sample]
+
+
+# --8<-- [start:predict]
+def logits(samples, X, batch_ndims=2):
+    """Of each draw and row; shape (draws, rows, 10)."""
+    predict = Predictive(model, samples, batch_ndims=batch_ndims, return_sites=["logits"])
+    return np.asarray(predict(jax.random.key(2), X)["logits"]).reshape(-1, len(X), 10)
+
+
+networks = {name: x for name, x in found.position.items()}
+members = {
+    "one trained network": lambda X: logits(networks, X, 1)[:1],
+    "four trained networks": lambda X: logits(networks, X, 1),
+    "chains": lambda X: logits(draws, X),
+}
+inside = {name: of(X_test) for name, of in members.items()}
+outside = {name: of(other) for name, of in members.items()}
+print(f"{'':22s} accuracy    NLL  calibration error  AUROC of photographs")
+for name in members:
+    measured = predictive.classification(inside[name], y_test, logits=True)
+    scores = [-predictive.predictive_entropy(x[name], logits=True) for x in (inside, outside)]
+    auroc = predictive.out_of_distribution(*scores).auroc
+    print(
+        f"{name:22s} {measured.accuracy:8.3f} {measured.nll:6.3f}"
+        f" {measured.calibration_error:18.3f} {auroc:21.3f}"
+    )
+# --8<-- [end:predict]
+
+# --8<-- [start:mixing]
+by_chain = logits(draws, X_test).reshape(4, -1, len(X_test), 10)
+stream = predictive.PredictionStream(y_test, logits=True)
+stream.add(by_chain)
+mixing = stream.function_space()
+print(f"R-hat of predictions: {np.nanmedian(mixing.rhat):.2f} in the median of test rows,")
+print(f"{np.nanquantile(mixing.rhat, 0.95):.2f} at the 95% quantile")
+# --8<-- [end:mixing]
+
+# --8<-- [start:figure]
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+for ax, name in zip(axes, ("one trained network", "chains"), strict=True):
+    for of, color, label in ((inside, "C0", "digits"), (outside, "C1", "photographs")):
+        entropy = predictive.predictive_entropy(of[name], logits=True)
+        ax.hist(entropy, np.linspace(0, np.log(10), 30), density=True, alpha=0.5, color=color,
+                label=label)  # fmt: skip
+    ax.set(title=name, xlabel="entropy of the prediction, in nats", yticks=[])
+axes[1].legend()
+figure.savefig(out / "entropy.png")
+# --8<-- [end:figure]

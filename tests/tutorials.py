@@ -1,0 +1,85 @@
+"""Runs tutorial scripts part by part, and writes what they print and draw into the documentation.
+
+    python tests/tutorials.py regression laplace
+
+A part is what stands between ``# --8<-- [start:NAME]`` and ``# --8<-- [end:NAME]``: the page of the
+tutorial includes it. What the part prints goes to ``docs/tables/tutorial_SCRIPT_NAME.md``, and the
+figures of the script to ``docs/figures/tutorial_SCRIPT_*.png``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[1]
+MARK = re.compile(r"^# --8<-- \[(start|end):(\w+)\]$")
+GREY = "#808080"
+"""Of text and axes: seen on white pages and on dark ones."""
+STYLE = {
+    **{name: GREY for name in ("text.color", "axes.labelcolor", "axes.edgecolor")},
+    **{f"{axis}tick.{kind}": GREY for axis in "xy" for kind in ("color", "labelcolor")},
+    **{"axes.titlecolor": GREY, "savefig.transparent": True, "savefig.dpi": 80},
+    **{"savefig.bbox": "tight", "axes.facecolor": "none", "figure.max_open_warning": 0},
+    **{"legend.framealpha": 0.0},
+}
+
+
+def script(name: str) -> Path:
+    """Of a tutorial."""
+    return ROOT / "examples" / f"tutorial_{name}.py"
+
+
+def parts(text: str) -> Iterator[tuple[str, int, str]]:
+    """Name of each part, empty outside of them, the number of lines above it, and its code."""
+    name, first, lines = "", 0, text.splitlines(keepends=True)
+    for k, line in enumerate([*lines, "# --8<-- [end:]"]):
+        if found := MARK.match(line) or (k == len(lines)):
+            yield name, first, "".join(lines[first:k])
+            if found is not True:
+                name, first = (found[2] if found[1] == "start" else ""), k + 1
+
+
+def run(name: str, out: Path, *arguments: str) -> dict[str, str]:
+    """What each part prints; its files are in `out`."""
+    import matplotlib as mpl
+
+    path, printed = script(name), {}
+    names = {"__name__": "__main__", "__file__": str(path)}
+    with (
+        patch.object(sys, "argv", [str(path), "--out", str(out), *arguments]),
+        mpl.rc_context(STYLE),
+    ):
+        for part, above, code in parts(path.read_text()):
+            to = io.StringIO()
+            with contextlib.redirect_stdout(to):
+                exec(compile("\n" * above + code, str(path), "exec"), names)
+            if part and to.getvalue():
+                printed[part] = "\n".join(line.rstrip() for line in to.getvalue().split("\n"))
+    return printed
+
+
+def main(tutorials: list[str]) -> None:
+    """Write tables and figures of these tutorials."""
+    for name in tutorials:
+        tables, figures = ROOT / "docs" / "tables", ROOT / "docs" / "figures"
+        for old in (*tables.glob(f"tutorial_{name}_*"), *figures.glob(f"tutorial_{name}_*")):
+            old.unlink()
+        with tempfile.TemporaryDirectory() as folder:
+            for part, text in run(name, Path(folder)).items():
+                text = text.replace(folder, f"tutorial_{name}")
+                print(text, flush=True)
+                table = tables / f"tutorial_{name}_{part}.md"
+                table.write_text(f"```text\n{text.strip(chr(10))}\n```\n")
+            for figure in Path(folder).glob("*.png"):
+                (figures / f"tutorial_{name}_{figure.name}").write_bytes(figure.read_bytes())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
