@@ -106,7 +106,8 @@ class Algorithm(NamedTuple):
     """A sampler as a value.
 
     Attributes:
-        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start.
+        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start; for the
+            position see `numpyro_geom.state.Chain`.
         draw: see `Draw`.
         rule: see `Rule`.
         facts: see `Facts`.

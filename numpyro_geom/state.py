@@ -52,7 +52,9 @@ class Chain(NamedTuple):
     """What one stochastic-gradient step moves.
 
     Attributes:
-        position: theta, the unconstrained position.
+        position: the unconstrained position of the model's sites; in scaled coordinates with the
+            identity metric one vector, shape (D,), in place of the sites. A step that goes through
+            `jax.tree.map` serves both.
         metric_state: statistics of the metric.
         dynamics: what the algorithm carries besides (momentum, auxiliary variables, ...).
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax import random
+from jax.flatten_util import ravel_pytree
+from targets import assert_trees_equal
 
 from numpyro_geom import SGHMC, _programs, bound
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._programs import compiled
+from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +32,22 @@ def scaled_by(factor: float):
     """A new function in every call, with an array inside of a compiled one."""
     inside = jnp.arange(3.0) * factor
     return jax.jit(lambda x: x * inside)
+
+
+def test_a_vector_goes_back_to_a_tree_of_many_leaves_as_in_jax() -> None:
+    shapes = [(), (3,), (2, 2), (0,), (SMALL_PIECE,), (50, 50), *[()] * (2 * FEW_LEAVES + 1), (4,)]
+    tree = {f"{k:03d}": random.normal(random.key(k), shape) for k, shape in enumerate(shapes)}
+    flat, back = ravel(tree)
+    expected, theirs = ravel_pytree(tree)
+    np.testing.assert_array_equal(flat, expected)
+    assert_trees_equal(back(2 * flat), theirs(2 * flat))
+
+    def energy(unravel, x):
+        leaves = enumerate(jax.tree.leaves(unravel(x)))
+        return sum(jnp.sum(jnp.sin(k + leaf)) for k, leaf in leaves)
+
+    ours, exact = (jax.jit(jax.grad(partial(energy, f)))(flat) for f in (back, theirs))
+    np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-7)
 
 
 def test_equal_traces_share_a_program_and_other_constants_do_not(programs: OrderedDict) -> None:
