@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,9 @@ def test_pages(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_gallery_shows_every_example() -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text()
+    examples = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert examples <= set(re.findall(r"`(\w+\.py)`", gallery))
