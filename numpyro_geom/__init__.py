@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .laplace import RiemannianLaplace
     from .runs import Run, run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GGMC",
