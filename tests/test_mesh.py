@@ -19,10 +19,12 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run
+from numpyro_geom.rows.fetch import Hint, hints
 from numpyro_geom.rows.mesh_rows import MeshRows
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Segments
+from numpyro_geom.target.minibatch import Subsampling, draw
 
 ROWS, COLUMNS, BATCH = 301, 3, 16
 """The rows cannot be shared out evenly, by none of the meshes; the batch by all of them."""
@@ -45,10 +47,16 @@ KERNELS = {
     "control variate": lambda: SGRLD(
         model, control_variate=True, anchor_interval=5, **SETTINGS, batching="epoch"
     ),
+    "stratified": lambda: SGRLD(model, batching="stratified", **SETTINGS),
     "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.02}),
     "NUTS": lambda: NUTS(model, max_tree_depth=3),
 }
-SHAPES = {"control variate": [(1, 4), (2, 4)], "GGMC": [(2, 4)], "NUTS": [(2, 4)]}
+SHAPES = {
+    "control variate": [(1, 4), (2, 4)],
+    "stratified": [(2, 4)],
+    "GGMC": [(2, 4)],
+    "NUTS": [(2, 4)],
+}
 """Devices for chains, and for rows."""
 
 
@@ -145,15 +153,29 @@ def test_a_run_goes_on_with_another_mesh(tmp_path):
     np.testing.assert_array_equal(result.idata.observed_data["y"].values, y)
 
 
-def test_only_rows_of_the_minibatch_and_gradients_travel():
-    mcmc = make(SGRLD(model, **SETTINGS))
-    segments = segments_of(mcmc, (1, 2), 4)
+def what_travels(kernel):
+    """A program of two devices, its state, and the collectives in it by kind and shape."""
+    segments = segments_of(make(kernel), (1, 2), 4)
     state = segments.layout.place(segments.start)
     text = segments.program.lower(state, *counts(), segments.arrays).compile().as_text()
     travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
-    shapes = {
+    return segments, state, {
         (kind, shape) for all_, kind in travel for shape in re.findall(r"\w\d*\[[\d,]*\]", all_)
+    }  # fmt: skip
+
+
+def test_no_row_of_a_stratified_minibatch_travels():
+    _, _, shapes = what_travels(SGRLD(model, batching="stratified", **SETTINGS))
+    # gradients; energies, and that of a draw's last check
+    assert shapes <= {
+        ("all-reduce", f"f32[2,{COLUMNS}]"),
+        ("all-reduce", "f32[2]"),
+        ("all-reduce", "f32[]"),
     }
+
+
+def test_only_rows_of_the_minibatch_and_gradients_travel():
+    segments, state, shapes = what_travels(SGRLD(model, **SETTINGS))
     # chains, rows of the minibatch, columns; responses; those of a draw's last check, which are the
     # same for all chains; gradients; energies
     assert shapes == {
@@ -240,6 +262,25 @@ def test_rows_under_vmap_and_as_an_array():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize(("size", "batch"), [(7, 2), (7, 4), (7, 6), (8, 4), (301, 16)])
+def test_rows_of_stratified_batches_are_in_place(size, batch):
+    plate = Subsampling({"rows": size}, {"rows": batch}, "stratified", {}, size, ())
+    values = np.random.default_rng(0).standard_normal((size, 3))
+    rows = MeshRows.of(values, on((1, 2))["mesh"], "rows")
+
+    @jax.jit
+    @jax.vmap
+    def both(key):
+        i = draw(plate, key, ())[0]["rows"]
+        with hints(Hint(i, ordered=True)):
+            return rows[i], rows[i, 1:], i
+
+    found, part, i = both(jax.random.split(jax.random.key(0), 500))
+    assert len(np.unique(i)) == size
+    np.testing.assert_array_equal(found, jnp.asarray(values)[i])
+    np.testing.assert_array_equal(part, jnp.asarray(values)[i, 1:])
+
+
 def test_each_device_reads_its_own_rows():
     asked = []
 
@@ -251,8 +292,8 @@ def test_each_device_reads_its_own_rows():
             return np.zeros(self.shape, self.dtype)[index]
 
     rows = MeshRows.of(Source(), on((1, 2))["mesh"], "rows")
-    assert asked == [(0, 4), (4, 8)]
-    assert [x.data.shape for x in rows.blocks.addressable_shards] == [(1, 4, 2)] * 2
+    assert asked == [(0, 4), (3, 8)]  # row 3 is in the middle of 7
+    assert [x.data.shape for x in rows.blocks.addressable_shards] == [(1, 5, 2)] * 2
     with pytest.raises(AttributeError, match="_private"):
         _ = rows._private
 

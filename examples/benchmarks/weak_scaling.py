@@ -66,6 +66,9 @@ def work(
     """Counts on a mesh of this shape for so many chains and, of all devices together, rows."""
     kernels = {
         "SGRLD": lambda: SGRLD(model, batch_size=batch, step_size=1e-6, num_steps=1),
+        "SGRLD, stratified": lambda: SGRLD(
+            model, batch_size=batch, step_size=1e-6, num_steps=1, batching="stratified"
+        ),
         "NUTS": lambda: NUTS(model, step_size=1e-3, max_tree_depth=5),
     }
     mcmc = MCMC(
@@ -93,7 +96,7 @@ def work(
     for types in re.findall(TRAVEL, compiled.as_text()):
         for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", types):
             sizes = [int(n) for n in shape.split(",") if n]
-            of_batch = batch in sizes and name == "SGRLD"
+            of_batch = batch in sizes and name != "NUTS"
             exchanged["batch" if of_batch else "others"] += BYTES[kind] * math.prod(sizes)
     cost = compiled.cost_analysis()
     held = sum(s.data.nbytes for a in segments.arrays for s in a.addressable_shards[:1])
@@ -113,12 +116,12 @@ def main() -> None:
         "| the rest |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in ("SGRLD", "NUTS"):
+    for name in ("SGRLD", "SGRLD, stratified", "NUTS"):
         for shape in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (8, 1)):
             chains, parts = shape
             sizes = (chains, options.rows * parts, options.batch * parts, options.columns)
             x, alone = work(name, shape, *sizes), work(name, (1, 1), *sizes)
-            minibatch = sizes[2] if name == "SGRLD" else "all"
+            minibatch = "all" if name == "NUTS" else sizes[2]
             lines.append(
                 f"| {name} | {chains} x {parts} | {chains} | {sizes[1]} | {minibatch} | "
                 f"{x.flops / 1e3:.0f} | {alone.flops / 1e3:.0f} | {x.data / 1e6:.2f} | "

@@ -118,7 +118,7 @@ class GGMC(SGKernel):
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         control_variate: bool | Literal["auto"] = "auto",
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto"] | None = "auto",

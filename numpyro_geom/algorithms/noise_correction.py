@@ -58,8 +58,8 @@ def check_noise_correction(settings: Settings) -> None:
         )
     if batching != "replacement":
         raise ValueError(
-            f"noise_correction=True needs batching='replacement', got {batching!r}: within an "
-            "epoch errors cancel that the correction would count"
+            f"noise_correction=True needs batching='replacement', got {batching!r}: the rows of a "
+            "batch must be independent, for the correction to count their errors"
         )
     if settings.temperature == 0:
         raise ValueError(

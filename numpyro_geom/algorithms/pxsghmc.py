@@ -70,7 +70,7 @@ class PXSGHMC(SGKernel):
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,

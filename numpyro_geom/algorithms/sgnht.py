@@ -133,7 +133,7 @@ class SGNHT(SGKernel):
             where ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, above 0.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, see `SGRLD`.
@@ -190,7 +190,7 @@ class SGNHT(SGKernel):
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,

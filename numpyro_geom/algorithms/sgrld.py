@@ -73,7 +73,7 @@ class SGRLD(SGKernel):
             where ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         gamma_estimator: ``"hutchinson"`` (random probes) or ``"exact"`` (all unit vectors, for
             few dimensions).
         gamma_probes: probes that are averaged.
@@ -145,7 +145,7 @@ class SGRLD(SGKernel):
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         gamma_estimator: Literal["hutchinson", "exact"] = "hutchinson",
         gamma_probes: int = 1,
         adjusted: bool = False,
@@ -232,6 +232,11 @@ def _check(settings: Settings) -> None:
         raise ValueError(
             "gamma='published' multiplies Gamma by 1 - decay, and metrics by site have one each: "
             "use gamma='corrected', or one metric for all sites"
+        )
+    if gamma == "auxiliary" and settings.batching == "stratified":
+        raise ValueError(
+            "gamma='auxiliary' splits a batch in three, and a part of a stratified one is not from "
+            "all rows: expected batching='replacement' or 'epoch'"
         )
     if settings.adjusted:
         _check_adjusted(settings)

@@ -63,7 +63,7 @@ class AdamSGLD(SGKernel):
         batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause, on top of the
             added drift's.
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
@@ -108,7 +108,7 @@ class AdamSGLD(SGKernel):
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,

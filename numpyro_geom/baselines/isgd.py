@@ -186,7 +186,7 @@ class ISGD(SGKernel):
         batch_size: rows a step, an int or a dict plate -> int; None for what the model subsamples.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         init_strategy: NumPyro's, where the search for a mode starts that precedes warm-up unless
             ``init_params`` are given. Far from a mode g is no noise and the rate is small.
         constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
@@ -232,7 +232,7 @@ class ISGD(SGKernel):
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:

@@ -66,7 +66,7 @@ class SWAG(Guide):
         collect_every: steps between snapshots; None for as many as make 100 snapshots.
         mode_steps: Adam steps before.
         mode_learning_rate: Adam's first learning rate, in units of the unconstrained position.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         init_strategy: NumPyro's, where Adam starts.
 
     Raises:
@@ -114,7 +114,7 @@ class SWAG(Guide):
         collect_every: int | None = None,
         mode_steps: int = 5_000,
         mode_learning_rate: float = 0.01,
-        batching: Literal["replacement", "epoch"] = "replacement",
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         if isinstance(learning_rate, str) and learning_rate != "auto":

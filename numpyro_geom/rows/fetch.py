@@ -38,11 +38,13 @@ class Hint(NamedTuple):
         index: the traced index.
         rows: rows that are on the device already.
         used: a list in which to note who was asked.
+        ordered: whether it has one row from each of equal stretches of all rows, in their order.
     """
 
     index: Any
     rows: Mapping[HostRows, jax.Array] = {}
     used: list[HostRows] | None = None
+    ordered: bool = False
 
 
 _hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, never changed

@@ -14,6 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .fetch import hints_of
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -26,11 +28,14 @@ class MeshRows:
 
     ``X[i]`` with an array of row numbers is what it is for a plain array, computed such that
     rows travel and the whole does not: each device picks those that it has, and what they have
-    is added up word by word, the other devices' words being zero. Anything else that is done to
-    it is done to the plain array, which XLA keeps where it is.
+    is added up word by word, the other devices' words being zero. The rows of a stratified
+    minibatch do not travel. Anything else that is done to it is done to the plain array, which XLA
+    keeps where it is.
 
     Args:
-        blocks: shape (devices, rows of each, ...), the first axis shared out.
+        blocks: shape (devices, rows of each, ...), the first axis shared out. Where rows cannot be
+            shared out evenly, each block begins with some rows of the one before, because the
+            stretches do.
         num_rows: rows that there are; the last block may be padded.
         mesh: the devices.
         axis: of the mesh.
@@ -45,17 +50,20 @@ class MeshRows:
     def of(cls, array: Any, mesh: Mesh, axis: str) -> MeshRows:
         """Share out an array, of which each process reads the rows of its devices alone."""
         parts = mesh.shape[axis]
-        rows = -(-array.shape[0] // parts)
+        rows, before = _shares(array.shape[0], parts)
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
         @functools.cache
         def block(k: int) -> np.ndarray:
-            found = np.asarray(array[k * rows : (k + 1) * rows]).astype(dtype)
-            padding = [(0, rows - found.shape[0])] + [(0, 0)] * (found.ndim - 1)
+            first = max(k * rows - before, 0)
+            found = np.asarray(array[first : (k + 1) * rows]).astype(dtype)
+            ahead = first - (k * rows - before)
+            behind = before + rows - ahead - found.shape[0]
+            padding = [(ahead, behind)] + [(0, 0)] * (found.ndim - 1)
             return np.pad(found, padding)[np.newaxis]
 
         blocks = jax.make_array_from_callback(
-            (parts, rows, *array.shape[1:]),
+            (parts, before + rows, *array.shape[1:]),
             NamedSharding(mesh, PartitionSpec(axis)),
             lambda index: block(index[0].start or 0),  # type: ignore[index]
         )
@@ -88,7 +96,8 @@ class MeshRows:
         return f"MeshRows({self.dtype}{list(self.shape)} over {self.axis!r})"
 
     def __jax_array__(self) -> jax.Array:
-        plain = self.blocks.reshape(-1, *self.shape[1:])[: self.num_rows]
+        _, before = _shares(self.num_rows, self.blocks.shape[0])
+        plain = self.blocks[:, before:].reshape(-1, *self.shape[1:])[: self.num_rows]
         return self._shared_out(plain)
 
     def __getitem__(self, index: Any) -> jax.Array:
@@ -97,6 +106,11 @@ class MeshRows:
         simple = all(isinstance(x, (slice, int, type(None))) for x in others)
         if not (are_rows and simple and jnp.issubdtype(first.dtype, jnp.integer)):
             return self.__jax_array__()[index]
+        parts = self.blocks.shape[0]
+        shared = first.shape[0] < self.num_rows and first.shape[0] % parts == 0
+        if shared and first.ndim == 1 and any(hint.ordered for hint in hints_of(first)):
+            found = self._in_place(jnp.asarray(first))
+            return found[(slice(None), *others)] if others else found
         first = jnp.asarray(first)
         found = self.rows(first.reshape(-1)).reshape(*first.shape, *self.shape[1:])
         return found[(*[slice(None)] * first.ndim, *others)] if others else found
@@ -116,12 +130,13 @@ class MeshRows:
         return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
 
     def _gathered(self, i: jax.Array) -> jax.Array:
-        dtype, (parts, rows) = self.dtype, self.blocks.shape[:2]
+        dtype, parts = self.dtype, self.blocks.shape[0]
+        rows, before = _shares(self.num_rows, parts)
 
         def of_one(block: jax.Array, k: jax.Array) -> jax.Array:
             place = i - (k * rows).astype(i.dtype)
             mine = (place >= 0) & (place < rows)
-            taken = _words(block[jnp.clip(place, 0, rows - 1)])
+            taken = _words(block[before + jnp.clip(place, 0, rows - 1)])
             return jnp.where(mine.reshape(-1, *[1] * (taken.ndim - 1)), taken, 0)
 
         found = jax.vmap(of_one)(self.blocks, jnp.arange(parts))
@@ -131,6 +146,15 @@ class MeshRows:
         if jnp.issubdtype(dtype, jnp.bool_):
             return found.astype(bool)
         return found if found.dtype == dtype else lax.bitcast_convert_type(found, dtype)
+
+    def _in_place(self, i: jax.Array) -> jax.Array:
+        """Rows of which each device has its part, in the order of the devices."""
+        parts = self.blocks.shape[0]
+        rows, before = _shares(self.num_rows, parts)
+        starts = rows * jnp.arange(parts, dtype=i.dtype) - before
+        place = self._shared_out(i.reshape(parts, -1) - starts[:, None])
+        found = jax.vmap(operator.getitem)(self.blocks, place)
+        return self._shared_out(found.reshape(i.shape[0], *self.shape[1:]))
 
     def _shared_out(self, x: jax.Array) -> jax.Array:
         if not isinstance(x, jax.core.Tracer):  # only compiled code can share out unevenly
@@ -155,6 +179,12 @@ for _name in "add sub mul truediv floordiv mod pow matmul and or xor".split():
 for _name in "lt le gt ge eq ne neg abs invert".split():
     setattr(MeshRows, f"__{_name}__", _forwarded(getattr(operator, f"__{_name}__"), False))
 MeshRows.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _shares(num_rows: int, parts: int) -> tuple[int, int]:
+    """Rows of each part, and how many of the part before it has besides."""
+    rows = -(-num_rows // parts)
+    return rows, (parts - 1) * rows - (parts - 1) * num_rows // parts
 
 
 def _words(x: jax.Array) -> jax.Array:

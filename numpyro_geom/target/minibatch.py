@@ -10,12 +10,13 @@ which makes the minibatch energy an unbiased estimate of the full one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from numpyro.primitives import Messenger
 
@@ -28,7 +29,25 @@ Batch = Any
 RNG_KEY = "numpyro.prng_key"
 """Where the rows of a batch have the key of a model that asks for one."""
 
-BATCHING = ("replacement", "epoch")
+BATCHING = ("replacement", "stratified", "epoch")
+
+
+@jax.tree_util.register_pytree_node_class
+class Strata(dict[str, Any]):
+    """A batch whose rows are one from each of equal stretches of a plate, in their order.
+
+    Over a mesh each device then has the rows of its part of the batch.
+    """
+
+    def tree_flatten(self) -> tuple[tuple, tuple[str, ...]]:
+        """Arrays and names."""
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Iterable[Any]) -> Strata:
+        """The reverse."""
+        return cls(zip(names, arrays, strict=True))
+
 
 Value = TypeVar("Value")
 
@@ -82,7 +101,7 @@ class Subsampling:
     Attributes:
         sizes: size of every plate.
         batch_sizes: rows drawn a step, for the subsampled plates only.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: one of `BATCHING`.
         local_axes: for each latent site that lives in subsampled plates, the axes of its
             unconstrained value that those plates index, as ``(plate, axis)`` pairs.
         num_data: number of observations N (1 for a model without a data plate).
@@ -204,7 +223,7 @@ def gather_local(subsampling: Subsampling, position: dict, batch: Mapping[str, A
 
 def init_stream(subsampling: Subsampling, rng_key: jax.Array) -> Any:
     """State of the row stream: empty with replacement; key, epoch and offset per plate else."""
-    if subsampling.batching == "replacement":
+    if subsampling.batching != "epoch":
         return ()
     zero = jnp.zeros((), jnp.int32)
     return {
@@ -222,11 +241,13 @@ def draw(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Row indices of the next minibatch: plate -> int32 array, and the advanced stream.
 
-    ``"replacement"`` draws independent uniform indices. ``"epoch"`` walks through a fresh keyed
-    permutation every epoch in O(batch) work and memory; all rows come once an epoch. A model that
-    asks for keys gets a new one with each minibatch.
+    ``"replacement"`` draws independent uniform indices. ``"stratified"`` draws one from each of B
+    equal stretches of the plate, each row with the same probability. ``"epoch"`` walks through a
+    fresh keyed permutation every epoch in O(batch) work and memory; all rows come once an epoch. A
+    model that asks for keys gets a new one with each minibatch.
     """
-    batch, advanced = {}, {}
+    batch: dict[str, Any] = Strata() if subsampling.batching == "stratified" else {}
+    advanced = {}
     if subsampling.is_random:
         rng_key, batch[RNG_KEY] = random.split(rng_key)
     if not subsampling.batch_sizes:
@@ -240,6 +261,8 @@ def draw(
         size = subsampling.sizes[plate]
         if subsampling.batching == "replacement":
             batch[plate] = _uniform_rows(key, rows, size)
+        elif subsampling.batching == "stratified":
+            batch[plate] = _stratified_rows(key, rows, size)
         else:
             plate_key, epoch, offset = stream[plate]
             batch[plate], epoch, offset = epoch_indices(plate_key, epoch, offset, rows, size)
@@ -258,6 +281,17 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
     index = (_high_word(first, size) + carry).astype(jnp.int32)
     # changes nothing, but XLA does not compute a remainder anew for each entry of a gathered row
     return lax.rem(index, jnp.int32(size))
+
+
+def _stratified_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
+    """One index of each of ``rows`` stretches of ``size / rows`` rows, in their order.
+
+    That of stretch j is the floor of (j size + r) / rows, with r uniform below ``size``. A row may
+    lie in two stretches in part. Each row comes ``rows / size`` times on average.
+    """
+    first, rest = np.divmod(np.arange(rows) * size, rows)  # in 64 bits
+    within = _uniform_rows(rng_key, rows, size)
+    return jnp.asarray(first, jnp.int32) + (jnp.asarray(rest, jnp.int32) + within) // rows
 
 
 def _high_word(x: jax.Array, factor: int) -> jax.Array:

@@ -44,7 +44,7 @@ def read_subsampling(
         batch_size: rows a step: an int for the only plate that holds observed rows, a dict
             plate -> int, or None for what the model itself subsamples (all rows where it does
             not). A batch as large as its plate means no subsampling of that plate.
-        batching: ``"replacement"`` or ``"epoch"``.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         sums: whether discrete latent sites are summed out, on all rows; else they are an error.
 
     Raises:

@@ -23,7 +23,7 @@ from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
 from ..rows.host_rows import HostRows, host_rows_in
 from . import minibatch
 from .enumeration import enumerating
-from .minibatch import RNG_KEY, Batch, Subsampling
+from .minibatch import RNG_KEY, Batch, Strata, Subsampling
 
 CURVATURE_ROWS = 2048
 """Rows from which curvature and gradient noise are measured in warm-up."""
@@ -87,21 +87,26 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
         run = minibatch.SubsamplePlates(model, batch, plan.sizes)
-        return potential_energy(
-            enumerating(run, plan.sites) if sums else run,
-            args,
-            kwargs,
-            minibatch.gather_local(plan, position, batch),
-            enum=sums,
-        )
+        ordered = batch.values() if isinstance(batch, Strata) else ()
+        with hints(*(Hint(index, ordered=True) for index in ordered)):
+            return potential_energy(
+                enumerating(run, plan.sites) if sums else run,
+                args,
+                kwargs,
+                minibatch.gather_local(plan, position, batch),
+                enum=sums,
+            )
 
     def some_rows(rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:
-        return {
-            plate: _spread_rows(
-                key_word(rng_key) + i, plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
+        return Strata(
+            (
+                plate,
+                _spread_rows(
+                    key_word(rng_key) + i, plan.sizes[plate], at_most.get(plate, CURVATURE_ROWS)
+                ),
             )
             for i, plate in enumerate(plan.batch_sizes)
-        }
+        )
 
     def score_noise(rng_key: jax.Array) -> tuple:
         groups = []
