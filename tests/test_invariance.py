@@ -583,6 +583,31 @@ def test_minibatch_frozen_has_the_predicted_variance(temperature: float) -> None
     assert exact > 1.3 * temperature / CURVATURE
 
 
+def test_stratified_minibatches_have_the_noise_within_their_stretches() -> None:
+    batch_size, h, rows = 16, 0.01, np.sort(ROWS)
+    # of 7.5 rows each: what of a row is in a stretch, as a probability within it
+    ends = np.arange(batch_size + 1)[:, None] * len(rows) / batch_size
+    shares = np.diff(np.clip(ends - np.arange(len(rows)), 0, 1), axis=0) * batch_size / len(rows)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    variances = shares @ rows**2 - (shares @ rows) ** 2
+    noise = (len(rows) / batch_size) ** 2 * variances.sum() / 16
+    independent = len(rows) ** 2 / batch_size * np.var(rows) / 16
+    contraction = 1 - h * CURVATURE
+    exact, other = ((2 * h + h**2 * c) / (1 - contraction**2) for c in (noise, independent))
+
+    kernel = SGRLD(
+        rows_model, batch_size=batch_size, batching="stratified", step_size=h, num_steps=20
+    )
+    y = jnp.asarray(rows, jnp.float32)
+    positions = {"mu": jnp.full((8000,), POSTERIOR_MEAN, jnp.float32)}
+    state = chains.start(kernel, positions, seed=13, args=(y,))
+    _, draws = chains.run(kernel, state, 8, args=(y,))
+    x = draws.z["mu"][2:]
+    assert np.abs(variance_score(x, POSTERIOR_MEAN, exact)).max() < NUM_ERRORS
+    assert abs(np.mean(x) - POSTERIOR_MEAN) < NUM_ERRORS * np.sqrt(exact / 8000)
+    assert exact < 0.9 * other
+
+
 def test_minibatch_epochs_cancel_their_noise() -> None:
     # Batches of one epoch have errors e_k that sum to 0: of variance c and correlation
     # -1 / (K - 1). The variance at the ends of epochs is a geometric series over epochs.

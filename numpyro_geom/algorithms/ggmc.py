@@ -66,8 +66,8 @@ class GGMC(SGKernel):
         num_steps: L, or ``"auto"`` for a relaxation time; with minibatches for three, in no more
             steps than cost about as much as the energy on all rows.
         temperature: tau, above 0.
-        batching: ``"replacement"``; with ``"epoch"`` the reverse of a sequence of batches is not
-            as likely as the sequence.
+        batching: ``"replacement"`` or ``"stratified"``; with ``"epoch"`` the reverse of a sequence
+            of batches is not as likely as the sequence.
         control_variate: correct minibatch gradients by those at an anchor that warm-up finds;
             ``"auto"``: where the noise that is measured with it and without says so.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.

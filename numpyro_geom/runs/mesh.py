@@ -2,8 +2,9 @@
 
 Row indices are drawn globally, so that draws do not depend on how many devices there are. Each
 device has its own rows; those of a minibatch come from where they are and are dealt out evenly,
-and the gradients of the shares are summed. XLA derives the communication from where arrays are
-placed (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
+or, if the minibatch is stratified, are there already. The gradients of the shares are summed. XLA
+derives the communication from where arrays are placed
+(https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 """
 
 from __future__ import annotations
