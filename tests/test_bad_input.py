@@ -342,6 +342,11 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "splits a batch in three.*'data': 2.*at least 3",
     ),
+    "auxiliary, stratified": (
+        model(gamma="auxiliary", metric="rmsprop", batching="stratified"),
+        ValueError,
+        "part of a stratified one.*'replacement' or 'epoch'",
+    ),
     "auxiliary, model's batch of 2": (
         start(subsamples_two, Y, gamma="auxiliary"),
         ValueError,
@@ -825,6 +830,11 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             {"noise_correction": True, "batching": "epoch", "batch_size": 4},
             ValueError,
             "noise_correction=True needs batching='replacement', got 'epoch'",
+        ),
+        (
+            {"noise_correction": True, "batching": "stratified", "batch_size": 4},
+            ValueError,
+            "noise_correction=True needs batching='replacement', got 'stratified'",
         ),
         (
             {"noise_correction": True, "temperature": 0, "batch_size": 4},
