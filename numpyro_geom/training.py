@@ -179,7 +179,7 @@ def _check_validation(validation: Any, batch_size: Any) -> float:
 
 
 def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
-    """Rows to train on, and batches of held-out rows (empty if there are none)."""
+    """Rows to train on and batches of held-out rows; both empty if no rows are held out."""
     if validation == 0 or not plan.batch_sizes:
         return (), ()
     if len(plan.batch_sizes) > 1:
