@@ -28,8 +28,8 @@ FARTHEST_DRIFT = 1000.0
 barely unstable step never doubles the drift."""
 
 CALM, KICK = 1.0, 10.0
-"""A chain with a momentum is thrown out by a drift that is shorter than the noise when a draw
-starts, and this many times longer in one of its steps. The draw is then marked, unless the chain
+"""A drift that is shorter than the noise when a draw starts, and this many times longer in one of
+its steps, throws out a chain with a momentum. The draw is then marked, unless the chain
 has just started. The step is kept, since the chain can come back."""
 
 

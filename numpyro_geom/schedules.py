@@ -137,7 +137,7 @@ class Cyclical(Schedule):
 
     Args:
         peak: step size at the start of a cycle.
-        period: steps T of a cycle, 1 to 2^31 - 1; 1 holds the peak.
+        period: steps T of a cycle, 1 to 2^31 - 1. With 1 the step stays at the peak.
         floor: step size at the end of a cycle, which comes as near as (peak - floor) (pi / 2T)^2.
         explore: fraction of each cycle without injected noise, in [0, 1): the steps with
             mod(t, T) / T < explore.

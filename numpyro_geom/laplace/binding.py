@@ -143,7 +143,7 @@ class BoundGuide(AutoContinuous):
             resample: whether to resample draws by their importance weights, see
                 `LaplaceDraws.resample`. If ``pareto_k`` is small, they are then draws of the
                 posterior. This takes D + 1 times the cost.
-            kwargs: keyword arguments of the training data, likewise.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Returns:
             Site name -> values in the site's support, deterministic sites included.
@@ -168,7 +168,7 @@ class BoundGuide(AutoContinuous):
             params: from `fit` or SVI.
             quantiles: probabilities, a number or a list.
             args: the training data; without any, those of `fit` or SVI.
-            kwargs: keyword arguments of the training data, likewise.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Returns:
             Site name -> array whose first dimension is that of ``quantiles``.

@@ -220,7 +220,7 @@ class RiemannianLaplace(Guide, BoundGuide):
             args: the training data; without any, those of `fit` or SVI.
             rng_key: for the draws; None for ``jax.random.key(0)``.
             num_draws: number of draws. Up to 200 dimensions they have weights.
-            kwargs: keyword arguments of the training data, likewise.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
         """
         num_draws = check_int("num_draws", num_draws, least=2)
         key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
@@ -249,7 +249,7 @@ class RiemannianLaplace(Guide, BoundGuide):
             log_weight: whether to compute importance weights, at D + 1 times the cost.
             chunk_size: draws solved at once; None for as many as fit in a bounded memory.
             progress_bar: whether to show a progress bar on work of more than five seconds.
-            kwargs: keyword arguments of the training data, likewise.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws

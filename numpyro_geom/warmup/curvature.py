@@ -197,7 +197,8 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     """|C v| with C the covariance of some rows, v about the first eigenvector for other rows.
 
     The largest eigenvalue of one sample is too large unless the sample has many more rows than
-    there are parameters. It is twice as large with five times as many rows, and it has no bound.
+    there are parameters. With five times as many rows it is twice as large. With fewer rows the
+    factor has no bound.
     |C v| is too small if some rows do not show the direction.
 
     Args:
