@@ -68,7 +68,7 @@ class RiemannianLaplace(Guide, BoundGuide):
     Args:
         model: a NumPyro model with continuous latent sites, the same one as for `MCMC`.
         metric: see the table. A function gets the dict of unconstrained site values and returns G.
-            The rows of G are the sites in the order of the model, each flattened. A
+            Rows and columns of G are the flattened sites, in the order of the model. A
             `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
         mode: ``"euclidean"`` for the maximum of the density. ``"hausdorff"`` for the maximum of the
             density over sqrt(det G), where G is the Fisher metric for any ``metric``. ``"mean"``

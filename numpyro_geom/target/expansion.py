@@ -38,13 +38,13 @@ class Expansion:
 
     - ``"posterior"``: the law of W is the model's, exp(-U / tau), for any factors. The energy is
       U(P V Q) - tau [n log|det P| + m log|det Q| + log q(P, Q)]. Each vector on the side adds one
-      log-determinant. A kernel counts as many as it has spatial slices times channels of the other
-      side. W is then independent of (P, Q), whose law is q. Under q each entry is normal about the
-      identity with standard deviation ``factor_scale`` / sqrt(side).
+      log-determinant. For a kernel a log-determinant counts once for each spatial slice and each
+      channel of the other side. W is then independent of (P, Q), whose law is q. Under q each entry
+      is normal about the identity with standard deviation ``factor_scale`` / sqrt(side).
     - ``"factors"``: the papers' target. The model's priors of W and of the vectors that share a
       side are replaced: V, the vectors and the factors are N(0, scale^2). This CHANGES THE MODEL.
       The implied prior of W is that of products of Gaussian matrices, with heavier tails. The
-      energy is U(P V Q) without the replaced priors (see `WithoutPrior`) minus the log density of
+      energy is U(P V Q) without the replaced priors (see `WithoutPrior`), minus the log density of
       the new priors. The whole energy is tempered.
 
     Choose it for networks whose chains explore too little; for these the papers report more diverse
