@@ -49,7 +49,7 @@ def is_by_site(position: PyTree) -> bool:
 
 
 class Chain(NamedTuple):
-    """What one stochastic-gradient step moves.
+    """The part of the state that one stochastic-gradient step moves.
 
     Attributes:
         position: the unconstrained position of the model's sites. In scaled coordinates with the

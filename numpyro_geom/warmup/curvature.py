@@ -187,7 +187,7 @@ def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
 
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
-    """About lam_C, the largest eigenvalue of the gradient's covariance."""
+    """Estimate of lam_C, the largest eigenvalue of the gradient's covariance."""
     flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     return _on_other_rows(partial(_noise_covariance, potential, position), start, rng_key)
