@@ -1,6 +1,6 @@
 """Geometric and stochastic-gradient Bayesian inference for NumPyro models.
 
-Reports, guides and runs are imported when they are first used. What they need (xarray, SciPy's
+Reports, guides and runs are imported at their first use. Their dependencies (xarray, SciPy's
 statistics, diffrax) would triple the time of ``import numpyro_geom``.
 """
 

@@ -53,7 +53,7 @@ def check_shape(name: str, value: Any) -> tuple[int, ...]:
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of a few names."""
+    """One of several names."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
     return value
@@ -81,7 +81,7 @@ def check_keys(name: str, value: Any) -> Any:
 
 
 def check_model(name: str, value: Any) -> Any:
-    """A NumPyro model: a function, and no kernel or guide."""
+    """A NumPyro model: a function that is not a kernel or guide."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}: pass a function")
     if isinstance(value, MCMCKernel) or hasattr(value, "sample_posterior"):
@@ -100,7 +100,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """A value in few words, an array by its shape and dtype."""
+    """A short description of a value; for an array its shape and dtype."""
     if getattr(value, "dtype", None) is not None:
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     plain = isinstance(value, (int, float, str, type(None)))

@@ -1,4 +1,4 @@
-"""What belongs elsewhere: arguments of NUTS, classes and guides in the place of kernels."""
+"""Foreign arguments and objects: arguments of NUTS, and classes or guides in place of kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "init_loc_fn": ("init_strategy",),
     "init_strategy": ("init_loc_fn",),
 }
-"""Names in NumPyro and elsewhere, and ours for the same; the first that the class has."""
+"""Foreign names (NumPyro's and others), and our names with the same meaning in order of choice."""
 
 MEANINGS = {
     "adapt_mass_matrix": "True learns the scale in warm-up, and its estimate is always regularised",
@@ -41,7 +41,7 @@ MEANINGS = {
     "step_size": "'auto' finds one in warm-up, a number or a schedule is used as it is",
     "target_accept": "the acceptance rate to aim at",
 }
-"""What ours mean."""
+"""Meanings of our names."""
 
 OF_KERNELS = {
     **dict.fromkeys(
@@ -56,19 +56,19 @@ OF_KERNELS = {
     "thermostat_mass": "use SGNHT, which has a thermostat",
     "forward_mode_differentiation": "drop it, gradients are always of reverse mode",
 }
-"""What a kernel leaves to others."""
+"""Arguments that kernels leave to other objects."""
 OF_GUIDES = {
     "num_samples": "pass sample_shape=(1000,) to sample_posterior",
     "init_params": "pass it to fit",
 }
-"""What a guide leaves to others."""
+"""Arguments that guides leave to other objects."""
 
 
 def refuse_foreign(cls: type, args: tuple, arguments: Mapping[str, Any]) -> None:
-    """Raise for arguments that the constructor of a class does not have.
+    """Raise for arguments that a class's constructor does not have.
 
     Raises:
-        TypeError: for an unknown name, and for more positional arguments than there are.
+        TypeError: for an unknown name, and for too many positional arguments.
     """
     parameters = inspect.signature(cls).parameters
     kinds = [p.kind for p in parameters.values()]
@@ -90,7 +90,7 @@ def refuse_foreign(cls: type, args: tuple, arguments: Mapping[str, Any]) -> None
 
 
 def _remedy(name: str, own: list[str]) -> str:
-    """What to do instead."""
+    """Advice on the replacement of a name."""
     for other in ALIASES.get(name, ()):
         if other in own:
             return f"use {other}, {MEANINGS[other]}"
@@ -102,10 +102,10 @@ def _remedy(name: str, own: list[str]) -> str:
 
 
 class FirstAsked(property):
-    """A property of kernels that `MCMC` asks for first; of their class it says what is wrong."""
+    """The property that `MCMC` reads first. Read from a class, it raises an error with advice."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The value, for an instance."""
+        """The value, if there is an instance."""
         if instance is None:
             name = getattr(owner, "__name__", owner)
             raise AttributeError(
@@ -116,7 +116,7 @@ class FirstAsked(property):
 
 
 class Guide:
-    """A guide, which says so when `MCMC` asks it for a kernel's first property."""
+    """A guide: it raises an error with advice when `MCMC` reads a kernel's first property."""
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         refuse_foreign(cls, args, arguments)
@@ -124,7 +124,7 @@ class Guide:
 
     @property
     def sample_field(self) -> str:
-        """There is none."""
+        """Raise: a guide has no such field."""
         name = type(self).__name__
         raise AttributeError(
             f"expected a kernel, got {name}, a guide: call params = guide.fit(rng_key, *args) and "

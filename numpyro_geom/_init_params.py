@@ -1,4 +1,4 @@
-"""Where a user wants chains to start, as positions of the chains."""
+"""The user's starting points of chains, as positions of the chains."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ def as_position(
     batched: bool,
     constrained: bool,
 ) -> dict[str, jax.Array]:
-    """The position that ``init_params`` describe.
+    """The position that ``init_params`` describes.
 
     Args:
-        init_params: values by site; the parameters of a module may be the nested dict that the
-            module has, ``{"nn": {"Dense_0": {"kernel": ...}}}`` for the site
-            ``nn/Dense_0.kernel``.
-        position: of the chain, or of all chains in one pytree; its shapes and dtypes.
-        model: that has all sites.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        init_params: values by site. The parameters of a module may be the module's nested dict:
+            ``{"nn": {"Dense_0": {"kernel": ...}}}`` for the site ``nn/Dense_0.kernel``.
+        position: position of the chain, or of all chains in one pytree; gives shapes and dtypes.
+        model: the model with all sites.
+        args: the model's arguments.
+        kwargs: the model's keyword arguments.
         batched: whether leaves have a leading axis of chains.
-        constrained: whether values are those of the sites, and not unconstrained.
+        constrained: whether values are site values and not unconstrained values.
 
     Raises:
         TypeError: for values that are not floating point arrays.
-        ValueError: for other sites, other shapes, and values outside of the support.
+        ValueError: for unknown sites, wrong shapes, and values outside of the support.
     """
     if not isinstance(init_params, Mapping):
         raise TypeError(
@@ -55,13 +54,13 @@ def as_position(
             return constrain_fn(model, args, kwargs, z)
 
         like = jax.eval_shape(jax.vmap(values) if batched else values, position)
-    if constrained:  # draws hold deterministic sites besides
+    if constrained:  # draws contain deterministic sites as well
         given = start = {name: x for name, x in given.items() if name in like}
     _check(given, like, batched, constrained)
     if constrained:
 
         def back(x: dict) -> dict:
-            with numpyro.validation_enabled(False):  # what is wrong is said below
+            with numpyro.validation_enabled(False):  # errors are reported below
                 return unconstrain_fn(model, args, kwargs, x)
 
         start = {name: jnp.asarray(x) for name, x in given.items()}
@@ -82,7 +81,7 @@ def as_position(
 
 
 def _by_site(tree: Mapping) -> Iterator[tuple[str, Any]]:
-    """Site names and values; a nested dict is that of a module."""
+    """Site names and values; a nested dict belongs to a module."""
     for name, value in tree.items():
         if not isinstance(value, Mapping):
             yield name, value

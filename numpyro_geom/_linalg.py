@@ -1,11 +1,11 @@
-"""Linear algebra that batches cannot stop, and solves by products alone.
+"""Linear algebra that does not deadlock in batches, and solves that only use products.
 
-On the CPU (jaxlib 0.10) a call of LAPACK on a batch waits, in a thread of the pool, for work that
-it gives to the same pool: two calls that may run at the same time stop a machine of two cores for
-ever. Batches come from `jax.vmap`, over chains or draws. So either one call waits for the other
-(`wait_for`), or a batch is a loop of calls on one matrix, which wait for nothing (`inverse`,
-`log_abs_det`). Of the library's own functions `jax.scipy.linalg.solve` with ``assume_a="pos"`` has
-a derivative whose calls wait for each other; those of `jnp.linalg.cholesky` and of
+On the CPU (jaxlib 0.10) a LAPACK call on a batch occupies a thread of a pool and waits for work
+that it gives to the same pool. So two calls at the same time can stop a machine of two cores for
+ever. Batches come from `jax.vmap`, over chains or draws. There are two remedies. One call waits for
+the other (`wait_for`), or a batch becomes a loop of calls on single matrices, which wait for
+nothing (`inverse`, `log_abs_det`). In JAX, `jax.scipy.linalg.solve` with ``assume_a="pos"`` has a
+derivative whose calls wait for each other. The derivatives of `jnp.linalg.cholesky` and
 `solve_triangular` do not.
 """
 
@@ -26,7 +26,7 @@ Array = jax.Array
 
 
 def wait_for(x: Array, done: Array) -> Array:
-    """``x``, not known before ``done`` is; NaN where that is not finite."""
+    """``x``, but not available before ``done`` is; NaN if ``done`` is not finite."""
     return jnp.where(jnp.all(jnp.isfinite(done)), x, jnp.nan)
 
 
@@ -61,7 +61,7 @@ def eigenvalues(matrix: Array) -> Array:
 
 
 def symmetric_roots(matrix: Array) -> tuple[Array, Array]:
-    """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding count as rounding."""
+    """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding are raised to it."""
     return _one_by_one(_symmetric_roots)(matrix)
 
 
@@ -79,7 +79,7 @@ def _log_abs_det(matrix: Array) -> Array:
 
 
 def _one_by_one(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
-    """``fn``, of which a batch is a loop on the CPU."""
+    """``fn``, whose batches become loops on the CPU."""
     return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 
 
@@ -88,7 +88,7 @@ PLAIN, SKETCHED, CHECK, END = range(4)
 
 
 class Sketch(NamedTuple):
-    """S = I - U' diag(c) U, about the inverse root of I + A for a positive semidefinite A.
+    """S = I - U' diag(c) U, near the inverse root of I + A for a positive semidefinite A.
 
     Attributes:
         basis: U, shape (rank, D), orthonormal rows.
@@ -108,7 +108,7 @@ def nystrom(product: Callable[[Array], Array], probes: Array) -> Sketch:
     """A sketch of A from its products with random vectors.
 
     Frangella, Tropp and Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl.
-    44(2), 2023. Directions that are not found are left to the identity, so that S^2 >= (I + A)^-1.
+    44(2), 2023. Directions that are not found keep the identity, so that S^2 >= (I + A)^-1.
 
     Args:
         product: ``v -> A v``.
@@ -133,34 +133,34 @@ def conjugate_gradients(
     sketch: Callable[[], Sketch] | None = None,
     patience: int = 0,
 ) -> Array:
-    """``G^-1 b`` by conjugate gradients, for G of about I + A; NaN where they do not converge.
+    """``G^-1 b`` by conjugate gradients, for G of the form I + A; NaN without convergence.
 
-    They end where the residual r has ``|r|^2 <= tolerance^2 x'b``, which with G >= I bounds the
-    relative error of x in the norm of G. (The criterion of `jax.scipy.sparse.linalg.cg`,
-    ``|r| <= tolerance |b|``, lets all of x be wrong where G is stiff along b.) The recursion's
-    residual is not that of x, which rounding keeps above zero: where b - G x fails the test, what
-    it is worth in the norm of G is found by solving once more for it, and taken off. Where that is
-    more than 30 tolerances, in float32 3e-2, the solve has failed.
+    The iteration ends when the residual r has ``|r|^2 <= tolerance^2 x'b``. With G >= I this bounds
+    the relative error of x in the norm of G. (The criterion of `jax.scipy.sparse.linalg.cg`,
+    ``|r| <= tolerance |b|``, allows a completely wrong x where G is stiff along b.) The recursion's
+    residual differs from the true residual b - G x, which rounding keeps above zero. If b - G x
+    fails the test, a second solve for it gives the error of x, which is subtracted. If this error
+    is more than 30 tolerances in the norm of G (in float32 3e-2), the solve has failed.
     Differentiable, by solves of the same kind.
 
     Args:
         product: ``v -> G v``, for positive definite G.
         b: right-hand side, shape (D,).
         tolerance: see above. In float32 it is at least 1e-4.
-        max_steps: products after which they give up.
-        sketch: makes a preconditioner, where it takes more than ``patience`` products without.
+        max_steps: products after which the solve fails.
+        sketch: makes a preconditioner, used if more than ``patience`` products are needed without.
         patience: about as many products as the sketch costs.
     """
     single = b.dtype != jnp.float64
     tolerance = max(tolerance, 1e-4 if single else 1e-9)
-    most = max(30 * tolerance, 3e-2 if single else 0.0)  # of an error that is taken off
+    most = max(30 * tolerance, 3e-2 if single else 0.0)  # largest error that may be subtracted
 
     def solve(product: Callable[[Array], Array], b: Array) -> Array:
         def descend(x: Array, left: Array, known: Sketch, share: Any, limit: Any) -> tuple:
-            """Better by a solution for what is left; its size there, and whether it converged."""
+            """Improve x by a solution for ``left``; its size in the norm of G, and convergence."""
 
             def precondition(v: Array) -> Array:
-                return known.times(known.times(v))  # positive whatever the rounding
+                return known.times(known.times(v))  # positive with any rounding errors
 
             def enough(step: Array) -> Array:
                 return jnp.maximum(share**2 * _dot(step, left), tolerance**2 * _dot(x + step, b))

@@ -1,4 +1,4 @@
-"""What NumPyro, and its `MCMC`, keep under private names: the only place that knows these."""
+"""Private names of NumPyro and its `MCMC`: this is the only module that uses them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def arguments_of(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 
 
 def states_of(mcmc: MCMC) -> dict[str, PyTree] | None:
-    """What the last run has collected, by field: arrays of shape (chains, draws, ...)."""
+    """The fields that the last run has collected: arrays of shape (chains, draws, ...)."""
     return mcmc._states
 
 
 def sample_field(mcmc: MCMC) -> str:
-    """Field of the state that holds the draw."""
+    """Name of the state field that holds the draw."""
     return mcmc._sample_field
 
 
 def fields_of(mcmc: MCMC, extra_fields: tuple[str, ...]) -> tuple[tuple[str, ...], set[str]]:
-    """Fields of the state to collect, the draw first; and sites of the draw to leave out."""
+    """State fields to collect, with the draw first; and sites to leave out of the draw."""
     field = mcmc._sample_field
     asked = (field, *mcmc._default_fields, *extra_fields)
     removed = {name.removeprefix(f"~{field}.") for name in asked if name.startswith(f"~{field}.")}
@@ -48,7 +48,7 @@ def fields_of(mcmc: MCMC, extra_fields: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def traces_arguments(mcmc: MCMC) -> bool:
-    """Whether the model's arguments are no part of the compiled program."""
+    """Whether the model's arguments are inputs of the compiled program and not constants."""
     return mcmc._jit_model_args
 
 
@@ -58,7 +58,7 @@ def holding(
     states: Mapping[str, PyTree] | None = None,
     last_state: PyTree = None,
 ) -> MCMC:
-    """A copy of an MCMC that has these arguments and draws, and nothing of an earlier run."""
+    """A copy of an MCMC with these arguments and draws, and without any earlier run."""
     new = copy.copy(mcmc)
     new._args, new._kwargs = arguments
     new._states, new._states_flat = None if states is None else dict(states), None
@@ -67,7 +67,7 @@ def holding(
 
 
 class LazyMCMC(MCMC):
-    """An MCMC whose draws are read when they are asked for."""
+    """An MCMC whose draws are read when they are used."""
 
     _read: Callable[[], PyTree] | None
     _loaded: PyTree = None
@@ -85,5 +85,5 @@ class LazyMCMC(MCMC):
         return self._loaded if self._read is None else self._read()
 
     @_states.setter
-    def _states(self, states: PyTree) -> None:  # it has run by itself
+    def _states(self, states: PyTree) -> None:  # a new run sets it
         self._read, self._loaded = None, states

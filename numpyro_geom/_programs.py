@@ -1,8 +1,8 @@
-"""Programs that are compiled once, whoever asks: what runs before a chain moves.
+"""Programs before the chains move, each compiled once for all callers.
 
 NumPyro compiles its sampling loop at every ``run``, because a model is a function and may have
-changed: the data that it closes over, a global that it reads. So it is traced anew here too, which
-is cheap, and a compiled program is used again where the trace is the same.
+changed: its closed-over data, or a global that it reads. So programs are also traced again here,
+which is cheap. If the trace is the same, the compiled program is used again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ._util import is_traced, words
 PyTree = Any
 
 MOST_PROGRAMS = 64
-"""Programs that are kept; the one that was used longest ago goes first."""
+"""Number of programs that are kept; the least recently used one is dropped first."""
 
 RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "rule")
-"""Rules of derivatives and of vmap, new in every trace, that a program no longer needs."""
+"""Rules of derivatives and vmap: new in every trace, but a program no longer needs them."""
 _RULES = re.compile(rf"\b({'|'.join(RULES)})=[^\n]*")
 _CALLS_HOST = object()
 
@@ -38,17 +38,18 @@ def compiled(
     at_most: float = float("inf"),
     otherwise: Callable | None = None,
 ) -> PyTree:
-    """``fn(*args)``, in a program that is compiled once for all functions that trace to it.
+    """``fn(*args)``, in a program that is compiled once for all functions with the same trace.
 
-    Within an outer transformation ``fn`` is a part of that one's program.
+    Within an outer transformation ``fn`` becomes a part of the outer program.
 
     Args:
-        fn: pure; what it closes over may change from call to call.
+        fn: a pure function; its closed-over values may change from call to call.
         args: pytrees of arrays.
-        at_most: operations of a program that is compiled; of a longer one ``otherwise`` runs.
-        otherwise: ``fn`` itself unless given. It runs operation by operation, each compiled once
-            for each shape, which is faster where ``fn`` runs once and repeats itself, as a deep
-            network does.
+        at_most: most operations of a program that is compiled. ``otherwise`` runs instead of a
+            longer program.
+        otherwise: the replacement, by default ``fn`` itself. It runs operation by operation, each
+            compiled once for each shape. This is faster if ``fn`` runs once and repeats its
+            operations, like a deep network.
     """
     leaves, treedef = jax.tree.flatten(args)
     if is_traced(leaves):
@@ -61,9 +62,9 @@ def compiled(
     hidden = list(_hidden(traced.jaxpr))
     if _length(traced.jaxpr) > at_most:
         return (otherwise or fn)(*args)
-    if traced.effects or _CALLS_HOST in hidden:  # whom it calls, the text does not say
+    if traced.effects or _CALLS_HOST in hidden:  # the text does not show the called function
         return jax.jit(fn)(*args)
-    # within pmap values belong to its mesh
+    # within pmap, values belong to its mesh
     key = _RULES.sub("", str(traced.jaxpr)), jax.sharding.get_abstract_mesh(), *hidden
     if key not in _programs:
         jaxpr = traced.jaxpr
@@ -83,7 +84,7 @@ def _length(jaxpr: Jaxpr) -> int:
 
 
 def _hidden(jaxpr: Jaxpr) -> Iterator[Any]:
-    """What of a trace its text does not show: digests of arrays inside of it, and functions."""
+    """Parts of a trace that its text does not show: digests of inner arrays, and functions."""
     for equation in jaxpr.eqns:
         if "callback" in equation.primitive.name:
             yield _CALLS_HOST

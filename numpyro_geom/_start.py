@@ -1,4 +1,4 @@
-"""Checks of batch sizes, of schedules, and of where chains start."""
+"""Checks of batch sizes, of schedules, and of the starting points of chains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PyTree = Any
 
 
 def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
-    """Rows a step: None, a positive integer, or one for each plate."""
+    """Rows per step: None, a positive integer, or one integer for each plate."""
     if batch_size is None:
         return None
     if isinstance(batch_size, Mapping):
@@ -33,8 +33,8 @@ def check_always_noisy(schedule: Any, what: str, other: str = "") -> None:
 
     Args:
         schedule: the step sizes.
-        what: what needs the noise, the beginning of the message.
-        other: a way out besides ``explore=0``, the end of it.
+        what: the object that needs the noise; begins the message.
+        other: a remedy besides ``explore=0``; ends the message.
     """
     if getattr(schedule, "explore", 0.0) > 0:
         raise ValueError(
@@ -44,7 +44,7 @@ def check_always_noisy(schedule: Any, what: str, other: str = "") -> None:
 
 
 def check_random(settings: Any, facts: Any) -> None:
-    """Raise where a model that asks for keys would not get a new one at every step."""
+    """Raise if a model that asks for keys would not get a new key at every step."""
     what = None
     if facts.adjusted:
         what, other = "a Metropolis test", "SGRLD, SGHMC or SGNHT without one"
@@ -58,7 +58,7 @@ def check_random(settings: Any, facts: Any) -> None:
 
 
 def check_energy(name: str, energy: Any) -> None:
-    """Raise unless ``energy`` is one real number."""
+    """Raise unless ``energy`` is a single real number."""
     if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
         raise ValueError(
             f"{name} must be a floating point scalar, got {energy!r} of type "
@@ -72,9 +72,9 @@ def check_energy(name: str, energy: Any) -> None:
 
 
 def check_start(energy: jax.Array, on_all_rows: Any = 0.0) -> None:
-    """Raise unless energies are finite where chains start: of a minibatch, and of all rows."""
+    """Raise unless the energies at the start are finite: of a minibatch, and of all rows."""
     for value, what in ((energy, ""), (on_all_rows, " on all rows")):
-        finite = jnp.all(jnp.isfinite(value))  # traced within a jit, even where value is not
+        finite = jnp.all(jnp.isfinite(value))  # traced inside jit, even if value is not traced
         if not is_traced(finite) and not bool(finite):
             raise ValueError(
                 f"the energy{what} is not finite where the chain starts (potential energy "
@@ -94,7 +94,7 @@ def check_precision(position: PyTree) -> None:
 
 
 def check_floating(position: PyTree) -> None:
-    """Raise unless all leaves of a position are floating point, of 32 bits at least."""
+    """Raise unless all leaves of a position are floating point numbers of at least 32 bits."""
     for leaf in jax.tree.leaves(position):
         kind = jnp.result_type(leaf)
         if not jnp.issubdtype(kind, jnp.floating):
@@ -106,7 +106,7 @@ def check_floating(position: PyTree) -> None:
 
 
 def check_wide_enough(what: str, kind: Any) -> None:
-    """Raise for bfloat16 and float16, in which the steps of a chain are lost to rounding."""
+    """Raise for bfloat16 and float16, in which rounding would lose the steps of a chain."""
     if jnp.dtype(kind).itemsize < 4:
         raise TypeError(
             f"{what} must have 32 bits or 64, got dtype {kind}, which rounds away what a step "

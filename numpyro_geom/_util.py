@@ -17,27 +17,27 @@ PyTree = Any
 
 
 MANY_LEAVES = 16
-"""Leaves of a pytree from which on programs are written for how fast they compile."""
+"""Number of leaves of a pytree from which programs are written to compile fast."""
 
 
 FEW_LEAVES = 32
-"""Leaves that are cut from one piece of a vector."""
+"""Number of leaves that are cut from one piece of a vector."""
 SMALL_PIECE = 2048
-"""Numbers in such a piece. Its gradient is a sum over its leaves at every number."""
+"""Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
 
 
 def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTree) -> PyTree:
-    """``fn(operand, *args)`` where ``pred`` holds, else ``operand``, and then without the work.
+    """``fn(operand, *args)`` if ``pred`` holds, else ``operand`` without the work of ``fn``.
 
     ``jax.lax.cond`` under ``vmap`` with a batched predicate computes both branches for every
-    element. This is a loop of no or one trip, so a batch pays for ``fn`` only when at least one of
-    its predicates holds.
+    element. This function is a loop of zero or one iterations. So a batch pays for ``fn`` only if
+    at least one of its predicates holds.
 
     Args:
         pred: boolean scalar.
-        fn: pure function whose result has the structure, shapes and dtypes of ``operand``. What
-            it computes from closed-over values alone may be hoisted out of the condition: pass
-            them as ``args`` if that is work.
+        fn: pure function whose result has the structure, shapes and dtypes of ``operand``. Work
+            on closed-over values alone may be moved out of the condition: pass expensive inputs as
+            ``args``.
         operand: any pytree of arrays.
         args: further arguments, pytrees of arrays.
 
@@ -47,9 +47,9 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     leaves, treedef = jax.tree.flatten(args)
 
     def body(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
-        # without the barrier the arguments are constants of the loop to XLA, which then computes
-        # what depends on them alone before the loop, needed or not
-        # (of keys their words: to the check of key reuse, a barrier would be a use)
+        # without the barrier XLA treats the arguments as constants of the loop. It then computes
+        # all that depends only on them before the loop, even if it is not needed
+        # (keys pass as words, because the check of key reuse would count a barrier as a use)
         flag, given = lax.optimization_barrier((carry[0], [words(x) for x in leaves]))
         given = [from_words(x, y) for x, y in zip(given, leaves, strict=True)]
         return jnp.zeros_like(flag), fn(carry[1], *jax.tree.unflatten(treedef, given))
@@ -59,7 +59,7 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
 
 
 def is_traced(tree: PyTree) -> bool:
-    """Whether some leaf of a pytree is known by its shape alone."""
+    """Whether some leaf of a pytree is a tracer, whose values are not known."""
     leaves = jax.tree.leaves(tree)
     return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
 
@@ -70,20 +70,20 @@ def is_key(x: Any) -> bool:
 
 
 def words(x: Any) -> Any:
-    """An array as it is; of typed keys their words, which can be stored and sent."""
+    """The array itself; for typed keys their words, which can be stored and sent."""
     return random.key_data(x) if is_key(x) else x
 
 
 def from_words(x: Any, like: Any) -> Any:
-    """The reverse: keys again where ``like`` holds keys."""
+    """The inverse of `words`: keys again if ``like`` holds keys."""
     return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
 
 
 def ravel(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """`jax.flatten_util.ravel_pytree`, whose way back is quicker to compile from many small leaves.
+    """`jax.flatten_util.ravel_pytree` with an inverse that compiles faster for many small leaves.
 
-    The gradient with respect to the vector is one kernel for each leaf there, and here for each
-    `FEW_LEAVES` of them: leaves are cut from pieces of the vector and not from the vector itself.
+    There, the gradient with respect to the vector is one kernel for each leaf. Here, it is one
+    kernel for each `FEW_LEAVES` leaves, because leaves are cut from pieces of the vector.
     """
     flat, unravel = ravel_pytree(tree)
     leaves, treedef = jax.tree.flatten(tree)
@@ -126,8 +126,8 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
     if len(jax.tree.leaves(yes)) >= MANY_LEAVES:
-        # XLA computes a scalar anew in the program of each leaf, and here it often is a sum over
-        # leaves: the square of their number to compile. It does not look behind a loop.
+        # XLA computes a scalar again in the program of each leaf. Here the scalar is often a sum
+        # over leaves, so compile time would grow with their squared number. A loop prevents this.
         pred = lazy_cond(pred, jnp.ones_like, jnp.zeros((), bool))
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
 
@@ -138,31 +138,31 @@ def tree_scale(factor: Any, tree: PyTree) -> PyTree:
 
 
 def tree_normal(rng_key: jax.Array, like: PyTree) -> PyTree:
-    """Standard normal numbers in the shapes and dtypes of a pytree; one draw serves all leaves."""
+    """Standard normal numbers in the shapes and dtypes of a pytree, from one draw."""
     flat, unravel = ravel_pytree(like)
     return unravel(random.normal(rng_key, flat.shape, flat.dtype))
 
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Whether every entry of every leaf is finite."""
-    # a sum is not finite if an entry is not; one fused reduction in place of one a leaf
+    # a sum is not finite if an entry is not; this is one fused reduction and not one per leaf
     return jnp.isfinite(sum((jnp.sum(x * 0) for x in jax.tree.leaves(tree)), jnp.zeros(())))
 
 
 def key_word(rng_key: jax.Array) -> jax.Array:
-    """The last 32-bit word of a key: what `scattered` takes as its seed."""
+    """The last 32-bit word of a key, a seed for `scattered`."""
     return words(rng_key)[-1]
 
 
 def scattered(word: Any, size: int) -> jax.Array:
-    """32-bit integers that look random, shape (size,), for where that is enough.
+    """32-bit integers that look random, shape (size,), for uses that need no true randomness.
 
-    They choose rows and starting vectors, for which any without a pattern will do; a draw from
-    `jax.random` in their place takes some 350 lines of a compiled program each.
+    They choose rows and starting vectors, which only have to be without a pattern. Each draw from
+    `jax.random` would take some 350 lines of a compiled program.
 
     Args:
-        word: a 32-bit integer, another one for other numbers.
-        size: how many.
+        word: a 32-bit integer; another word gives other numbers.
+        size: number of integers.
     """
     # Murmur's finaliser of a Weyl sequence
     x = lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)

@@ -1,4 +1,4 @@
-"""The warning that draws mislead, and where in the user's code it points."""
+"""The warning about misleading draws, and the line of the user's code that it points to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> Non
 
 def _outside() -> int:
     """Stack level of the first caller outside this package, seen from `warn_outside`."""
-    # decorators made of context managers put a frame of contextlib in between
+    # decorators made from context managers add a frame of contextlib in between
     inside = os.path.dirname(os.path.abspath(__file__)), os.path.abspath(contextlib.__file__)
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):

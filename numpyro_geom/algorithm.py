@@ -1,9 +1,9 @@
-"""Algorithm: what a sampler is, as a value of pure functions.
+"""Algorithm: a sampler as a value of pure functions.
 
-An algorithm says how its own state starts, how a draw is made, how step size and number of steps
-follow from what warm-up measured, and a few facts. A kernel is `Settings` plus an algorithm.
-`numpyro_geom.repeat.repeat` makes a draw of a pure step. Whoever has something other than a step to
-repeat (a trajectory with its acceptance test) writes a draw.
+An algorithm defines the start of its own state, how a draw is made, how step size and number of
+steps follow from measurements in warm-up, and a few facts. A kernel is `Settings` plus an
+algorithm. `numpyro_geom.repeat.repeat` makes a draw of a pure step. A sampler that does not repeat
+a step (but, for example, runs a trajectory with an acceptance test) defines its draw directly.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from .warmup.step_size import Adaptation
 PyTree = Any
 
 Step = Callable[..., tuple[Chain, StepReport]]
-"""``(rng_key, potential, batch, chain, step_size, temperature, learning)``, to chain and report.
+"""``(rng_key, potential, batch, chain, step_size, temperature, learning) -> (chain, report)``.
 
-``learning`` says whether statistics that warm-up learns may still change."""
+``learning`` says whether the statistics of warm-up may still change."""
 
 Draw = Callable[..., SGState]
 """``(rng_key, target, state, moving, learning) -> state``: the state after the steps of one draw.
 
-``moving`` is whether the position may change: before the first measurement it holds still."""
+``moving`` says whether the position may change. Before the first measurement it does not move."""
 
 
 class Facts(NamedTuple):
-    """What an algorithm is, for those who report on it.
+    """Facts about an algorithm, for code that reports on it.
 
     Attributes:
         adjusted: whether a Metropolis test makes it exact at any step size.
-        momentum: whether it has one.
-        trajectory: whether a draw is one trajectory, with a gradient more than it has steps and an
+        momentum: whether it has a momentum.
+        trajectory: whether a draw is one trajectory, with one more gradient than steps, and one
             energy on all rows.
         target_accept: mean acceptance probability that an automatic step size aims at.
         settling_steps: steps for which statistics settle before the position first moves.
         measures: whether a setting besides step size and number of steps follows from curvature.
-        searches: whether a run starts with a search for the bulk; None for where something is
+        searches: whether a run starts with a search for the bulk. None: it does if the step size
+            or an anchor is learned there.
             learned there: the step size or an anchor.
     """
 
@@ -58,14 +59,14 @@ class Facts(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What a step makes of its potential, which the measurement of curvature must know.
+    """Facts about a step's noise that the measurement of curvature needs.
 
     Attributes:
         factor: variance of the gradient in the step, relative to the whole batch's gradient.
-        known: ``dynamics -> pytree``, the gradient's variance, entry by entry, that the injected
-            noise makes up for; or None.
-        second_order: ``(dynamics, potential) -> scalar``, factor of the squared Hessian in the
-            curvature that the step sees; or None.
+        known: ``dynamics -> pytree``, or None: the part of the gradient's variance, entry by entry,
+            for which the step injects less noise.
+        second_order: ``(dynamics, potential) -> scalar``, or None: factor of the squared Hessian in
+            the curvature that the step sees.
     """
 
     factor: float = 1.0
@@ -77,21 +78,21 @@ PLAIN_NOISE = Noise()
 
 
 class Rule(NamedTuple):
-    """How the automatic settings follow from what was measured, and what bias they cause.
+    """How automatic settings follow from measurements, and which bias they cause.
 
     Attributes:
-        propose: ``(adaptation, state, potential) -> (step_size, rate, dynamics)``: step size,
-            relaxation rate per unit of it, and the dynamics for it. With a ``step_size`` of the
-            user's the first is that of ``state``.
+        propose: ``(adaptation, state, potential) -> (step_size, rate, dynamics)``: the step size,
+            the relaxation rate per unit of step size, and the dynamics for this step size. If the
+            user gave a ``step_size``, the first is that of ``state``.
         rate: ``(slowest, dynamics)``: relaxation rate of the slowest direction, per unit of step
             size.
         bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
-            errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both; None
-            where the bias is not that of a step size.
+            errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both errors.
+            None if the bias does not come from a step size.
         num_steps: ``(rate, step_size, potential)``: steps of the next draw
             under ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
-        noise: what the step makes of the minibatch noise.
+        noise: facts about the step's noise.
     """
 
     propose: Callable
@@ -106,13 +107,13 @@ class Algorithm(NamedTuple):
     """A sampler as a value.
 
     Attributes:
-        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start; for the
+        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start. For the
             position see `numpyro_geom.state.Chain`.
         draw: see `Draw`.
         rule: see `Rule`.
         facts: see `Facts`.
-        check: ``(potential, plan)``, raises where the potential cannot be used.
-        forget: ``dynamics -> dynamics`` without what it knows of the model's arguments.
+        check: ``(potential, plan)``, raises if the algorithm cannot use the potential.
+        forget: ``dynamics -> dynamics``, without anything that depends on the model's arguments.
     """
 
     init: Callable[[PyTree, jax.Array], PyTree]
@@ -124,7 +125,7 @@ class Algorithm(NamedTuple):
 
 
 def adapts(settings: Settings, facts: Facts) -> bool:
-    """Whether anything follows from measurements of curvature and noise."""
+    """Whether any setting follows from measurements of curvature and noise."""
     return settings.schedule is None or settings.given_num_steps is None or facts.measures
 
 
@@ -160,7 +161,7 @@ def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
 
     Args:
         metric: the metric.
-        frozen: statistics change while ``learning`` only, and then cost nothing.
+        frozen: whether statistics change only while ``learning``; after it they cost nothing.
     """
 
     def update(state: PyTree, grad: PyTree, num_data: int) -> PyTree:

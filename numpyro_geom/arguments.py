@@ -1,4 +1,4 @@
-"""Model arguments: host code reads them, and traced row indices index them."""
+"""Model arguments: host code reads their values, and traced row indices index them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TRACED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConver
 
 
 class HostArray(np.ndarray):
-    """A NumPy array that JAX takes as its copy on the device.
+    """A NumPy array that JAX replaces by its copy on the device.
 
-    To NumPy it is the array: `np.unique` and `int(x.max())` work within a trace. It is read-only,
-    so that the two cannot differ.
+    For NumPy it is the array itself: `np.unique` and `int(x.max())` work within a trace. It is
+    read-only, so that the array and its copy cannot differ.
 
     Attributes:
-        device_value: the copy; None for what NumPy made of a HostArray.
+        device_value: the copy; None for an array that NumPy computed from a HostArray.
     """
 
     device_value: jax.Array | None = None
@@ -47,20 +47,20 @@ class HostArray(np.ndarray):
 
 
 def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
-    """Model arguments with NumPy arrays as arrays that traced row indices can index."""
+    """Model arguments whose NumPy arrays traced row indices can index."""
     return jax.tree.map(
         lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) else x, (args, kwargs or {})
     )
 
 
 def split_arrays(tree: PyTree, least_size: int = 0) -> tuple[list, Callable[[list], PyTree]]:
-    """Arrays that compiled code can be given, and a function that puts others in their places.
+    """The arrays that compiled code can take, and a function that replaces them by others.
 
-    Of a `HostArray` they are the copies on the device.
+    For a `HostArray` this takes the copy on the device.
 
     Args:
         tree: the arguments.
-        least_size: entries of the smallest array that is taken.
+        least_size: fewest entries of an array that is taken.
     """
     leaves, structure = jax.tree.flatten(tree)
 
@@ -84,17 +84,17 @@ def split_arrays(tree: PyTree, least_size: int = 0) -> tuple[list, Callable[[lis
 
 
 def without_host(tree: PyTree) -> PyTree:
-    """A pytree with the copies on the device in the places of `HostArray`s."""
+    """A pytree with each `HostArray` replaced by its copy on the device."""
     return jax.tree.map(lambda x: x.__jax_array__() if isinstance(x, HostArray) else x, tree)
 
 
 def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether code for the host reads values of the arguments: the model fails without them.
+    """Whether host code reads values of the arguments, so that the model fails without them.
 
     Args:
         run: ``(args, kwargs)``, runs the model abstractly.
         args: the model's arguments, from `on_device`.
-        kwargs: its keyword arguments.
+        kwargs: the model's keyword arguments.
     """
     if not any(isinstance(x, HostArray) for x in jax.tree.leaves((args, kwargs))):
         return False
@@ -104,16 +104,16 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
 
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iterator[None]:
-    """Name the argument that JAX cannot use, where that is why the model fails.
+    """Name the argument that JAX cannot use, if it is the reason why the model fails.
 
     Args:
-        model: the user's.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        model: the user's model.
+        args: the model's arguments.
+        kwargs: the model's keyword arguments.
         run: ``(args, kwargs)``, runs the model.
 
     Raises:
-        TypeError: with the name.
+        TypeError: with the name of the argument.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iter
 
 @contextmanager
 def differentiated() -> Iterator[None]:
-    """Say what to do about a loop of the model that has no gradient.
+    """Explain the remedy if the model has a loop without a gradient.
 
     Raises:
         ValueError: with the remedy.
@@ -158,12 +158,12 @@ def differentiated() -> Iterator[None]:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether it is a NumPy array of numbers without a mask."""
+    """Whether x is a NumPy array of numbers without a mask."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)
 
 
 def by_name(model: Callable | None, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Arguments by the names that the model's signature gives them, where it does."""
+    """Arguments by their names in the model's signature, where it has names for them."""
     try:
         return dict(inspect.signature(model).bind(*args, **kwargs).arguments)  # type: ignore
     except (TypeError, ValueError):
@@ -179,7 +179,7 @@ def _named(model: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, An
 
 
 def _remedy(x: Any) -> str:
-    """How it becomes an array; empty for what is one."""
+    """How x becomes an array; empty if x is an array."""
     if np.ma.isMA(x):
         return "{}.filled(value)` and `{}.mask"
     if hasattr(x, "to_numpy"):
@@ -198,7 +198,7 @@ def _kind(x: Any) -> str:
 
 
 def _converted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments with arrays for what is no array, as the remedies would make them."""
+    """The arguments after the remedies: all that are not arrays become arrays."""
 
     def convert(x: Any) -> Any:
         if not _remedy(x):

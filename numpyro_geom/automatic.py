@@ -1,4 +1,4 @@
-"""Automatic arguments: what follows from the model alone, and what is left to a measurement."""
+"""Automatic arguments: some follow from the model alone, others are left to a measurement."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CHOSEN = ("batch_size", "control_variate")
 def planned(
     settings: Settings, args: tuple, kwargs: dict, num_warmup: int
 ) -> tuple[Subsampling, Any]:
-    """The minibatches, and rows a step as ``batch_size`` has them.
+    """The minibatches, and rows per step in the form of ``batch_size``.
 
-    Automatic ones are drawn from many rows only, and where a step size is to be found.
+    Automatic minibatches are used only with many rows and an automatic step size.
 
     Warns:
         UserWarning: for many rows in a model that cannot be subsampled.
@@ -58,14 +58,15 @@ def resolved(
     """Settings with a value for each automatic argument.
 
     Args:
-        settings: the kernel's.
+        settings: the kernel's settings.
         plan: the minibatches; None without a model.
-        rows: a step, as ``batch_size`` has them.
-        position: of one chain.
+        rows: rows per step, in the form of ``batch_size``.
+        position: position of one chain.
         num_warmup: draws of warm-up.
 
     Returns:
-        The settings, and the names of those of `CHOSEN` whose values are only those with which to
+        The settings, and the names of those arguments in `CHOSEN` whose values only serve for
+        measuring.
         measure.
     """
     found = settings.with_values(
@@ -92,7 +93,7 @@ def resolved(
 
 
 def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
-    """The metric with an interval of one epoch in steps."""
+    """The metric, with an interval of one epoch replaced by a number of steps."""
     if metric.interval is not None:
         return metric
     if not dataclasses.is_dataclass(metric):
@@ -105,15 +106,15 @@ def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
 
 
 def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
-    """The argument, with a value for ``"auto"``."""
+    """The argument ``dense_mass``, with a value instead of ``"auto"``."""
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
     size = sum(map(jnp.size, jax.tree.leaves(position)))
-    # a step size that is given is one for the parameters as they are
+    # a given step size refers to the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
-    if not free or isinstance(settings.metric, BySite):  # a matrix of all would mix the sites
+    if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
         return None
     if size <= DENSE_LIMIT:
         return True
-    # another metric is a scale of its own
+    # any other metric is already a scale
     return False if isinstance(settings.metric, Identity) else None

@@ -1,4 +1,4 @@
-"""Bound: a model with its arguments, and what is known of the two before a chain starts."""
+"""Bound: a model with its arguments, and the facts that are known before a chain starts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from .warmup.choice import Choice
 
 PyTree = Any
 LONGEST_START = 1_500
-"""Operations of a start that is compiled as one program. A model has about 110 for each site: from
-a dozen sites on, one by one is quicker, since sites repeat operations."""
+"""Most operations of a start that is compiled as one program. A model has about 110 for each site.
+From a dozen sites on, running them one by one is faster, since sites repeat operations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Bound:
     """The static facts of a run.
 
     Attributes:
-        settings: the kernel's; an interval of one epoch in the metric is in steps.
+        settings: the kernel's settings; an interval of one epoch in the metric is in steps.
         plan: plates, batch sizes and N; None with ``potential_fn``.
         fixed: values of ``param`` and ``mutable`` sites.
-        transforms: from the unconstrained position to site values; None where that takes a run of
-            the model.
-        replaced: sites whose prior an expansion replaces by one on their factors.
-        undecided: arguments whose values are those to measure with, and will be chosen then.
-        choice: what was chosen.
-        point: the position of a model without free parameters. In its place chains sample a
-            standard normal number, which nobody sees.
+        transforms: map from the unconstrained position to site values; None if this map needs a
+            run of the model.
+        replaced: sites whose prior an expansion replaces by a prior on their factors.
+        undecided: arguments whose values only serve for measuring; the choice follows.
+        choice: the choice that was made.
+        point: the position of a model without free parameters. Chains then sample a hidden
+            standard normal number instead.
     """
 
     settings: Settings
@@ -76,7 +76,7 @@ class Bound:
 
     @property
     def targets_model(self) -> bool:
-        """Whether chains sample the posterior of the model, with one energy for all of its keys."""
+        """Whether chains sample the model's posterior, with one energy for all of its keys."""
         own = self.point is None and not self.replaced
         return own and self.plan is not None and not self.plan.is_random
 
@@ -95,7 +95,7 @@ class Bound:
         return model_potential(model, self.plan, args, kwargs)  # type: ignore[arg-type]
 
     def decided(self, choice: Choice) -> Bound:
-        """The same with what was chosen."""
+        """The same with the choice applied."""
         plan: Any = self.plan
         rows = choice.batch_size
         if "batch_size" in self.undecided:
@@ -108,9 +108,9 @@ class Bound:
         return dataclasses.replace(self, settings=settings, plan=plan, choice=choice, undecided=())
 
     def constrain_fn(self, args: tuple, kwargs: dict) -> Callable:
-        """From an unconstrained position to site values, with deterministic sites if it has any.
+        """Map from an unconstrained position to site values and any deterministic sites.
 
-        Where that takes a run of the model, it is one on all rows; rows that no requested site
+        If this map needs a run of the model, the run is on all rows. Rows that no requested site
         needs are never computed.
         """
         if self.model is None:
@@ -123,15 +123,15 @@ class Bound:
         model = SubsamplePlates(self.model)
 
         def constrain(position: PyTree) -> PyTree:
-            # in a composite kernel sites of the others are asked for, and need a key
+            # in a composite kernel, sites of the other kernels are requested, and need a key
             seeded = handlers.seed(model, random.key(0))
             return constrain_fn(seeded, args, kwargs, position, return_deterministic=True)
 
-        # compiled also where the host calls it eagerly, so that unused rows are not gathered
+        # compiled even if NumPyro calls it eagerly, so that unused rows are not gathered
         return jax.jit(constrain)
 
     def target(self, args: tuple, kwargs: dict) -> Target:
-        """What a chain samples for these arguments."""
+        """The target that a chain samples for these arguments."""
         given = self.settings
         return Target(
             potential=self.potential(args, kwargs),
@@ -155,12 +155,12 @@ def bind(
     """Plan the minibatches, fix ``param`` sites, and find where chains start.
 
     Args:
-        settings: the kernel's.
+        settings: the kernel's settings.
         rng_key: one key, or one for each chain.
         num_warmup: draws of warm-up.
-        init_params: where the user wants chains to start, or None.
+        init_params: the user's starting point of the chains, or None.
         args: the model's arguments.
-        kwargs: its keyword arguments.
+        kwargs: the model's keyword arguments.
         batched: whether there are several chains.
 
     Returns:
@@ -227,7 +227,7 @@ def _bind_model(
     kwargs: dict,
     batched: bool,
 ) -> tuple[Bound, PyTree]:
-    # Some rows are enough to find out shapes and a valid start; latent rows need all of them.
+    # Some rows are enough to find shapes and a valid start. Latent rows need all rows.
     rows: dict[str, jax.Array] = {}
     if not plan.local_axes:
         some = dataclasses.replace(plan, batching="replacement")
@@ -263,7 +263,7 @@ def _bind_model(
         if not in_parts:
             valid &= all_finite(found.z_grad)
         elif not compiled(lambda z: all_finite(jax.grad(info.potential_fn)(z)), found.z):
-            return start()  # NumPyro's search goes on until the gradient is finite
+            return start()  # NumPyro's search continues until the gradient is finite
         return found.z, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
@@ -272,7 +272,7 @@ def _bind_model(
         )
         if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
             check_finite(settings.model, args, kwargs)
-            start()  # on values, for what NumPyro has to say of the model
+            start()  # on concrete values, so that NumPyro's errors about the model appear
     else:
         position, _, transforms = jax.eval_shape(start)
         transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms
@@ -281,7 +281,7 @@ def _bind_model(
         bound = dataclasses.replace(bound, transforms=partial(transform_fn, transforms))
     if init_params is None:
         return bound, position
-    constrained = gibbs or settings.constrained_init  # composite kernels hand over site values
+    constrained = gibbs or settings.constrained_init  # composite kernels pass site values
     data = SubsamplePlates(handlers.seed(bound.model, random.key(0))), args, kwargs
     return bound, as_position(
         init_params, position, *data, batched=batched, constrained=constrained
@@ -289,12 +289,12 @@ def _bind_model(
 
 
 def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether observed values are in their supports, where NumPyro checks that."""
+    """Whether observed values are in their supports, if NumPyro checks this."""
     if not validates():
         return True
 
     def supported() -> list[jax.Array]:
-        with numpyro.validation_enabled(False):  # asked for below
+        with numpyro.validation_enabled(False):  # supports are checked below
             trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
         observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
         return [jnp.all(site["fn"].support(site["value"])) for site in observed]
@@ -305,10 +305,10 @@ def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
 def _param_values(
     model: Callable, args: tuple, kwargs: dict, idle: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Values of ``param`` and ``mutable`` sites, all chains having one; zeros where idle."""
+    """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites."""
 
     def values(only_idle: bool) -> dict[str, Any]:
-        # with no draw from a prior, which may be improper
+        # without a draw from a prior, which may be improper
         trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
         kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}
@@ -326,7 +326,7 @@ def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) ->
     """Sites whose prior the expansion replaces.
 
     Raises:
-        ValueError: where the expansion does not fit the position.
+        ValueError: if the expansion does not fit the position.
     """
     expansion = settings.expansion
     if expansion is None:

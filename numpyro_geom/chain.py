@@ -1,4 +1,4 @@
-"""A chain as pure functions: how it starts, and its next draw."""
+"""A chain as pure functions: its start and its next draw."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ def start_chains(
     *,
     unknown: bool,
 ) -> SGState:
-    """The state of a chain before its first draw, or of several.
+    """The state of one chain before its first draw, or of several chains.
 
     Args:
-        target: what is sampled.
-        algorithm: which samples it.
-        bound: the model.
+        target: the target to sample.
+        algorithm: the algorithm that samples it.
+        bound: the bound model.
         rng_key: one key, or one for each chain.
         num_warmup: draws of warm-up.
-        position: of the chain, or of all in one pytree.
-        unknown: whether it is NumPyro's and not the user's, so that a search may improve it.
+        position: position of the chain, or of all chains in one pytree.
+        unknown: whether NumPyro and not the user chose the position, so that a search may improve
+            it.
 
     Raises:
-        ValueError: where the algorithm cannot use the potential.
+        ValueError: if the algorithm cannot use the potential.
     """
     target.check()
     if bound.plan is not None and bound.plan.is_random:
@@ -70,18 +71,18 @@ def start_chains(
 def decide(
     target: Target, algorithm: Algorithm, bound: Bound, state: SGState, choice: Choice | None
 ) -> tuple[Bound, SGState]:
-    """Choose what is left open, by what is measured where the first chain starts.
+    """Choose open arguments by measurements at the start of the first chain.
 
     Args:
-        target: with the values to measure with.
-        algorithm: which samples it.
-        bound: with what is undecided.
-        state: of a chain before its first draw, or of several.
-        choice: one that has been made, to be kept to.
+        target: the target, with the values that serve for measuring.
+        algorithm: the algorithm that samples it.
+        bound: the bound model, with undecided arguments.
+        state: state of one chain before its first draw, or of several chains.
+        choice: an earlier choice, which is kept.
 
     Returns:
-        The bound model and the state, without what is not needed any more. Within a transformation
-        nothing can be chosen, and the values to measure with stay.
+        The bound model and the state, without parts that are no longer needed. Within a
+        transformation no choice is possible, and the values that serve for measuring stay.
     """
     plan: Any = bound.plan
     if choice is None:
@@ -116,11 +117,11 @@ def init_chain(
 ) -> SGState:
     """The state of a chain before its first draw.
 
-    A search for the bulk finds where the scale and the anchor are; with ``moving`` the chain starts
-    there too, and not at ``position``.
+    A search for the bulk finds where the scale and the anchor are. With ``moving`` the chain also
+    starts there, and not at ``position``.
 
     Raises:
-        ValueError: where the energy is not a scalar, or the algorithm cannot use the potential.
+        ValueError: if the energy is not a scalar, or the algorithm cannot use the potential.
     """
     potential = target.potential
     key_state, key_stream, key_batch, key_dynamics = random.split(rng_key, 4)
@@ -183,7 +184,7 @@ def init_chain(
 
 
 def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
-    """The state at ``z``, where something other than the algorithm's steps has led."""
+    """The state at ``z``, if something other than the algorithm's steps has moved the chain."""
     state = state._replace(z=z)
     if not target.moves_sites:
         state = state._replace(expanded=target.contract(z, state.expanded))
@@ -208,7 +209,7 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
     """The state for other model arguments, or for a position that another kernel has changed."""
     target = target.scaled(state)
     potential = target.potential
-    if target.controlled:  # what is known at the anchor is of the old arguments
+    if target.controlled:  # the values at the anchor belong to the old arguments
         anchor = ravel(state.z)[1](state.control.anchor.position)
         control = refresh(potential, state.control, anchor)
         state = state._replace(control=control)

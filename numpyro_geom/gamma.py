@@ -1,4 +1,4 @@
-"""The divergence term Gamma, which makes a position-dependent metric leave the target invariant.
+"""The divergence term Gamma: with it a position-dependent metric leaves the target invariant.
 
 Gamma_j = sum_k d/dtheta_k A_jk. One estimator serves every metric. For a probe z with identity
 covariance, with g = grad Uhat / N and V the metric's statistic::
@@ -7,7 +7,7 @@ covariance, with g = grad Uhat / N and V the metric's statistic::
     sdot      = derivative of statistic(g) along gdot
     Gamma_hat = d/de [A(V + e sdot) z] at e = 0,       E_z Gamma_hat = Gamma
 
-What a sampler adds to the position is tau h c Gamma; c is `mode_factor`.
+A sampler adds tau h c Gamma to the position; c is `mode_factor`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GAMMA_ESTIMATORS = ("hutchinson", "exact")
 
 
 def mode_factor(gamma: str, decay: float) -> float:
-    """The factor c of Gamma in the drift, for a metric whose statistic has a memory ``decay``.
+    """The factor c of Gamma in the drift, for a metric whose statistic has the memory ``decay``.
 
     ======================= ========= ========================================================
     mode                    c         invariant distribution as the step size goes to 0
@@ -59,7 +59,7 @@ def mode_factor(gamma: str, decay: float) -> float:
 
 
 def has_divergence(metric: Any, position: PyTree) -> bool:
-    """Whether Gamma can differ from 0: whether the metric's statistic has any entries."""
+    """Whether Gamma can differ from 0, because the metric's statistic has entries."""
     return len(jax.tree.leaves(jax.eval_shape(metric.statistic, position))) > 0
 
 
@@ -67,7 +67,7 @@ def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
     """A pytree like ``position`` with independent entries, -1 or 1 with equal probability."""
     leaves, treedef = jax.tree.flatten(position)
     sizes = [math.prod(x.shape) for x in leaves]
-    # One random word holds 32 signs: generating words is most of the cost.
+    # One random word holds 32 signs, because generating words is most of the cost.
     words = random.bits(rng_key, (math.ceil(sum(sizes) / 32),), jnp.uint32)
     bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     signs, start = bits.reshape(-1), 0
@@ -87,9 +87,9 @@ def divergence_from_probe(
     hvp_z: PyTree,
     product: str = "apply_inverse",
 ) -> PyTree:
-    """Gamma_hat of one probe whose Hessian-vector product is known, with c = 1.
+    """Gamma_hat of one probe with a known Hessian-vector product, with c = 1.
 
-    One pass of forward mode computes gradient and product together::
+    One forward-mode pass computes the gradient and the product together::
 
         grad, hvp_z = jax.jvp(grad_fn, (position,), (z,))
 
@@ -99,8 +99,8 @@ def divergence_from_probe(
         grad: g = grad Uhat / N, a pytree like the position.
         z: the probe, a pytree like the position.
         hvp_z: Hessian of Uhat times z over N.
-        product: the metric's method whose matrix it is the divergence of, A or with
-            ``"apply_inverse_sqrt"`` A^{1/2}.
+        product: the metric's method whose matrix has the divergence: A, or A^{1/2} with
+            ``"apply_inverse_sqrt"``.
     """
     _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
 
@@ -124,19 +124,19 @@ def divergence(
 ) -> PyTree:
     """Gamma with c = 1, estimated with random probes or exactly.
 
-    With ``num_probes=1`` the probe is ``probe(rng_key, position)``, so a caller that has already
-    multiplied that probe may give ``lambda z: product``.
+    With ``num_probes=1`` the probe is ``probe(rng_key, position)``. So a caller that has already
+    multiplied this probe may give ``lambda z: product``.
 
-    Cost: ``"hutchinson"`` one Hessian-vector product and one derivative of ``apply_inverse`` for
-    each probe, with the memory of all probes at once; ``"exact"`` as many as there are dimensions
-    D, and memory D^2: for small D.
+    Cost: ``"hutchinson"`` takes one Hessian-vector product and one derivative of ``apply_inverse``
+    for each probe, with the memory of all probes at once. ``"exact"`` takes as many as there are
+    dimensions D, with memory D^2: use it for small D.
 
     Args:
         metric: a metric.
         state: its state after the update with ``grad``.
         grad: g = grad Uhat / N, a pytree like the position.
         hvp: z -> Hessian of Uhat times z over N, on the same minibatch as ``grad``.
-        rng_key: a random key, consumed by ``"hutchinson"``; None will do for ``"exact"``.
+        rng_key: a random key, consumed by ``"hutchinson"``; may be None for ``"exact"``.
         position: unconstrained position; only its structure, shapes and dtypes are used.
         num_probes: probes to average over, at least 1.
         estimator: ``"hutchinson"`` or ``"exact"``.

@@ -1,9 +1,9 @@
-"""SGKernel: the host's protocol, and nothing else. Read this file first.
+"""SGKernel: the protocol of NumPyro's ``MCMC``, and nothing else. Read this file first.
 
 A kernel is `numpyro_geom.settings.Settings`, its validated arguments, and an
 `numpyro_geom.algorithm.Algorithm`, a value of pure functions. ``init`` binds the model to its
-arguments (`numpyro_geom.bound`) and starts the chains, ``sample`` takes the next draw
-(`numpyro_geom.chain`); everything that evolves is in `SGState`.
+arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the next draw
+(`numpyro_geom.chain`). `SGState` holds everything that changes during a run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
 class SGKernel(MCMCKernel):
     """Base of the stochastic-gradient kernels: the protocol of NumPyro's ``MCMC``.
 
-    A leaf has a constructor with explicit arguments, which hands ``locals()`` to this one, and
-    `algorithm`.
+    A subclass has a constructor with explicit arguments, which passes ``locals()`` to this
+    constructor, and defines `algorithm`.
 
     Args:
         arguments: the constructor's arguments by name; see `numpyro_geom.settings`.
@@ -55,7 +55,7 @@ class SGKernel(MCMCKernel):
     """
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
-        # a leaf's signature is its own: what it does not have is refused here, with a remedy
+        # each subclass has its own signature: this refuses other arguments, with a remedy
         refuse_foreign(cls, args, arguments)
         return super().__new__(cls)
 
@@ -82,7 +82,7 @@ class SGKernel(MCMCKernel):
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: what is called is a model or a guide."""
+        """Raise, because only models and guides are called."""
         name = type(self).__name__
         raise TypeError(
             f"expected a model or a guide, got the kernel {name}: run it with "
@@ -94,17 +94,17 @@ class SGKernel(MCMCKernel):
 
     @property
     def bound(self) -> Bound:
-        """The settings with what ``init`` has found out about the model."""
+        """The settings with what ``init`` has learned about the model."""
         return Bound(self._settings) if self._bound is None else self._bound
 
     @property
     def settings(self) -> Settings:
-        """The arguments, validated; an interval of one epoch is in steps after ``init``."""
+        """The validated arguments; after ``init`` an interval of one epoch is in steps."""
         return self.bound.settings
 
     @property
     def facts(self) -> Facts:
-        """What the algorithm is."""
+        """Facts about the algorithm."""
         return self.algorithm(self.settings).facts
 
     @property
@@ -119,7 +119,7 @@ class SGKernel(MCMCKernel):
 
     @property
     def model(self) -> Callable | None:
-        """The user's model; after ``init``, with plates that run at full size."""
+        """The user's model; after ``init`` with plates that run at full size."""
         model = self.settings.model
         return model if model is None or self._bound is None else AllRows(model, self.bound.model)
 
@@ -132,11 +132,11 @@ class SGKernel(MCMCKernel):
         """A new kernel with other values of some arguments."""
         return type(self)(**{**self._arguments, **changes})
 
-    # The host's protocol
+    # NumPyro's protocol
 
     @FirstAsked
     def sample_field(self) -> str:
-        """Field of the state that holds the draw."""
+        """Name of the state field that holds the draw."""
         return "z"
 
     @property
@@ -167,7 +167,7 @@ class SGKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict | None,
     ) -> SGState:
-        """Start a chain, or a batch for a batch of keys: search for the bulk, and place the anchor.
+        """Start one chain, or one per key; search for the bulk, and place the anchor.
 
         Raises:
             ValueError: if the model and its arguments do not fit the kernel's settings, or
@@ -209,11 +209,11 @@ class SGKernel(MCMCKernel):
             check_start(*energies)
         except ValueError:
             if self.settings.model is not None:
-                check_finite(self.settings.model, args, kwargs)  # which names rows
+                check_finite(self.settings.model, args, kwargs)  # its error names rows
             raise
 
     def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
-        """Choose what is automatic; once for all chains, by the one that starts first."""
+        """Choose automatic arguments, once for all chains, by the chain that starts first."""
         choice = None
         if self._chosen is not None and _is_same(self._chosen[0], given):
             choice = self._chosen[1]
@@ -254,8 +254,8 @@ class SGKernel(MCMCKernel):
     def get_constrain_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """A function from the unconstrained position to constrained site values.
 
-        Where the model has deterministic sites or supports that depend on other sites it replays
-        the model on all rows; rows that no requested site needs are never computed.
+        If the model has deterministic sites, or supports that depend on other sites, the function
+        replays the model on all rows. Rows that no requested site needs are never computed.
         """
         given = jax.tree.flatten((model_args, model_kwargs))
         cached = self._constrain_cache
@@ -267,7 +267,7 @@ class SGKernel(MCMCKernel):
         return constrain
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
-        """Estimate the energy and the gradient norm anew for changed model arguments."""
+        """Re-estimate energy and gradient norm for changed model arguments."""
         bound = self.bound
         target = bound.target(*on_device(model_args, model_kwargs))
         algorithm = self.algorithm(bound.settings)

@@ -1,10 +1,10 @@
-"""Samplers as papers run them: their updates and constants, in this library's units.
+"""Samplers with the updates and constants of papers, in this library's units.
 
-To reproduce a paper, and to compare with it. Every function returns a kernel for NumPyro's `MCMC`;
-further arguments of the kernel may be given and go before those of the paper. What a paper calls a
-step size or a learning rate goes in as the paper has it. Read in each docstring what the law of the
-chain is: several are not the posterior, whatever the step. This library's own choices are the
-kernels without these functions.
+Use them to reproduce a paper, and to compare with it. Every function returns a kernel for NumPyro's
+`MCMC`. Further arguments of the kernel may be given; they replace those of the paper. A step size
+or learning rate is given in the paper's own units. Each docstring states the law of the chain:
+several laws are not the posterior at any step size. For this library's own choices use the kernels
+without these functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .schedules import cyclical
 from .target.expansion import Expansion
 
 KIM_PEAKS = {"SGLD": 1e-5, "pSGLD": 3e-4, "SGHMC": 3e-4, "SGNHT": 3e-4, "PXSGHMC": 1e-4}
-"""Peak step sizes of Kim et al., Table 11, for 40,960 rows of CIFAR; that of SGNHT is SGHMC's."""
+"""Peak step sizes of Kim et al., Table 11, for 40,960 rows of CIFAR; SGNHT has that of SGHMC."""
 
 
 def yu_2023(
@@ -36,18 +36,19 @@ def yu_2023(
 ) -> SGRLD:
     """Langevin dynamics of Yu et al. in one of their metrics, without the divergence term.
 
-    Law as the step goes to 0: with a metric that follows the gradient (all but the identity) not
-    the posterior; in one dimension the posterior over A. With the decays here A follows an average
-    over 100 steps (Monge: 10), so at their steps the law is between that and the posterior.
+    Law as the step goes to 0: with a metric that follows the gradient (all except the identity) it
+    is not the posterior; in one dimension it is the posterior over A. With the decays here A
+    follows an average over 100 steps (Monge: 10). So at the paper's steps the law is between this
+    law and the posterior.
 
     Args:
         model: a NumPyro model.
-        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` with their
-            constants, or a metric.
-        learning_rate: their l, the factor of the gradient of the mean energy: h = l / N.
-        num_rows: N, rows in all.
-        alpha2: of Monge; theirs is tuned for each network.
-        **settings: arguments of `SGRLD`, in place of those here: ``batch_size=100``,
+        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` with the
+            paper's constants, or a metric.
+        learning_rate: the paper's l, the factor of the gradient of the mean energy: h = l / N.
+        num_rows: N, the number of all rows.
+        alpha2: alpha2 of Monge; the paper tunes it for each network.
+        **settings: arguments of `SGRLD`, which replace those here: ``batch_size=100``,
             ``batching="epoch"``, ``num_steps=100``, ``gamma="none"``.
 
     Raises:
@@ -82,15 +83,16 @@ def rensmeyer_2025(
 ) -> SGRLD:
     """Langevin dynamics with the RMSprop metric and the corrected divergence term.
 
-    Law as the step goes to 0: the posterior. With ``gamma="published"`` that of the literature
-    before: in one dimension the posterior times A^-decay.
+    Law as the step goes to 0: the posterior. With ``gamma="published"`` the law of the earlier
+    literature: in one dimension the posterior times A^-decay.
 
     Args:
         model: a NumPyro model.
-        epsilon: their step, h = epsilon / 2.
-        decay: their alpha, the memory of the mean squared gradient.
-        eps: their lambda, added to its root, in nats per row and unit of the position.
-        **settings: arguments of `SGRLD`, in place of those here.
+        epsilon: the paper's step, h = epsilon / 2.
+        decay: the paper's alpha, the memory of the mean squared gradient.
+        eps: the paper's lambda, added to the root of the mean squared gradient, in nats per row and
+            unit of the position.
+        **settings: arguments of `SGRLD`, which replace those here.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -130,17 +132,19 @@ def kim_2025(
     ``"PXSGHMC"``           SGHMC in factors P V Q, with friction 1 on P and Q
     ======================= ======================================================================
 
-    Law: none, as steps vary for ever; at the end of a long cycle about the posterior, that of pSGLD
-    like `yu_2023`'s. PXSGHMC changes the prior, see `Expansion` with ``target="factors"``.
+    Law: none, because the step size always varies. At the end of a long cycle the law is about the
+    posterior; for pSGLD it is biased as in `yu_2023`. PXSGHMC changes the prior, see `Expansion`
+    with ``target="factors"``.
 
     Args:
         model: a NumPyro model.
-        sampler: which, above.
-        num_rows: N, rows in all.
-        peak: their epsilon_0, in the units of the update above; None for that of their Table 11.
+        sampler: one of the samplers above.
+        num_rows: N, the number of all rows.
+        peak: the paper's epsilon_0, in the units of the update above; None for that of its Table
+            11.
         friction: c.
-        steps_per_cycle: steps of a cycle and of a draw.
-        **settings: arguments of the kernel, in place of those here: ``batch_size=256``,
+        steps_per_cycle: steps per cycle and per draw.
+        **settings: arguments of the kernel, which replace those here: ``batch_size=256``,
             ``num_steps=steps_per_cycle``, for PXSGHMC an `Expansion` with a full factor on each
             side and the prior variance 0.02 of all of them.
 
@@ -150,7 +154,7 @@ def kim_2025(
 
     Source: Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
     Carlo", ICLR 2025, appendix C and Table 11. Deviations: the momentum starts at a draw from its
-    law and not at 0; the momentum that moves the thermostat is the new one.
+    law and not at 0; the new momentum moves the thermostat.
 
     >>> kim_2025(lambda: None, "SGLD", num_rows=40_960).settings.schedule(0)
     Array(1.e-05, dtype=float32)
@@ -159,7 +163,7 @@ def kim_2025(
     check_int("num_rows", num_rows, least=1)
     peak = check_number("peak", KIM_PEAKS[sampler] if peak is None else peak, above=0.0)
     check_int("steps_per_cycle", steps_per_cycle, least=1)
-    # of pSGLD: A here is of the gradient per row
+    # eps of pSGLD: here A is of the gradient per row
     units = num_rows if sampler == "pSGLD" else 1
     arguments: dict[str, Any] = {
         "step_size": cyclical(peak / units, steps_per_cycle),
@@ -187,15 +191,15 @@ def kim_2025(
 
 
 def franzese_2021(model: Callable, **settings: Any) -> ISGD:
-    """I-SGD with the settings of the regression experiments.
+    """I-SGD with the settings of the paper's regression experiments.
 
-    Law: about the posterior at the temperature 0.01 where gradient noise is as `ISGD` describes.
+    Law: about the posterior at the temperature 0.01, if gradient noise is as `ISGD` describes.
 
     Args:
         model: a NumPyro model.
-        **settings: arguments of `ISGD`, in place of those here: ``batch_size=64``,
-            ``num_steps=1000``, ``temperature=0.01``. Their chains start from 20,000 steps of Adam
-            with the rate 0.01: `train`.
+        **settings: arguments of `ISGD`, which replace those here: ``batch_size=64``,
+            ``num_steps=1000``, ``temperature=0.01``. The paper's chains start after 20,000 steps
+            of Adam with the rate 0.01: see `train`.
 
     Raises:
         TypeError: for arguments of the wrong type.

@@ -1,4 +1,4 @@
-"""The loop that makes a draw of an algorithm's steps, with its guard and the means over a draw."""
+"""The loop of an algorithm's steps that makes a draw, with its guard and the draw's means."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PyTree = Any
 
 UNSTABLE_DRIFT = 100.0
 """A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
-step before, marks an unstable integrator: a stationary chain has about the bias tolerance."""
+step before, marks an unstable integrator. A stationary chain has about the bias tolerance."""
 FARTHEST_DRIFT = 1000.0
-"""Beyond this one drifts may only get shorter, as those of a chain that starts far out do. A step
-that is barely unstable never doubles them."""
+"""Above this value drifts may only become shorter, as in a chain that starts far from the target. A
+barely unstable step never doubles the drift."""
 
 CALM, KICK = 1.0, 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
-its steps, throws a chain with a momentum out: the draw is marked, unless the chain has just
-started. The step stands, since the chain can come back."""
+its steps, throws out a chain with a momentum. The draw is then marked, unless the chain
+has just started. The step is kept, since the chain can come back."""
 
 
 def repeat(
@@ -40,13 +40,13 @@ def repeat(
     *,
     at_rest: Callable[[PyTree], PyTree] = lambda dynamics: dynamics,
 ) -> Draw:
-    """A draw of several steps; a step that cannot be is undone.
+    """A draw of several steps, which undoes invalid steps.
 
     Args:
         step: the pure step.
-        settings: step size, number of steps, temperature and anchor interval are taken from it.
-        facts: of the algorithm.
-        at_rest: ``dynamics -> dynamics``, what it carries after a step that had to be undone.
+        settings: gives step size, number of steps, temperature and anchor interval.
+        facts: facts of the algorithm.
+        at_rest: ``dynamics -> dynamics``, the dynamics after a step that had to be undone.
     """
     schedule, given_num_steps = settings.schedule, settings.given_num_steps
     adapting = adapts(settings, facts)
@@ -101,8 +101,8 @@ def repeat(
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
-            # energy and gradient are of where the step started: if they fail, the step before led
-            # astray, and the chain goes back to where they did not
+            # energy and gradient are those at the start of the step. If they are not finite, the
+            # previous step failed, and the chain returns to the last position where they were
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
             kept = settings.metric.keep_if(finite, new.metric_state, chain.metric_state)
             new, back = new._replace(metric_state=kept), back._replace(metric_state=kept)
@@ -114,7 +114,7 @@ def repeat(
             return chain, trusted, control, t + 1, facts, old_ratio, opening, failed, sums
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
-        # the first step that moves may be long: a chain can start far out
+        # the first moving step may be long, because a chain can start far from the target
         first = (state.i == 1) & adapting
         ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
         arrived = state.i > state.adaptation.num_warmup // 16
@@ -140,11 +140,11 @@ def repeat(
             carry,
         )
         chain, trusted, control, taken, facts_, drift_ratio, opening, failed, sums = carry
-        merged = target.merge(chain.position)  # a draw, which no step has evaluated yet
+        merged = target.merge(chain.position)  # a draw that no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
             finite &= target.is_usable(merged)
-            # values can overflow all along the draw; where it started they did not
+            # values can overflow during the whole draw, but they did not at its start
             usable = target.is_usable(target.merge(trusted))
             trusted = tree_where(usable, trusted, start.position)
         position = tree_where(finite, chain.position, trusted)

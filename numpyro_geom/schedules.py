@@ -1,8 +1,8 @@
 """Step sizes as functions of the number of steps taken: constant, polynomial, cyclical.
 
-A kernel's ``step_size`` is such a schedule, a number (a constant one), or any callable of the step
-count, an Optax schedule for instance. Step sizes are h of ``theta' = theta - h A grad U + ...``;
-the step count t starts at 0 and counts stochastic-gradient steps, not draws.
+A kernel's ``step_size`` is a schedule, a number (a constant schedule), or any callable of the step
+count, such as an Optax schedule. Step sizes are h of ``theta' = theta - h A grad U + ...``. The
+step count t starts at 0 and counts stochastic-gradient steps, not draws.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ._checks import check_int, check_number
 class Schedule(abc.ABC):
     """A step size for each step, and whether the step injects noise.
 
-    Subclass it for a schedule with noiseless phases; without them any function of the step count
-    will do. Subclasses are frozen dataclasses, hence hashable and picklable. Both methods are
-    pure, work under ``jit`` and ``vmap``, and return scalars of JAX's default float type (float32,
-    float64 under x64), not weakly typed: cast them to the dtype of the position.
+    Subclass it for a schedule with noiseless phases. Without such phases any function of the step
+    count is enough. Subclasses are frozen dataclasses, so they are hashable and picklable. Both
+    methods are pure, work under ``jit`` and ``vmap``, and return scalars of JAX's default float
+    type (float32, or float64 under x64), not weakly typed: cast them to the position's dtype.
     """
 
     @abc.abstractmethod
@@ -35,7 +35,7 @@ class Schedule(abc.ABC):
         """Step size h_t > 0 after t steps, a non-negative integer scalar."""
 
     def noise(self, t: ArrayLike) -> Array:
-        """Multiplier of the injected noise, 1.0 or 0.0: 1 unless a subclass says otherwise."""
+        """Multiplier of the injected noise, 1.0 or 0.0; 1.0 unless a subclass overrides it."""
         return jnp.ones(jnp.shape(t))
 
 
@@ -43,7 +43,7 @@ class Schedule(abc.ABC):
 class Constant(Schedule):
     """Constant step size, h_t = h.
 
-    Leaves a bias of order h; the plain choice once h is known.
+    The bias is of order h. This is the plain choice once h is known.
 
     Args:
         step_size: h > 0.
@@ -63,7 +63,7 @@ class Constant(Schedule):
         object.__setattr__(self, "step_size", check_number("step_size", self.step_size, above=0))
 
     def __call__(self, t: ArrayLike) -> Array:
-        """Step size, whatever t is."""
+        """The step size, for any t."""
         return jnp.full(jnp.shape(t), self.step_size, dtype=float)
 
 
@@ -73,19 +73,19 @@ class Polynomial(Schedule):
 
     ``h_t = final + (initial - final) (1 + t / delay)^-power``
 
-    With ``final=0`` this is the a (b + t)^-gamma of SGLD: gamma = power, b = delay and
-    a = initial * delay^power. The bias then vanishes, at the price of mixing that slows down
-    without end, when the steps sum to infinity and their squares do not: 1/2 < power <= 1 (the
-    usual choice is 0.55; 1/3 has the fastest mean square error), and averages over draws should
-    weight each by its step size. A positive ``final`` keeps the chain moving with the bias of a
-    constant step of that size. No horizon enters: a run may be resumed.
+    With ``final=0`` this is SGLD's a (b + t)^-gamma: gamma = power, b = delay and
+    a = initial * delay^power. For 1/2 < power <= 1 the steps sum to infinity and their squares do
+    not. Then the bias vanishes, but mixing becomes slower and slower. The usual power is 0.55; 1/3
+    gives the mean square error that falls fastest. Averages over draws should weight each draw by
+    its step size. A positive ``final`` keeps the chain moving, with the bias of a constant step of
+    that size. The schedule has no horizon, so a run may be resumed.
 
     Args:
         initial: step size at t = 0.
         final: limit of the step size for large t, in [0, initial).
         power: exponent > 0.
         delay: steps after which the decaying part is down to 2^-power, > 0. With 1, the default,
-            that is the second step; a fraction of the warm-up is a gentler choice.
+            this is at the second step. A fraction of the warm-up is a gentler choice.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -124,26 +124,27 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cyclical(Schedule):
-    """Cosine cycles from ``peak`` down to almost ``floor``, each restarting at once.
+    """Cosine cycles: each falls from ``peak`` almost to ``floor``, then the next one starts.
 
     ``h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))``
 
-    Large steps leave a mode, small ones sample the next: for multimodal targets such as networks.
-    With as many steps a draw as ``period`` a draw is a cycle's end. In the first ``explore`` of
-    each cycle no noise is injected (``noise(t) == 0``), which optimises rather than samples: keep
-    draws of the remainder of cycles only. A time-varying step has no invariant law; draws at the
-    end of a cycle have about the bias of the steps there, if the cycle is long enough.
+    Large steps leave a mode, and small steps sample the next one. This suits multimodal targets
+    such as networks. With ``period`` steps per draw each draw is the end of a cycle. In the first
+    part ``explore`` of each cycle no noise is injected (``noise(t) == 0``). These steps optimise
+    and do not sample: keep only draws from the rest of each cycle. A time-varying step has no
+    invariant law. If the cycle is long enough, draws at its end have about the bias of its last
+    steps.
 
     Args:
         peak: step size at the start of a cycle.
-        period: steps T of a cycle, 1 to 2^31 - 1; 1 holds the peak.
-        floor: step size at a cycle's end, which it approaches to (peak - floor) (pi / 2T)^2.
+        period: steps T of a cycle, 1 to 2^31 - 1. With 1 the step stays at the peak.
+        floor: step size at the end of a cycle, which comes as near as (peak - floor) (pi / 2T)^2.
         explore: fraction of each cycle without injected noise, in [0, 1): the steps with
             mod(t, T) / T < explore.
 
     Raises:
         ValueError: if an argument is out of range or ``explore`` covers the whole cycle.
-        TypeError: if one is not a number, or ``period`` not an integer.
+        TypeError: if an argument is not a number, or ``period`` not an integer.
 
     Examples:
         >>> schedule = cyclical(peak=0.1, period=4, explore=0.5)
@@ -186,13 +187,13 @@ class Cyclical(Schedule):
 
     @property
     def _num_explore(self) -> int:
-        """Count of k in 0, 1, ... with k / T < explore, in spite of rounding: 7 for 0.07 of 100."""
+        """Count of k in 0, 1, ... with k / T < explore, safe from rounding: 7 for 0.07 of 100."""
         count = math.ceil(self.explore * self.period)
         return count - 1 if count > 0 and (count - 1) / self.period >= self.explore else count
 
     def __call__(self, t: ArrayLike) -> Array:
         """h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))."""
-        # sin^2 of the steps left, the same number: 1 + cos cancels towards the end of a cycle
+        # sin^2 of the remaining steps is equal; 1 + cos cancels towards the end of a cycle
         left = self.period - jnp.remainder(t, self.period)
         angle = (math.pi / 2) * (jnp.asarray(left, float) / self.period)
         return self.floor + (self.peak - self.floor) * jnp.sin(angle) ** 2
@@ -207,8 +208,8 @@ class Wrapped(Schedule):
     """A plain function of the step count; see `as_schedule`.
 
     Attributes:
-        function: maps an integer scalar to a real scalar. Hashable and picklable if this is:
-            Optax's schedules are closures, which ``pickle`` refuses.
+        function: maps an integer scalar to a real scalar. `Wrapped` is hashable and picklable only
+            if the function is. Optax's schedules are closures, which ``pickle`` refuses.
     """
 
     function: Callable[[Any], Any]
@@ -221,16 +222,16 @@ class Wrapped(Schedule):
 constant = Constant
 polynomial = Polynomial
 cyclical = Cyclical
-"""The names under which `numpyro_geom` exports the three."""
+"""`numpyro_geom` exports the three schedules under these names."""
 
 
 def as_schedule(value: Any) -> Schedule:
     """Turn what a user gives for ``step_size`` into a schedule.
 
     Args:
-        value: a schedule, which is returned as it is; a positive number, for a constant step; or
-            any function of the step count (an Optax schedule), whose noise multiplier is 1. Its
-            value is checked at step 0 only.
+        value: a schedule, which is returned unchanged; a positive number, for a constant step; or
+            any function of the step count (such as an Optax schedule), whose noise multiplier is
+            1. The value of a function is checked at step 0 only.
 
     Raises:
         ValueError: for a number that is not positive and finite, for a string, and for a function
@@ -264,7 +265,7 @@ def as_schedule(value: Any) -> Schedule:
 
 
 def _check_function(function: Callable[[Any], Any]) -> None:
-    """Its shape, dtype and first value; what the function itself raises passes through."""
+    """Check its shape, dtype and first value. Errors of the function itself pass through."""
     result = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = result.dtype if isinstance(result, jax.ShapeDtypeStruct) else None
     kinds = (jnp.floating, jnp.integer)

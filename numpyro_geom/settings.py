@@ -38,21 +38,21 @@ HOST_DEFAULTS: dict[str, Any] = {
     "init_strategy": init_to_uniform,
     "constrained_init": False,
 }
-"""What the host needs to know, for kernels whose constructor does not ask for it."""
+"""Defaults of arguments that every kernel needs and that some constructors do not have."""
 
 FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
-"""Arguments that are functions, which records cannot hold."""
+"""Arguments that are functions, which a file cannot store."""
 
 
 class Settings:
     """Arguments of a kernel by name, after validation; read only.
 
-    ``settings.temperature`` and the like. What an argument accepts is written down once, in this
-    module; a kernel checks what is its own, and what does not go together.
+    Read them as ``settings.temperature``, and so on. The types and values that an argument accepts
+    are written once, in this module. A kernel checks its own arguments and their combinations.
 
     Args:
-        arguments: what the constructor was given, by name.
-        fixed: what the kernel does not leave to its user.
+        arguments: the constructor's arguments by name.
+        fixed: settings that the kernel does not leave to its user.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -63,7 +63,7 @@ class Settings:
         values = {**HOST_DEFAULTS, **arguments, **fixed}
         values = {name: _CHECKS.get(name, _accept)(name, value) for name, value in values.items()}
         if values["control_variate"] == "auto" and values["anchor_interval"] is not None:
-            values["control_variate"] = True  # whoever moves the anchor wants one
+            values["control_variate"] = True  # a moving anchor implies a control variate
         if values.get("gamma", "") is None:
             values["gamma"] = values["metric"].default_gamma
         _check_target(values)
@@ -71,12 +71,12 @@ class Settings:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The step sizes; None where they are automatic."""
+        """The step sizes; None if they are automatic."""
         return None if isinstance(self.step_size, str) else self.step_size
 
     @property
     def given_num_steps(self) -> int | None:
-        """Steps a draw; None where they are automatic."""
+        """Steps per draw; None if they are automatic."""
         return None if isinstance(self.num_steps, str) else self.num_steps
 
     @property
@@ -86,17 +86,17 @@ class Settings:
 
     @property
     def moves_vector(self) -> bool:
-        """Whether steps move one vector and not the sites, which compiles sooner."""
+        """Whether steps move one vector and not the sites. A vector compiles faster."""
         return self.scales and isinstance(self.metric, Identity)
 
     @property
     def blocks(self) -> Blocks:
-        """Sites that are scaled together, where not all are."""
+        """The blocks of sites that are scaled together, if not all sites are one block."""
         return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
 
     @property
     def finds_scale(self) -> bool:
-        """Whether a scale is to be found before the first draw, where none is given."""
+        """Whether a scale is searched for before the first draw, because none is given."""
         return self.scales and self.inverse_mass_matrix is None
 
     @property
@@ -113,11 +113,11 @@ class Settings:
         return bool(self.blocks) or isinstance(given, dict) or np.ndim(given) == 2
 
     def as_dict(self) -> dict[str, Any]:
-        """The constructor's arguments but for the model, as they are after validation."""
+        """The constructor's arguments except the model, as they are after validation."""
         return {name: getattr(self, name) for name in self._names if name != "model"}
 
     def record(self) -> dict[str, Any]:
-        """The same without functions, in types that netCDF can store."""
+        """The same arguments without functions, in types that netCDF can store."""
         plain = (str, bool, int, float)
         return {
             name: value if isinstance(value, plain) else "none" if value is None else repr(value)
@@ -221,7 +221,7 @@ def _covariance(name: str, value: Any) -> tuple:
 
 
 def _covariances(name: str, value: Any) -> Any:
-    """The same by blocks of sites, or of all."""
+    """The same for blocks of sites, or for one block of all sites."""
     if not isinstance(value, Mapping) or not value:
         return _covariance(name, value)
     blocks = check_blocks(name, [*value])
@@ -284,7 +284,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _check_target(values: Mapping[str, Any]) -> None:
-    """Raise where arguments about the target do not go together."""
+    """Raise if arguments about the target contradict each other."""
     model, potential_fn = values["model"], values["potential_fn"]
     if (model is None) == (potential_fn is None):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What moves in a step, what a step reports, and what a chain is between two draws."""
+"""The state that a step moves, the report of a step, and the state of a chain between draws."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_FIELDS = (
 
 
 def site_sizes(position: PyTree, z: PyTree) -> dict[str, int]:
-    """Sizes of the sites whose temperatures are told apart, in the order of their names.
+    """Sizes of the sites that have temperatures of their own, in the order of their names.
 
     Args:
-        position: what steps move: a vector in place of the sites, or a pytree.
+        position: the object that steps move: a pytree, or a vector in place of the sites.
         z: a position of the model's sites.
     """
     sites = z if isinstance(position, jax.Array) else position
@@ -33,7 +33,7 @@ def site_sizes(position: PyTree, z: PyTree) -> dict[str, int]:
 
 
 def virials(position: PyTree, centre: PyTree, grad: PyTree, sizes: dict[str, int]) -> jax.Array:
-    """(theta - c) . grad U by site, shape (sites,); all together, shape (1,), without ``sizes``."""
+    """(theta - c) . grad U by site, shape (sites,); without ``sizes`` their sum, shape (1,)."""
     away = jax.tree.map(jnp.subtract, position, centre)
     if not sizes:
         return tree_vdot(away, grad)[None]
@@ -44,19 +44,19 @@ def virials(position: PyTree, centre: PyTree, grad: PyTree, sizes: dict[str, int
 
 
 def is_by_site(position: PyTree) -> bool:
-    """Whether a position is a dict of arrays by site, as that of a model is."""
+    """Whether a position is a dict of arrays by site, like the position of a model."""
     return isinstance(position, dict) and jax.tree_util.all_leaves(position.values())
 
 
 class Chain(NamedTuple):
-    """What one stochastic-gradient step moves.
+    """The part of the state that one stochastic-gradient step moves.
 
     Attributes:
-        position: the unconstrained position of the model's sites; in scaled coordinates with the
-            identity metric one vector, shape (D,), in place of the sites. A step that goes through
-            `jax.tree.map` serves both.
+        position: the unconstrained position of the model's sites. In scaled coordinates with the
+            identity metric it is one vector, shape (D,), in place of the sites. A step that uses
+            `jax.tree.map` handles both.
         metric_state: statistics of the metric.
-        dynamics: what the algorithm carries besides (momentum, auxiliary variables, ...).
+        dynamics: other state of the algorithm (momentum, auxiliary variables, ...).
     """
 
     position: PyTree
@@ -65,15 +65,15 @@ class Chain(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What one step says of itself; scalars.
+    """Quantities that a step reports. All except ``grad`` are scalars.
 
     Attributes:
         energy: minibatch estimate of U where the step started.
-        grad: the gradient estimate there, a pytree.
-        squared_drift: squared length, in the metric, of what the gradient did to the position or
-            the momentum, in units in which the step's noise has tau D: h grad'A grad / 2 for a
-            Langevin step.
-        accept_prob: probability with which the step was accepted; 1 without a correction.
+        grad: the gradient estimate at the same position, a pytree.
+        squared_drift: squared length, in the metric, of the gradient's change of the position or
+            momentum. In its units the step's noise has tau D. For a Langevin step it is
+            h grad'A grad / 2.
+        accept_prob: probability with which the step was accepted; 1 without an acceptance test.
         kinetic_temperature: squared momentum over D; 0 without a momentum.
     """
 
@@ -90,37 +90,38 @@ class SGState(NamedTuple):
     Attributes:
         i: draws so far, warm-up included.
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
-        potential_energy: minibatch estimate of U at the start of the last step, in nats; before any
-            step, of U where the search for a mode began.
-        grad_norm: Euclidean norm of the gradient estimate there.
+        potential_energy: minibatch estimate of U at the start of the last step, in nats. Before
+            any step, U where the search for a mode began.
+        grad_norm: Euclidean norm of the gradient estimate at the same position.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
-            ``centre``; its mean is the temperature.
-        site_temperatures: the same of each site alone, a dict site -> scalar; empty with an
-            expansion, and where the position is not a dict of arrays.
-        kinetic_temperature: mean of r'M^-1 r / D over the draw's steps, likewise (in GGMC that of
-            the momentum at the end of the trajectory); 0 for kernels without a momentum r.
-        squared_drift: of the draw's first step, which begins where the draw before ended: h g'A g /
-            (2 tau) of a Langevin step with gradient g, see `StepReport`.
+            ``centre``. Its expectation is the temperature.
+        site_temperatures: the same for each site, a dict site -> scalar. Empty with an expansion,
+            and if the position is not a dict of arrays.
+        kinetic_temperature: mean of r'M^-1 r / D over the draw's steps (in GGMC of the momentum at
+            the end of the trajectory). Its expectation is the temperature too. 0 for kernels
+            without a momentum r.
+        squared_drift: squared drift of the draw's first step, which begins where the previous draw
+            ended: h g'A g / (2 tau) for a Langevin step with gradient g, see `StepReport`.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
         diverging: whether a step of the last draw was not finite or not stable.
-        num_diverging: how many were.
+        num_diverging: number of such steps in the last draw.
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
-        dynamics: what the algorithm carries besides.
-        expanded: the position that steps move, where that is not ``z`` but scaled or expanded;
-            empty otherwise.
+        dynamics: other state of the algorithm.
+        expanded: the position that steps move, if it is scaled or expanded and so differs from
+            ``z``; empty otherwise.
         scale: the scaled coordinates, see `numpyro_geom.target.scale.Scale`; empty without.
-        centre: the position from which temperatures are measured, that at the end of warm-up; any
-            fixed one is right, and one near the target keeps the Monte Carlo error small. In
-            warm-up it is the draw's start, and temperatures mean nothing yet.
-        trusted: the last position whose energy and gradient were finite and not those of an
-            unstable step: undone steps go back to it.
-        drift_ratio: squared drift of the last step over its noise, beyond 1,000 the least so far;
-            infinite before any.
+        centre: the position from which temperatures are measured: the position at the end of
+            warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
+            small. In warm-up it is the draw's start, and temperatures have no meaning yet.
+        trusted: the last position with finite energy and gradient and without an unstable step.
+            Undone steps return to it.
+        drift_ratio: squared drift of the last step over its noise; above 1,000 the smallest value
+            so far. Infinite before any step.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
-        steps_taken: stochastic-gradient steps so far; schedules are functions of it.
+        steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
         adaptation: what warm-up has learned, see `numpyro_geom.warmup.step_size.Adaptation`.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
@@ -154,7 +155,7 @@ class SGState(NamedTuple):
     rng_key: jax.Array
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, str):  # what NumPyro asks for a field that is no attribute
+        if isinstance(index, str):  # NumPyro asks like this for a field that is no attribute
             figures = self._fields[: self._fields.index("metric_state")]
             raise ValueError(
                 f"extra_fields names {index!r}, and the state has no such field: expected some of "
@@ -164,13 +165,13 @@ class SGState(NamedTuple):
 
     @property
     def chain(self) -> Chain:
-        """What steps move."""
+        """The part of the state that steps move."""
         empty = type(self.expanded) is tuple and not self.expanded  # a position may be a tuple too
         position = self.z if empty else self.expanded
         return Chain(position, self.metric_state, self.dynamics)
 
     def with_temperatures(self, virial: jax.Array) -> SGState:
-        """The state with temperatures from the mean of `virials` over a draw."""
+        """The state with temperatures computed from the mean of `virials` over a draw."""
         position = self.chain.position
         sizes = site_sizes(position, self.z)
         return self._replace(

@@ -1,4 +1,4 @@
-"""Training by an optimiser of optax: where chains of networks, SWAG and Laplace guides start."""
+"""Training by an Optax optimiser: gives starts for chains on networks, SWAG and Laplace guides."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from .target.minibatch import Subsampling
 from .target.potential import row_energies
 
 HELD_OUT = 0.1
-"""Share of the rows by which training is judged where a batch size is given."""
+"""Share of held-out rows, which judge the training, where a batch size is given."""
 VALIDATION_ROWS = 1024
-"""Held-out rows at a time, of which more are a multiple."""
+"""Held-out rows per evaluation; larger held-out sets are a multiple of this number."""
 
 
 class Trained(NamedTuple):
-    """What `train` returns; with ``num_starts`` every array has a leading axis of starts.
+    """What `train` returns. With ``num_starts`` every array has a leading axis of starts.
 
     Attributes:
-        position: unconstrained site values, those of the best epoch. With it chains start
-            (``init_params`` of ``mcmc.run``), `RiemannianLaplace.fit` and `SWAG.fit`.
-        epoch: the best one, counted from 1; the last one without validation.
+        position: unconstrained site values of the best epoch. Chains start from it
+            (``init_params`` of ``mcmc.run``), and so do `RiemannianLaplace.fit` and `SWAG.fit`.
+        epoch: the best epoch, counted from 1; without validation the last one.
         losses: mean of U / N over the steps of each epoch, shape (epochs,).
-        validation: mean energy of the held-out rows after each epoch, minus their log likelihood
+        validation: mean energy of the held-out rows after each epoch, shape (epochs,). It is minus
+            their log likelihood where the plate holds observed sites only. NaN without validation.
             where the plate holds observed sites only, shape (epochs,); NaN without validation.
     """
 
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """State between two epochs: of the walk, and the best position so far."""
+    """State between two epochs: of the optimisation, and the best position so far."""
 
     position: PyTree
     optimiser: PyTree
@@ -70,38 +71,39 @@ def train(
     init_strategy: Callable = init_to_uniform,
     **kwargs: Any,
 ) -> Trained:
-    """Lower a model's energy U by an optimiser on its own minibatches, until held-out rows object.
+    """Lower a model's energy U by an optimiser on minibatches, with early stopping.
 
-    What is lowered is U / N, minus the log joint density over the number of rows, in unconstrained
-    coordinates: maximum a posteriori estimation there. After each epoch the mean energy of rows
-    that no step sees is measured; the position with the lowest is returned, and where ``patience``
-    epochs bring none lower, training ends.
+    The loss is U / N: minus the log joint density in unconstrained coordinates, over the number of
+    rows. Its minimum is the maximum a posteriori estimate in these coordinates. After each epoch
+    the mean energy of held-out rows, which no step uses, is measured. `train` returns the position
+    with the lowest such energy. Training ends after ``patience`` epochs without a new lowest one.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        rng_key: for the start, the rows and the split.
+        rng_key: for the start, the order of the rows and the split.
         args: the model's arguments.
         batch_size: rows per step of the only plate with observed rows; None for all of them.
-        optimiser: of optax, with its learning rate or schedule; None for ``optax.adam(1e-3)``.
-        num_epochs: most passes over the rows.
+        optimiser: an Optax optimiser, with its learning rate or schedule; None for
+            ``optax.adam(1e-3)``.
+        num_epochs: largest number of passes over the rows.
         validation: share of the rows to hold out, 0 for none; None for 0.1 with a ``batch_size``
             and for 0 without.
         patience: epochs without a new best one that end the training.
-        num_starts: independent trainings at once, from starts of their own and on rows in an order
-            of their own, for an ensemble or for several chains; None for one.
-        init_params: where to start, as for ``mcmc.run``; with a leading axis of starts if there are
-            several. None for what ``init_strategy`` says.
-        init_strategy: NumPyro's.
+        num_starts: number of independent trainings at once, for an ensemble or for several chains.
+            Each has its own start and its own order of rows. None for one training.
+        init_params: where to start, as for ``mcmc.run``, with a leading axis of starts if there
+            are several. None starts where ``init_strategy`` says.
+        init_strategy: NumPyro's strategy for the start.
         kwargs: the model's keyword arguments.
 
     Returns:
-        The `Trained` position, and how it came about.
+        The best position and the record of the training, see `Trained`.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range, for a model whose rows cannot be drawn, and for
+        ValueError: for values out of range, for a model whose rows cannot be subsampled, and for
             validation without a batch size.
-        FloatingPointError: where energies are not finite; with validation, where none ever were.
+        FloatingPointError: if energies are not finite; with validation, if none was ever finite.
 
     Examples:
         >>> import jax, numpyro
@@ -140,7 +142,7 @@ def train(
 
     @jax.jit
     def run(arrays: list, rows: tuple, position: PyTree, keys: jax.Array) -> tuple:
-        # traced: as constants, large arrays would take long to compile
+        # traced, because large arrays take long to compile as constants
         args, kwargs = fill(arrays)
         energy = bound.potential(args, kwargs).energy
         judge = _judge(bound.model, plan, args, kwargs, rows[1])  # type: ignore[arg-type]
@@ -177,7 +179,7 @@ def _check_validation(validation: Any, batch_size: Any) -> float:
 
 
 def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
-    """Rows to train on, and rows to judge by in lots; empty where all are trained on."""
+    """Rows to train on and batches of held-out rows; both empty if no rows are held out."""
     if validation == 0 or not plan.batch_sizes:
         return (), ()
     if len(plan.batch_sizes) > 1:
@@ -253,13 +255,13 @@ def _train(
     num_epochs: int,
     patience: int,
 ) -> tuple:
-    """All starts together, until none has found better for long enough."""
+    """Train all starts together, until none has improved for ``patience`` epochs."""
     starts, dtype = keys.shape[0], jax.tree.leaves(start)[0].dtype
 
     def one(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
         position, state, stream, loss = epoch(*training[:3], random.fold_in(key, number))
         judged = jnp.full((), jnp.nan, dtype) if judge is None else judge(position).astype(dtype)
-        # without validation the last epoch is the best, as long as it is finite
+        # without validation the last epoch is the best, if it is finite
         better = jnp.isfinite(loss) if judge is None else judged < training.lowest
         lowest = jnp.where(better, loss if judge is None else judged, training.lowest)
         best = tree_where(better, position, training.best)

@@ -1,4 +1,4 @@
-"""The samplers: each is a class with explicit arguments, and an algorithm as a value."""
+"""The samplers. Each is a class with explicit arguments and defines an algorithm as a value."""
 
 from .ggmc import GGMC
 from .pxsghmc import PXSGHMC

@@ -18,7 +18,7 @@ from .langevin import langevin_move, linearize, metropolis
 PyTree = Any
 
 SOFTNESS = 1.5
-"""Standard deviation of the auxiliary gradient, in root mean squares of the minibatch g."""
+"""Standard deviation of the auxiliary gradient, relative to the root mean square of minibatch g."""
 SCALE_DECAY = 0.99
 
 
@@ -28,11 +28,11 @@ class AuxiliaryState(NamedTuple):
     Attributes:
         gradient: V, like the position; given theta it is N(m(theta), s^2 I), m = grad U / N.
         second_moment: running mean of the squared entries of the minibatch g, times ``weight``.
-        curvature: running mean of tau tr(H) / (N^2 D), times ``weight``: what the squared entries
-            of the full g come to in the target itself, wherever the chain starts.
+        curvature: running mean of tau tr(H) / (N^2 D), times ``weight``. This estimates the mean
+            squared entry of the full g in the target, wherever the chain starts.
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
-        weight: weight of the two running means, which start at zero.
+        weight: weight of the three running means, which start at zero.
         num_steps: steps so far.
     """
 
@@ -47,8 +47,8 @@ class AuxiliaryState(NamedTuple):
 def auxiliary_step(metric: Any, adjusted: bool) -> Step:
     """Draw V given theta, then move theta given V in the constant metric A(V).
 
-    With minibatches three disjoint parts of the batch serve V, m = grad U / N, and the Hessian:
-    conditionally on theta and V the drift is then unbiased, and V carries a known noise.
+    With minibatches three disjoint parts of the batch give V, m = grad U / N, and the Hessian. So
+    given theta and V the drift is unbiased, and V carries a known noise.
     """
 
     def step(
@@ -154,7 +154,7 @@ def _draw_auxiliary(
 ) -> PyTree:
     """V <- m + decay (V - m) + noise, which leaves N(m, s^2 I) invariant.
 
-    The minibatch noise of m reaches V times 1 - decay; the injected variance is smaller by that.
+    The minibatch noise of m reaches V times 1 - decay. The injected variance is reduced by it.
     """
 
     def one(v: jax.Array, m: jax.Array, xi: jax.Array, total: jax.Array) -> jax.Array:
@@ -168,8 +168,8 @@ def _draw_auxiliary(
 def auxiliary_scale(state: AuxiliaryState, decay: float) -> jax.Array:
     """s, the standard deviation of V given theta.
 
-    In the target the mean square of grad U is tau tr(H) / D, which a chain that starts near a mode
-    does not see in its gradients. And the minibatch noise that reaches V must fit into s.
+    In the target the mean square of grad U is tau tr(H) / D. A chain that starts near a mode does
+    not see this in its gradients. The minibatch noise that reaches V must also fit into s.
     """
     square = SOFTNESS**2 * jnp.maximum(state.second_moment, jnp.abs(state.curvature))
     known = jnp.stack([jnp.max(c) for c in jax.tree.leaves(state.noise_variance)])
@@ -181,7 +181,7 @@ def auxiliary_scale(state: AuxiliaryState, decay: float) -> jax.Array:
 def _learn_scale(
     state: AuxiliaryState, g: PyTree, trace: jax.Array, part_variance: PyTree, learning: jax.Array
 ) -> AuxiliaryState:
-    """Running means that give s and the noise of m; constant once ``learning`` is over."""
+    """Running means that give s and the noise of m; they stop changing after ``learning``."""
     size = sum(x.size for x in jax.tree.leaves(g))
     rate = 1 - SCALE_DECAY
 

@@ -23,10 +23,11 @@ from .trajectory import forget, init, num_steps, propose, trajectory
 
 
 class GGMC(SGKernel):
-    """Hamiltonian dynamics with friction and minibatch gradients, Metropolis-corrected: exact.
+    """Hamiltonian dynamics with friction, minibatch gradients and an exact Metropolis test.
 
-    A draw is one trajectory of L = ``num_steps`` steps from theta and p (r = M^{1/2} p, A = M^-1,
-    c = exp(-gamma h / 2), n standard normal), with minibatch k at its k-th position::
+    A draw is one trajectory of L = ``num_steps`` steps from theta and p. The k-th position of the
+    trajectory uses minibatch k. With r = M^{1/2} p, A = M^-1, c = exp(-gamma h / 2) and n standard
+    normal::
 
         p <- c p + sqrt((1 - c^2) tau) n            O
         p <- p - (h / 2) A^{1/2} grad Uhat_k        B
@@ -37,45 +38,45 @@ class GGMC(SGKernel):
         log alpha = -[U(theta_L) - U(theta_0) + sum over steps of (K after the second B
                       - K before the first)] / tau,    K = p . p / 2
 
-    with U on all rows. On rejection theta_0 is restored and the momentum negated.
+    where U is the energy on all rows. On rejection theta_0 is restored and the momentum negated.
 
     Invariant distribution: exp(-U / tau) exactly, at any step size, friction and batch size. The
-    minibatches of a trajectory are drawn independently, so that their sequence is as likely as its
-    reverse, and noise as well as discretisation end up in the acceptance test.
+    minibatches of a trajectory are drawn independently, so a sequence of them is as likely as its
+    reverse. Therefore the acceptance test corrects noise as well as discretisation.
 
-    Choose it where a bias is not acceptable and a gradient on all rows at every step is too much.
-    Minibatch noise costs acceptance: the error of a trajectory grows like h^2 L tr(A C) / tau, so
-    that with plain minibatches many dimensions force tiny steps; with ``control_variate=True`` much
-    less. Cost a draw: L + 1 minibatch gradients and one energy on all rows, in chunks of bounded
-    memory. That energy is a sum over all rows: of a logistic regression with a million of them
-    32-bit rounding has a standard deviation of about 0.1 nats (0.004 with 100,000); switch x64 on
-    where that matters.
+    Choose `GGMC` where no bias is acceptable and a gradient on all rows at every step costs too
+    much. Minibatch noise lowers the acceptance rate: the error of a trajectory grows like
+    h^2 L tr(A C) / tau. So with plain minibatches many dimensions need tiny steps. With
+    ``control_variate=True`` the error is much smaller. Cost per draw: L + 1 minibatch gradients and
+    one energy on all rows, computed in chunks of bounded memory. The energy is a sum over all rows,
+    and its 32-bit rounding error has a standard deviation of about 0.1 nats for a logistic
+    regression with a million rows (0.004 nats with 100,000). Enable x64 where that matters.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        full_potential_fn: the energy that a stochastic ``potential_fn`` estimates, ``f(z)``.
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        full_potential_fn: the energy ``f(z)`` that a stochastic ``potential_fn`` estimates.
         num_data: N of a stochastic ``potential_fn``, for the metric's units.
-        metric: the mass matrix, a name or an object; adapts in warm-up only.
-        friction: gamma in units of 1 / h, or ``"auto"``: half of the critical one for the slowest
-            direction.
+        metric: the mass matrix, a name or an object. It adapts in warm-up only.
+        friction: gamma in units of 1 / h, or ``"auto"``: half of the critical friction of the
+            slowest direction.
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
-            at the start of a trajectory holds for all of it.
+            at the start of a trajectory holds for the whole trajectory.
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
-        batch_size: rows a gradient, an int, a dict plate -> int, or None for all rows.
-        num_steps: L, or ``"auto"`` for a relaxation time; with minibatches for three, in no more
-            steps than cost about as much as the energy on all rows.
+        batch_size: rows per gradient: an int, a dict plate -> int, or None for all rows.
+        num_steps: L, or ``"auto"`` for one relaxation time. With minibatches ``"auto"`` means three
+            relaxation times, but no more steps than cost about as much as the energy on all rows.
         temperature: tau, above 0.
-        batching: ``"replacement"`` or ``"stratified"``; with ``"epoch"`` the reverse of a sequence
-            of batches is not as likely as the sequence.
-        control_variate: correct minibatch gradients by those at an anchor that warm-up finds;
-            ``"auto"``: where the noise that is measured with it and without says so.
+        batching: ``"replacement"`` or ``"stratified"``. With ``"epoch"`` the reverse of a sequence
+            of batches would not be as likely as the sequence.
+        control_variate: whether to correct minibatch gradients by those at an anchor that warm-up
+            finds. ``"auto"`` uses it if the noise, measured with and without it, favours it.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
-        dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
+        dense_mass: whether and how coordinates are scaled, see `SGRLD`.
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.

@@ -1,4 +1,4 @@
-"""Langevin steps: plain with Gamma, and with a Metropolis test; and what other steps need too."""
+"""Langevin steps, with Gamma or with a Metropolis test, and functions that other steps share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PyTree = Any
 
 
 def langevin_step(settings: Settings, learn: Callable) -> Step:
-    """The plain step; Gamma with the probe's Hessian product from the gradient's own pass.
+    """The plain step. One pass gives the gradient and Gamma's Hessian-vector product.
 
     Args:
-        settings: of `numpyro_geom.SGRLD`.
+        settings: the settings of `numpyro_geom.SGRLD`.
         learn: from `numpyro_geom.algorithm.metric_learner`.
     """
     metric, max_norm = settings.metric, settings.max_norm
@@ -108,7 +108,7 @@ def _with_hessian(
 ) -> tuple[tuple, Callable]:
     """Value and gradient, and ``(metric_state, g, scale) -> Gamma`` on the same minibatch.
 
-    A single probe goes by forward mode, which stores nothing.
+    A single probe uses forward mode, which stores no intermediate values.
     """
     metric = settings.metric
     if settings.gamma_estimator == "hutchinson" and settings.gamma_probes == 1:
@@ -142,8 +142,8 @@ def metropolis(
 ) -> tuple[PyTree, jax.Array]:
     """Langevin proposal in a constant metric, accepted so that exp(-value / tau) is invariant.
 
-    With b the gradient, the noise that would lead back is sqrt(h / 2 tau) A^{1/2} (b + b') - xi:
-    neither a determinant nor A^{-1/2} is needed.
+    With b the gradient, the noise of the reverse step is sqrt(h / 2 tau) A^{1/2} (b + b') - xi.
+    So neither a determinant nor A^{-1/2} is needed.
     """
     key_move, key_accept = random.split(rng_key)
     value, grad = here

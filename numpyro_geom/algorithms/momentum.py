@@ -1,21 +1,21 @@
-"""What kernels with a momentum share: the whitened momentum, its friction, their step-size rule.
+"""Shared by kernels with a momentum: the whitened momentum, its friction, the step-size rule.
 
-With the mass matrix M = G the momentum r is kept as p = G^{-1/2} r, which has the law N(0, tau I)
-whatever the metric. So the dynamics need products with A^{1/2} alone,
+With the mass matrix M = G the momentum r is stored as p = G^{-1/2} r, which has the law N(0, tau I)
+for any metric. So the dynamics only need products with A^{1/2},
 
     d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - gamma p dt + sqrt(2 gamma tau) dW,
 
-and a metric that warm-up still changes leaves the momentum as it is.
+and a change of the metric in warm-up does not change p.
 
-In a direction of a Gaussian target with the eigenvalue lam of A^{1/2} H A^{1/2} and the gradient
-noise c (of A^{1/2} C A^{1/2}) the stationary variance of one scheme's step has the relative error
+Take a direction of a Gaussian target with the eigenvalue lam of A^{1/2} H A^{1/2} and the gradient
+noise c (of A^{1/2} C A^{1/2}). The stationary variance of each scheme has exactly the relative
+error
 
     BAOAB:  h^2 c / (4 tau tanh(gamma h / 2)) / (1 - h^2 lam / 4),
-    Euler:  [h^2 lam / 4 + h c (1 - gamma h / 2) / (2 gamma tau)] / (1 - gamma h / 2 - h^2 lam / 4),
+    Euler:  [h^2 lam / 4 + h c (1 - gamma h / 2) / (2 gamma tau)] / (1 - gamma h / 2 - h^2 lam / 4).
 
-exactly. Discretisation decides through h^2 lam alone, noise through the friction as well: a
-friction that is large enough makes any noise harmless, at the price of a relaxation that is then
-no faster than that of a Langevin step.
+Discretisation enters through h^2 lam alone. Noise also enters through the friction: a large enough
+friction makes any noise harmless. But then relaxation is no faster than with Langevin steps.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PyTree = Any
 
 INTEGRATORS = ("baoab", "euler")
 MOST_FRICTION = 1.0
-"""Largest gamma h that ``friction="auto"`` chooses; the step shrinks where noise asks for more."""
+"""Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
 
 
 num_steps = partial(num_steps_from, draw_length=MOMENTUM_DRAW_LENGTH)
-"""Steps of a draw under ``num_steps="auto"``."""
+"""Steps per draw under ``num_steps="auto"``."""
 
 
 class Momentum(NamedTuple):
@@ -58,7 +58,7 @@ class Momentum(NamedTuple):
     Attributes:
         momentum: p, a pytree like the position; N(0, tau I) in the target.
         friction: gamma, a scalar in units of 1 / step size.
-        extra: what the kernel carries besides.
+        extra: other state of the kernel.
     """
 
     momentum: PyTree
@@ -67,7 +67,7 @@ class Momentum(NamedTuple):
 
 
 def given_friction(settings: Settings) -> float | None:
-    """The user's friction; None where it is automatic."""
+    """The user's friction; None if it is automatic."""
     return None if isinstance(settings.friction, str) else settings.friction
 
 
@@ -90,17 +90,17 @@ def init_momentum(
 
 
 def at_rest(dynamics: Momentum) -> Momentum:
-    """The state with no momentum: the one that led astray is not to lead there again."""
+    """The state without its momentum, so that a failed step does not fail again."""
     return dynamics._replace(momentum=jax.tree.map(jnp.zeros_like, dynamics.momentum))
 
 
 def kinetic_temperature(momentum: PyTree) -> jax.Array:
-    """Squared length of p over its number of entries D; in the target its mean is tau."""
+    """Squared length of p over its number of entries D; its mean in the target is tau."""
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
 def shortened(force: PyTree, max_norm: float | None) -> PyTree:
-    """The force, scaled to the length ``max_norm`` where it is longer."""
+    """The force, scaled down to the length ``max_norm`` if it is longer."""
     if max_norm is None:
         return force
     length = jnp.sqrt(tree_vdot(force, force))
@@ -126,12 +126,12 @@ def rule_with_friction(
     """The rule of a kernel with a momentum, see `momentum_rule`.
 
     Args:
-        settings: of the kernel.
+        settings: the kernel's settings.
         integrator: ``"baoab"`` or ``"euler"``, the scheme whose bias counts.
         most_friction: see `momentum_rule`.
         follow: ``(dynamics, friction) -> dynamics``, the dynamics for another friction.
-        remark: what is added to the text of the bias.
-        noise: what the step makes of the minibatch noise.
+        remark: an addition to the text of the bias.
+        noise: facts about the step's noise.
     """
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
@@ -174,27 +174,27 @@ def momentum_rule(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Step size, friction, and relaxation rate per unit of step size.
 
-    With s = bias_tolerance / (1 + bias_tolerance) neither h^2 lam_H / 4 nor the part of the noise
-    exceeds s, so that the error of ``"baoab"`` on a Gaussian stays within the tolerance; with
-    ``"euler"``, where both are errors, they are s / 4 and s / 2. A friction of our own choice is
-    sqrt(lam_min), or as much more as noise needs: half of the critical one of the slowest
-    direction, where draws are the most effective (autocorrelation times of theta fall with the
-    friction, those of theta^2 have their least there).
+    Let s = bias_tolerance / (1 + bias_tolerance). With ``"baoab"`` neither h^2 lam_H / 4 nor the
+    noise term exceeds s, so the error on a Gaussian stays within the tolerance. With ``"euler"``
+    both are errors, and their limits are s / 4 and s / 2. An automatic friction is sqrt(lam_min),
+    or as much more as noise needs. sqrt(lam_min) is half of the critical friction of the slowest
+    direction. Draws are most effective there: autocorrelation times of theta fall with the
+    friction, and those of theta^2 have their minimum there.
 
     Args:
-        adaptation: what was measured.
+        adaptation: the measurements.
         bias_tolerance: relative error of variances.
         temperature: tau.
-        integrator: which scheme.
+        integrator: ``"baoab"`` or ``"euler"``.
         given_step: the user's step size, or None.
         given_friction: the user's friction, or None.
-        most_friction: largest gamma h where the friction is ours or the integrator ``"euler"``;
-            the step shrinks where noise, or a friction that is given, asks for more.
+        most_friction: largest gamma h with an automatic friction or with ``"euler"``. If noise or
+            a given friction needs more, the step shrinks.
     """
     tau = rule_temperature(temperature)
     part = 1.0 if integrator == "baoab" else 0.5
     share = part * bias_tolerance / (1 + bias_tolerance)
-    noise = adaptation.noise / (4 * tau * share)  # the least damping, below, over h^2
+    noise = adaptation.noise / (4 * tau * share)  # the least damping (see below) over h^2
     tiny = jnp.finfo(noise.dtype).tiny
     most = _damping(most_friction, integrator)
     least = jnp.sqrt(adaptation.slowest)
@@ -231,7 +231,7 @@ def relaxation_rate(slowest: Any, friction: Any) -> Any:
 def momentum_bias(
     integrator: str, curvature: Any, noise: Any, step_size: Any, friction: Any, temperature: float
 ) -> tuple[Any, Any, str]:
-    """Relative errors of a Gaussian's variances from discretisation and from noise; see above."""
+    """Relative errors of a Gaussian's variances from discretisation and noise; see the module."""
     tau = rule_temperature(temperature)
     damping, bend = friction * step_size, step_size**2 * curvature / 4
     if integrator == "baoab":
@@ -248,10 +248,10 @@ def momentum_bias(
 
 
 def _damping(friction_step: float, integrator: str) -> jax.Array:
-    """What stands below the noise: tanh(gamma h / 2), or gamma h / 2 for Euler."""
+    """The divisor of the noise term: tanh(gamma h / 2), or gamma h / 2 for Euler."""
     return jnp.tanh(friction_step / 2) if integrator == "baoab" else jnp.asarray(friction_step / 2)
 
 
 def _friction(damping: jax.Array, integrator: str) -> jax.Array:
-    """The gamma h of a damping."""
+    """The gamma h that gives a damping; the inverse of `_damping`."""
     return 2 * (jnp.arctanh(damping) if integrator == "baoab" else damping)

@@ -1,14 +1,15 @@
 """Langevin steps that inject less noise where the minibatch gradient already brings some.
 
-A step with the gradient's noise of covariance C adds a noise of covariance 2 h tau A + h^2 A C A,
-where the target asks for the first term only. With a diagonal A and an estimate of diag C the
-injected noise is
+If the gradient has noise of covariance C, a step adds noise of covariance 2 h tau A + h^2 A C A.
+The target needs only the first term. With a diagonal A and an estimate of diag C the injected
+noise is
 
     2 h tau A - h^2 A diag(C) A,
 
-so that h^2 A (C - diag C) A is left too much. The two halves of a batch have independent gradients
-g1 and g2 with twice the noise of their mean: (g1 - g2)^2 / 4 estimates diag C of the mean without
-bias, and independently of the mean's own error where that is normal.
+so the noise h^2 A (C - diag C) A remains in excess. The two halves of a batch have independent
+gradients g1 and g2 with twice the noise variance of their mean. So (g1 - g2)^2 / 4 estimates diag C
+of the mean without bias. Where the noise is normal, the estimate is independent of the mean's own
+error.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ SETTLING_STEPS = 500
 
 
 class NoiseState(NamedTuple):
-    """What is known of the gradient's noise.
+    """Estimate of the gradient's noise.
 
     Attributes:
         variance: running mean of (g1 - g2)^2 / 4, of gradients over all data, times ``weight``.
         weight: weight of the running mean, which starts at zero.
-        clamped: share of the entries whose noise could not be taken away in full, a running mean
+        clamped: share of the entries whose noise could not be removed in full, a running mean
             over steps.
     """
 
@@ -49,7 +50,7 @@ class NoiseState(NamedTuple):
 
 
 def check_noise_correction(settings: Settings) -> None:
-    """Raise where the injected noise cannot make up for the gradient's."""
+    """Raise if a smaller injected noise cannot compensate the gradient's noise."""
     metric, batching = settings.metric, settings.batching
     if not metric.is_diagonal:
         raise ValueError(
@@ -69,7 +70,7 @@ def check_noise_correction(settings: Settings) -> None:
 
 
 def check_noisy(potential: Potential, plan: Subsampling | None) -> None:
-    """Raise where there is no noise, or batches that have no halves."""
+    """Raise if there is no noise, or if batches have no equal halves."""
     if potential.deterministic:
         raise ValueError(
             "noise_correction=True needs minibatch noise, and this gradient has none: pass "
@@ -98,7 +99,7 @@ def noise_diagonal(state: NoiseState) -> PyTree:
 def halves(
     potential: Potential, position: PyTree, batch: Any, old: NoiseState
 ) -> tuple[jax.Array, PyTree, NoiseState]:
-    """Energy and gradient from a batch, and the noise estimate with what its halves tell."""
+    """Energy and gradient of a batch, and the noise estimate updated from its halves."""
     first, second = (
         jax.value_and_grad(potential.energy)(position, half) for half in potential.split(batch, 2)
     )
@@ -112,7 +113,7 @@ def halves(
 
 
 def count_clamped(noise: NoiseState, missing: PyTree) -> NoiseState:
-    """The state after a step that would have had to inject ``missing`` variances."""
+    """The state after a step that needed ``missing`` injected variances, some perhaps negative."""
     size = sum(x.size for x in jax.tree.leaves(missing))
     share = sum(jnp.sum(x < 0) for x in jax.tree.leaves(missing)) / size
     return noise._replace(clamped=_mix(noise.clamped, share))

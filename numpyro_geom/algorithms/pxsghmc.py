@@ -19,14 +19,14 @@ from .sghmc import check, sghmc
 class PXSGHMC(SGKernel):
     """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
 
-    Leaves the law of `SGHMC` invariant with ``Expansion(target="posterior")``, the default.
+    With the default ``Expansion(target="posterior")`` its invariant law is that of `SGHMC`.
 
     Args:
         model: a NumPyro model with a matrix among its latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        expansion: what to expand, see `numpyro_geom.Expansion`; None for its defaults, one full
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        expansion: what to expand, see `numpyro_geom.Expansion`. None takes its defaults: one full
             factor on each side of every matrix and convolution kernel.
-        metric: this and all others as in `SGHMC`.
+        metric: see `SGHMC`.
         friction: see `SGHMC`.
         integrator: see `SGHMC`.
         gamma: ``"frozen"``, the only choice.
@@ -86,5 +86,5 @@ class PXSGHMC(SGKernel):
         check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
-        """The algorithm for these settings, that of `SGHMC`."""
+        """The algorithm for these settings: the algorithm of `SGHMC`."""
         return sghmc(settings)

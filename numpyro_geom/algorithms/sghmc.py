@@ -45,14 +45,14 @@ from .noise_correction import (
 )
 
 GAMMA_MODES = ("frozen", "corrected", "none")
-"""Whether the metric moves with the position, and with its correction."""
+"""Whether the metric moves with the position, and whether this movement is corrected."""
 
 
 class SGHMC(SGKernel):
     """Underdamped Langevin dynamics with minibatch gradients.
 
     One step from theta and the momentum r, with A = M^-1 the inverse metric and xi standard
-    normal, by ``integrator``::
+    normal. ``integrator`` selects the scheme::
 
         "baoab"   r <- r - h grad Uhat(theta)              (two half-kicks at one position)
                   theta <- theta + (h / 2) A r
@@ -62,60 +62,56 @@ class SGHMC(SGKernel):
                   theta <- theta + h A r
 
     Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau M) for r. At a finite h
-    and with full gradients ``"baoab"`` is exact for the marginal of theta on a Gaussian, and
-    ``"euler"`` inflates its variances by h^2 lam / (4 - 2 gamma h - h^2 lam), lam an eigenvalue
-    of A^{1/2} H A^{1/2}. Minibatch noise inflates them by about h lam_C / (2 gamma tau) with
-    either, so that more friction suppresses it; ``step_size="auto"`` and ``friction="auto"`` keep
-    both below ``bias_tolerance``, see the page on momentum. The momentum persists from step to
-    step and from draw to draw.
+    with full gradients, ``"baoab"`` is exact for the marginal of theta on a Gaussian. ``"euler"``
+    inflates the variances of theta by h^2 lam / (4 - 2 gamma h - h^2 lam), where lam is an
+    eigenvalue of A^{1/2} H A^{1/2}. With either, minibatch noise inflates the variances by about
+    h lam_C / (2 gamma tau), so more friction reduces its effect. ``step_size="auto"`` and
+    ``friction="auto"`` keep both errors below ``bias_tolerance``, see the page on momentum. The
+    momentum persists from step to step and from draw to draw.
 
-    With ``gamma="frozen"`` the metric adapts in warm-up only. With ``"corrected"`` it moves with
-    the position for ever, as in SGRHMC: the kick is - h A^{1/2} grad Uhat + tau h div A^{1/2},
-    the law as h -> 0 is the same, and a step takes a Hessian-vector product. With ``"none"`` it
-    moves without the correction, and the law is another: in one dimension exp(-U / tau) over
-    A^{1/2}. Errors of either are of the first order in h, and of h over 1 - decay.
+    ``gamma="frozen"`` adapts the metric in warm-up only. With ``"corrected"`` the metric always
+    moves with the position, as in SGRHMC. The kick is - h A^{1/2} grad Uhat + tau h div A^{1/2},
+    the law as h -> 0 is the same, and a step takes a Hessian-vector product. With ``"none"`` the
+    metric moves without the correction, and the law differs: in one dimension it is exp(-U / tau)
+    over A^{1/2}. The errors of either are of first order in h, and of h over 1 - decay.
 
-    Choose it over `SGRLD` where curvature limits the step and not gradient noise (with
-    ``control_variate=True`` or large batches): a relaxation then takes about the square root of
-    the number of steps. Where noise limits, it is no better and no worse. Cost a step: one
+    Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step (with
+    ``control_variate=True`` or large batches). A relaxation then takes about the square root of
+    the number of steps. Where noise limits the step, both do equally well. Cost per step: one
     minibatch gradient.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: the mass matrix, ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
-            ``"shampoo"``, an object, or a dict of them by site, see `numpyro_geom.metrics`.
-        friction: gamma in units of 1 / h, or ``"auto"``. Papers' momentum decay is gamma h.
-        integrator: ``"baoab"`` or ``"euler"``, which needs gamma h below 2.
-        gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, above.
-        step_size: ``"auto"``, a number h, or a schedule. Papers' learning rate is N h^2.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
-            rows of up to 2,048, of more the number that promises most, see
-            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
-            where ``step_size`` is given.
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        metric: the mass matrix: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
+            ``"shampoo"``, an object, or a dict of metrics by site, see `numpyro_geom.metrics`.
+        friction: gamma in units of 1 / h, or ``"auto"``. The papers' momentum decay is gamma h.
+        integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
+        gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, see above.
+        step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
+        batch_size: rows per step: an int, a dict plate -> int, None for all rows, or ``"auto"``,
+            see `SGRLD`.
         num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
-            all rows is known. Two minibatch gradients a step, and far less noise. ``"auto"``: where
-            coordinates are scaled and the noise that is measured with it and without says so.
-        anchor_interval: steps between two moves of the anchor to the chain's own position, each a
-            pass over all rows; None leaves the anchor where warm-up found the middle.
-        noise_correction: inject less noise where the minibatch gradient brings its own, whose
-            variance is estimated entry by entry and clamped at what there is to take from. Needs
-            a diagonal metric, an even batch size and a temperature above 0. Noise that is
-            correlated between coordinates remains.
-        max_norm: longest A^{1/2} grad Uhat that kicks the momentum; longer ones are scaled down to
-            it. None for no limit. Where it binds the law is that of the shorter force: a U whose
-            slope does not exceed it, if there is but one parameter. Against rare gradients that
-            throw a chain out; where it binds at most steps, take a smaller step.
+        control_variate: whether to correct minibatch gradients by those at an anchor, see `SGRLD`.
+        anchor_interval: steps between two moves of the anchor, or None, see `SGRLD`.
+        noise_correction: whether to inject less noise where the minibatch gradient brings its
+            own. The variance of the gradient noise is estimated entry by entry. The reduction is
+            limited to the noise that would be injected. Needs a diagonal metric, an even batch
+            size and a temperature above 0. Noise that is correlated between coordinates remains.
+        max_norm: longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled
+            down to this length. None is no limit. Where the limit applies, the law is that of the
+            shorter force. With a single parameter this is the law of a U whose slope does not
+            exceed the limit. The limit protects against rare gradients that throw a chain out. If
+            it applies at most steps, take a smaller step.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
-        dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
+        dense_mass: whether and how coordinates are scaled, see `SGRLD`.
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -141,11 +137,11 @@ class SGHMC(SGKernel):
         Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014, Eq. 13 and
         15 (``"euler"``; ``noise_correction`` is their B-hat, here diagonal and estimated).
         Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for Molecular
-        Sampling", 2013 (``"baoab"``; here with its two half-kicks at one position in one, which
-        leaves the law of theta as it is and needs one gradient a step). Deviations: the position
-        moves with the new momentum in ``"euler"``, and friction acts on G^{-1/2} r.
+        Sampling", 2013 (``"baoab"``; here the two half-kicks at one position are one kick, which
+        keeps the law of theta and needs one gradient per step). Deviations: in ``"euler"`` the
+        position moves with the new momentum, and friction acts on G^{-1/2} r.
         Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
-        metric that moves (SGRHMC; here with a constant friction, where theirs is G^{-1}).
+        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}).
     """
 
     def __init__(
@@ -193,7 +189,7 @@ def sghmc(settings: Settings) -> Algorithm:
     )
     noise = Noise()
     if corrects:
-        # two evaluations of a stochastic function, where a batch of rows is halved
+        # two evaluations of a stochastic function, but two halves of a batch of rows
         factor = 0.5 if settings.model is None else 1.0
         noise = Noise(factor, lambda dynamics: noise_diagonal(dynamics.extra))
 
@@ -213,7 +209,7 @@ def sghmc(settings: Settings) -> Algorithm:
 
 
 def _step(settings: Settings) -> Step:
-    """One step of either integrator, with or without the correction of noise."""
+    """One step of either integrator, with or without the noise correction."""
     metric, baoab = settings.metric, settings.integrator == "baoab"
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
 
@@ -248,7 +244,7 @@ def _step(settings: Settings) -> Step:
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
         force = shortened(force, settings.max_norm)
-        # per leaf: what the friction leaves of the momentum, and the variance it has to replace
+        # per leaf: the share of the momentum that friction keeps, and the variance to inject
         steps = jax.tree.map(
             lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
         )

@@ -1,23 +1,23 @@
-"""Stochastic-gradient Nose-Hoover thermostat: a friction that finds the gradient noise by itself.
+"""Stochastic-gradient Nose-Hoover thermostat: a friction that adapts to unknown gradient noise.
 
-With noise of covariance c I in the whitened gradient A^{1/2} grad Uhat, kicks of size h add the
-diffusion h c to the momentum, as if the friction gamma of the injected noise were
-gamma* = gamma + h c / (2 tau). The dynamics
+Let c I be the covariance of the noise in the whitened gradient A^{1/2} grad Uhat. Kicks of size h
+then add the diffusion h c to the momentum. The total noise is that of the friction
+gamma* = gamma + h c / (2 tau), with gamma the friction of the injected noise. The dynamics
 
     d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - xi p dt + sqrt(2 gamma* tau) dW,
     d xi = (p'p / D - tau) / mass dt
 
-leave rho = exp(-U / tau - p'p / (2 tau) - D mass (xi - gamma*)^2 / (2 tau)) invariant. Of its
-Fokker-Planck equation the Hamiltonian part vanishes by itself. Friction and noise leave
-(xi - gamma*) (D - p'p / tau) rho, the thermostat the negative of that. So xi has the mean gamma*
-and the variance tau / (D mass), whatever c.
+leave rho = exp(-U / tau - p'p / (2 tau) - D mass (xi - gamma*)^2 / (2 tau)) invariant. In the
+Fokker-Planck equation of rho the Hamiltonian part vanishes. Friction and noise give the term
+(xi - gamma*) (D - p'p / tau) rho, and the thermostat gives its negative. So xi has the mean gamma*
+and the variance tau / (D mass) for any c.
 
-About the invariant law the excess k of p'p / D and that of xi, x, follow on average
+Where U is flat, let k be the excess of p'p / D and x that of xi over the invariant mean. On average
 
     dk/dt = -2 gamma* k - 2 tau x,    dx/dt = k / mass,
 
-where U is flat: s^2 + 2 gamma* s + 2 tau / mass = 0. The mass 2 tau / gamma^2 damps this
-critically at the rate gamma without gradient noise (with much of it, at gamma^2 / (2 gamma*)).
+with the characteristic equation s^2 + 2 gamma* s + 2 tau / mass = 0. Without gradient noise the
+mass 2 tau / gamma^2 damps critically, at the rate gamma (with much noise: gamma^2 / (2 gamma*)).
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from .momentum import (
 )
 
 INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
-"""Each with the scheme whose step-size rule it has."""
+"""Maps each integrator to the scheme whose step-size rule it uses."""
 HOTTEST = (4.0, 40.0)
-"""The thermostat counts p'p / (D tau) - 1 as a + b / D at most, with these a and b. A stationary
-chain is hotter with a probability below 2e-9, whatever D (Chernoff). After a start far from the
-mode xi would be so large that the chain stands still: it falls slowly, by tau / mass a unit."""
+"""The two numbers a, b: the thermostat counts p'p / (D tau) - 1 as at most a + b / D. A stationary
+chain exceeds this with a probability below 2e-9 for any D (Chernoff). Without the limit a start far
+from the mode would raise xi, which falls slowly (tau / mass per time unit), and stop the chain."""
 
 
 class Thermostat(NamedTuple):
     """The thermostat between two steps.
 
     Attributes:
-        friction: xi, a scalar in units of 1 / step size, on all momenta; may be negative.
+        friction: xi, a scalar in units of 1 / step size, for all momenta; may be negative.
     """
 
     friction: jax.Array
@@ -76,7 +76,7 @@ class SGNHT(SGKernel):
     """Langevin dynamics with a momentum and a friction that holds the kinetic temperature.
 
     One step from theta, the whitened momentum p = M^{-1/2} r and the thermostat xi, with
-    A = M^-1 the inverse metric and N standard normal, by ``integrator``::
+    A = M^-1 the inverse metric and N standard normal. ``integrator`` selects the scheme::
 
         "badodab"  p <- p - h A^{1/2} grad Uhat(theta)         (two half-kicks at one position)
                    theta <- theta + (h / 2) A^{1/2} p
@@ -90,61 +90,59 @@ class SGNHT(SGKernel):
 
     Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau I) for p, and
     N(gamma + h c / (2 tau), tau / (D mass)) for xi, where c I is the covariance of the noise in
-    A^{1/2} grad Uhat: isotropic noise is removed without being known. At a finite h, for D large:
+    A^{1/2} grad Uhat. So xi removes isotropic noise of unknown size. At a finite h and large D:
 
-    - ``"badodab"`` is exact for the marginal of theta on a Gaussian with full gradients. Of
-      isotropic noise about -h^2 c tanh(xi h / 2) / (4 tau) of the variances is left, of second
-      order in h.
-    - ``"euler"`` holds the temperature of a momentum that Euler's step heats up, so that variances
-      are wrong by -xi h / 2 + h^2 lam / 4: first order in h, also with full gradients.
-    - Noise that differs between directions is removed on average. Where it is c_j, and c is the
-      mean over all D directions, h (c_j - c) / (2 tau xi) is left if directions exchange no
-      energy: too hot where there is more noise than on average, too cold where less.
+    - ``"badodab"`` with full gradients is exact for the marginal of theta on a Gaussian. Isotropic
+      noise changes the variances by about -h^2 c tanh(xi h / 2) / (4 tau), of second order in h.
+    - ``"euler"``: Euler's step heats up the momentum, and the thermostat holds the temperature of
+      this momentum. So the variances have the relative error -xi h / 2 + h^2 lam / 4, of first
+      order in h, also with full gradients.
+    - Noise that differs between directions is removed on average. Let c_j be the noise of a
+      direction and c the mean over all D directions. If directions exchange no energy, the error
+      h (c_j - c) / (2 tau xi) remains. It is positive where noise is above average.
 
-    ``step_size="auto"`` and ``friction="auto"`` are by the rule of `SGHMC`, which counts all the
-    noise, also the isotropic part that the thermostat removes: they are conservative, by as much
-    as the noise is isotropic. Give both to profit in full. (With ``"euler"`` the automatic
-    gamma h is ``bias_tolerance`` at most, for the error above.) One thermostat serves all
-    coordinates; the momentum persists from draw to draw. The metric adapts in warm-up only, and
-    so does an automatic friction, with which xi is scaled. So that a start far from the mode does
-    not leave the chain in a thick liquid, p'p / D counts as (5 + 40 / D) tau at most (which it
-    passes with a probability below 2e-9 a step in the invariant law), and under
-    ``step_size="auto"`` warm-up holds xi within 5 standard deviations of what the rule expects.
+    ``step_size="auto"`` and ``friction="auto"`` use the rule of `SGHMC`. The rule counts all the
+    noise, also the isotropic part that the thermostat removes. So the automatic values are too
+    cautious where noise is isotropic: give both yourself for the full gain. (With ``"euler"`` the
+    automatic gamma h is at most ``bias_tolerance``, because of the error above.) One thermostat
+    serves all coordinates. The momentum persists from draw to draw. The metric and an automatic
+    friction adapt in warm-up only, and xi is scaled with the friction. Two limits keep xi from
+    growing too large after a start far from the mode. p'p / D counts as at most (5 + 40 / D) tau;
+    in the invariant law it exceeds this with a probability below 2e-9 per step. And under
+    ``step_size="auto"`` warm-up keeps xi at most 5 standard deviations above what the rule expects.
 
-    Choose it over `SGHMC` where minibatch noise is strong and about the same in all directions of
-    the metric, and D is not small. Cost a step: one minibatch gradient.
+    Choose `SGNHT` over `SGHMC` where minibatch noise is strong and about equal in all directions
+    of the metric, and D is not small. Cost per step: one minibatch gradient.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: the mass matrix, by name or an object, see `numpyro_geom.metrics`.
-        friction: gamma of the injected noise in units of 1 / h, or ``"auto"``; xi starts there.
-            Papers' diffusion A is gamma tau.
-        thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2: the
-            thermostat then settles in a time 1 / gamma. Papers' is 1, slow by the square of the
-            time scale of U where that is summed over many rows.
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        metric: the mass matrix, a name or an object, see `numpyro_geom.metrics`.
+        friction: gamma of the injected noise in units of 1 / h, or ``"auto"``. xi starts at gamma.
+            The papers' diffusion A is gamma tau.
+        thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2, with
+            which the thermostat settles in a time 1 / gamma. The papers' value is 1. Where U is
+            summed over many rows, it is slow by the square of U's time scale.
         integrator: ``"badodab"`` or ``"euler"``.
-        gamma: ``"frozen"``, the only choice: a metric that moves with theta would need a
+        gamma: ``"frozen"``, the only choice. A metric that moves with theta would need a
             correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
-            rows of up to 2,048, of more the number that promises most, see
-            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
-            where ``step_size`` is given.
+        batch_size: rows per step: an int, a dict plate -> int, None for all rows, or ``"auto"``,
+            see `SGRLD`.
         num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
+        control_variate: whether to correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, see `SGRLD`.
         max_norm: see `SGHMC`.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
             entry of relative friction s is xi + (s - 1) gamma.
-        dense_mass: whether coordinates are scaled, and how, see `SGRLD`.
+        dense_mass: whether and how coordinates are scaled, see `SGRLD`.
         inverse_mass_matrix: the scale to start from, see `SGRLD`.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -170,10 +168,9 @@ class SGNHT(SGKernel):
         Ding, Fang, Babbush, Chen, Skeel, Neven, "Bayesian Sampling Using Stochastic Gradient
         Thermostats", NeurIPS 2014, Eq. 5 and Algorithm 2 (``"euler"``). Leimkuhler, Shang,
         "Adaptive Thermostats for Noisy Gradient Systems", SIAM J. Sci. Comput. 38 (2016)
-        (``"badodab"``; here with its two half-kicks at one position in one, which leaves the law
-        of theta as it is and needs one gradient a step). Deviations: a metric, in whose
-        coordinates the thermostat acts, a temperature, and a mass of the thermostat that follows
-        the friction.
+        (``"badodab"``; here the two half-kicks at one position are one kick, which keeps the law
+        of theta and needs one gradient per step). Deviations: a metric, in whose coordinates the
+        thermostat acts; a temperature; a mass of the thermostat that follows the friction.
     """
 
     def __init__(
@@ -235,10 +232,10 @@ class SGNHT(SGKernel):
         rule = rule_with_friction(
             settings,
             INTEGRATORS[settings.integrator],
-            # Euler's own error -xi h / 2 is to be within half of the tolerance
+            # Euler's own error -xi h / 2 must stay within half of the tolerance
             most_friction=settings.bias_tolerance if euler else MOST_FRICTION,
             follow=lambda dynamics, friction: _follow(settings, dynamics, friction),
-            # what is alike in all directions the thermostat takes: an upper bound
+            # an upper bound, because the thermostat removes the isotropic part
             remark=" at most (the thermostat takes its isotropic part)",
         )
         draw = repeat(_step(settings), settings, facts, at_rest=rest)
@@ -246,12 +243,12 @@ class SGNHT(SGKernel):
 
 
 def _follow(settings: Settings, dynamics: Momentum, friction: jax.Array) -> Momentum:
-    """The dynamics for another friction: the thermostat is scaled with it."""
-    # with the automatic mass the law of xi / gamma has the spread 1 / sqrt(2 D), and its mean
-    # is above 1 by no more than the bias that the rule allows: xi follows gamma
+    """The dynamics for another friction; xi is scaled with the friction."""
+    # with the automatic mass xi / gamma has the standard deviation 1 / sqrt(2 D), and its mean
+    # exceeds 1 by no more than the bias that the rule allows: so xi follows gamma
     xi = dynamics.extra.friction * (friction / dynamics.friction)
     if settings.schedule is None:
-        # what the way to the mode has heated up further would take long to come back
+        # limit the xi that the way to the mode has raised: it would take long to fall
         tau, size = settings.temperature, sum(x.size for x in jax.tree.leaves(dynamics.momentum))
         spread = jnp.sqrt(tau / (size * _inertia(settings, friction, tau)))
         most = friction * (1 + 2 * settings.bias_tolerance) + 5 * spread

@@ -39,72 +39,76 @@ class SGRLD(SGKernel):
 
         theta' = theta - h A grad Uhat(theta) + tau h Gamma(theta) + sqrt(2 h tau) A^{1/2} xi
 
-    Invariant distribution as h -> 0, by ``gamma``:
+    The invariant distribution as h -> 0 depends on ``gamma``:
 
-    - ``"frozen"``: exp(-U / tau). The metric adapts in warm-up only, then A is constant.
+    - ``"frozen"``: exp(-U / tau). The metric adapts in warm-up only. Then A is constant.
     - ``"auxiliary"``: exp(-U / tau), at any decay. A is a function of an auxiliary gradient V
-      that is part of the chain, so that no Gamma is needed. Needs a second-order term.
-    - ``"corrected"``: exp(-U / tau). Gamma is the divergence of A, which moves with theta; needs
-      h so small that the running statistics follow theta.
-    - ``"published"``: Gamma scaled by 1 - decay, as most papers have it. Biased: in one dimension
-      the law is p A^{-decay}, for reproducing the literature.
-    - ``"none"``: no Gamma. Biased: in one dimension the law is p / A, likewise.
+      that is part of the chain, so no Gamma is needed. The step needs second derivatives of U.
+    - ``"corrected"``: exp(-U / tau). A moves with theta, and Gamma is the divergence of A. h must
+      be so small that the running statistics follow theta.
+    - ``"published"``: Gamma is scaled by 1 - decay, as in most papers. This is biased: in one
+      dimension the law is p A^{-decay}. Use it only to reproduce the literature.
+    - ``"none"``: no Gamma. This is biased: in one dimension the law is p / A. Use it only to
+      reproduce the literature.
 
-    At the step size in use, discretisation and minibatch noise inflate variances by about
-    ``bias_tolerance`` where ``step_size="auto"`` chose it. With ``adjusted=True`` (all rows at
-    every step, and ``gamma`` ``"frozen"`` or ``"auxiliary"``) a Metropolis test makes the law
-    exact at any h.
+    At a finite h, discretisation and minibatch noise inflate the variances. With
+    ``step_size="auto"`` the inflation is about ``bias_tolerance``. With ``adjusted=True`` a
+    Metropolis test makes the law exact at any h. This test needs all rows at every step, and
+    ``gamma`` ``"frozen"`` or ``"auxiliary"``.
 
-    Choose it for models with more rows than a full gradient can take, or as the baseline that
-    every other kernel is measured against. Cost a step: one minibatch gradient; with
-    ``"corrected"`` and ``"published"`` and with ``"auxiliary"`` a Hessian-vector product more.
+    Choose `SGRLD` for models with more rows than a full gradient can take, or as the baseline for
+    comparisons with other kernels. Cost per step: one minibatch gradient. ``"corrected"``,
+    ``"published"`` and ``"auxiliary"`` add one Hessian-vector product.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, an
-            object, or a dict of them by patterns of site names, see `numpyro_geom.metrics`.
-        gamma: the treatment of Gamma, above; None for the metric's own choice, ``"auxiliary"`` for
-            a Monge metric with a given alpha2 and ``"frozen"`` for all others.
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, a metric
+            object, or a dict from patterns of site names to metrics, see `numpyro_geom.metrics`.
+        gamma: the treatment of Gamma, see above. None takes the metric's own choice:
+            ``"auxiliary"`` for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows. ``"auto"``: all
-            rows of up to 2,048, of more the number that promises most, see
-            `numpyro_geom.warmup.choice`. All rows also where the model cannot be subsampled and
-            where ``step_size`` is given.
+        batch_size: rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"``
+            takes all rows up to 2,048 rows. Above 2,048 rows it takes the most promising number,
+            see `numpyro_geom.warmup.choice`. ``"auto"`` also takes all rows if the model cannot
+            be subsampled or if ``step_size`` is given.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         gamma_estimator: ``"hutchinson"`` (random probes) or ``"exact"`` (all unit vectors, for
             few dimensions).
-        gamma_probes: probes that are averaged.
-        adjusted: add the Metropolis test.
+        gamma_probes: number of probes whose results are averaged.
+        adjusted: whether to add the Metropolis test.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: correct minibatch gradients by those at an anchor, where the gradient of
-            all rows is known. Two minibatch gradients a step, and far less noise. ``"auto"``: where
-            coordinates are scaled and the noise that is measured with it and without says so.
-        anchor_interval: steps between two moves of the anchor to the chain's own position, each a
-            pass over all rows, for targets with several modes; None leaves the anchor where
-            warm-up found the middle of the target.
-        noise_correction: inject less noise where the minibatch gradient brings its own, see
-            `numpyro_geom.algorithms.noise_correction`. Needs a diagonal metric, an even batch size,
-            a temperature above 0 and ``gamma`` ``"frozen"`` or ``"none"``. What noise is
-            correlated between coordinates remains, and the automatic step size then counts that
-            alone.
-        max_norm: where the preconditioned gradient is longer than this, take the step in the
-            identity metric scaled to this length instead (a safeguard, not exact).
-        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`; draws are of W.
-        dense_mass: move in coordinates in which the posterior is about as wide in all directions,
-            learned in warm-up: True for any directions, False for those of the parameters, tuples
-            of names of sites for any directions of these together, None for the parameters as they
-            are (unless a matrix is given). ``"auto"``, under ``step_size="auto"``: True up to 256
-            dimensions; beyond, False with the identity metric and None with another. The metric and
-            h are those of these coordinates.
-        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as `numpyro.infer.NUTS`
-            has it, sites in the order of their names, or a dict of these by tuples of sites; None
-            for the inverse Hessian where the search ended, beyond 256 dimensions its diagonal.
+        control_variate: whether to correct minibatch gradients by those at an anchor, where the
+            gradient of all rows is known. This takes two minibatch gradients per step and gives
+            far less noise. ``"auto"`` uses it if coordinates are scaled and the noise, measured
+            with and without the control variate, favours it.
+        anchor_interval: steps between two moves of the anchor to the chain's own position, for
+            targets with several modes. Each move is a pass over all rows. None leaves the anchor
+            where warm-up found the middle of the target.
+        noise_correction: whether to inject less noise where the minibatch gradient brings its
+            own, see `numpyro_geom.algorithms.noise_correction`. This needs a diagonal metric, an
+            even batch size, a temperature above 0 and ``gamma`` ``"frozen"`` or ``"none"``. Noise
+            that is correlated between coordinates remains. The automatic step size then counts
+            only this remaining noise.
+        max_norm: longest preconditioned gradient. If it is longer, the step uses the identity
+            metric, scaled to this length. This is a safeguard and not exact.
+        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.
+        dense_mass: how warm-up learns scaled coordinates, in which the posterior is about equally
+            wide in all directions. The metric and h refer to the scaled coordinates. True scales
+            any directions. False scales each parameter by itself. Tuples of site names scale any
+            directions of the sites of a tuple together. None leaves the parameters as they are
+            (unless a matrix is given). ``"auto"`` applies under ``step_size="auto"``: it means
+            True up to 256 dimensions; beyond, False with the identity metric and None with
+            another metric.
+        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as in
+            `numpyro.infer.NUTS`, with sites in the order of their names; or a dict from tuples of
+            sites to such arrays. None takes the inverse Hessian where the search ended; beyond
+            256 dimensions it takes the inverse Hessian's diagonal.
         adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -128,7 +132,7 @@ class SGRLD(SGKernel):
 
     References:
         Yu, Hartmann, Williams, Klami, "Scalable Stochastic Gradient Riemannian Langevin Dynamics
-        in Non-Diagonal Metrics", TMLR 2023, Eq. 3 (the step; they leave Gamma out).
+        in Non-Diagonal Metrics", TMLR 2023, Eq. 3 (the step; the paper leaves Gamma out).
         Rensmeyer, Niggemann, "On the Convergence of Locally Adaptive and Scalable Diffusion-Based
         Sampling Methods for Deep Bayesian Neural Network Posteriors", AISTATS 2025 (the
         corrected Gamma, Algorithm 1). The auxiliary metric is ours, see the page on Gamma.
@@ -178,7 +182,7 @@ class SGRLD(SGKernel):
             # the drift uses two of three parts of the batch
             noise = Noise(factor=1.5, second_order=_pull(settings))
         elif settings.noise_correction:
-            # two evaluations of a stochastic function, where a batch of rows is halved
+            # two evaluations of a stochastic function, but two halves of a batch of rows
             factor = 0.5 if settings.model is None else 1.0
             noise = Noise(factor=factor, known=noise_diagonal)
 
@@ -197,7 +201,7 @@ class SGRLD(SGKernel):
 
 
 def _step(settings: Settings) -> Step:
-    """The step that the settings ask for: each is a gradient, a metric and a move."""
+    """The step that the settings ask for: a gradient, a metric and a move."""
     learn = metric_learner(settings.metric, frozen=settings.gamma == "frozen")
     if settings.gamma == "auxiliary":
         return auxiliary_step(settings.metric, settings.adjusted)
@@ -209,7 +213,7 @@ def _step(settings: Settings) -> Step:
 
 
 def _pull(settings: Settings) -> Callable:
-    """The pull of V on theta has the Hessian (H / N)^2 tau / s^2; its factor of H^2."""
+    """Return the factor of H^2 in (H / N)^2 tau / s^2, the Hessian of V's pull on theta."""
 
     def second_order(dynamics: PyTree, potential: Potential) -> jax.Array:
         s = auxiliary_scale(dynamics, settings.metric.decay)

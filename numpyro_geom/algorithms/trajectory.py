@@ -1,4 +1,4 @@
-"""A trajectory with minibatch gradients and its acceptance test, the draw of `GGMC`."""
+"""The draw of `GGMC`: a trajectory with minibatch gradients and its acceptance test."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .momentum import (
 from .momentum import num_steps as momentum_num_steps
 
 GRADIENT_COST = 3
-"""Cost of a gradient in evaluations of the energy: under ``num_steps="auto"`` a trajectory's
-minibatch gradients cost about as much as its one energy on all rows."""
+"""Cost of a gradient in evaluations of the energy. Under ``num_steps="auto"`` the minibatch
+gradients of a trajectory cost about as much as its one energy on all rows."""
 MINIBATCH_DRAW_LENGTH = 3.0
-"""Relaxation times of a trajectory, where the energy costs more than its gradients."""
+"""Relaxation times per trajectory, if the energy on all rows costs more than the gradients."""
 HOPELESS = 1000.0
 """An energy error (over tau) beyond which a trajectory counts as divergent."""
 
@@ -41,11 +41,11 @@ _averaging_init, _averaging_update = dual_averaging()
 
 
 class GGMCState(NamedTuple):
-    """What the acceptance test and its step size need from draw to draw.
+    """State of the acceptance test and its step size between draws.
 
     Attributes:
         energy: energy on all rows at the position that was kept, in nats.
-        known: whether ``energy`` is that; not at the start and after `refresh`.
+        known: whether ``energy`` is valid: False at the start and after `refresh`.
         scale: step size that curvature suggests, from which dual averaging starts.
         averaging: state of the dual averaging of log(step_size / scale).
     """
@@ -57,7 +57,7 @@ class GGMCState(NamedTuple):
 
 
 def init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
-    """A momentum drawn from its law, and an energy that is not known yet."""
+    """A momentum drawn from its law, and an energy that is not yet known."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
     averaging = jax.tree.map(
@@ -69,7 +69,7 @@ def init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
 
 
 def forget(dynamics: Momentum) -> Momentum:
-    """Without the energy of the old model arguments."""
+    """The dynamics without the energy of the old model arguments."""
     extra: GGMCState = dynamics.extra
     return dynamics._replace(extra=extra._replace(known=jnp.zeros_like(extra.known)))
 
@@ -77,7 +77,7 @@ def forget(dynamics: Momentum) -> Momentum:
 def propose(
     settings: Settings, adaptation: Adaptation, state: SGState, _: Potential
 ) -> tuple[jax.Array, jax.Array, PyTree]:
-    """Step size from dual averaging, about a scale that late measurements leave alone."""
+    """Step size from dual averaging, relative to a scale that late measurements do not change."""
     old: Momentum = state.dynamics
     extra: GGMCState = old.extra
     due = what_is_due(state.i, adaptation.num_warmup, True)
@@ -96,7 +96,7 @@ def propose(
 
 
 def num_steps(rate: jax.Array, step_size: jax.Array, potential: Potential) -> jax.Array:
-    """A relaxation time; with minibatches several, which cost no more than the energy does."""
+    """One relaxation time; with minibatches several, which cost no more than the energy."""
     if potential.steps_per_epoch == 1:
         return momentum_num_steps(rate, step_size)
     steps = num_steps_from(rate, step_size, draw_length=MINIBATCH_DRAW_LENGTH)
@@ -139,7 +139,7 @@ def trajectory(settings: Settings) -> Draw:
             return (tree_vdot(p, p) / 2).astype(dtype)
 
         def gradient(k: jax.Array, key_noise: jax.Array, batch: Any, carry: tuple) -> tuple:
-            """The k-th of L + 1 gradients: the end of one step and the beginning of the next."""
+            """Apply gradient k of L + 1, which ends one step and begins the next step."""
             position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
             learned = learn(learned, grad, potential.num_data, learning)
@@ -150,7 +150,7 @@ def trajectory(settings: Settings) -> Draw:
             ends, begins = k > 0, k < last
             momentum = tree_axpy(jnp.where(ends, -stride / 2, 0.0), force, momentum)
             work = work + jnp.where(ends, half_squared(momentum), 0.0)
-            # the O of a step's end and that of the next one's beginning in one
+            # one O for the O at the end of a step and the O at the beginning of the next step
             duration = dynamics.friction * stride * jnp.where(ends & begins, 1.0, 0.5)
             momentum = jax.tree.map(
                 lambda p, n, s: (

@@ -1,1 +1,1 @@
-"""Approximate samplers and guides to compare with: none of them leaves the posterior invariant."""
+"""Approximate samplers and guides for comparison: none leaves the posterior invariant."""

@@ -21,11 +21,11 @@ from ..warmup.timetable import MAX_SETTLING_STEPS
 
 
 class AdamState(NamedTuple):
-    """Adam's two moments; both start at 0 and are not corrected for that.
+    """Adam's two moments. Both start at 0, without Adam's correction for this start.
 
     Attributes:
         mean: m, the running mean of g, a pytree like the position.
-        square: V, the running mean of g * g, likewise.
+        square: V, the running mean of g * g, a pytree like the position.
     """
 
     mean: PyTree
@@ -40,36 +40,37 @@ class AdamSGLD(SGKernel):
         m <- mean_decay m + (1 - mean_decay) g,    V <- square_decay V + (1 - square_decay) g * g
         theta' = theta - h (grad Uhat + a m / (sqrt(V) + eps)) + sqrt(2 h tau) xi
 
-    Invariant distribution: NOT exp(-U / tau), at any step size. As h -> 0 the moments follow theta,
-    and in one dimension with full gradients the law is the target times the exponential of
-    -(a / tau) times the integral of u' / (abs(u') + eps), u = U / N: too narrow. For N(0, 1), N = 1
-    and tau = 1 that is phi(x) exp(-a abs(x)) (abs(x) + eps)^(a eps). The added drift is at most
-    about a, in nats per unit: it matters where grad U is not much larger, whatever N is.
+    Invariant distribution: NOT exp(-U / tau), at any step size. As h -> 0 the moments follow theta.
+    In one dimension with full gradients and u = U / N, the law is then the target times the
+    exponential of -(a / tau) times the integral of u' / (abs(u') + eps). This law is too narrow.
+    For N(0, 1), N = 1 and tau = 1 it is phi(x) exp(-a abs(x)) (abs(x) + eps)^(a eps). The added
+    drift is at most about a, in nats per unit. It matters where grad U is not much larger than a,
+    for any N.
 
-    Choose it to reproduce the literature; to sample the posterior use `SGRLD`. With ``drift=0`` it
-    is `SGRLD` in the identity metric. Cost a step: one minibatch gradient and two copies of the
-    position.
+    Choose `AdamSGLD` to reproduce the literature. To sample the posterior use `SGRLD`. With
+    ``drift=0`` both agree if `SGRLD` has the identity metric. Cost per step: one minibatch
+    gradient. Memory: two copies of the position.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
+        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
         drift: factor a of the added drift, in nats per unit of the position, at least 0.
         mean_decay: memory of m, in [0, 1).
         square_decay: memory of V, in [0, 1).
         eps: added to sqrt(V), in nats per row and unit of the position; above 0.
         step_size: ``"auto"``, a number h, or a schedule. ``"auto"`` is the step of the identity
-            metric: it does not see the added drift, whose slope at a mode is up to
-            a H / (N eps), and the chain may chatter there with steps of length h a.
-        batch_size: rows a step, an int, a dict plate -> int, or None for all rows.
+            metric and ignores the added drift. At a mode the slope of that drift is up to
+            a H / (N eps), so the chain may jump to and fro there in steps of length h a.
+        batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        bias_tolerance: relative error of the variances that ``"auto"`` may cause, on top of the
-            added drift's.
+        bias_tolerance: relative error of the variances that ``"auto"`` may cause, in addition to
+            the error from the added drift.
         control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
         anchor_interval: steps between two moves of the anchor, or None.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -88,11 +89,11 @@ class AdamSGLD(SGKernel):
     References:
         Kim, Song, Liang, "Stochastic Gradient Langevin Dynamics with Adaptive Drifts", 2020
         (arXiv 2009.09535): the sampler and the defaults 0.9, 0.999, 1e-8, without corrections for
-        the moments' start. Rensmeyer, Niggemann, "On the Convergence of Locally Adaptive and
+        the start of the moments. Rensmeyer, Niggemann, "On the Convergence of Locally Adaptive and
         Scalable Diffusion-Based Sampling Methods for Deep Bayesian Neural Network Posteriors",
         AISTATS 2025, Eqs. 28 to 35 (this form, with eps outside the root, and the law; their step
-        size is 2h). Deviation: m and V are built from g = grad Uhat / N, as all statistics here, so
-        that ``eps`` does not depend on N.
+        size is 2h). Deviation: m and V are built from g = grad Uhat / N, like all statistics here,
+        so that ``eps`` does not depend on N.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Isotropic SGD: minibatch noise is topped up to one covariance, which sets the learning rate."""
+"""Isotropic SGD: injected noise makes the minibatch noise isotropic and sets the learning rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..target.potential import Potential
 RATE_STEPS = 200
 """Memory of the groups' mean squared gradients, in steps."""
 STILL_STEPS = 50
-"""Steps for which the position holds still: a rate from fewer gradients is too uncertain."""
+"""Steps before the position first moves, because fewer gradients give too uncertain a rate."""
 
 
 class RateState(NamedTuple):
@@ -31,8 +31,8 @@ class RateState(NamedTuple):
 
     Attributes:
         statistic: b, the running mean of g * g / 2, a pytree like the position.
-        lam: of each group the sum of b, averaged over a longer memory, shape (groups,).
-        weight: weight of that average, from 0 to 1, a scalar.
+        lam: the sum of b over each group, averaged over a longer memory, shape (groups,).
+        weight: weight of this average, from 0 to 1, a scalar.
     """
 
     statistic: PyTree
@@ -44,13 +44,13 @@ class RateState(NamedTuple):
 class GroupRate(Metric):
     """The metric of `ISGD`: A = 1 / lam for all entries of a group, h = 1.
 
-    With g = grad Uhat of ALL data (not divided by N, unlike the other metrics) and rho the memory
-    of `RATE_STEPS`, both averages freed of their start::
+    g = grad Uhat is the gradient of ALL data (not divided by N, unlike in the other metrics). rho
+    is the memory of `RATE_STEPS`. Both averages are corrected for their start::
 
         b <- decay b + (1 - decay) g * g / 2,    lam_p <- rho lam_p + (1 - rho) sum_p g * g / 2
 
     Args:
-        groups: site -> name of its group, or None for a group of each array.
+        groups: site -> name of its group, or None for one group per array.
         decay: memory of b, in [0, 1).
 
     Raises:
@@ -80,7 +80,7 @@ class GroupRate(Metric):
             )
 
     def statistic(self, grad: PyTree) -> PyTree:
-        """Entry by entry g * g / 2: half the variance where the mean is small against it."""
+        """Entry by entry g * g / 2: half the variance of g where the mean of g is small."""
         return jax.tree.map(lambda g: g * g / 2, grad)
 
     def init(self, position: PyTree) -> RateState:
@@ -115,12 +115,12 @@ class GroupRate(Metric):
         )
 
     def spread(self, state: RateState) -> PyTree:
-        """The lam of its group, a scalar for each leaf of the position."""
+        """The lam of the group, a scalar for each leaf of the position."""
         lam = jnp.maximum(state.lam, jnp.finfo(state.lam.dtype).tiny)
         return jax.tree.map(lambda index: lam[index], self._indices(state.statistic))
 
     def _indices(self, tree: PyTree) -> PyTree:
-        """The number of its group for each leaf."""
+        """The group number of each leaf."""
         leaves, treedef = jax.tree.flatten(tree)
         if self.groups is None:
             return jax.tree.unflatten(treedef, range(len(leaves)))
@@ -143,59 +143,62 @@ class GroupRate(Metric):
 
 
 class ISGD(SGKernel):
-    """Isotropic SGD: Langevin steps whose rate is set by the minibatch noise, with no step size.
+    """Isotropic SGD: Langevin steps without a step size; minibatch noise sets their rate.
 
-    Per group p of entries, with g = grad Uhat over all data and n standard normal::
+    For a group p of entries, with g = grad Uhat over all data and n standard normal::
 
         b <- decay b + (1 - decay) g * g / 2,    lam_p = sum of b over the group
         theta' = theta - (g + sqrt(2 max(tau lam_p - b, 0)) n) / lam_p
 
-    The injected noise is what minibatch noise lacks of the covariance 2 tau lam_p I, so that
-    1 / lam_p can be a large step. In warm-up lam_p is an average over some 200 steps (two
-    gradients, the memory of b, would set it at random); then it stays, and b goes on.
+    Minibatch noise and injected noise together have the covariance 2 tau lam_p I, so that
+    1 / lam_p can be a large step. In warm-up lam_p is an average over some 200 steps, because b
+    remembers only about two gradients and would make lam_p random. After warm-up lam_p is
+    constant, and b still changes.
 
-    Invariant distribution: on a Gaussian target with Hessian H and noise covariance C of g, for
-    any constant lam of one group and where nothing is clipped at 0, the covariance S solves ::
+    Invariant distribution: take a Gaussian target with Hessian H, noise covariance C of g, one
+    group with any constant lam, and no clipping at 0. Then the covariance S solves ::
 
         H S + S H - H S H / lam = 2 tau I + (C - diag(C + H S H)) / lam
 
-    - Where C + H S H is diagonal, S = tau H^-1 exactly, at this finite step: b holds the squared
-      mean gradient, and leaving it out of the injected noise offsets the discretisation error.
-    - Where it is not, the law is biased, and no step size makes it less: the relative error is
-      about (C - diag C) / tr C. With C in proportion to H, as in a model that fits, and an even
-      diagonal, an eigendirection with the share s of the trace has 1 + s - 1 / D times its
-      variance in a group of D entries: correlated inputs bias it most.
-    - Where tau lam_p < b, noise cannot be taken away. On a coordinate with H and C of its own,
-      S = tau / H + E max(b - tau lam_p, 0) / (H lam_p): a group of 1, 2, 3, 4 alike has 30, 4,
-      0.9, 0.2 percent too much variance at tau = 1 and decay 1/2 (more where gradients have
-      heavier tails than a normal). Put single numbers in a group with others. Temperatures below
-      about b / lam_p are not reached: at 0 the step is SGD with rate 1 / lam_p.
-    - On other targets in addition the error of a finite step, which nothing makes smaller.
+    - Where C + H S H is diagonal, S = tau H^-1 exactly, at this finite step. b contains the
+      squared mean gradient. The injected noise is smaller by that, which cancels the
+      discretisation error.
+    - Where C + H S H is not diagonal, the law is biased at every step size. The relative error is
+      about (C - diag C) / tr C. Let C be proportional to H, as in a model that fits, with an even
+      diagonal. In a group of D entries, an eigendirection with the share s of the trace then has
+      1 + s - 1 / D times its variance. Correlated inputs cause the largest bias.
+    - Where tau lam_p < b, the noise is too large already. On a coordinate with its own H and C,
+      S = tau / H + E max(b - tau lam_p, 0) / (H lam_p). At tau = 1 and decay 1/2, a group of 1,
+      2, 3, 4 equal coordinates has 30, 4, 0.9, 0.2 percent too much variance (more where
+      gradients have heavier tails than a normal). Put a single number in a group with others.
+      Temperatures below about b / lam_p are not reached: at 0 the step is SGD with rate 1 / lam_p.
+    - On other targets the error of a finite step is added, and no setting makes it smaller.
 
-    Choose it to sample around a trained network with no step size to tune. Where the posterior
-    itself matters use `SGRLD`, whose bias can be made small. A site whose gradient has no minibatch
-    noise (a scale in the prior, say) has no rate of its own: put it in a group with others. Cost a
-    step: one minibatch gradient; memory of one copy of the position.
+    Choose `ISGD` to sample around a trained network without tuning a step size. Where the
+    posterior itself matters use `SGRLD`, whose bias can be made small. A site whose gradient has
+    no minibatch noise (a scale in the prior, for example) has no rate of its own: put it in a
+    group with others. Cost per step: one minibatch gradient. Memory: one copy of the position.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        potential_fn: in the model's place, a stochastic energy ``potential_fn(z, rng_key)``.
-        groups: site -> name of its group, for every site; sites with one name share a rate. None
-            for a group of each site. (The paper's groups are layers.)
+        potential_fn: replaces the model: a stochastic energy ``potential_fn(z, rng_key)``.
+        groups: site -> name of its group, for every site. Sites with the same name share a rate.
+            None makes one group per site. (The paper's groups are layers.)
         decay: memory mu of b, in [0, 1).
-        batch_size: rows a step, an int or a dict plate -> int; None for what the model subsamples.
+        batch_size: rows per step: an int or a dict plate -> int. None for the model's subsampling.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, at least 0.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        init_strategy: NumPyro's, where the search for a mode starts that precedes warm-up unless
-            ``init_params`` are given. Far from a mode g is no noise and the rate is small.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        init_strategy: NumPyro's strategy for where the search for a mode starts. The search runs
+            before warm-up unless ``init_params`` are given. Far from a mode g is mostly not noise,
+            and the rate is small.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range, groups that do not fit the model, and gradients
-            without noise: with all rows b is the mean gradient alone, which at a mode makes
-            the rate infinite.
+        ValueError: for values out of range, for groups that do not fit the model, and for
+            gradients without noise. (With all rows b is the mean gradient alone, so the rate
+            would be infinite at a mode.)
 
     Examples:
         >>> import jax, numpyro
@@ -218,8 +221,8 @@ class ISGD(SGKernel):
         Stochastic Gradient Descent Isotropization", Entropy 2021, Algorithm 2, Eq. A1. Deviations:
         the square root that Algorithm 2 leaves out; b is the average of Eq. A1 also in the noise;
         lam from a longer average; the rate is Algorithm 2's 1 / lam, not Appendix B.3's 2 / lam.
-        They do not say how they temper; scaling the energy by 1 / tau would be the rate tau / lam.
-        The stationary covariance above is ours.
+        The paper does not say how it tempers; scaling the energy by 1 / tau would give the rate
+        tau / lam. The stationary covariance above is ours.
     """
 
     def __init__(
@@ -244,7 +247,7 @@ class ISGD(SGKernel):
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        # a search though the step size is a constant: far from a mode the rate is too small
+        # search for a mode although nothing is tuned: far from a mode the rate is too small
         facts = Facts(settling_steps=2 * RATE_STEPS, searches=settings.potential_fn is None)
         return Algorithm(
             init=lambda position, rng_key: (),
@@ -264,7 +267,7 @@ def _check_noisy(potential: Potential, _: Any) -> None:
 
 
 def _step(metric: GroupRate) -> Step:
-    """One step; the position holds still until the rate is known well enough."""
+    """One step; the position does not move until the rate is known well enough."""
 
     def step(
         rng_key: jax.Array,

@@ -21,58 +21,59 @@ from ..kernel import SGKernel
 from .swag_path import SWAGParams, descend, draw
 
 NUM_SNAPSHOTS = 100
-"""Snapshots that are taken under ``collect_every=None``."""
+"""Number of snapshots under ``collect_every=None``."""
 BURN_IN = 0.2
-"""Share of the steps at the constant rate that pass before the first snapshot."""
+"""Share of the constant-rate steps before the first snapshot."""
 DRAWS_AT_ONCE = 32
 
 
 class SWAG(Guide):
-    """A NumPyro-style guide: Gaussian with the moments of an SGD path. Approximate.
+    """A NumPyro-style guide: a Gaussian with the moments of an SGD path. Approximate.
 
-    Adam finds a mode, its rate falling to zero along a cosine. From there constant-rate descent
-    runs on::
+    First Adam finds a mode, with a rate that falls to zero along a cosine. From this mode descent
+    at a constant rate l continues::
 
         theta' = theta - l grad Uhat(theta) / N
 
-    Of snapshots theta_k on the way, with their mean m, their variances v (entry by entry) and the
-    deviations d_k = theta_k - m_k of the last K = ``rank`` ones from the mean m_k until then, a
-    draw is, with standard normal z1 and z2::
+    This path gives snapshots theta_k. Let m be their mean and v their variances (entry by entry).
+    Let d_k = theta_k - m_k be the deviations of the last K = ``rank`` snapshots, where m_k is the
+    mean of the snapshots up to theta_k. With standard normal z1 and z2, a draw is::
 
         theta = m + sqrt(v / 2) z1 + sum_k d_k z2_k / sqrt(2 (K - 1))
 
-    Distribution: a Gaussian on the unconstrained space that describes where SGD went. It is not
-    the posterior, and no setting makes it so: its width is proportional to the learning rate and
-    its shape is that of the gradient noise, see `numpyro_geom.VSGD`.
+    Distribution: a Gaussian on the unconstrained space that describes where SGD went. This
+    Gaussian is not the posterior under any setting. Its width is proportional to the learning
+    rate, and its shape is that of the gradient noise, see `numpyro_geom.VSGD`.
 
     ``learning_rate="auto"`` takes the rate l = h N for which the stationary law of SGD comes
-    closest to the posterior in Kullback-Leibler divergence, unless that is unstable::
+    closest to the posterior in Kullback-Leibler divergence, unless this rate is unstable::
 
         h = min(2 D / tr C, 1 / (2 lam))
 
-    C is the covariance of grad Uhat at the mode and lam the largest eigenvalue of the Hessians of
-    8 minibatches there: in a valley a step takes no coordinate further than half way down.
+    C is the covariance of grad Uhat at the mode. lam is the largest eigenvalue of the Hessians of
+    8 minibatches at the mode. The bound means that in a valley no step goes further than half way
+    down along any coordinate.
 
-    Choose it for networks, as a cheap baseline on top of a mode search that is needed anyway. Cost:
-    ``mode_steps + num_steps`` minibatch gradients, memory of ``rank + 4`` copies of the parameters.
+    Choose `SWAG` for networks, as a cheap baseline after a mode search that is needed anyway. Cost:
+    ``mode_steps + num_steps`` minibatch gradients. Memory: ``rank + 4`` copies of the parameters.
 
     Args:
         model: a NumPyro model with continuous latent sites and a plate over its rows. Its `param`
-            sites keep the values they start with.
-        batch_size: rows a step, an int, or a dict plate -> int; fewer than there are.
-        rank: deviations K that are kept, at least 2.
+            sites keep their initial values.
+        batch_size: rows per step: an int, or a dict plate -> int; fewer than all rows.
+        rank: the number K of deviations, at least 2.
         learning_rate: ``"auto"`` or the constant rate l, per row: l / N multiplies grad Uhat.
-        num_steps: steps at the constant rate; the first fifth pass before the first snapshot.
-        collect_every: steps between snapshots; None for as many as make 100 snapshots.
-        mode_steps: Adam steps before.
+        num_steps: steps at the constant rate; the first fifth is before the first snapshot.
+        collect_every: steps between snapshots; None for the interval that gives 100 snapshots.
+        mode_steps: number of Adam steps.
         mode_learning_rate: Adam's first learning rate, in units of the unconstrained position.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        init_strategy: NumPyro's, where Adam starts.
+        init_strategy: NumPyro's strategy for where Adam starts.
 
     Raises:
         TypeError: for arguments of the wrong type.
         ValueError: for values out of range; from `fit` for a model that has no minibatches.
-        FloatingPointError: from `fit`, where training leaves the finite numbers.
+        FloatingPointError: from `fit`, if training leaves the finite numbers.
         RuntimeError: from `sample_posterior`, before `fit` and without model arguments.
 
     Examples:
@@ -98,7 +99,7 @@ class SWAG(Guide):
         Maddox, Garipov, Izmailov, Vetrov and Wilson, "A Simple Baseline for Bayesian Uncertainty
         in Deep Learning", NeurIPS 2019, Algorithm 1 and Eq. 1. Deviations: the mode is found by
         Adam; the learning rate has an automatic choice, after Mandt, Hoffman and Blei (JMLR 2017);
-        snapshots come every ``collect_every`` steps in place of once an epoch, the first ones
+        snapshots are taken every ``collect_every`` steps and not once per epoch, the first one
         after a fifth of the run; v is a running central moment, because the difference of two raw
         moments cancels in float32.
     """
@@ -146,25 +147,25 @@ class SWAG(Guide):
                 f"after the first fifth of num_steps={num_steps}, one every {collect_every}: "
                 "raise num_steps, or lower collect_every or rank"
             )
-        # what a kernel knows about models: plates, where to start, the way back to the supports
+        # what a kernel knows about models: plates, where to start, the map to the supports
         self._kernel: SGKernel = SGRLD(
             model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
         )
         self.model = model
-        # the way back from flat positions, and model arguments
+        # the map from flat positions to site values, and model arguments
         self._fitted: tuple[Callable[[jax.Array], PyTree], tuple, dict] | None = None
 
     def fit(
         self, rng_key: jax.Array, *args: Any, init_params: PyTree = None, **kwargs: Any
     ) -> SWAGParams:
-        """Find a mode, run constant-rate descent from it, and return what it went through.
+        """Find a mode, run constant-rate descent from it, and return the moments of its path.
 
         Args:
             rng_key: for the start and the rows.
             args: the model's arguments.
             init_params: unconstrained site values where Adam starts, such as those of
                 `numpyro_geom.train`; None for ``init_strategy``.
-            kwargs: its keyword arguments.
+            kwargs: the model's keyword arguments.
         """
         check_key("rng_key", rng_key)
         args, kwargs = on_device(args, kwargs)
@@ -179,7 +180,7 @@ class SWAG(Guide):
 
         @jax.jit
         def train(arrays: list, *start: Any) -> tuple:
-            # traced: as constants, large arrays would take long to compile
+            # traced, because large arrays take long to compile as constants
             potential = self._kernel.bound.potential(*fill(arrays))
             return descend(potential, unravel, *start, **self._descent)
 
@@ -201,11 +202,11 @@ class SWAG(Guide):
         """Draw site values, deterministic sites included.
 
         Args:
-            rng_key: of the draws.
+            rng_key: for the draws.
             params: from `fit`.
-            args: the model's arguments; those of `fit` unless any are given.
+            args: the model's arguments; without any, those of `fit`.
             sample_shape: leading dimensions of every site's value.
-            kwargs: the model's keyword arguments, likewise.
+            kwargs: the model's keyword arguments; without any, those of `fit`.
 
         Returns:
             Site name -> values in the site's support, ``sample_shape`` first.
@@ -220,7 +221,7 @@ class SWAG(Guide):
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), values)
 
     def median(self, params: SWAGParams, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-        """Site values at the mean of the Gaussian: medians where the transform is entry by entry.
+        """Site values at the Gaussian's mean: medians if the transform acts entry by entry.
 
         The arguments are those of `sample_posterior`.
         """

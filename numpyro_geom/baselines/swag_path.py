@@ -1,4 +1,4 @@
-"""Constant-rate descent: its path, the moments of that, and the Gaussian that has them."""
+"""Constant-rate descent: its path, the moments of the path, and the Gaussian with these moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE_BATCHES = 8
 NOISE_BATCHES = 64
 """Minibatches from which the noise of the gradient is measured."""
 LARGEST_DRIFT = 0.5
-"""Bound on the rate times the curvature of a minibatch."""
+"""Bound on the product of the rate and the curvature of a minibatch."""
 LANCZOS_STEPS = 20
 
 
@@ -28,9 +28,9 @@ class SWAGParams(NamedTuple):
 
     Attributes:
         mean: mean of the snapshots, shape (D,).
-        variance: their second central moment, entry by entry, shape (D,).
-        deviations: of the last ``rank`` snapshots the difference from the mean of all snapshots
-            until then, oldest first, shape (rank, D).
+        variance: second central moment of the snapshots, entry by entry, shape (D,).
+        deviations: the last ``rank`` snapshots, each minus the mean of all snapshots up to it,
+            oldest first, shape (rank, D).
         learning_rate: the constant rate l of theta' = theta - l grad Uhat / N, a scalar.
     """
 
@@ -46,8 +46,8 @@ class Moments(NamedTuple):
     Attributes:
         mean: shape (D,).
         sum_squares: sum of squared differences from the mean, shape (D,).
-        deviations: the last ones, in a ring, shape (rank, D).
-        num_values: how many vectors there were.
+        deviations: the last deviations, in a ring, shape (rank, D).
+        num_values: number of vectors so far.
     """
 
     mean: jax.Array
@@ -70,9 +70,9 @@ def descend(
     mode_steps: int,
     mode_learning_rate: float,
 ) -> tuple[jax.Array, SWAGParams, jax.Array]:
-    """The mode that Adam ends in, the parameters, and the energies at both ends of descent.
+    """Find a mode with Adam, then descend: returns the mode, parameters, and energies at both ends.
 
-    The constant rate is the automatic one where none is given. The settings are those of `SWAG`.
+    Without a given rate the constant rate is the automatic one. The settings are those of `SWAG`.
     """
     key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
     num_data = potential.num_data
@@ -132,13 +132,13 @@ def draw(rng_key: jax.Array, params: SWAGParams, sample_shape: tuple[int, ...] =
 
 
 def init_moments(like: jax.Array, rank: int) -> Moments:
-    """Moments of nothing, for vectors like ``like``."""
+    """Moments of no vectors yet, for vectors like ``like``."""
     zeros = jnp.zeros_like(like)
     return Moments(zeros, zeros, jnp.zeros((rank, like.size), like.dtype), jnp.zeros((), jnp.int32))
 
 
 def update_moments(moments: Moments, value: jax.Array) -> Moments:
-    """Moments with one vector more, by Welford's recursion."""
+    """Moments with one more vector, by Welford's recursion."""
     num_values = moments.num_values + 1
     before = value - moments.mean
     mean = moments.mean + before / num_values.astype(value.dtype)

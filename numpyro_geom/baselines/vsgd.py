@@ -26,11 +26,11 @@ from ..warmup.timetable import settling_steps
 
 PRECONDITIONERS = ("scalar", "diagonal")
 SETTLING_STEPS = 200
-"""Steps at the start that measure gradient noise before the position first moves."""
+"""Steps at the start that measure gradient noise while the position does not move."""
 LARGEST_DRIFT = 1.0
 """Bound on the rate times the largest curvature; the iteration is unstable from 2 on."""
 SMALLEST_NOISE = 1e-2
-"""Least noise of a coordinate that ``"diagonal"`` believes in, relative to the mean."""
+"""Smallest noise that ``"diagonal"`` uses for a coordinate, relative to the mean noise."""
 
 
 class NoiseState(NamedTuple):
@@ -38,7 +38,7 @@ class NoiseState(NamedTuple):
 
     Attributes:
         statistic: running mean of the squared noise of g = grad Uhat / N, like the position.
-        num_updates: how many it is the mean of.
+        num_updates: number of updates in this mean.
     """
 
     statistic: PyTree
@@ -49,12 +49,12 @@ class NoiseState(NamedTuple):
 class GradientNoise(Metric):
     """The preconditioner of `VSGD`: A = I, or A_kk = mean(c) / c_k with c the noise variances.
 
-    c is a mean over all updates in which the t-th has the weight t^2, so that what was seen on
-    the way to the mode is soon forgotten and five ninths of the updates count.
+    c is a mean over all updates in which the t-th update has the weight t^2. So the noise on the
+    way to the mode is soon forgotten, and five ninths of the updates count.
 
     Args:
-        diagonal: whether A is diagonal; the identity otherwise.
-        decay: nothing decays; part of the protocol.
+        diagonal: whether A is diagonal; otherwise A is the identity.
+        decay: unused, because nothing decays; the metric protocol requires it.
 
     >>> metric = GradientNoise(diagonal=True)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
@@ -74,7 +74,7 @@ class GradientNoise(Metric):
         return jax.tree.map(jnp.square, grad)
 
     def update(self, state: NoiseState, grad: PyTree) -> NoiseState:
-        """The state after a draw of the noise of g; entries that are not finite change nothing."""
+        """The state after a draw of g's noise; non-finite entries change nothing."""
         num_updates = state.num_updates + 1
 
         def mix(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -104,48 +104,48 @@ class GradientNoise(Metric):
 
 
 class VSGD(SGKernel):
-    """Stochastic gradient descent at a constant rate: approximate, the noise is the minibatch's.
+    """Stochastic gradient descent at a constant rate: approximate, with minibatch noise alone.
 
-    One step from theta; nothing is injected, A is I or diagonal::
+    One step from theta. No noise is injected, and A is I or diagonal::
 
         theta' = theta - h A grad Uhat(theta)
 
-    Stationary law: NOT the posterior. Near a mode with Hessian H, where the minibatch gradient has
-    the covariance C, it is a Gaussian around the mode whose covariance S solves, to first order
-    in h::
+    Stationary law: NOT the posterior. Take a mode with Hessian H, where the minibatch gradient has
+    the covariance C. Near it the law is a Gaussian around the mode whose covariance S solves, to
+    first order in h::
 
         A H S + S H A = h A C A
 
-    It is the posterior's, tau H^-1, where h A C = 2 tau I: for A = I where C is a multiple of the
-    identity, for ``"diagonal"`` where C is diagonal. Where C is proportional to H, as it is with
-    rows drawn from the model itself, the draws with A = I have the same variance in every
-    direction, whatever the posterior's shape. The rate decides about their width alone;
-    ``step_size="auto"`` takes the one that minimises KL(N(0, S) || posterior), which makes
-    tr(H S) = tau D and hence the mean ``configurational_temperature`` equal to tau::
+    S is the posterior's tau H^-1 where h A C = 2 tau I. With A = I this needs a C that is a
+    multiple of the identity; with ``"diagonal"`` it needs a diagonal C. C is proportional to H if
+    the rows are drawn from the model itself. Then the draws with A = I have the same variance in
+    every direction, for any shape of the posterior. The rate only sets the width of the draws.
+    ``step_size="auto"`` takes the rate that minimises KL(N(0, S) || posterior). This rate makes
+    tr(H S) = tau D, so the mean ``configurational_temperature`` is tau::
 
         h = 2 tau D / tr C   with A = I,      h A_kk = 2 tau / C_kk   with "diagonal"
 
-    C is measured in warm-up, as half the squared difference of the gradients of two independent
-    batches, and frozen after it. h is bounded by 1 / lam_H, lam_H the largest eigenvalue of
-    A^{1/2} H A^{1/2}. Where batches are a large share of the rows, or the largest curvature is more
-    than about N / 2B times the mean one, the optimal rate is beyond what is stable; draws at the
+    Warm-up measures C as half the squared difference of the gradients of two independent batches.
+    After warm-up C is frozen. h is bounded by 1 / lam_H, lam_H the largest eigenvalue of
+    A^{1/2} H A^{1/2}. The optimal rate is unstable where batches are a large share of the rows, or
+    where the largest curvature is more than about N / 2B times the mean curvature. Draws at the
     bound are narrower still. `SGRLD` with the same batches has no such limits.
 
-    Choose it as the baseline of what minibatch noise alone does. Cost a step: one minibatch
-    gradient, two in warm-up.
+    Choose `VSGD` as the baseline that shows the effect of minibatch noise alone. Cost per step: one
+    minibatch gradient, in warm-up two.
 
     Args:
         model: a NumPyro model with continuous latent sites and a plate over its rows.
-        potential_fn: in the model's place, a stochastic energy ``potential_fn(z, rng_key)``.
+        potential_fn: replaces the model: a stochastic energy ``potential_fn(z, rng_key)``.
         preconditioner: ``"scalar"`` (A = I) or ``"diagonal"`` (A_kk proportional to 1 / C_kk;
             coordinates with less than a hundredth of the mean noise count as having that much).
         step_size: ``"auto"``, a number h, or a schedule.
-        batch_size: rows a step, an int, or a dict plate -> int; fewer than there are.
+        batch_size: rows per step: an int, or a dict plate -> int; fewer than all rows.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, above 0.
-        batching: ``"replacement"``; the noise of ``"epoch"`` cancels over an epoch.
-        init_strategy: NumPyro's, where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of sites, as draws are.
+        batching: ``"replacement"``. With ``"epoch"`` the noise would cancel over an epoch.
+        init_strategy: NumPyro's strategy for where the chains start.
+        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -171,9 +171,9 @@ class VSGD(SGKernel):
     References:
         Mandt, Hoffman and Blei, "Stochastic Gradient Descent as Approximate Bayesian Inference",
         JMLR 18 (2017): the stationary law, the optimal constant rate, and the optimal diagonal
-        preconditioner. Their loss is U / N, their rate h N, their noise covariance B B' / S with
-        S the batch size is C / N^2: 2 D S / (N tr B B') is the h above. Deviations: the
-        temperature, the bound by curvature, and the bound on the ratio of rates.
+        preconditioner. In the paper's notation the loss is U / N, the rate is h N, and the noise
+        covariance B B' / S, with S the batch size, is C / N^2. So 2 D S / (N tr B B') is the h
+        above. Deviations: the temperature, the bound by curvature, and the bound on rate ratios.
     """
 
     def __init__(
@@ -232,14 +232,14 @@ def _check_noisy(potential: Potential, _: Any) -> None:
 def _propose(
     settings: Settings, adaptation: Adaptation, state: SGState, potential: Potential
 ) -> tuple[jax.Array, jax.Array, PyTree]:
-    """The optimal rate, in place of the step that a bias tolerance gives."""
+    """The optimal rate, which replaces the step of a bias tolerance."""
     h = optimal_rate(state.metric_state.statistic, potential.num_data, settings.temperature)
     h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
     return h, adaptation.slowest, state.dynamics
 
 
 def _step(metric: GradientNoise, learns: bool) -> Step:
-    """One step of SGD, and in warm-up a second gradient that tells the noise of the first."""
+    """One step of SGD; in warm-up a second gradient measures the noise of the first."""
 
     def step(
         rng_key: jax.Array,
@@ -254,7 +254,7 @@ def _step(metric: GradientNoise, learns: bool) -> Step:
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
 
         def learn(carry: tuple[jax.Array, NoiseState]) -> tuple[jax.Array, NoiseState]:
-            # another batch at the same position: the difference is noise and nothing else
+            # another batch at the same position: the difference is pure noise
             key, state = carry
             key, key_stream, key_batch = random.split(key, 3)
             other, _ = potential.draw(key_batch, potential.init_stream(key_stream))

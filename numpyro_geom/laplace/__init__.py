@@ -1,4 +1,4 @@
-"""Laplace approximations on Riemannian manifolds."""
+"""Laplace approximations that follow the geodesics of a Riemannian metric."""
 
 from .draws import FitReport, LaplaceDraws
 from .guide import RiemannianLaplace

@@ -1,6 +1,6 @@
 """The approximation at a mode: its Fisher metric, its solver and its precision.
 
-Pure functions of the settings and a target, or of a `Posterior` from which targets are made;
+These are pure functions of the settings and a target, or of a `Posterior` that gives targets.
 `numpyro_geom.laplace.guide` compiles and runs them.
 """
 
@@ -22,18 +22,18 @@ from .settings import LaplaceSettings, check_dense, is_wide
 from .target import Posterior, Target, make_target
 
 FEW = 200
-"""Dimensions, or outputs, up to which matrices are formed: as fast, and compiled faster."""
+"""Dimensions (or outputs) up to which matrices are formed: equally fast, and faster to compile."""
 FARTHEST_MEAN = 1.0
-"""Posterior sd beyond which `_look_around`, an expansion around the mode, is not trusted."""
+"""Shift in posterior sd above which `_look_around`, an expansion at the mode, is not trusted."""
 
 
 class Around(NamedTuple):
-    """What ``mode="mean"`` sees of the energy one posterior sd around the mode.
+    """The energy at one posterior sd from the mode, as ``mode="mean"`` sees it.
 
     Attributes:
         shift: length of the velocities' mean in posterior sd, before it is limited.
-        curvature: smallest and largest curvature of U over that of P, along any direction.
-        direction: where that is furthest from 1, entries in posterior sd.
+        curvature: smallest and largest ratio of the curvature of U to that of P, over directions.
+        direction: the direction where this ratio is furthest from 1, entries in posterior sd.
     """
 
     shift: jax.Array
@@ -42,17 +42,17 @@ class Around(NamedTuple):
 
 
 class AtMode(NamedTuple):
-    """What is computed once at a mode.
+    """Quantities that are computed once at a mode.
 
     Attributes:
-        factor: lower Cholesky factor of P; without entries where P is not formed.
-        smallest: smallest eigenvalue of P (NaN where P is not formed).
-        largest: largest eigenvalue.
-        distance: of the position from the mode, in posterior sd, root mean square.
-        prior: direction of the most negative curvature of minus the log prior, times that
-            curvature over the largest; zeros where there is none or it was not looked at.
+        factor: lower Cholesky factor of P; without entries if P is not formed.
+        smallest: smallest eigenvalue of P (NaN if P is not formed).
+        largest: largest eigenvalue of P.
+        distance: distance of the position from the mode, in posterior sd, root mean square.
+        prior: direction of the most negative curvature of minus the log prior, times this
+            curvature over the largest one. Zeros if there is none or it was not computed.
         mean: mean of the velocities.
-        around: see there; None where it was not looked at.
+        around: see `Around`; None if it was not computed.
     """
 
     factor: jax.Array
@@ -65,7 +65,7 @@ class AtMode(NamedTuple):
 
 
 def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Target]:
-    """The posterior with its Fisher form, and with the form that the metric is made of."""
+    """The posterior with its Fisher form, and the posterior with the form of the draws' metric."""
     target = make_target(posterior)
     if settings.metric != "empirical-fisher":
         return target, target
@@ -73,7 +73,7 @@ def targets(settings: LaplaceSettings, posterior: Posterior) -> tuple[Target, Ta
 
 
 def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Posterior:
-    """The posterior, of concrete data, with its structure: from its program and some values."""
+    """The posterior, of concrete data, with its structure, learned from its program and values."""
     if not settings.uses_fisher:
         return posterior
     model, plan, args, kwargs, *_ = posterior
@@ -92,7 +92,7 @@ def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Poste
 
 
 def _is_diagonal(settings: LaplaceSettings, target: Target, start: Flat) -> bool:
-    """Whether Q is diagonal: Q z is then Q 1 times z, entry by entry, for a random z."""
+    """Whether Q is diagonal: whether Q z is Q 1 times z, entry by entry, for a random z."""
 
     def gap(theta: Flat, z: Flat) -> jax.Array:
         product = prior_part(settings, target).product
@@ -120,7 +120,7 @@ def fisher_of(settings: LaplaceSettings, target: Target) -> Quadratic:
 
 def fisher_metric_of(settings: LaplaceSettings, target: Target, loc: Flat) -> RiemannianMetric:
     """The Fisher metric for geodesics from ``loc``, by the cheapest solver."""
-    # a hundredth of the geodesic's own tolerance is as good as exact
+    # a hundredth of the geodesic's own tolerance is accurate enough
     prior, tolerance = prior_part(settings, target), settings.rtol / 100
     return fisher_metric(target, prior, choose_solver(settings, target), loc, tolerance)
 
@@ -141,9 +141,9 @@ def acceleration_fn(
 
 
 def choose_solver(settings: LaplaceSettings, target: Target) -> str:
-    """The cheapest solver, or the one that was asked for if it can be had."""
+    """The cheapest solver, or the requested one if it is possible."""
     structure, fewest = target.form.structure, min(target.num_outputs, target.size)
-    # to form a matrix takes as many products as it has columns, but for one linear map
+    # forming a matrix takes one product per column; only a linear map is cheaper
     dense = fewest <= FEW or (structure.affine and structure.diagonal and not is_wide(target.size))
     if settings.solver == "woodbury" and not target.diagonal_prior:
         raise ValueError(
@@ -167,7 +167,7 @@ def choose_solver(settings: LaplaceSettings, target: Target) -> str:
 
 
 def objective(settings: LaplaceSettings, target: Target) -> Callable[[Flat], jax.Array]:
-    """What the mode minimises: U, or U + log det G / 2 of the Hausdorff mode."""
+    """The objective of the mode: U, or U + log det G / 2 for the Hausdorff mode."""
     if settings.mode == "euclidean":
         return target.energy
     return lambda theta: target.energy(theta) + half_log_det(settings, target, theta)
@@ -181,8 +181,8 @@ def half_log_det(settings: LaplaceSettings, target: Target, theta: Flat) -> jax.
 
 
 def gradient_and_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
-    """Both at a position; columns of the Hessian by forward over reverse mode."""
-    # XLA's Fourier transforms on a CPU refuse the order in memory of a batch that goes to LAPACK
+    """Gradient and Hessian at a position; columns of the Hessian by forward over reverse mode."""
+    # XLA's CPU Fourier transforms do not accept the memory layout of a batch for LAPACK
     transforms = "fft[" in str(jax.make_jaxpr(energy)(theta))
     gradient, push = jax.linearize(jax.grad(energy), theta)
     eye = jnp.eye(theta.size, dtype=theta.dtype)
@@ -191,7 +191,7 @@ def gradient_and_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tu
 
 
 def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMode:
-    """See `AtMode`."""
+    """The quantities of `AtMode` at a position."""
     target = make_target(posterior)
     slope = jax.grad(objective(settings, target))(loc)
     prior = _prior_bend(settings, target, loc)
@@ -226,12 +226,12 @@ def at_mode(settings: LaplaceSettings, posterior: Posterior, loc: Flat) -> AtMod
 def _look_around(
     settings: LaplaceSettings, posterior: Posterior, loc: Flat, factor: jax.Array
 ) -> tuple[Flat, Around]:
-    """The mean of velocities whose geodesics end, to first order, about the posterior's mean.
+    """The velocities' mean that puts the mean of the draws at the posterior's, to first order.
 
-    There the expected gradient is zero. With u_i the columns of a root of P^-1 its expectation
-    under N(loc, P^-1) is taken from the points loc +- u_i, one Newton step leads to the mean of the
-    ends, and geodesics with velocities u_i bend away from it by half of their accelerations. The
-    differences of the same gradients tell how the energy curves there.
+    At the posterior's mean the expected gradient is zero. Let u_i be the columns of a root of P^-1.
+    The expected gradient under N(loc, P^-1) comes from the points loc +- u_i. One Newton step gives
+    the mean of the end points. Geodesics with velocities u_i bend away from it by half of their
+    accelerations. The differences of the same gradients show the curvature of the energy there.
     """
     target, own = targets(settings, posterior)
     gradient, acceleration = jax.grad(target.energy), acceleration_fn(settings, target, own, loc)
@@ -253,7 +253,7 @@ def _look_around(
 
 
 def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:
-    """Whether P is formed, or its draws come from perturb-and-solve."""
+    """Whether P is formed. If not, its draws come from perturb-and-solve."""
     if settings.metric == "monge-log":
         check_dense(target.size, "metric='monge-log'", "metric='monge'")
         return True
@@ -267,7 +267,7 @@ def _forms_precision(settings: LaplaceSettings, target: Target) -> bool:
 
 
 def _prior_bend(settings: LaplaceSettings, target: Target, loc: Flat) -> Flat:
-    """See `AtMode.prior`."""
+    """The direction `AtMode.prior`."""
     none = jnp.zeros_like(loc)
     if not settings.uses_fisher or settings.prior_metric != "hessian":
         return none

@@ -1,4 +1,4 @@
-"""What NumPyro asks of a guide, and what a guide knows: the model, its data, compiled programs."""
+"""The guide's side of NumPyro's protocol, and its knowledge: model, data, compiled programs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .settings import LaplaceSettings, is_wide
 from .target import Posterior, make_target
 
 SUMMARY_DRAWS = 2000
-"""Draws behind `median` and `quantiles`."""
+"""Number of draws for `median` and `quantiles`."""
 
 
 class BoundGuide(AutoContinuous):
-    """A guide without a distribution in closed form, which runs functions of a `Posterior`."""
+    """A guide without a closed-form distribution, which runs functions of a `Posterior`."""
 
     prototype_trace: Any
 
@@ -56,7 +56,7 @@ class BoundGuide(AutoContinuous):
 
     def __getstate__(self) -> dict:
         # NumPyro orders the leaves of a distribution anew in every process, and the structure
-        # counts them: without it programs are slower and give the same
+        # counts the leaves: without it programs are slower and give the same results
         learned = self._learned | {"structure": Structure()}
         return super().__getstate__() | {"_programs": {}, "_learned": learned}
 
@@ -74,7 +74,7 @@ class BoundGuide(AutoContinuous):
             )
         try:
             super()._setup_prototype(*args, **kwargs)
-        except ValueError:  # NumPyro's, without the name of an argument
+        except ValueError:  # NumPyro's error does not name the argument
             check_finite(self.model, args, kwargs)
             raise
         sites = self.prototype_trace.values()
@@ -94,7 +94,7 @@ class BoundGuide(AutoContinuous):
         kwargs.pop("sample_shape", None)
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         latent, log_density = loc, jnp.zeros(())
-        if numpyro.get_mask() is False:  # Predictive asks for draws
+        if numpyro.get_mask() is False:  # Predictive wants draws
             params = {f"{self.prefix}_loc": loc}
             key = numpyro.prng_key()[None]
             with handlers.block():
@@ -117,12 +117,12 @@ class BoundGuide(AutoContinuous):
         )
 
     def get_base_dist(self) -> Any:
-        """There is none in closed form."""
+        """Raise: there is no base distribution in closed form."""
         return self._get_posterior()
 
     @abstractmethod
     def draw(self, rng_key: jax.Array, params: dict[str, jax.Array], *args: Any, **kw: Any) -> Any:
-        """Draws with an account of each."""
+        """Draws with an account of each draw."""
 
     def sample_posterior(
         self,
@@ -133,17 +133,17 @@ class BoundGuide(AutoContinuous):
         resample: bool = False,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Values of all sites, those of `draw`, which documents the other arguments.
+        """Values of all sites, as in `draw`, which documents the other arguments.
 
         Args:
-            rng_key: of the draws.
-            params: from `fit`, or of SVI.
-            args: the training data; those of `fit` or SVI unless any are given.
+            rng_key: for the draws.
+            params: from `fit` or SVI.
+            args: the training data; without any, those of `fit` or SVI.
             sample_shape: leading dimensions.
-            resample: whether to take draws by their importance weights, see
-                `LaplaceDraws.resample`: draws of the posterior where ``pareto_k`` is small, at
-                D + 1 times the cost.
-            kwargs: likewise.
+            resample: whether to resample draws by their importance weights, see
+                `LaplaceDraws.resample`. If ``pareto_k`` is small, they are then draws of the
+                posterior. This takes D + 1 times the cost.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Returns:
             Site name -> values in the site's support, deterministic sites included.
@@ -165,10 +165,10 @@ class BoundGuide(AutoContinuous):
         """Quantiles of every entry of every site, over 2,000 draws with a fixed key.
 
         Args:
-            params: from `fit`, or of SVI.
+            params: from `fit` or SVI.
             quantiles: probabilities, a number or a list.
-            args: the training data; those of `fit` or SVI unless any are given.
-            kwargs: likewise.
+            args: the training data; without any, those of `fit` or SVI.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Returns:
             Site name -> array whose first dimension is that of ``quantiles``.
@@ -181,7 +181,7 @@ class BoundGuide(AutoContinuous):
     def _starts(
         self, rng_key: jax.Array, num_starts: int, init: Mapping | None, args: tuple, kwargs: dict
     ) -> Flat:
-        """Bind the model anew, and take positions of ``init_loc_fn``, or the one that is given."""
+        """Bind the model again; returns positions of ``init_loc_fn``, or the given position."""
         keys = random.split(rng_key, num_starts)
         self.prototype_trace = None
         with handlers.seed(rng_seed=keys[0]):
@@ -197,7 +197,7 @@ class BoundGuide(AutoContinuous):
         return jnp.stack(starts)
 
     def _posterior(self, params: dict, args: tuple, kwargs: dict) -> Posterior:
-        """The model with its `param` sites at the given values, or those of the prototype."""
+        """The model with its `param` sites at the given values, or at the prototype's values."""
         model = self.model
         if self._plan.has_params:
             model = handlers.substitute(model, data=self._fixed_params() | dict(params))
@@ -221,7 +221,7 @@ class BoundGuide(AutoContinuous):
         return self._data
 
     def _training_data(self, params: Mapping, args: tuple, kwargs: dict) -> Data:
-        """What is given, or what `fit` was given, for parameters that have a mode."""
+        """The given data, or the data of `fit` if the parameters have a mode."""
         data = Data.of(self.model, args, kwargs) if args or kwargs else self._captured()
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0):
@@ -302,8 +302,8 @@ class BoundGuide(AutoContinuous):
         )
 
     def _warn_of_hours(self, data: Data, params: dict, draws: jax.Array) -> None:
-        """Time one acceleration, and say what all draws will cost at least."""
-        for _ in range(2):  # the first is compiled
+        """Time one acceleration, and warn with the least time for all draws."""
+        for _ in range(2):  # the first run includes compilation
             begin = time.perf_counter()
             jax.block_until_ready(self._run(sampling.accelerate, data, params, draws[0]))
         warn_of_hours(time.perf_counter() - begin, draws.shape[0])

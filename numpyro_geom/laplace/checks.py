@@ -1,4 +1,4 @@
-"""What a guide refuses, and what it warns of."""
+"""Errors and warnings of a guide."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .geodesic import Geodesic
 from .settings import DENSE_LIMIT, LaplaceSettings
 
 CONVERGED = 1e-4
-"""A mode is converged where g' P^-1 g / D, its squared distance in posterior sd, is below this."""
+"""A mode is converged if g' P^-1 g / D, its squared distance in posterior sd, is below this."""
 ILL_CONDITIONED = 1e6
 """Condition number of P above which float32 is not enough."""
 LEAST_EVALUATIONS = 36
-"""Of the acceleration, for a draw: six steps, fewer than those of any network so far."""
+"""Fewest evaluations of the acceleration per draw: six steps. Every network so far took more."""
 CURVATURES = (0.5, 2.0)
-"""Of the energy around the mode, over that of P: beyond these the draws' sd is off by 1.4 or more.
-On regressions, a Gaussian process and an autoregression it is 0.7 to 1.1; on hierarchies of few or
-small groups -0.1 to 0.3, on a network -30 to 200."""
+"""Limits of the energy's curvature around the mode over that of P. Beyond them the sd of the draws
+is off by a factor of 1.4 or more. The ratio is 0.7 to 1.1 on regressions, a Gaussian process and an
+autoregression, -0.1 to 0.3 on hierarchies of few or small groups, -30 to 200 on a network."""
 
 
 def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple[str, ...]]:
-    """The finite run with the lowest objective value, and what became of all.
+    """The finite run with the lowest objective value, and the status of all runs.
 
     Raises:
-        RuntimeError: where no run is finite.
+        RuntimeError: if no run is finite.
     """
     finite = np.isfinite(values) & np.isfinite(gradient_norms)
     if not finite.any():
@@ -50,7 +50,7 @@ def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple
 def check_precision(
     settings: LaplaceSettings, at: AtMode, unravel: Callable, loc: jax.Array
 ) -> None:
-    """Refuse a precision or a prior part that is not positive definite."""
+    """Raise if the precision or a prior part is not positive definite."""
     bend = np.abs(np.asarray(at.prior))
     if np.max(bend) > 1e3 * np.finfo(bend.dtype).eps:
         worst = unravel(jnp.asarray(bend / np.max(bend)))
@@ -91,7 +91,7 @@ def check_precision(
 
 
 def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> None:
-    """Of a best run that is not at a mode, or at one whose surroundings are not Gaussian."""
+    """Warn if the best run is not at a mode, or if the mode's surroundings are not Gaussian."""
     if report.distance**2 < CONVERGED:
         warn_of_surroundings(at, unravel)
         return
@@ -105,7 +105,7 @@ def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> None:
 
 
 def warn_of_surroundings(at: AtMode, unravel: Callable) -> None:
-    """Of an energy around the mode that is not that of a Gaussian with the precision P."""
+    """Warn if the energy around the mode is not that of a Gaussian with the precision P."""
     if at.around is None:
         return
     (low, high), shift = np.asarray(at.around.curvature), float(at.around.shift)
@@ -133,7 +133,7 @@ def warn_of_surroundings(at: AtMode, unravel: Callable) -> None:
 
 
 def warn_of_hours(seconds: float, count: int) -> None:
-    """Of draws that take hours, by the seconds of an evaluation of the acceleration."""
+    """Warn if the draws take hours, from the seconds of one evaluation of the acceleration."""
     hours = LEAST_EVALUATIONS * seconds * count / 3600
     if hours < 1:
         return
@@ -147,7 +147,7 @@ def warn_of_hours(seconds: float, count: int) -> None:
 def judge(
     settings: LaplaceSettings, geodesics: Geodesic, weights: jax.Array | None
 ) -> float | None:
-    """Warn of draws that failed and of weights; the shape of these. None for what is traced."""
+    """Warn of failed draws and of bad weights; returns the weights' shape, None while tracing."""
     if is_traced(geodesics.position):
         return None
     fate = np.asarray(geodesics.success), np.asarray(geodesics.num_evaluations)
@@ -162,7 +162,7 @@ def judge(
 def warn_of_failures(
     settings: LaplaceSettings, success: np.ndarray, evaluations: np.ndarray
 ) -> None:
-    """Of geodesics that were not followed to their end, and of those without a velocity."""
+    """Warn of geodesics that were not followed to their end, or that have no velocity."""
     lost = int(np.sum(~success & (evaluations == 0)))
     failed = int(np.sum(~success)) - lost
     if lost:
@@ -192,7 +192,7 @@ def warn_of_failures(
 
 
 def warn_of_weights(log_weights: np.ndarray, shape: float, prior_metric: str | None = None) -> None:
-    """Of weights that cannot turn the draws into those of the posterior."""
+    """Warn if the weights cannot turn the draws into draws of the posterior."""
     unknown = bool(np.any(np.isnan(log_weights)))
     if unknown and prior_metric == "softabs":
         warn_outside(

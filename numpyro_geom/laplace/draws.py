@@ -1,4 +1,4 @@
-"""What a guide hands out: an account of its search for a mode, and draws with their fate."""
+"""What a guide returns: an account of its search for a mode, and draws with their status."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ..arguments import HostArray, on_device, reads_values, split_arrays, withou
 from ..target.plates import abstract_trace
 
 LEAST_WEIGHTS = 5
-"""Of which the tail has a shape."""
+"""Smallest number of weights whose tail has a shape."""
 EQUAL_WEIGHTS = 0.01
-"""Range of log weights, in nats, below which there is no tail that a shape could describe."""
+"""Range of log weights, in nats, below which the weights have no tail to describe."""
 
 
 class FitReport(NamedTuple):
-    """An account of the runs of `RiemannianLaplace.fit`, one entry a run.
+    """An account of the runs of `RiemannianLaplace.fit`, one entry per run.
 
     Attributes:
-        objective: where the run ended, in nats: U, or U + log det G / 2 for a Hausdorff mode.
-        gradient_norm: Euclidean norm of the gradient there.
+        objective: value at the end of the run, in nats: U, or U + log det G / 2 for a Hausdorff
+            mode.
+        gradient_norm: Euclidean norm of the gradient at the end of the run.
         num_steps: L-BFGS and Newton steps.
         status: ``"best"``, ``"finite"`` or ``"not finite"``.
-        distance: of the best run, its distance from the mode in posterior standard deviations,
-            root mean square over the D directions.
+        distance: distance of the best run from the mode in posterior standard deviations, root
+            mean square over the D directions.
     """
 
     objective: np.ndarray
@@ -50,24 +51,24 @@ class FitReport(NamedTuple):
 
 
 class LaplaceDraws(NamedTuple):
-    """Draws of a guide and what became of each; leading dimensions are ``sample_shape``.
+    """Draws of a guide and the status of each; leading dimensions are ``sample_shape``.
 
     Attributes:
-        samples: site name -> values in the site's support, deterministic sites included; NaN where
+        samples: site name -> values in the site's support, deterministic sites included; NaN if
             the geodesic failed.
-        unconstrained: flat unconstrained positions, last dimension D; likewise.
+        unconstrained: flat unconstrained positions, last dimension D; NaN if the geodesic failed.
         success: whether the geodesic was followed to its end.
         num_evaluations: evaluations of the geodesic's acceleration.
-        log_weight: log target density minus log density of the draw, up to a constant; None
-            unless asked for, NaN where the geodesic failed.
-        pareto_k: shape of the generalised Pareto tail of the weights (k-hat): below
-            `largest_shape` the draws can be reweighted to the posterior. Infinite where a geodesic
-            failed, whose weight is not known; None without weights.
-        seconds: wall time of a draw, compilation included.
+        log_weight: log target density minus log density of the draw, up to a constant. None
+            unless requested, NaN if the geodesic failed.
+        pareto_k: shape of the generalised Pareto tail of the weights (k-hat). Below
+            `largest_shape` the draws can be reweighted to the posterior. Infinite if a geodesic
+            failed, because its weight is not known. None without weights.
+        seconds: wall time per draw, compilation included.
         model: the model, its `param` sites at the values of the draws.
-        args: its arguments, the training data.
-        kwargs: its keyword arguments.
-        settings: of the guide, by name.
+        args: the model's arguments, the training data.
+        kwargs: the model's keyword arguments.
+        settings: the guide's settings, by name.
     """
 
     samples: dict[str, jax.Array]
@@ -83,20 +84,20 @@ class LaplaceDraws(NamedTuple):
     settings: dict[str, Any]
 
     def resample(self, rng_key: jax.Array) -> dict[str, jax.Array]:
-        """As many draws of the posterior, taken from these by their importance weights.
+        """Resample the same number of draws by their importance weights, as posterior draws.
 
-        Systematic resampling, in random order: a draw of n times the mean weight is taken n times,
-        rounded up or down. Draws that failed are never taken. With `pareto_k` above `largest_shape`
-        what results is not the posterior.
+        This is systematic resampling, in random order. A draw with n times the mean weight is taken
+        n times, rounded up or down. Failed draws are never taken. With `pareto_k` above
+        `largest_shape` the result is not the posterior.
 
         Args:
-            rng_key: of the choice.
+            rng_key: for the choice.
 
         Returns:
-            Site name -> values, of the shapes in `samples`.
+            Site name -> values, with the shapes in `samples`.
 
         Raises:
-            ValueError: without weights, for a single draw, and where no weight is finite.
+            ValueError: without weights, for a single draw, and if no weight is finite.
         """
         if self.log_weight is None:
             raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
@@ -113,7 +114,7 @@ class LaplaceDraws(NamedTuple):
         key_start, key_order = random.split(rng_key)
         marks = (np.arange(count) + float(random.uniform(key_start))) / count
         ends = np.cumsum(weights)
-        last = np.argmax(ends)  # where rounding leaves a mark beyond the end
+        last = np.argmax(ends)  # rounding can leave a mark beyond the end
         taken = np.minimum(np.searchsorted(ends, marks, side="right"), last)
         chosen = random.permutation(key_order, jnp.asarray(taken))
         shape = self.log_weight.shape
@@ -126,10 +127,10 @@ class LaplaceDraws(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Model arguments whose arrays are input of programs.
+    """Model arguments whose arrays are inputs of compiled programs.
 
     Attributes:
-        tree: positional and keyword arguments. NumPy arrays are on the host as well if the model
+        tree: positional and keyword arguments. NumPy arrays are also on the host if the model
             reads their values there.
     """
 
@@ -143,7 +144,7 @@ class Data(NamedTuple):
 
     @property
     def arrays(self) -> list:
-        """What programs are given."""
+        """The arrays that are inputs of programs."""
         return split_arrays(self.tree)[0]
 
     def build(self, arrays: list) -> tuple[tuple, dict]:
@@ -152,7 +153,7 @@ class Data(NamedTuple):
 
     @property
     def signature(self) -> str:
-        """What must be the same for a compiled program to be used again."""
+        """A key of compiled programs: with an equal key a program is used again."""
         leaves, treedef = jax.tree.flatten(self.tree)
         told = [
             (x.shape, str(x.dtype), isinstance(x, HostArray) and x.tobytes())
@@ -168,7 +169,7 @@ def _runner(model: Callable) -> Callable:
 
 
 def normalized(log_weights: jax.Array | np.ndarray) -> np.ndarray:
-    """Weights that sum to 1, flat; 0 where a draw failed, and all 0 where all did."""
+    """Flat weights that sum to 1; 0 for failed draws, and all 0 if all draws failed."""
     logs = np.reshape(np.asarray(log_weights, float), -1)
     finite = np.isfinite(logs)
     if not finite.any():
@@ -178,7 +179,7 @@ def normalized(log_weights: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def largest_shape(num_draws: int) -> float:
-    """Pareto shape from which this many weights correct nothing.
+    """Pareto shape above which the weights of this many draws correct nothing.
 
     Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 25(72),
     2024: min(1 - 1 / log10(S), 0.7).
@@ -187,19 +188,20 @@ def largest_shape(num_draws: int) -> float:
 
 
 def can_correct(log_weights: np.ndarray, shape: float) -> bool:
-    """Whether weights of this Pareto shape turn draws into those of the posterior.
+    """Whether weights of this Pareto shape turn the draws into draws of the posterior.
 
-    They do below `largest_shape`, and where they are equal and the draws are right as they are.
+    They do if the shape is below `largest_shape`. They also do if all weights are equal, because
+    then the draws are right as they are.
     """
     logs = np.asarray(log_weights)
-    equal = bool(np.ptp(logs) < EQUAL_WEIGHTS)  # not where one is NaN
+    equal = bool(np.ptp(logs) < EQUAL_WEIGHTS)  # False if a weight is NaN
     return not np.isnan(logs).any() and (equal or shape < largest_shape(logs.size))
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:
     """Shape k of the generalised Pareto tail of importance weights, by ArviZ.
 
-    Infinite where there is no tail, and where a weight is NaN, that is not known.
+    Infinite if there is no tail, or if a weight is NaN, which means unknown.
     """
     import arviz as az
 
@@ -208,7 +210,7 @@ def pareto_shape(log_weights: np.ndarray) -> float:
         return np.inf
     if hasattr(az, "psislw"):
         k = float(az.psislw(weights)[1])
-    else:  # ArviZ 1.x, which takes log likelihoods: the other sign
+    else:  # ArviZ 1.x expects log likelihoods, with the other sign
         from arviz_stats.base import array_stats
 
         try:

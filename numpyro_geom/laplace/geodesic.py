@@ -1,4 +1,4 @@
-"""Exponential map: where a geodesic is after unit time."""
+"""Exponential map: the position on a geodesic after unit time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..information.form import Flat
 Acceleration = Callable[[Flat, Flat], Flat]
 
 EVALUATIONS_PER_STEP = 6
-"""Of the Dormand-Prince 5(4) pair, whose last stage is the next step's first."""
+"""Evaluations per step of the Dormand-Prince 5(4) pair: its last stage starts the next step."""
 
 
 class Geodesic(NamedTuple):
     """The end of a geodesic.
 
     Attributes:
-        position: theta(1), or where the solver stopped.
+        position: theta(1), or the position where the solver stopped.
         success: whether unit time was reached with finite values.
-        num_evaluations: of the acceleration, 6 a step, rejected steps included.
+        num_evaluations: evaluations of the acceleration, 6 per step, rejected steps included.
     """
 
     position: Flat
@@ -42,16 +42,16 @@ def exponential_map(
 ) -> Geodesic:
     """Integrate theta'' = acceleration(theta, theta') from time 0 to 1.
 
-    Dormand and Prince's 5(4) pair with adaptive steps, by diffrax. Differentiable in forward mode;
-    the derivative is that of the numerical map with its steps held fixed. One geodesic: ``vmap``
-    for many.
+    The solver is Dormand and Prince's 5(4) pair with adaptive steps, by diffrax. The map is
+    differentiable in forward mode; the derivative is that of the numerical map with fixed steps.
+    This is for one geodesic: use ``vmap`` for many.
 
     Args:
         acceleration: ``(position, velocity) -> theta''``, vectors of length D.
         position: theta(0), shape (D,).
         velocity: theta'(0), shape (D,).
         rtol: relative tolerance of the root mean square of a step's error over the 2 D entries.
-        atol: absolute tolerance of it.
+        atol: absolute tolerance of this error.
         max_steps: steps, rejected ones included, after which the solver gives up.
     """
     acceleration = jax.jit(acceleration)  # traced once
@@ -81,7 +81,7 @@ def exponential_map(
 def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: float) -> jax.Array:
     """A first step by the rule of Hairer, Norsett and Wanner, Solving ODEs I, II.4, order 5.
 
-    diffrax without a first step starts at 0.01, five steps more than a mild geodesic needs.
+    Without a given first step diffrax starts at 0.01, five steps more than a mild geodesic needs.
     """
     start = jax.lax.stop_gradient(start)
 
@@ -100,7 +100,7 @@ def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: fl
         slope = field(jnp.zeros(()), y, None)
         return tuple(a + trial_step(slope) * b for a, b in zip(start, slope, strict=True)), slope
 
-    # at the start and a trial step on, in a loop: the acceleration is compiled once
+    # a loop over the start and a trial step compiles the acceleration only once
     slopes: tuple[Flat, Flat] = jax.lax.scan(evaluate, start, None, length=2)[1]
     slope, after = ((slopes[0][i], slopes[1][i]) for i in (0, 1))
     trial, rate = trial_step(slope), norm(slope)

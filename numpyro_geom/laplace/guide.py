@@ -1,7 +1,7 @@
 """RiemannianLaplace: a Laplace approximation that follows the geodesics of a metric.
 
-The guide hands the posterior to pure functions: `mode` finds modes, `approximation` tells what is
-known there, `sampling` draws, `predictive` predicts.
+The guide passes the posterior to pure functions: `mode` finds modes, `approximation` computes what
+is needed at a mode, `sampling` draws, and `predictive` predicts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class RiemannianLaplace(Guide, BoundGuide):
 
         v ~ N(m, P^-1),    theta'' = -G^-1 [(d_v G) v - grad (v'G v) / 2],    theta = theta(1)
 
-    on the unconstrained space, where all of the mode, P and the metric G live, log-Jacobians of the
-    transforms included. Everything is of all rows of the data, also where the model subsamples.
+    The mode, P and the metric G belong to the unconstrained space, with the log-Jacobians of the
+    transforms. They use all rows of the data, even if the model subsamples.
 
     ========================  ==============================================  ====================
-    ``metric``                G                                               cost of an evaluation
+    ``metric``                G                                               cost per evaluation
     ========================  ==============================================  ====================
     ``"euclidean"``           I: theta = theta^ + v                           none
     ``"monge"``               I + alpha2 g g', g the gradient of U            about 3 gradients
@@ -49,59 +49,60 @@ class RiemannianLaplace(Guide, BoundGuide):
     ``"fisher"``              Fisher information + prior part                 about 5 gradients, and
                                                                               a solve with G
     ``"empirical-fisher"``    outer products of the scores + prior part       the same
-    function of the position  what it returns, shape (D, D)                   autodiff, and a solve
-    `RiemannianMetric`        your own, by its solves and forces              theirs
+    function of the position  its value, shape (D, D)                         autodiff, and a solve
+    `RiemannianMetric`        your own, by its solves and forces              your own
     ========================  ==============================================  ====================
 
     Distribution of the draws: a Gaussian bent along the metric, which is not the posterior.
-    ``"fisher"`` is exact where the posterior is a Gaussian seen through a change of coordinates
-    with that metric, from the Hausdorff mode; ``"monge-log"`` is exact for Gaussians; ``"monge"``
-    is too narrow even there (Wasserstein-1 distance of a coordinate of N(0, I_D): 0.111 at D = 1,
-    0.271 at D = 10); ``"euclidean"`` sees the curvature at the mode
-    alone. ``"empirical-fisher"`` is there for comparison: it is not an estimate of the Fisher
-    information. `draw` with ``log_weight=True`` tells how far to trust the draws, and its weights
-    turn them into draws of the posterior where ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7)
-    and the exponential map is one to one. m is 0 but for ``mode="mean"``.
+    ``"fisher"`` from the Hausdorff mode is exact if the posterior is a Gaussian seen through a
+    change of coordinates that has this metric. ``"monge-log"`` is exact for Gaussians. ``"monge"``
+    is too narrow even for Gaussians (Wasserstein-1 distance of a coordinate of N(0, I_D): 0.111 at
+    D = 1, 0.271 at D = 10). ``"euclidean"`` uses only the curvature at the mode.
+    ``"empirical-fisher"`` is for comparison: it does not estimate the Fisher information. `draw`
+    with ``log_weight=True`` shows how far to trust the draws. Its weights turn them into draws of
+    the posterior if ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7) and the exponential map
+    is one to one. m is 0 except with ``mode="mean"``.
 
-    Choose ``"fisher"`` first, and ``"monge"`` where solves with it are too expensive.
+    Try ``"fisher"`` first. Take ``"monge"`` if solves with G are too expensive.
 
     Args:
-        model: a NumPyro model with continuous latent sites. The same model goes to `MCMC`.
-        metric: see the table. A function gets the dict of unconstrained site values and returns G
-            in the order in which the model runs its sites, each flattened; a
+        model: a NumPyro model with continuous latent sites, the same one as for `MCMC`.
+        metric: see the table. A function gets the dict of unconstrained site values and returns G.
+            Rows and columns of G are the flattened sites, in the order of the model. A
             `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
-        mode: ``"euclidean"`` for the maximum of the density, ``"hausdorff"`` for that of the
-            density over sqrt(det G), G the Fisher metric whatever ``metric`` is, or ``"mean"`` for
-            the latter with velocities about a mean: the draws have the posterior's, to first order.
-            None for ``"mean"`` with the metric ``"fisher"`` and the expected prior part up to 200
-            dimensions, else ``"euclidean"``.
-        precision: P: ``"hessian"`` of U at the mode, or ``"fisher"``, the Fisher metric there. None
-            for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else ``"fisher"``.
-        prior_metric: prior part of the Fisher metric. ``"hessian"``: of minus the log prior, which
-            must be positive definite. ``"expected"``: its expectation, block by block, positive
-            definite also for hierarchies. ``"softabs"``: absolute eigenvalues of the Hessian. None
-            for ``"hessian"`` in models with a ``numpyro.factor``, which is no part of the
-            expectation, else ``"expected"``.
-        solver: of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000 dimensions),
-            ``"woodbury"`` works in the space of the observations' parameters (up to 2,000, priors
-            independent), ``"cg"`` needs products alone. All give the same draws; ``"auto"`` forms
-            matrices up to 200 rows, and up to 2,000 in generalised linear models.
+        mode: ``"euclidean"`` for the maximum of the density. ``"hausdorff"`` for the maximum of the
+            density over sqrt(det G), where G is the Fisher metric for any ``metric``. ``"mean"``
+            starts at the Hausdorff mode with a nonzero mean m of the velocities: the draws then
+            have the posterior's mean, to first order. None for ``"mean"`` with the metric
+            ``"fisher"`` and the expected prior part up to 200 dimensions, else ``"euclidean"``.
+        precision: P: ``"hessian"`` of U at the mode, or ``"fisher"``, the Fisher metric at the
+            mode. None for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else
+            ``"fisher"``.
+        prior_metric: prior part of the Fisher metric. ``"hessian"``: the Hessian of minus the log
+            prior, which must be positive definite. ``"expected"``: the expectation of this
+            Hessian, block by block, positive definite also for hierarchies. ``"softabs"``: the
+            Hessian with absolute eigenvalues. None for ``"hessian"`` in models with a
+            ``numpyro.factor``, which the expectation does not contain, else ``"expected"``.
+        solver: solver of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000
+            dimensions). ``"woodbury"`` works in the space of the observations' parameters (up to
+            2,000, independent priors). ``"cg"`` only needs products. All give the same draws.
+            ``"auto"`` forms matrices up to 200 rows, in generalised linear models up to 2,000.
         alpha2: scale of the gradient in Monge's metric.
         damping: multiple of I that is added to P.
         batch_size: plates whose rows a pass over the data may take in parts, named as in the
-            kernels: an int for the only plate with observed rows, or a dict plate -> int. Parts
-            have up to 8,192 rows whatever the number is; it bounds memory and changes no result.
+            kernels: an int for the only plate with observed rows, or a dict plate -> int. A part
+            has up to 8,192 rows for any such number. This bounds memory and changes no result.
         rtol: relative tolerance of the geodesic's solver (Dormand-Prince, diffrax).
-        atol: absolute tolerance of it.
+        atol: absolute tolerance of this solver.
         max_steps: steps after which a geodesic is given up, and flagged.
-        prefix: of the guide's parameters.
+        prefix: prefix of the names of the guide's parameters.
         init_loc_fn: NumPyro's strategy for where the search for a mode starts.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range, and discrete latent sites; from `fit` and the draws for
-            a precision that is not positive definite and dimensions too large for what was asked.
-        RuntimeError: without training data, and where no search for a mode ends at finite values.
+        ValueError: for values out of range, and discrete latent sites; from `fit` and the draws
+            for a precision that is not positive definite, and too many dimensions for the settings.
+        RuntimeError: without training data, and if no search for a mode ends at finite values.
 
     Examples:
         >>> import jax, numpyro
@@ -128,8 +129,8 @@ class RiemannianLaplace(Guide, BoundGuide):
         Yu, Hartmann, Williams, Girolami and Klami, "Riemannian Laplace Approximation with the
         Fisher Metric", AISTATS 2024 (``"fisher"`` is its RLA-F, ``"monge-log"`` its RLA-BLog);
         Bergamin, Moreno-Munoz, Hauberg and Arvanitidis, "Riemannian Laplace approximations for
-        Bayesian neural networks", NeurIPS 2023 (``"monge"``, RLA-B). Ours are the metric from the
-        model, the check of each logarithmic map, weights and ``mode="mean"``.
+        Bayesian neural networks", NeurIPS 2023 (``"monge"``, RLA-B). Ours are the metric computed
+        from the model, the check of each logarithmic map, weights and ``mode="mean"``.
     """
 
     def __init__(
@@ -169,24 +170,25 @@ class RiemannianLaplace(Guide, BoundGuide):
         init_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Find the mode by L-BFGS from several starts, in small dimensions ended by Newton steps.
+        """Find the mode by L-BFGS from several starts; in small dimensions Newton steps follow.
 
         Args:
             rng_key: for the starts.
             args: the model's arguments.
-            num_starts: runs, from positions of ``init_loc_fn``; the best finite one is taken.
-            max_steps: L-BFGS steps of a run.
-            init_params: unconstrained site values to start from, in one run. With
-                ``max_steps=0`` they are taken as the mode.
+            num_starts: number of runs, from positions of ``init_loc_fn``. The best finite run
+                counts.
+            max_steps: L-BFGS steps per run.
+            init_params: unconstrained site values to start from, in a single run. With
+                ``max_steps=0`` these values are taken as the mode.
             kwargs: the model's keyword arguments.
 
         Returns:
             Parameters for `sample_posterior` and the other methods: ``{prefix}_loc``, shape (D,),
-            and the values of the model's `param` sites. ``guide.fit_report`` tells of every run.
+            and the values of the model's `param` sites. ``guide.fit_report`` describes every run.
 
         Raises:
-            RuntimeError: where no run ends at finite values.
-            SamplingWarning: (a warning) of a run that has not converged, and of a poor mode.
+            RuntimeError: if no run ends at finite values.
+            SamplingWarning: (a warning) about a run that has not converged, and about a poor mode.
         """
         check_key("rng_key", rng_key)
         num_starts = check_int("num_starts", num_starts)
@@ -211,14 +213,14 @@ class RiemannianLaplace(Guide, BoundGuide):
         num_draws: int = 400,
         **kwargs: Any,
     ) -> LaplaceReport:
-        """Mode, metric, and the fate of some draws; ``print`` it for what to do next.
+        """Report on the mode, the metric and some draws; ``print`` it for what to do next.
 
         Args:
-            params: from `fit`, or of SVI.
-            args: the training data; those of `fit` or SVI unless any are given.
-            rng_key: of the draws; None for ``jax.random.key(0)``.
-            num_draws: how many. They have weights up to 200 dimensions.
-            kwargs: likewise.
+            params: from `fit` or SVI.
+            args: the training data; without any, those of `fit` or SVI.
+            rng_key: for the draws; None for ``jax.random.key(0)``.
+            num_draws: number of draws. Up to 200 dimensions they have weights.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
         """
         num_draws = check_int("num_draws", num_draws, least=2)
         key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
@@ -240,18 +242,18 @@ class RiemannianLaplace(Guide, BoundGuide):
         """Draws with an account of each: success, evaluations, and importance weights.
 
         Args:
-            rng_key: of the draws.
-            params: from `fit`, or of SVI.
-            args: the training data; those of `fit` or SVI unless any are given.
+            rng_key: for the draws.
+            params: from `fit` or SVI.
+            args: the training data; without any, those of `fit` or SVI.
             sample_shape: leading dimensions, such as ``(chains, draws)``.
             log_weight: whether to compute importance weights, at D + 1 times the cost.
             chunk_size: draws solved at once; None for as many as fit in a bounded memory.
-            progress_bar: whether to show one on work of more than five seconds.
-            kwargs: like args.
+            progress_bar: whether to show a progress bar on work of more than five seconds.
+            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
 
         Raises:
-            SamplingWarning: (a warning) where geodesics were not followed to their end, whose
-                draws are NaN, and where the weights cannot correct the draws.
+            SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
+                are NaN, and if the weights cannot correct the draws.
         """
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
@@ -287,26 +289,26 @@ class RiemannianLaplace(Guide, BoundGuide):
         progress_bar: bool = True,
         **kwargs: Any,
     ) -> Predictions:
-        """Predict new rows from draws given the training data.
+        """Predict new rows, from draws given the training data.
 
-        ``linearized=True`` replaces the parameters of the observed sites' distributions, a
-        network's outputs say, by their first-order expansion in the latent sites around the mode:
-        the cure of the Euclidean approximation of networks, whose straight draws leave the region
-        where the network fits (Immer, Korzepa and Bauer, "Improving predictions of Bayesian neural
-        nets via local linearization", AISTATS 2021). Parameters with bounds are expanded where they
-        have none, a scale in its logarithm.
+        The observed sites' distributions have parameters, such as the outputs of a network.
+        ``linearized=True`` replaces these parameters by their first-order expansion in the latent
+        sites around the mode. This corrects the Euclidean approximation of networks, whose
+        straight draws leave the region where the network fits (Immer, Korzepa and Bauer,
+        "Improving predictions of Bayesian neural nets via local linearization", AISTATS 2021).
+        Parameters with bounds are expanded in an unbounded form: a scale in its logarithm.
 
         Args:
-            rng_key: of the draws and of what is sampled.
-            params: from `fit`, or of SVI.
+            rng_key: for the draws and the samples of the observed sites.
+            params: from `fit` or SVI.
             args: the model's arguments with the new rows.
-            num_samples: draws.
+            num_samples: number of draws.
             linearized: see above.
             progress_bar: as for `draw`.
-            kwargs: the model's keyword arguments, likewise.
+            kwargs: the model's keyword arguments with the new rows.
 
         Raises:
-            ValueError: where a parameter to be linearised has no unconstrained form.
+            ValueError: if a parameter to be linearised has no unconstrained form.
         """
         num_samples = check_int("num_samples", num_samples)
         check_flag("linearized", linearized)

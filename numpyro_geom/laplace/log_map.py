@@ -15,11 +15,11 @@ STAGES = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Fractions of the gradient's scale in the metric, one after another."""
 NEWTON_STEPS = 8
 LARGEST_MISS = 1e-3
-"""Distance from the target, root mean square in posterior sd, at which an end point is hit."""
+"""Largest distance of an end point that hits its target, root mean square in posterior sd."""
 
 
 def shoot(precision: jax.Array, velocity: Flat, alpha2: float | jax.Array) -> Flat:
-    """The end of the geodesic from 0 with a velocity; see `log_map`."""
+    """The end of the geodesic that starts at 0 with this velocity; see `log_map`."""
     rtol, atol = (1e-6, 1e-9) if velocity.dtype == jnp.float64 else (1e-4, 1e-6)
 
     def acceleration(x: Flat, v: Flat) -> Flat:
@@ -32,14 +32,14 @@ def shoot(precision: jax.Array, velocity: Flat, alpha2: float | jax.Array) -> Fl
 
 
 def log_map(precision: jax.Array, target: Flat, alpha2: float = 1.0) -> tuple[Flat, jax.Array]:
-    """The velocity whose geodesic from 0 is at ``target`` after unit time.
+    """The velocity whose geodesic from 0 reaches ``target`` after unit time.
 
-    The metric is I + alpha2 (P x)(P x)', Monge's for the energy x'Px / 2, with geodesics
+    The metric is I + alpha2 (P x)(P x)', Monge's for the energy x'Px / 2. Its geodesics are
 
         x'' = -alpha2 (x''' P x') P x / (1 + alpha2 |P x|^2)    (x' twice in the bracket)
 
-    Shooting with Newton steps, continued in the scale of the gradient from a nearly flat metric
-    to the one asked for, and checked: an end point that misses is reported.
+    The method is shooting with Newton steps. The scale of the gradient is continued from a nearly
+    flat metric to the requested one. The end point is checked, and a miss is reported.
 
     Args:
         precision: P, shape (D, D).

@@ -21,16 +21,16 @@ from .target import Target
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
 LEAST_RANK, MOST_RANK = 16, 64
-"""Of sketches of G; between them it is the root of D."""
+"""Limits of the rank of sketches of G. Between them the rank is the square root of D."""
 DIAGONAL_PROBES = 32
 LANCZOS_STEPS = 30
 
 
 class RiemannianMetric(NamedTuple):
-    """What geodesics ask of a metric G(theta), on flat positions of length D.
+    """A metric G(theta) as geodesics need it, on flat positions of length D.
 
     Attributes:
-        solver: ``theta -> (b -> G^-1 b)``; the work on ``theta`` alone is done once.
+        solver: ``theta -> (b -> G^-1 b)``. Work that depends on ``theta`` alone is done once.
         force: ``(theta, v) -> (d_v G) v - grad_theta (v'Gv) / 2``.
     """
 
@@ -52,8 +52,8 @@ def fisher_metric(
 ) -> RiemannianMetric:
     """G = K'K + Q: Fisher information of the observed sites K'K, and a prior part Q.
 
-    Only the solver ``"cg"`` needs a mode, where its diagonal is chosen, and a tolerance, see
-    `conjugate_gradients`.
+    Only the solver ``"cg"`` needs a mode, where its diagonal is chosen, and a tolerance (see
+    `conjugate_gradients`).
     """
     whole = fisher_form(target, prior)
 
@@ -78,7 +78,7 @@ def fisher_metric(
             return scaled - inverse * jnp.matmul(weights, matrix, precision=HIGHEST)
 
         def refined(times: Callable[[Flat], Flat], b: Flat) -> Flat:
-            # the difference cancels where G is stiff: once more for what rounding has left
+            # cancellation where G is stiff: solve once more for the rounding error
             x = divide(b)
             return x + divide(b - times(x))
 
@@ -113,9 +113,9 @@ def fisher_metric(
 def _diagonal(
     prior: Quadratic, own: Quadratic, whole: Quadratic, mode: Flat
 ) -> Callable[[Flat], Flat]:
-    """A diagonal about that of G: the prior's, or with it that of the observed sites at the mode.
+    """A diagonal near that of G: the prior part's, alone or plus the observed sites' at the mode.
 
-    It is the one that leaves the smaller condition number there.
+    Returns the choice with the smaller condition number at the mode.
     """
     keys = random.split(random.key(0), DIAGONAL_PROBES)
     observed = jnp.mean(lax.map(lambda key: own.perturb(mode, key) ** 2, keys), 0)
@@ -135,7 +135,7 @@ def _diagonal(
         )
         return ends.largest_magnitude / ends.smallest_positive
 
-    # not better if it cannot be told
+    # False if the comparison is not possible
     better = condition(observed + of_prior(mode)) < condition(of_prior(mode))
     return lambda theta: of_prior(theta) + jnp.where(better, observed, 0)
 

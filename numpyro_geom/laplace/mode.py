@@ -24,7 +24,7 @@ LINE_STEPS = 30
 DECREASE = 1e-4
 """Share of the slope by which a step must lower the objective."""
 CURVATURE = 0.9
-"""Share of the slope that may be left at the end of a step."""
+"""Largest share of the slope that may remain at the end of a step."""
 
 
 def find_modes(
@@ -32,9 +32,9 @@ def find_modes(
 ) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
     """Minimise from each start, shape (num_starts, D), by L-BFGS and then Newton steps.
 
-    With ``max_steps=0`` the starts are left as they are. Returned are, for each run, the position
-    where it ended, the objective's value there in nats, the norm of its gradient, and the number of
-    steps of both kinds.
+    ``max_steps=0`` leaves the starts unchanged. For each run this returns the final position, the
+    objective's value there in nats, the norm of its gradient, and the number of steps of both
+    kinds.
     """
     target = make_target(posterior)
     energy = objective(settings, target)
@@ -55,7 +55,7 @@ def find_modes(
 def _lbfgs(
     objective: Callable[[Flat], jax.Array], start: Flat, max_steps: int
 ) -> tuple[Flat, jax.Array]:
-    """L-BFGS until `STALLED_STEPS` in a row find no new lowest value, to rounding."""
+    """L-BFGS until `STALLED_STEPS` in a row find no new lowest value, up to rounding."""
     optimiser = optax.scale_by_lbfgs()
     evaluate = jax.value_and_grad(objective)
     fresh = optimiser.init(start)
@@ -68,7 +68,7 @@ def _lbfgs(
         point, state, lowest, steps, stalled = carry
         scaled, state = optimiser.update(point.gradient, state, point.position)
         point, found = _line_search(evaluate, point, -scaled)
-        # a memory that leads nowhere is dropped: the next step follows the gradient
+        # a memory that gives no descent is dropped: the next step follows the gradient
         state = jax.tree.map(lambda old, new: jnp.where(found, old, new), state, fresh)
         lower = lowest - point.value > _rounding(lowest)
         stalled = jnp.where(lower, 0, stalled + 1)
@@ -94,14 +94,14 @@ def _line_search(
     """A point along a direction that fulfils Wolfe's weak conditions, by doubling and bisection.
 
     Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", Mathematical Programming
-    141, 2013. Where rounding hides the decrease, by the approximate condition of Hager and Zhang,
-    "A new conjugate gradient method with guaranteed descent", SIAM J. Optim. 16, 2005.
+    141, 2013. If rounding hides the decrease, the approximate condition of Hager and Zhang holds
+    instead: "A new conjugate gradient method with guaranteed descent", SIAM J. Optim. 16, 2005.
 
-    It ends after `LINE_STEPS` whatever the values are. Line searches that end by their values alone
-    have run for ever: a compiler may round two copies of one value differently.
+    The search ends after `LINE_STEPS` for any values. Line searches that end by their values alone
+    have run for ever, because a compiler may round two copies of one value differently.
 
     Returns:
-        The point, the last one that is low enough or the start, and whether it fulfils both.
+        The point, the last point that is low enough or the start, and whether both conditions hold.
     """
     slope = jnp.vdot(start.gradient, direction)
 
@@ -131,12 +131,12 @@ def _line_search(
 
 
 def _rounding(value: jax.Array) -> jax.Array:
-    """What cannot be told from rounding beside a value."""
+    """The size of rounding errors in a value."""
     return 4 * jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
 
 
 def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, jax.Array]:
-    """Newton steps on absolute eigenvalues of the Hessian, halved until they descend."""
+    """Newton steps with absolute eigenvalues of the Hessian, halved until they descend."""
     resolution = 4 * jnp.finfo(start.dtype).eps
 
     def proceed(carry: tuple) -> jax.Array:
@@ -156,7 +156,7 @@ def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, 
             return scale / 2, objective(position + scale / 2 * direction), count + 1
 
         def too_long(trial: tuple) -> jax.Array:
-            # a tie to rounding is accepted once: the gradient sees further than the energy
+            # accept a tie up to rounding once: the gradient is more accurate than the energy
             return ~(trial[1] <= value + _rounding(value)) & (trial[2] < HALVINGS)
 
         one = jnp.ones((), position.dtype)

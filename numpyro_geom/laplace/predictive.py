@@ -22,12 +22,12 @@ DRAWS_AT_ONCE = 32
 
 
 class Predictions(NamedTuple):
-    """What draws of the parameters say of new rows; leading dimensions are those of the draws.
+    """Predictions of new rows from draws of the parameters; leading dimensions are the draws'.
 
     Attributes:
-        samples: site name -> draws of the observed sites, from their distributions.
-        log_likelihood: site name -> log p(value | draw), one for each row, of the sites for which
-            the model was given values.
+        samples: site name -> samples of the observed sites, from their distributions.
+        log_likelihood: site name -> log p(value | draw), one for each row, for the sites whose
+            values the model was given.
     """
 
     samples: dict[str, jax.Array]
@@ -92,7 +92,7 @@ def predict(
 
 
 def _parameters(fn: Any) -> list[tuple[Any, Any]]:
-    """Floating point leaves of a distribution, and of parameters the bijection to their support."""
+    """A distribution's floating point leaves; for parameters, the bijection to their support."""
     inner = fn
     while hasattr(inner, "base_dist"):
         inner = inner.base_dist
@@ -106,12 +106,12 @@ def _parameters(fn: Any) -> list[tuple[Any, Any]]:
 
 
 def _to_free(fn: Any) -> list:
-    """Floating point leaves of a distribution where any value is allowed."""
+    """A distribution's floating point leaves in an unbounded form."""
     return [x if bijection is None else bijection.inv(x) for x, bijection in _parameters(fn)]
 
 
 def _from_free(fn: Any, free: list) -> Any:
-    """The distribution with these leaves in place of its own."""
+    """The distribution with these leaves instead of its own."""
     pairs = zip(_parameters(fn), free, strict=True)
     moved = iter([x if bijection is None else bijection(x) for (_, bijection), x in pairs])
     return jax.tree.map(lambda x: next(moved) if is_float(x) else x, fn)

@@ -23,7 +23,7 @@ class Quadratic(NamedTuple):
         force: ``(theta, v) -> (d_v Q) v - grad_theta (v'Qv) / 2``.
         dense: ``theta -> Q``, shape (D, D).
         perturb: ``(theta, rng_key) ->`` a draw from N(0, Q).
-        diagonal: ``theta -> diag Q`` where Q is known to be diagonal everywhere, else None.
+        diagonal: ``theta -> diag Q`` if Q is known to be diagonal everywhere, else None.
     """
 
     product: Callable[[Flat, Flat], Flat]
@@ -46,7 +46,7 @@ def information(target: Target, form: forms.Form, total: Callable) -> Quadratic:
 
         return total(part)
 
-    # compiled functions are traced once, however many solves and loops call them
+    # compiled functions are traced once, for any number of solves and loops that call them
     return Quadratic(
         product=jax.jit(lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows))),
         force=jax.jit(lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows))),

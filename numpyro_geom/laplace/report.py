@@ -1,4 +1,4 @@
-"""What a guide knows of its own draws, in a few lines and with what to do next."""
+"""A report on a guide and its draws in a few lines, with advice on what to do next."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from .settings import MEAN_LIMIT
 
 
 class LaplaceReport(NamedTuple):
-    """An account of a guide: its mode, its metric, and what became of some draws.
+    """An account of a guide: its mode, its metric, and the status of some draws.
 
     Attributes:
         size: D, unconstrained dimensions.
-        settings: of the guide, by name, defaults filled in.
-        condition: largest over smallest eigenvalue of P; NaN where P is not formed.
-        fit: of the search for the mode; None for a mode from elsewhere.
-        draws: how many were taken.
-        failed: draws without an end.
-        evaluations: of the acceleration, mean over the draws.
-        seconds: of a draw, compilation included.
-        pareto_k: see `LaplaceDraws`; None where weights were not computed.
-        can_correct: whether the weights turn the draws into those of the posterior; None likewise.
-        effective_draws: 1 / sum of the squared weights, which sum to 1; None likewise.
+        settings: the guide's settings by name, defaults filled in.
+        condition: largest over smallest eigenvalue of P; NaN if P is not formed.
+        fit: account of the search for the mode; None for a mode from elsewhere.
+        draws: number of draws.
+        failed: number of draws whose geodesic has no end.
+        evaluations: evaluations of the acceleration, mean over the draws.
+        seconds: seconds per draw, compilation included.
+        pareto_k: see `LaplaceDraws`; None without weights.
+        can_correct: whether the weights turn the draws into those of the posterior; None without
+            weights.
+        effective_draws: 1 / sum of the squared weights, which sum to 1; None without weights.
     """
 
     size: int
@@ -49,7 +50,7 @@ class LaplaceReport(NamedTuple):
     ) -> LaplaceReport:
         """Draw, with weights up to `MEAN_LIMIT` dimensions, and summarise."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SamplingWarning)  # the report tells
+            warnings.simplefilter("ignore", SamplingWarning)  # the report says the same
             draws = draw(log_weight=at.mean.size <= MEAN_LIMIT)
         effective, holds = None, None
         if draws.log_weight is not None and draws.pareto_k is not None:

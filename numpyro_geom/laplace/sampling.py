@@ -1,4 +1,4 @@
-"""Draws: a Gaussian velocity at the mode, and where its geodesic is after unit time."""
+"""Draws: a Gaussian velocity at the mode, and the end of its geodesic after unit time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .settings import LaplaceSettings, check_dense
 from .target import Posterior, Target, make_target
 
 CHUNK_ENTRIES = 2**23
-"""Floating point numbers of the draws that are solved together, about."""
+"""About how many floating point numbers the draws of one chunk have."""
 MOST_AT_ONCE = 1024
 FIRST_STEPS = 32
-"""Steps after which a geodesic leaves its chunk, to be followed anew among others as long."""
+"""Steps after which a geodesic leaves its chunk. It is then followed again with other long ones."""
 FEWEST_AT_ONCE = 8
 
 
@@ -48,7 +48,7 @@ def draw(
     log_weight: bool,
     chunk: int,
 ) -> tuple[Geodesic, jax.Array]:
-    """A draw for each key, under a transformation of JAX; arrays go in chunks."""
+    """One draw for each key. Under a transformation of JAX all at once, otherwise in chunks."""
 
     def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
         first = gaussian(settings, posterior, loc, at, key[None])
@@ -61,7 +61,7 @@ def draw(
 def gaussian_in_chunks(
     gaussian: Callable[[jax.Array], tuple], keys: jax.Array, chunk: int
 ) -> tuple[Flat, jax.Array]:
-    """Draws and squares of `gaussian` for each key, from a compiled function of one chunk."""
+    """Draws and squares of `gaussian` for each key, from a compiled function for one chunk."""
     count = keys.shape[0]
     starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
     draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
@@ -77,10 +77,10 @@ def follow_in_chunks(
     *,
     progress_bar: bool,
 ) -> tuple[Geodesic, jax.Array]:
-    """The geodesic of each draw, from a compiled function of one chunk.
+    """The geodesic of each draw, from a compiled function for one chunk.
 
-    It is `follow` of draws, squares and the largest number of steps. A progress bar is shown on
-    work of more than five seconds.
+    The function is `follow` of draws, squares and the largest number of steps. Work of more than
+    five seconds shows a progress bar.
     """
 
     def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
@@ -91,16 +91,16 @@ def follow_in_chunks(
             parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
         return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
 
-    # a chunk takes as long as its longest geodesic: short and long ones go apart
+    # a chunk takes as long as its longest geodesic, so short and long ones are separated
     order = np.argsort(np.asarray(squares), kind="stable")
     limit = min(FIRST_STEPS, max_steps)
     ends = follow_all(order, chunk, limit)
-    lost = ~np.isfinite(np.asarray(squares))[order]  # without a velocity, more steps do not help
+    lost = ~np.isfinite(np.asarray(squares))[order]  # no velocity: more steps do not help
     late = np.flatnonzero(~np.asarray(ends[0].success) & ~lost)
     if late.size and limit < max_steps:
         width = FEWEST_AT_ONCE
         while width < late.size:
-            width *= 2  # few widths: each is compiled
+            width *= 2  # few widths, because each is compiled
         more = follow_all(order[late], min(width, chunk), max_steps)
         ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
     back = np.argsort(order, kind="stable")
@@ -108,12 +108,12 @@ def follow_in_chunks(
 
 
 def _pieces(count: int, chunk: int) -> list[np.ndarray]:
-    """Indices of chunks of equal size, which go round at the end."""
+    """Indices of chunks of equal size; the last chunk wraps around."""
     return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
 
 
 def chunk_size(settings: LaplaceSettings, posterior: Posterior, *, log_weight: bool) -> int:
-    """Draws whose numbers fit in a bounded memory together."""
+    """Number of draws whose numbers fit together in a bounded memory."""
     target = make_target(posterior)
     rows = target.num_outputs
     if settings.batch_size is not None or posterior.plan.batch_sizes:
@@ -161,11 +161,11 @@ def follow(
     log_weight: bool,
     max_steps: int | None = None,
 ) -> tuple[Geodesic, jax.Array]:
-    """Where the geodesics of Gaussian draws end, and the logs of their importance weights.
+    """The ends of the geodesics of Gaussian draws, and the logs of their importance weights.
 
-    A weight is, up to a constant, -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|; 0 unless
-    asked for. Position and weight of a geodesic that failed are NaN. ``max_steps`` replaces that of
-    the settings.
+    A log weight is, up to a constant, -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|. It
+    is 0 unless requested. Position and weight of a failed geodesic are NaN. ``max_steps`` replaces
+    that of the settings.
     """
     if max_steps is not None:
         settings = dataclasses.replace(settings, max_steps=max_steps)
@@ -181,7 +181,7 @@ def follow(
         if not log_weight:
             geodesic, weight = end(velocity), jnp.zeros((), draw.dtype)
         else:
-            # the geodesic after the volume of the start: no two calls of LAPACK at a time
+            # the geodesic waits for the start's volume: two calls of LAPACK must not overlap
             found = found & jnp.isfinite(start_volume)
             geodesic, volume = _with_log_volume(end, jnp.where(found, velocity, 0.0))
             weight = -target.energy(geodesic.position) + square / 2 + start_volume + volume
@@ -195,7 +195,7 @@ def follow(
 
 
 def accelerate(settings: LaplaceSettings, posterior: Posterior, loc: Flat, velocity: Flat) -> Flat:
-    """The acceleration of a geodesic at its start, of which every draw takes dozens."""
+    """The acceleration of a geodesic at its start. Every draw computes dozens of accelerations."""
     target, own = targets(settings, posterior)
     return acceleration_fn(settings, target, own, loc)(loc, velocity)
 
@@ -250,7 +250,7 @@ def _with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic
         _, push, geodesic = jax.jvp(position, (x,), (u,), has_aux=True)
         return geodesic, push
 
-    # the geodesic is the same along all directions, and is followed once
+    # the geodesic is the same along all directions and is followed once
     eye = jnp.eye(x.size, dtype=x.dtype)
     geodesic, jacobian = jax.vmap(along, out_axes=(None, 0))(eye)
     return geodesic, jnp.linalg.slogdet(jacobian)[1]

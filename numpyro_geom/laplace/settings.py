@@ -1,4 +1,4 @@
-"""Settings of a Laplace guide: its arguments, checked once and frozen."""
+"""Settings of a Laplace guide: its arguments, validated once and frozen."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MEAN_LIMIT = 200
 
 
 def is_wide(size: int) -> bool:
-    """Whether matrices of this dimension are too large to be formed."""
+    """Whether matrices of this dimension are too large to form."""
     return size > DENSE_LIMIT
 
 
 def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimension") -> None:
-    """Raise where D x D matrices would be too large."""
+    """Raise if D x D matrices would be too large."""
     if is_wide(size):
         raise ValueError(
             f"{what} forms matrices of the {of}, {size}: expected at most {DENSE_LIMIT}. "
@@ -38,7 +38,7 @@ def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimens
 class LaplaceSettings:
     """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
 
-    `resolve` gives those that are None their values.
+    `resolve` replaces each None by a value.
     """
 
     metric: str | Callable | RiemannianMetric
@@ -73,19 +73,19 @@ class LaplaceSettings:
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether the metric of the draws is information of observed sites."""
+        """Whether the metric of the draws contains the information of observed sites."""
         return self.metric in ("fisher", "empirical-fisher")
 
     @property
     def uses_fisher(self) -> bool:
-        """Whether the Fisher form of the model has any part in the draws."""
+        """Whether the draws use the Fisher form of the model at all."""
         return self.precision == "fisher" or self.mode != "euclidean" or self.needs_outputs
 
     def resolve(self, size: int, *, has_factor: bool) -> LaplaceSettings:
-        """With a choice for each None, for a model of D = ``size``, with or without factor sites.
+        """The settings with a choice for each None, for D = ``size`` dimensions.
 
-        The curvature of a ``numpyro.factor`` is in the Hessian of the prior part alone. From there
-        a prior part may become indefinite along a geodesic, and the Euclidean mode is the safer.
+        The curvature of a ``numpyro.factor`` is only in the Hessian of the prior part. This prior
+        part may become indefinite along a geodesic, and so the Euclidean mode is safer.
         """
         mode, precision, prior = self.mode, self.precision, self.prior_metric
         if prior is None:
@@ -103,7 +103,7 @@ class LaplaceSettings:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def record(self) -> dict[str, Any]:
-        """Names and numbers, for files."""
+        """Arguments by name as plain names and numbers, for files."""
         record = self.as_dict()
         if not isinstance(self.metric, str):
             kind = type(self.metric).__name__
@@ -115,5 +115,5 @@ class LaplaceSettings:
 
     @property
     def fingerprint(self) -> tuple:
-        """What must be the same for a compiled program to be used again; hashable."""
+        """A hashable key of compiled programs: with an equal key a program is used again."""
         return tuple(v for name, v in self.as_dict().items() if name != "batch_size")

@@ -1,4 +1,4 @@
-"""What a guide knows of a model: energy, prior and Fisher form, as functions of a flat position."""
+"""A guide's view of a model: energy, prior and Fisher form as functions of a flat position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..target.potential import model_potential
 
 
 class Posterior(NamedTuple):
-    """A model with its data, and what is known of its structure.
+    """A model with its data and its known structure.
 
     Attributes:
         model: a NumPyro model, ``param`` sites substituted.
@@ -43,18 +43,18 @@ class Posterior(NamedTuple):
 class Target(NamedTuple):
     """The posterior exp(-U) on the unconstrained space, flattened to vectors of length D.
 
-    All energies are of all rows; ``sum_rows`` goes through them in parts of bounded memory.
+    All energies are of all rows. ``sum_rows`` goes through the rows in parts of bounded memory.
 
     Attributes:
         size: D.
         unravel: flat position -> dict of unconstrained site values.
         energy: U in nats.
-        prior_energy: ``(position, batch) -> nats``, what U has beside the observed distributions.
+        prior_energy: ``(position, batch) -> nats``, U without the observed distributions.
         form: the Fisher form of the observed sites.
         expected: the form of the expected information of the priors.
         sum_rows: ``fn -> pytree``, the sum of ``fn(batch)`` over all rows.
-        sum_prior: likewise, for what depends on the prior alone.
-        share: the share of all rows that a batch is.
+        sum_prior: the same for functions that depend on the prior alone.
+        share: the share of all rows that a batch has.
         num_outputs: rows of the form's K on all data, M.
         diagonal_prior: whether the prior part of the metric is diagonal.
     """
@@ -73,7 +73,7 @@ class Target(NamedTuple):
 
 
 def make_target(posterior: Posterior, *, empirical: bool = False) -> Target:
-    """Energy, prior and Fisher form of a posterior, or that of the empirical Fisher matrix."""
+    """Energy, prior and Fisher form of a posterior; ``empirical`` for the empirical Fisher form."""
     model, plan, args, kwargs, unravel, size, structure, diagonal_prior = posterior
     potential = model_potential(model, plan, args, kwargs)
     sum_rows = potential.on_all_rows

@@ -1,6 +1,6 @@
 """Metrics: what turns a stream of gradients into a preconditioner.
 
-See `numpyro_geom.metrics.base` for the protocol, and for a metric of one's own in a few lines.
+See `numpyro_geom.metrics.base` for the protocol and for writing a metric in a few lines.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The metric protocol, and the base class with the moving-average machinery.
 
 A metric is a small immutable object with pure methods on pytrees. It turns a stream of gradients
-g = grad Uhat / N into a preconditioner A = G^-1, in the update of the position
+g = grad Uhat / N into a preconditioner A = G^-1. The position changes by
 
     theta' = theta - h A grad Uhat + tau h Gamma + sqrt(2 h tau) A^{1/2} xi.
 
-With the base class `Metric` a metric is its statistic and its two products; the page on metrics has
-an example. An object of another class is one too if it has ``decay`` and the methods in `PROTOCOL`.
+A subclass of `Metric` only defines its statistic and its two products; the page on metrics has an
+example. An object of another class is a metric too if it has ``decay`` and the methods in
+`PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .._util import tree_where
 PyTree = Any
 
 PROTOCOL = ("init", "statistic", "update", "apply_inverse", "apply_inverse_sqrt")
-"""Methods that every metric has; ``decay`` is the one attribute."""
+"""Methods that every metric has. ``decay`` is the only required attribute."""
 
 
 class MetricState(NamedTuple):
@@ -40,15 +41,15 @@ class MetricState(NamedTuple):
 class Metric(ABC):
     """Base class of metrics whose statistic is an exponential moving average from zero.
 
-    V <- decay V + (1 - decay) s(g) at every step, V = 0 at the start. A subclass is a frozen
-    dataclass, usually with a field ``decay``; it supplies ``statistic``, ``apply_inverse`` and
+    V <- decay V + (1 - decay) s(g) at every step, with V = 0 at the start. A subclass is a frozen
+    dataclass, usually with a field ``decay``. It supplies ``statistic``, ``apply_inverse`` and
     ``apply_inverse_sqrt``, and may override the rest. The state is a NamedTuple with a field
-    ``statistic``, in which A is differentiable.
+    ``statistic``. A is differentiable in this field.
 
     Attributes:
         decay: memory of the statistic, in [0, 1); 0 is no memory.
-        interval: steps between recomputations of A; None is one epoch, which a kernel fills in
-            with `dataclasses.replace`.
+        interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
+            the number of steps, with `dataclasses.replace`.
         default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
         is_diagonal: whether A is a diagonal matrix, which the correction of minibatch noise needs.
     """
@@ -60,12 +61,12 @@ class Metric(ABC):
 
     @property
     def has_auxiliary(self) -> bool:
-        """Whether there is a ``from_gradient``, which ``gamma="auxiliary"`` needs."""
+        """Whether the metric has a ``from_gradient``, which ``gamma="auxiliary"`` needs."""
         return type(self).from_gradient is not Metric.from_gradient
 
     @abstractmethod
     def statistic(self, grad: PyTree) -> PyTree:
-        """The increment s(g), in the structure of ``state.statistic``; g is like the position."""
+        """The increment s(g), structured like ``state.statistic``; g is like the position."""
 
     @abstractmethod
     def apply_inverse(self, state: Any, vector: PyTree) -> PyTree:
@@ -76,7 +77,7 @@ class Metric(ABC):
         """A^{1/2} x with the symmetric positive definite root, a pytree like ``vector``."""
 
     def init(self, position: PyTree) -> Any:
-        """The state before any gradient, V = 0, at a position: any pytree of floating points."""
+        """The state before any gradient, V = 0, at a position (any pytree of floats)."""
         return MetricState(zeros_of(jax.eval_shape(self.statistic, position)))
 
     def update(self, state: Any, grad: PyTree) -> Any:
@@ -84,15 +85,15 @@ class Metric(ABC):
         return state._replace(statistic=self.average(state.statistic, grad))
 
     def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
-        """The state after a step, ``new``, or the one before where the step is undone.
+        """The state after a step: ``new``, or a state like ``old`` if the step is undone.
 
-        A metric may leave as they are fields that it recomputes before they are next used: large
-        ones, of which every step would read both and write one.
+        A metric may keep those fields of ``new`` that it recomputes before their next use. This
+        saves work for large fields: otherwise every step would read both and write one.
 
         Args:
-            good: boolean scalar, whether the step stands.
+            good: boolean scalar, whether the step is kept.
             new: the state after the step.
-            old: the state before it.
+            old: the state before the step.
         """
         return tree_where(good, new, old)
 
@@ -100,10 +101,10 @@ class Metric(ABC):
         """Optional: the state whose A is a function of one gradient-like vector alone.
 
         Args:
-            state: a state of this metric, for what does not depend on the vector.
+            state: a state of this metric, for everything that does not depend on the vector.
             grad: a vector like g.
-            floor: standard deviation of the vector's noise, a scalar in its units: the scale on
-                which A has to be smooth.
+            floor: standard deviation of the vector's noise, a scalar in the vector's units. A has
+                to be smooth on this scale.
         """
         raise NotImplementedError(
             f"gamma='auxiliary' needs a method from_gradient, and {type(self).__name__} has none"
@@ -118,7 +119,7 @@ class Metric(ABC):
         )
 
     def steps_between_updates(self) -> int:
-        """``interval``; an error where it is None, which is a number of steps to a kernel only."""
+        """``interval``. Raises if it is None, which only a kernel turns into a number."""
         if self.interval is None:
             name = type(self).__name__
             raise ValueError(
@@ -131,26 +132,26 @@ class Metric(ABC):
 MetricLike: TypeAlias = (
     Literal["identity", "rmsprop", "wenzel", "monge", "shampoo"] | Metric | Mapping[str, Any] | Any
 )
-"""What kernels take as ``metric``: a name, a metric, or metrics by patterns of site names, see
-`BySite`. Any other object with the methods of the protocol is a metric too."""
+"""What kernels take as ``metric``: a name, a metric, or a dict from patterns of site names to
+metrics, see `BySite`. Any other object with the methods of the protocol is a metric too."""
 
 
 def get_metric(metric: MetricLike) -> Metric:
-    """The metric of a name, or the object itself where it is a metric.
+    """The metric with this name, or the object itself if it is a metric.
 
     Args:
         metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` (each with
-            its default settings), a `Metric`, any object with `PROTOCOL` and ``decay``, or a dict
-            of patterns of site names with a metric each, see `BySite`.
+            default settings), a `Metric`, any object with `PROTOCOL` and ``decay``, or a dict from
+            patterns of site names to metrics, see `BySite`.
 
     Returns:
-        A metric; an object that is no `Metric` comes back in a `ForeignMetric`.
+        A metric. An object that is not a `Metric` comes back inside a `ForeignMetric`.
 
     Raises:
         ValueError: for an unknown name.
         TypeError: for a class, and for an object without the protocol's methods.
     """
-    from . import METRICS, BySite, ForeignMetric  # not above: they import this module
+    from . import METRICS, BySite, ForeignMetric  # here, because they import this module
 
     if isinstance(metric, Metric):
         return metric

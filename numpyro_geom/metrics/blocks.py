@@ -13,13 +13,13 @@ import numpy as np
 
 
 class Blocks(NamedTuple):
-    """How a site is cut into blocks, each a tensor of its own: static.
+    """How a site is cut into blocks, each a tensor of its own. All fields are static.
 
     Attributes:
-        shape: of the site.
+        shape: shape of the site.
         merged: axes after dropping and merging.
-        counts: blocks along each merged axis.
-        sizes: side of a block along each; empty for a site with the identity.
+        counts: number of blocks along each merged axis.
+        sizes: side of a block along each merged axis; empty for a site with the identity.
         diagonal: whether the site has a diagonal metric and is not cut.
     """
 
@@ -51,13 +51,13 @@ class Blocks(NamedTuple):
         return x[tuple(slice(axis) for axis in self.merged)].reshape(self.shape)
 
     def weights(self) -> list[np.ndarray]:
-        """Per axis, entries of a block that share an index of it, over 2d; 0 for padding."""
+        """For each axis and index: the number of block entries with it, over 2d; 0 for padding."""
         d = len(self.sizes)
         if self.diagonal:
             return [np.full(self.sizes, 0.5)]
         if d == 0:
             return []
-        # lengths[i][k]: entries of block k along axis i that are not padding.
+        # lengths[i][k]: number of entries of block k along axis i that are not padding.
         lengths = [
             np.minimum(n, m - n * np.arange(c))
             for m, c, n in zip(self.merged, self.counts, self.sizes, strict=True)
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
 
 @functools.cache
 def blocks_of(shape: tuple[int, ...], block_size: int, vector: str) -> Blocks:
-    """The cut of a site of this shape; see `Shampoo` for the rules and the arguments."""
+    """The cut of a site with this shape; see `Shampoo` for the rules and the arguments."""
     if 0 in shape or (len(shape) <= 1 and vector == "identity"):
         return Blocks(shape)
     if len(shape) == 0 or (len(shape) == 1 and vector == "diagonal"):
@@ -91,7 +91,7 @@ def blocks_of(shape: tuple[int, ...], block_size: int, vector: str) -> Blocks:
 
 
 def _num_blocks(size: int, block_size: int) -> int:
-    """Blocks along an axis: a number that divides it where there is one near the least."""
+    """Blocks along an axis: a divisor of the size, if one is close to the least number."""
     least = math.ceil(size / block_size)
-    # Padding costs more than a few blocks: XLA computes what it pads one entry at a time.
+    # Padding costs more than a few extra blocks: XLA computes padded arrays entry by entry.
     return next((n for n in range(least, 2 * least + 1) if size % n == 0), least)

@@ -1,4 +1,4 @@
-"""A metric of several: each site has the one whose pattern its name matches."""
+"""Different metrics for different sites, selected by patterns of site names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BySiteState(NamedTuple):
 
     Attributes:
         statistic: the statistics of the metrics, a tuple in their order.
-        rest: their states without the statistic.
+        rest: the states of the metrics without the statistic.
     """
 
     statistic: tuple
@@ -31,22 +31,23 @@ class BySiteState(NamedTuple):
 class BySite(Metric):
     """One metric for each group of sites: A is block diagonal.
 
-    A kernel makes one of a dict, as in ``metric={"head.*": "shampoo", "*": "identity"}``. A site
-    belongs to the first pattern that its name matches. A metric sees the gradients of its sites
-    alone: the least scale of `Wenzel` and the inner product of `Monge` are taken over them. Metrics
-    differ in the units of A, and so in the steps that suit them: `Scaled` multiplies one.
+    A kernel makes a `BySite` of a dict, as in ``metric={"head.*": "shampoo", "*": "identity"}``. A
+    site belongs to the first pattern that its name matches. A metric sees only the gradients of its
+    own sites: the smallest scale of `Wenzel` and the inner product of `Monge` are taken over these
+    sites. Metrics differ in the units of A, and so need different steps. `Scaled` multiplies the A
+    of one metric.
 
     Args:
-        metrics: pattern -> metric, or pairs of them. A pattern is a name in which ``*`` stands for
-            anything, ``?`` for one character and ``[ab]`` for one of those listed. Names of
-            entries of nested positions are joined by dots.
-        interval: steps in the place of an interval of one epoch (None) of a metric; None leaves it
-            to the kernel.
+        metrics: pattern -> metric, or pairs of them. In a pattern ``*`` stands for anything, ``?``
+            for one character and ``[ab]`` for one of the listed characters. In nested positions
+            the name of an entry is its path, joined by dots.
+        interval: number of steps that replaces an interval of one epoch (None) of a metric. None
+            leaves the choice to the kernel.
 
     Raises:
-        ValueError: for no pattern; when a chain starts, for sites that match no pattern, and for
-            patterns that no site is left for.
-        TypeError: for what is no metric.
+        ValueError: if there is no pattern; when a chain starts, for sites that match no pattern
+            and for patterns that get no site.
+        TypeError: for objects that are not metrics.
 
     >>> import jax.numpy as jnp
     >>> metric = BySite({"a": Scaled(0.25), "*": "identity"})
@@ -89,7 +90,7 @@ class BySite(Metric):
 
     @property
     def has_auxiliary(self) -> bool:
-        """No: the auxiliary gradient has one memory and one interval."""
+        """False: the auxiliary gradient has a single memory and a single interval."""
         return False
 
     def statistic(self, grad: PyTree) -> tuple:
@@ -109,7 +110,7 @@ class BySite(Metric):
         return _packed(m.update(s, g) for m, s, g in self._each(state, groups))
 
     def keep_if(self, good: jax.Array, new: BySiteState, old: BySiteState) -> BySiteState:
-        """Each metric's own."""
+        """The result of each metric's own ``keep_if``."""
         before = [state for _, state, _ in self._each(old, self.metrics)]
         return _packed(m.keep_if(good, s, o) for m, s, o in self._each(new, before))
 
@@ -129,14 +130,14 @@ class BySite(Metric):
         return jax.tree.unflatten(treedef, [next(leaves[k]) for k in owners])
 
     def _each(self, state: BySiteState, others: Any) -> Any:
-        """Metric, its state, and what else there is of each group."""
+        """Each group's metric, its state, and its part of the other arguments."""
         for (_, metric), statistic, rest, other in zip(
             self.metrics, state.statistic, state.rest, others, strict=True
         ):
             yield metric, rest._replace(statistic=statistic), other
 
     def _split(self, tree: PyTree) -> list[list]:
-        """For each metric the leaves of its sites."""
+        """The leaves of each metric's sites."""
         owners, _ = self._owners(tree)
         groups: list[list] = [[] for _ in self.metrics]
         for owner, leaf in zip(owners, jax.tree.leaves(tree), strict=True):
@@ -144,7 +145,7 @@ class BySite(Metric):
         return groups
 
     def _owners(self, tree: PyTree) -> tuple[list[int], Any]:
-        """For each leaf the number of its metric, or that of metrics where there is none."""
+        """Each leaf's metric number; the number of metrics where no pattern matches."""
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
         owners = [
             next(
@@ -176,19 +177,19 @@ class BySite(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Metric):
-    """A metric times a number: sites move with another step.
+    """A metric times a number, which changes the step of its sites.
 
-    A is ``by`` times that of ``metric``: `SGRLD` then has the step size ``by`` h there, kernels
-    with a momentum the mass G / ``by``. The invariant distribution does not change.
+    A is ``by`` times the A of ``metric``. For its sites `SGRLD` then has the step size ``by`` h,
+    and kernels with a momentum have the mass G / ``by``. The invariant distribution stays the same.
 
     Args:
         by: the multiplier of A, above 0.
         metric: a name or a metric.
-        interval: steps in the place of an interval of one epoch of the metric.
+        interval: number of steps that replaces an interval of one epoch of the metric.
 
     Raises:
-        TypeError: for what is no number, or no metric.
-        ValueError: for a number that is not above 0.
+        TypeError: if ``by`` is not a number or ``metric`` is not a metric.
+        ValueError: if ``by`` is not above 0.
 
     >>> import jax.numpy as jnp
     >>> metric = Scaled(4.0)
@@ -211,27 +212,27 @@ class Scaled(Metric):
             object.__setattr__(self, name, value)
 
     def statistic(self, grad: PyTree) -> PyTree:
-        """The metric's own."""
+        """The statistic of ``metric``."""
         return self.metric.statistic(grad)
 
     def init(self, position: PyTree) -> Any:
-        """The metric's own."""
+        """The first state of ``metric``."""
         return self.metric.init(position)
 
     def update(self, state: Any, grad: PyTree) -> Any:
-        """The metric's own."""
+        """The updated state of ``metric``."""
         return self.metric.update(state, grad)
 
     def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
-        """The metric's own."""
+        """The result of ``metric.keep_if``."""
         return self.metric.keep_if(good, new, old)
 
     def apply_inverse(self, state: Any, vector: PyTree) -> PyTree:
-        """``by`` A x."""
+        """``by`` times the product with A of ``metric``."""
         return _times(self.by, self.metric.apply_inverse(state, vector))
 
     def apply_inverse_sqrt(self, state: Any, vector: PyTree) -> PyTree:
-        """The root of ``by`` times A^{1/2} x."""
+        """The square root of ``by`` times the product with A^{1/2} of ``metric``."""
         return _times(self.by**0.5, self.metric.apply_inverse_sqrt(state, vector))
 
 

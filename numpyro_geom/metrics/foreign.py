@@ -1,4 +1,4 @@
-"""A metric that is no `Metric`: an object of any class that has the protocol's methods."""
+"""A metric that is not a `Metric`: an object of any class that has the protocol's methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Metric
 
 
 def _own(name: str) -> Callable[..., Any]:
-    """The method of that name of the object itself."""
+    """A method that calls the wrapped object's own method of that name."""
 
     def method(self: ForeignMetric, *args: Any) -> Any:
         return getattr(self.metric, name)(*args)
@@ -23,18 +23,18 @@ def _own(name: str) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ForeignMetric(Metric):
-    """A metric of another class, with the defaults of `Metric` for what it leaves out.
+    """A metric of another class; `Metric` gives the defaults for missing parts.
 
     Attributes:
         metric: the object itself.
-        interval: its interval; `dataclasses.replace` changes it there too.
+        interval: interval of the object; `dataclasses.replace` changes it in the object too.
     """
 
     metric: Any
     interval: int | None = 1
 
     def __post_init__(self) -> None:
-        """Copy what the object declares."""
+        """Copy the attributes that the object declares."""
         if self.interval != getattr(self.metric, "interval", 1):
             if not dataclasses.is_dataclass(self.metric):
                 raise TypeError(
@@ -59,7 +59,7 @@ class ForeignMetric(Metric):
         return hasattr(self.metric, "from_gradient")
 
     def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
-        """The object's own, or the default's."""
+        """The object's own ``keep_if``, or the default."""
         own = getattr(self.metric, "keep_if", super().keep_if)
         return own(good, new, old)
 
@@ -67,7 +67,7 @@ class ForeignMetric(Metric):
         return repr(self.metric)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the object has."""
-        if name == "metric" or name.startswith("__"):  # asked for while it is unpickled
+        """Any other attribute of the object."""
+        if name == "metric" or name.startswith("__"):  # unpickling asks for these
             raise AttributeError(name)
         return getattr(self.metric, name)

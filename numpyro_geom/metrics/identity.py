@@ -17,10 +17,10 @@ PyTree = Any
 class Identity(Metric):
     """The identity metric, with which SGRLD is plain SGLD.
 
-    G = A = I. There is no statistic, so no Gamma term and nothing to adapt.
+    G = A = I. There is no statistic, so there is no Gamma term and nothing adapts.
 
-    When: the posterior's scales are alike, or as the reference for the other metrics.
-    Cost: none. Invariant distribution: the target, in every gamma mode.
+    When: the posterior's scales are similar, or as the reference for the other metrics.
+    Cost: none. Invariant distribution: the target, with every choice of ``gamma``.
 
     Source: Welling and Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics" (2011);
     Yu et al., "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal Metrics"

@@ -1,6 +1,6 @@
-"""Products of a tensor's blocks with one matrix for each axis, and their derivative.
+"""Products of a tensor's blocks with one matrix per axis, and the derivative of these products.
 
-Blocks are (blocks, n_1, ..., n_d), the matrices of axis i (blocks, n_i, n_i).
+Blocks have the shape (blocks, n_1, ..., n_d), the matrices of axis i the shape (blocks, n_i, n_i).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Arrays = tuple[jax.Array, ...]
 
 
 def _contract(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
-    """Sum over all axes but the first, which both share, and ``axis``."""
+    """Sum over all axes except the first axis, which both share, and ``axis``."""
     others = tuple(i for i in range(1, left.ndim) if i != axis)
     return lax.dot_general(left, right, ((others, others), ((0,), (0,))), precision=HIGHEST)
 
@@ -32,7 +32,7 @@ def gram(x: jax.Array, axis: int) -> jax.Array:
 @gram.defjvp
 def _gram_jvp(axis: int, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
-    half = _contract(dx, x, axis)  # the other half is its transpose: one product in place of two
+    half = _contract(dx, x, axis)  # the other half is its transpose: one product, not two
     return gram(x, axis), half + half.mT
 
 
@@ -66,8 +66,8 @@ def kronecker(
 ) -> jax.Array:
     """Products with ``roots``, which are (statistic + r I)^exponent, along every axis.
 
-    The derivative in ``statistic`` needs its eigendecomposition and makes none; it takes the ridge
-    r as constant.
+    The derivative in ``statistic`` needs the eigendecomposition that is given, and computes none.
+    It takes the ridge r as constant.
     """
     return _products(roots, x)
 
@@ -108,7 +108,7 @@ def _is_zero(tangent: Any) -> bool:
 def _divided_difference(a: jax.Array, b: jax.Array, p: float) -> jax.Array:
     """(a^p - b^p) / (a - b), and p a^(p-1) where a = b.
 
-    As b^(p-1) expm1(p t) / expm1(t) with t = log a - log b it is stable for all a, b > 0.
+    It is computed as b^(p-1) expm1(p t) / expm1(t), t = log a - log b, stable for all a, b > 0.
     """
     t = jnp.log(a) - jnp.log(b)
     equal = t == 0

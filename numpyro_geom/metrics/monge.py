@@ -17,33 +17,34 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Monge(Metric):
-    """The metric of the graph of the energy: steps are short along the mean gradient.
+    """The metric of the graph of the energy: it shortens steps along the mean gradient.
 
-    With g = grad Uhat / N, a2 = ``alpha2``, one v over all sites, v = 0 at the start::
+    With g = grad Uhat / N, a2 = ``alpha2`` and one v for all sites, with v = 0 at the start::
 
         v <- decay v + (1 - decay) g,    q = 1 + a2 v'v
         G = I + a2 v v',    A = I - (a2 / q) v v',    A^{1/2} = I - a2 / (q + sqrt(q)) v v'
 
-    Without a number a2 is 1 / r, with r <- decay r + (1 - decay) g'g. As v'v <= r, G lies between I
-    and 2 I, at any scale of g: one direction takes up to twice as many steps as with the identity.
+    Without a given number a2 is 1 / r, with r <- decay r + (1 - decay) g'g. As v'v <= r, G lies
+    between I and 2 I at any scale of g. One direction then takes up to twice as many steps as with
+    the identity.
 
-    When: to reproduce the literature; see the page on metrics for what it adds. The mean of g over
-    the posterior is 0, so that a frozen v is what is left of the last steps, and G about I. With a
-    number G has no bound and has to follow the position: ``gamma="auxiliary"`` is the default then.
-    Cost per step: three passes over the parameters, memory of one copy of them.
+    When: to reproduce the literature; see the page on metrics for the gain. The mean of g over the
+    posterior is 0. So a frozen v only reflects the last steps of warm-up, and G is about I. With
+    a given number G has no bound and must follow the position, so ``gamma="auxiliary"`` is then
+    the default. Cost per step: three passes over the parameters. Memory: one copy of them.
 
     Args:
-        alpha2: alpha squared, in squared units of the position per squared nat; at least 0, and 0
-            is the identity. None for 1 / r.
+        alpha2: alpha squared, in squared units of the position per squared nat; at least 0, where
+            0 is the identity. None for 1 / r.
         decay: memory of v, in [0, 1).
 
     Raises:
         TypeError: for an argument that is not a number.
-        ValueError: for one out of range.
+        ValueError: for an argument out of range.
 
     Source: Yu, Hartmann, Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin
     Dynamics in Non-Diagonal Metrics" (TMLR 2023), section 3.1, Eq. 5. Deviations: 1 / r. The factor
-    of A^{1/2} is written without the paper's division by v'v, which fails at v = 0; same values.
+    of A^{1/2} avoids the paper's division by v'v, which fails at v = 0; the values are the same.
 
     >>> metric = Monge(alpha2=3.0, decay=0.0)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([0.0, 1.0]))
@@ -61,11 +62,11 @@ class Monge(Metric):
 
     @property
     def default_gamma(self) -> str:  # type: ignore[override]
-        """``"auxiliary"`` with a number of the user's: G has no bound then, and has to follow."""
+        """``"auxiliary"`` if the user gave a number: G is then unbounded and must follow theta."""
         return "frozen" if self.alpha2 is None else "auxiliary"
 
     def statistic(self, grad: PyTree) -> PyTree:
-        """The gradient itself; without ``alpha2`` it and its square, ``(g, g'g)``."""
+        """The gradient itself; without ``alpha2`` the pair ``(g, g'g)``."""
         return grad if self.alpha2 is not None else (grad, tree_vdot(grad, grad))
 
     def from_gradient(self, state: MetricState, grad: PyTree, floor: Any) -> MetricState:

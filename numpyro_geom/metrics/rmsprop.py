@@ -23,8 +23,8 @@ class RMSprop(Metric):
         V <- decay V + (1 - decay) g^2,    A = 1 / (sqrt(V) + eps),    A^{1/2} = sqrt(A)
 
     When: coordinates of very different scales, few correlations. Gradients near zero make A as
-    large as 1 / eps, so the default ``eps`` guards against division by zero and nothing else.
-    Cost per step: two passes over the parameters, memory of one copy of them.
+    large as 1 / eps: the default ``eps`` only prevents a division by zero.
+    Cost per step: two passes over the parameters. Memory: one copy of them.
 
     Args:
         decay: memory of V, in [0, 1).
@@ -32,7 +32,7 @@ class RMSprop(Metric):
 
     Raises:
         TypeError: for an argument that is not a number.
-        ValueError: for one out of range.
+        ValueError: for an argument out of range.
 
     Source: Li, Chen, Carlson and Carin, "Preconditioned Stochastic Gradient Langevin Dynamics for
     Deep Neural Networks" (AAAI 2016), Algorithm 1; Yu et al. (TMLR 2023), section 2.1. Deviations:
@@ -62,7 +62,7 @@ class RMSprop(Metric):
 
     def apply_inverse(self, state: MetricState, vector: PyTree) -> PyTree:
         """A x = x / (sqrt(V) + eps)."""
-        # the square of the other method's factor, which a step needs too: one division for both
+        # the square of apply_inverse_sqrt's factor, so that a step needs only one division
         return jax.tree.map(
             lambda v, x: x * jax.lax.rsqrt(self._scale(v)) ** 2, state.statistic, vector
         )

@@ -1,6 +1,7 @@
 """Inverse roots of the statistics of `Shampoo`.
 
-Lists run over all axes of all sites. A matrix axis has arrays (blocks, n, n), a diagonal one (n,).
+Lists run over all axes of all sites. A matrix axis has an array (blocks, n, n), a diagonal axis an
+array (n,).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .kronecker import HIGHEST
 
 
 class Roots(NamedTuple):
-    """The fields of `ShampooState` that a refresh renews, as lists; of one axis, as arrays."""
+    """The fields of `ShampooState` that a refresh renews: lists, or arrays for one axis."""
 
     statistic: Any
     basis: Any
@@ -25,7 +26,7 @@ class Roots(NamedTuple):
 
 
 def ridge(dtype: Any) -> float:
-    """Ridge relative to the largest eigenvalue, some times the error of the eigenvalues."""
+    """Ridge relative to the largest eigenvalue: several times the error of the eigenvalues."""
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 1e-6
 
 
@@ -37,7 +38,7 @@ def diagonal_like(axis: Any, value: float) -> jax.Array:
 
 
 def compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
-    """The matrices with these eigenvectors and eigenvalues; a diagonal one as a vector."""
+    """The matrices with these eigenvectors and eigenvalues; a diagonal matrix is a vector."""
     if spectrum.ndim == 1:
         return spectrum
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
@@ -56,7 +57,7 @@ def roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) 
 
 
 def refresh(statistic: list[jax.Array], powers: list[float], old: Roots) -> Roots:
-    """Roots of ``statistic``; block by block the old ones where the new are not finite."""
+    """Roots of ``statistic``; each block keeps its old roots if the new ones are not finite."""
     matrices = [i for i, h in enumerate(statistic) if h.ndim == 3]
     of_matrices = dict(zip(matrices, _matrix_roots(statistic, powers, matrices), strict=True))
 
@@ -77,7 +78,7 @@ def _by_field(axes: list[Roots]) -> Roots:
 
 
 def _diagonal_roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
-    """Whether the roots of a diagonal axis are finite, and the roots."""
+    """The roots of a diagonal axis, and whether they are finite (first)."""
     w = h + ridge(h.dtype) * jnp.max(h)
     finite = jnp.isfinite(w) & jnp.isfinite(w**-p)
     return finite, Roots(h, jnp.zeros((0,), h.dtype), w, w**-p, w ** (-p / 2))
@@ -86,11 +87,11 @@ def _diagonal_roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
 def _matrix_roots(
     statistic: list[jax.Array], powers: list[float], chosen: list[int]
 ) -> list[tuple[jax.Array, Roots]]:
-    """Whether each block's are finite, and the roots, for each chosen axis.
+    """For each chosen axis: whether each block's roots are finite, and the roots.
 
-    All blocks go through one batched eigendecomposition: several independent ones in a program can
-    deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own, so that
-    their own come first.
+    All blocks go through one batched eigendecomposition, because several independent ones in one
+    program can deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own
+    eigenvalues, so that their own come first.
     """
     if not chosen:
         return []
@@ -105,7 +106,7 @@ def _matrix_roots(
     batch = jnp.where(jnp.eye(side, dtype=bool) & ~own[..., None], above, batch)
 
     w, basis = jnp.linalg.eigh(batch)
-    w = jnp.maximum(w, 0)  # rounding puts the zeros of a singular matrix on either side
+    w = jnp.maximum(w, 0)  # rounding makes some zeros of a singular matrix negative
     relative = np.repeat([ridge(h.dtype) for h in matrices], counts)[:, None]
     w = w + relative.astype(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
     p = np.repeat([powers[i] for i in chosen], counts)[:, None].astype(w.dtype)

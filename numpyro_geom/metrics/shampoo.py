@@ -19,15 +19,15 @@ from .roots import Roots, compose, diagonal_like, refresh, roots_at_start
 PyTree = Any
 
 VECTORS = ("diagonal", "full", "identity")
-"""What a one-dimensional site may get."""
+"""The choices of ``vector``, the metric of one-dimensional sites."""
 
 
 class ShampooState(NamedTuple):
     """State of `Shampoo`.
 
-    Every field but ``steps`` is a pytree of one structure: per site a tuple with one array for each
-    of its d axes. The array has shape (blocks, n, n) unless said otherwise; a site with a diagonal
-    metric has one array (n,), a site with the identity an empty tuple.
+    Every field except ``steps`` is a pytree of one structure: for each site a tuple with one array
+    for each of its d axes. An array has the shape (blocks, n, n) unless stated otherwise. A site
+    with a diagonal metric has one array (n,). A site with the identity has an empty tuple.
 
     Attributes:
         statistic: H at the last refresh, from which A is computed.
@@ -36,7 +36,7 @@ class ShampooState(NamedTuple):
         eigenvalues: eigenvalues of ``statistic`` plus the ridge, (blocks, n) or (n,).
         inverse: factors of A, (H + r I)^(-1/2d).
         inverse_sqrt: factors of A^{1/2}, (H + r I)^(-1/4d).
-        weights: what the diagonal of log(H + r I) counts in log det G, (blocks, n) or (n,).
+        weights: weights of the diagonal of log(H + r I) in log det G, (blocks, n) or (n,).
         steps: steps since the last refresh, int32.
     """
 
@@ -54,56 +54,58 @@ class ShampooState(NamedTuple):
 class Shampoo(Metric):
     """The Kronecker-factored metric: correlations within every axis of every tensor.
 
-    For a site whose gradient g = grad Uhat / N is a tensor with d axes, and for each axis i with
-    g_(i) the unfolding that has axis i in its rows (H_i = eps I at the start)::
+    A site's gradient g = grad Uhat / N is a tensor with d axes. For each axis i let g_(i) be the
+    unfolding with axis i in its rows. H_i = eps I at the start::
 
         H_i <- decay H_i + (1 - decay) g_(i) g_(i)'
         A = kron_i (H_i + r_i I)^(-1/2d),    A^{1/2} = kron_i (H_i + r_i I)^(-1/4d)
 
-    The roots are recomputed at the first update and at every ``interval``-th after it. The ridge
-    r_i is the largest eigenvalue of H_i times 1e-6 (1e-12 in 64 bits); it is in the roots and never
-    in the running H_i, and derivatives of A take it as constant. A root that is not finite keeps
-    the previous one.
+    The roots are recomputed at the first update and at every ``interval``-th update after it. The
+    ridge r_i is the largest eigenvalue of H_i times 1e-6 (1e-12 in 64 bits). It is in the roots
+    and never in the running H_i. Derivatives of A take it as constant. A root that is not finite
+    is replaced by the previous root.
 
-    What becomes of a site's axes: a 0-D site is a 1-D one of one entry. Axes of size 1 are dropped
-    (one stays where all are). From the left, an axis is merged into the one before it while the
-    product of their sizes is at most ``block_size``; a small matrix thus becomes one vector with a
-    full matrix. An axis longer than ``block_size`` is split into equal blocks, the least number of
-    them that divides it evenly or, where that is over twice the least possible number, the latter
-    with padding. Every block is a tensor of its own; d counts axes after merging.
-    1-D sites are neither merged nor counted as matrices, unless ``vector="full"``:
+    The axes of a site become the axes of blocks as follows. A 0-D site counts as a 1-D site with
+    one entry. Axes of size 1 are dropped (one stays if all have size 1). From the left, an axis is
+    merged into the one before it while the product of their sizes is at most ``block_size``. So a
+    small matrix becomes one vector with a full matrix. An axis longer than ``block_size`` is split
+    into equal blocks: into the least number of them that divides it evenly. If this number is over
+    twice the least possible number, the latter is used, with padding. Every block is a tensor of
+    its own, and d counts axes after merging. 1-D sites are neither merged nor counted as matrices,
+    unless ``vector="full"``:
 
     - ``"diagonal"``: H is a vector of mean g^2, A = (H + r)^(-1/2): RMSprop;
-    - ``"full"``: one full matrix a block, A = (H + r I)^(-1/2) with d = 1;
+    - ``"full"``: one full matrix per block, A = (H + r I)^(-1/2) with d = 1;
     - ``"identity"``: A = I.
 
-    When: networks and other tensor-valued sites with correlated gradients; the recommendation of
-    Yu et al. A is unbounded where gradients vanish, so no Gamma term is right there: prefer
+    When: networks and other tensor-valued sites with correlated gradients; Yu et al. recommend it.
+    A is unbounded where gradients vanish, so no Gamma term is right there: prefer
     gamma="frozen" or "auxiliary".
     Cost per step for a matrix of D entries in blocks of n x n: 2 n D multiply-adds for the
-    statistic and as many for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
+    statistic, and the same for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
     each row of the batch). Memory: 10 D. A refresh takes one batched eigendecomposition of all
-    blocks, padded to the largest. On a CPU, LAPACK runs blocks of 64 and more on several threads,
-    which is slower by one to two orders of magnitude where other work competes for the cores: the
-    default stays below that. For larger blocks set the environment variable OPENBLAS_NUM_THREADS=1.
+    blocks, padded to the largest block. On a CPU, LAPACK uses several threads for blocks of 64 and
+    more. This is slower by one to two orders of magnitude where other work competes for the cores,
+    so the default is below 64. For larger blocks set the environment variable
+    OPENBLAS_NUM_THREADS=1.
 
     Args:
         decay: memory of H, in [0, 1).
         eps: H at the start, in squared nats per row and unit of the position; above 0.
-        interval: steps between recomputations of the roots; None is one epoch, which a kernel
-            fills in.
+        interval: steps between recomputations of the roots. None is one epoch; a kernel replaces
+            None by the number of steps.
         block_size: longest side of a block, at least 1. Cost and memory grow with it.
-        vector: what 1-D sites get.
+        vector: the metric of 1-D sites.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for one out of range, and from ``update`` while ``interval`` is None.
+        ValueError: for an argument out of range, and from ``update`` while ``interval`` is None.
 
     Source: Gupta, Koren and Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization" (ICML
     2018); Anil et al., "Scalable Second Order Optimization for Deep Learning" (2021) for blocks and
     merging; Yu et al. (TMLR 2023), section 3.2, for the sampler. Deviations: that paper prints G
-    with the exponent -1/(2d), which is A's, where G has +1/(2d). Its text has full-matrix RMSprop
-    for 1-D sites and its code the identity; here ``vector`` chooses. The ridge is relative.
+    with the exponent -1/(2d), which belongs to A; G has +1/(2d). For 1-D sites its text has
+    full-matrix RMSprop and its code the identity; here ``vector`` chooses. The ridge is relative.
 
     >>> metric = Shampoo(decay=0.0, interval=1, block_size=2)
     >>> grad = jnp.diag(jnp.array([4.0, 16.0]))
@@ -152,7 +154,7 @@ class Shampoo(Metric):
         )
 
     def update(self, state: ShampooState, grad: PyTree) -> ShampooState:
-        """The state after a gradient; the roots change at the first and every ``interval``-th."""
+        """The state after a gradient; the first and each ``interval``-th update renew the roots."""
         running = self.average(state.running, grad)
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(running)
@@ -169,9 +171,9 @@ class Shampoo(Metric):
         )
 
     def keep_if(self, good: jax.Array, new: ShampooState, old: ShampooState) -> ShampooState:
-        """The state after a step, but with H and the count of steps of ``old`` if it is undone.
+        """The state after a step; if it is undone, with H and the step count of ``old``.
 
-        If the step recomputed the roots, the count is back to where the next one does so again.
+        If the undone step recomputed the roots, the next step recomputes them again.
         """
         running, steps = tree_where(good, (new.running, new.steps), (old.running, old.steps))
         return new._replace(running=running, steps=steps)
@@ -179,8 +181,8 @@ class Shampoo(Metric):
     def from_gradient(self, state: ShampooState, grad: PyTree, floor: Any) -> ShampooState:
         """The state whose H is the expectation of ``statistic(grad + floor xi)``, at once.
 
-        Per axis that is g_(i) g_(i)' + floor^2 m I with m the size of the other axes. Roots that
-        would not be finite stay as they are.
+        Per axis that is g_(i) g_(i)' + floor^2 m I, with m the size of the other axes. Roots that
+        would not be finite do not change.
         """
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(self.statistic(grad))
@@ -202,7 +204,7 @@ class Shampoo(Metric):
         return self._multiply(state, state.inverse_sqrt, vector, -0.5)
 
     def apply_sqrt(self, state: ShampooState, vector: PyTree) -> PyTree:
-        """G^{1/2} x; composes its factors at every call."""
+        """G^{1/2} x; this composes its factors at every call."""
         powers = self._powers(vector)
         basis, treedef = jax.tree.flatten(state.basis)
         spectra = jax.tree.leaves(state.eigenvalues)
@@ -214,7 +216,7 @@ class Shampoo(Metric):
         total = jnp.zeros(())
         fields = (state.statistic, state.basis, state.eigenvalues, state.weights)
         for h, q, w, weights in zip(*map(jax.tree.leaves, fields), strict=True):
-            change = h - lax.stop_gradient(h)  # zero, and gives the derivative
+            change = h - lax.stop_gradient(h)  # zero, but it carries the derivative
             if h.ndim == 1:
                 log = jnp.log(w) + change / w
             else:
@@ -244,7 +246,7 @@ class Shampoo(Metric):
             if not cut.diagonal:
                 return cut.join(kronecker(exponent, *axes, cut.split(x)))
             (h,), _, (w,), (root,) = axes
-            # The second term is zero and gives the derivative, which takes the ridge as constant.
+            # The second term is zero. It carries the derivative, which takes the ridge as constant.
             factor = root + exponent * root / w * (h - lax.stop_gradient(h))
             return x * factor.reshape(cut.shape)
 

@@ -19,7 +19,7 @@ class WenzelState(NamedTuple):
 
     Attributes:
         statistic: per site the scalar V from which A is computed, constant within an interval.
-        running: per site the scalar moving average that V is refreshed from.
+        running: per site the scalar moving average, which replaces V at each refresh.
         steps: steps since the last refresh, int32.
         sizes: per site its number of entries, int32.
     """
@@ -38,24 +38,25 @@ class Wenzel(Metric):
 
         V <- decay V + (1 - decay) mean(g^2),   s = sqrt(eps + V),   A = min over sites of s / s
 
-    A is 1 for the site of the smallest gradients and smaller for the others. It is recomputed
-    every ``interval`` steps and is the identity until the first recomputation.
+    A is 1 for the site with the smallest gradients and smaller for the others. It is recomputed
+    every ``interval`` steps. Until the first recomputation A is the identity.
 
-    When: a network whose layers have gradients of different sizes; the mildest of the metrics.
-    Cost per step: one pass over the parameters, memory of a few scalars a site.
+    When: a network whose layers have gradients of different sizes. This is the mildest metric.
+    Cost per step: one pass over the parameters. Memory: a few scalars per site.
 
     Args:
         decay: memory of V, in [0, 1).
         eps: added to V, in squared nats per row and unit of the position; above 0.
-        interval: steps between recomputations of A; None is one epoch, which a kernel fills in.
+        interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
+            the number of steps.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for one out of range, and from ``update`` while ``interval`` is None.
+        ValueError: for an argument out of range, and from ``update`` while ``interval`` is None.
 
     Source: Wenzel et al., "How Good is the Bayes Posterior in Deep Neural Networks Really?" (ICML
     2020), as in Yu et al. (TMLR 2023), section 2.1. Deviation: the average is of mean(g^2) and not
-    of g^2 entry by entry, of which only the mean is ever used; the values are the same.
+    of g^2 entry by entry. Only the mean is ever used, so the values are the same.
 
     >>> metric = Wenzel(decay=0.0, interval=1)
     >>> position = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
@@ -76,7 +77,7 @@ class Wenzel(Metric):
         check_interval(self.interval)
 
     def statistic(self, grad: PyTree) -> PyTree:
-        """Mean of g * g, a scalar a site."""
+        """Mean of g * g, one scalar per site."""
         return jax.tree.map(lambda g: jnp.mean(jnp.square(g)), grad)
 
     def init(self, position: PyTree) -> WenzelState:
@@ -86,11 +87,11 @@ class Wenzel(Metric):
         return WenzelState(ones, ones, jnp.zeros((), jnp.int32), sizes)
 
     def update(self, state: WenzelState, grad: PyTree) -> WenzelState:
-        """The state after a gradient; A changes at every ``interval``-th only."""
+        """The state after a gradient; A only changes at every ``interval``-th update."""
         running = self.average(state.running, grad)
         steps = (state.steps + 1) % self.steps_between_updates()
         due = steps == 0
-        # A select of a few scalars: cheaper than any branch.
+        # Selecting a few scalars is cheaper than any branch.
         statistic = jax.tree.map(
             lambda new, old: jnp.where(due, new, old), running, state.statistic
         )
@@ -121,7 +122,7 @@ class Wenzel(Metric):
         return jax.tree.reduce(jnp.add, logs)
 
     def _scales(self, state: WenzelState) -> PyTree:
-        """Diagonal of G, a scalar a site: s / min s."""
+        """Diagonal of G, one scalar per site: s / min s."""
         roots = jax.tree.map(lambda v: jnp.sqrt(v + self.eps), state.statistic)
         least = jnp.min(jnp.stack(jax.tree.leaves(roots)))
         return jax.tree.map(lambda s: s / least, roots)

@@ -1,1 +1,1 @@
-"""What is sampled: energies of models and functions, and the wrappers Potential -> Potential."""
+"""The sampled target: energies of models and functions, and wrappers Potential -> Potential."""

@@ -1,17 +1,17 @@
 """Control variates: the same target with a minibatch gradient that is exact at an anchor.
 
-With the anchor theta* and U_B the energy estimated from a minibatch, the energy
+Let theta* be the anchor and U_B the energy estimate of a minibatch. The energy
 
     U_B(theta) - U_B(theta*) - <grad U_B(theta*), theta - theta*>
                + U(theta*) + <grad U(theta*), theta - theta*>
 
-has the same expectation as U_B, and its gradient
+has the same expectation as U_B. Its gradient is
 
-    grad U(theta*) + grad U_B(theta) - grad U_B(theta*)
+    grad U(theta*) + grad U_B(theta) - grad U_B(theta*).
 
-a noise that vanishes with the distance to the anchor, where that of grad U_B does not. The parts
-of U that do not depend on the rows, the prior say, cancel between the two minibatch terms. One
-step costs two minibatch gradients; placing an anchor costs one pass over all rows.
+The noise of this gradient vanishes with the distance to the anchor; the noise of grad U_B does not.
+The parts of U that do not depend on the rows, such as the prior, cancel between the two minibatch
+terms. One step costs two minibatch gradients. Placing an anchor costs one pass over all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PyTree = Any
 
 
 class Anchor(NamedTuple):
-    """Where the gradient is exact, and what it is there.
+    """The position where the gradient is exact, and the energy and gradient there.
 
     Attributes:
         position: theta*, one vector of all sites in the order of their names, shape (D,).
@@ -43,12 +43,12 @@ class Anchor(NamedTuple):
 
 
 class Control(NamedTuple):
-    """The anchor and the running mean of warm-up's draws, which is to become the next one.
+    """The anchor, and the running mean of warm-up's draws, which becomes the next anchor.
 
     Attributes:
         anchor: the anchor in use.
-        total: sum of the draws since the mean was last started anew, shape (D,).
-        num_draws: how many.
+        total: sum of the draws since the mean was last restarted, shape (D,).
+        num_draws: number of these draws.
     """
 
     anchor: Anchor
@@ -67,7 +67,7 @@ def full_value_and_grad(potential: Potential, position: PyTree) -> tuple[jax.Arr
 
     Args:
         potential: with ``on_all_rows``.
-        position: where.
+        position: where to evaluate.
     """
     return potential.on_all_rows(  # type: ignore[misc]
         lambda rows: jax.value_and_grad(potential.energy)(position, rows)
@@ -79,8 +79,8 @@ def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None
 
     Args:
         potential: the target.
-        anchor: where.
-        share: of the correction, 1 by default; at 0 there is none.
+        anchor: the anchor.
+        share: share of the correction that is applied, 1 by default; at 0 there is no correction.
     """
 
     def energy(position: PyTree, batch: Any) -> jax.Array:
@@ -89,7 +89,7 @@ def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None
             anchor.position
         )
         slope, offset = anchor.grad - grad, anchor.energy - there
-        if share is not None:  # at 0 it must not matter what is not finite
+        if share is not None:  # at share 0, values that are not finite must have no effect
             offset, slope = jax.tree.map(
                 lambda x: jnp.where(share > 0, share * x, 0).astype(x.dtype), (offset, slope)
             )
@@ -115,7 +115,7 @@ def _corrected_rows(rows_fn: Callable, anchor: Anchor, share: Any) -> Callable:
 
 
 def init_control(position: PyTree, energy: jax.Array) -> Control:
-    """A state whose anchor has yet to be placed."""
+    """A state whose anchor is not yet placed."""
     flat, _ = ravel(position)
     zeros = jnp.zeros_like(flat)
     return Control(Anchor(flat, energy, zeros), zeros, jnp.zeros((), jnp.int32))

@@ -1,4 +1,4 @@
-"""What a model does besides saying how probable its rows are: it uses keys, or changes a state."""
+"""Effects of a model besides its density: it asks for random keys, or changes a state."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Effects(NamedTuple):
     Attributes:
         is_random: whether its energy depends on keys that it asks for (``numpyro.prng_key``).
         changed: names of ``mutable`` sites that it changes, such as batch statistics.
-        idle: names of ``param`` sites whose values neither its energy nor a deterministic site
-            depends on: initial weights of a module, in whose place others are sampled.
+        idle: names of ``param`` sites whose values affect neither the energy nor a deterministic
+            site: for example initial weights of a module, when sampled weights replace them.
     """
 
     is_random: bool = False
@@ -31,22 +31,22 @@ class Effects(NamedTuple):
 
 
 class States(Messenger):
-    """Notes the ``mutable`` sites of a run: name -> the value, and its leaves before the run."""
+    """Records the ``mutable`` sites of a run: name -> the value, and its leaves before the run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, tuple[Any, list]] = {}
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Keep what a state is when the model gets it."""
+        """Store the value of a state when the model gets it."""
         if msg["type"] == "mutable":
             self.found[msg["name"]] = msg["value"], jax.tree.leaves(msg["value"])
 
 
 def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, Any]) -> Effects:
-    """Read them off the model's program, without computing anything.
+    """Find the effects in the model's program, without computing anything.
 
-    A key that the energy does not depend on does not count: modules draw initial weights with one.
+    A key counts only if the energy depends on it: modules draw initial weights with a key.
 
     Args:
         model: a NumPyro model.
@@ -101,7 +101,7 @@ def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, A
 
 
 def _sources(jaxpr: Jaxpr) -> dict[int, Any]:
-    """What variables are that are only other names, by identity."""
+    """For variables that are only other names of a source, that source, by identity."""
     found: dict[int, Any] = {}
     for equation in jaxpr.eqns:
         if equation.primitive.name == "stop_gradient":

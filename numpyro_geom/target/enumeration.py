@@ -1,4 +1,4 @@
-"""Discrete latent sites, which are summed out of the density as NumPyro's NUTS does it."""
+"""Discrete latent sites, which are summed out of the density as in NumPyro's NUTS."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sums: bool) -> None:
-    """Raise where a model has discrete latent sites that cannot be summed out.
+    """Raise if a model has discrete latent sites that cannot be summed out.
 
     Args:
         trace: of the model.
-        batch_sizes: of the plates that are to be subsampled.
-        sums: whether the caller can sum them out at all.
+        batch_sizes: batch sizes of the plates that are to be subsampled.
+        sums: whether the caller can sum out discrete sites at all.
 
     Raises:
-        ValueError: for those of infinite support, with no continuous site beside them, unmarked
-            ones without any observed site, where the data are probably missing, and with
-            subsampled plates.
+        ValueError: for discrete sites with infinite support; if there is no continuous site; with
+            subsampled plates; for unmarked discrete sites if there is no observed site, because
+            the data are then probably missing.
         ImportError: without the package funsor.
     """
     sites = [s for s in trace.values() if s["type"] == "sample"]
@@ -54,7 +54,7 @@ def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sum
 
 
 def enumerating(model: Callable, sites: Iterable[Any]) -> Callable:
-    """The model with an axis for the values of each discrete latent site, left of all plates.
+    """The model with one axis for the values of each discrete latent site, left of all plates.
 
     Args:
         model: on all rows.

@@ -1,4 +1,4 @@
-"""The target of an expanded position: its energy, and a model without the priors it replaces."""
+"""The target of an expanded position: its energy, and a model without the replaced priors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from .potential import Potential, in_coordinates
 
 
 class WithoutPrior(Messenger):
-    """A model whose prior of some latent sites is flat: they stay latent, of density one.
+    """A model with a flat prior on some latent sites: they stay latent and have density one.
 
-    The model of ``Expansion(target="factors")``, which gives these sites another prior. What
-    depended on the prior's own parameters loses that: with w ~ N(0, s), s hears no more from w.
+    ``Expansion(target="factors")`` uses this model and gives these sites another prior. The
+    parameters of the old prior lose their link to the site: with w ~ N(0, s), s no longer depends
+    on w.
 
     Args:
         fn: the model.
         names: sites, see `Expansion.replaced`.
 
     Raises:
-        ValueError: when the model runs, for a site whose support is not the whole space, or that
-            is observed.
+        ValueError: when the model runs, for a site whose support is not the whole space or that is
+            observed.
     """
 
     def __init__(self, fn: Callable | None = None, names: Sequence[str] = ()):
@@ -53,10 +54,11 @@ def with_expansion(potential: Potential, expansion: Expansion, temperature: Any)
     """The potential of the expanded position, with the same minibatches.
 
     Args:
-        potential: of the position dict site -> array; under ``target="factors"`` that of
-            `WithoutPrior`. A control variate goes inside: its anchor is a position of the model.
+        potential: potential of the position dict site -> array; under ``target="factors"`` the
+            potential of `WithoutPrior`. Apply a control variate before the expansion: its anchor
+            is a position of the model.
         expansion: the settings.
-        temperature: tau, that of the chain.
+        temperature: tau of the chain.
     """
     return in_coordinates(
         potential, expansion.merge, lambda expanded: expansion.correction(expanded, temperature)

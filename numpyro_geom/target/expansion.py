@@ -1,7 +1,7 @@
 """Parameter expansion: sample factors P, V, Q whose product W = P V Q is the model's matrix.
 
-A chain on the factors moves W along other paths than a chain on W itself: the gradient of the
-energy in V is P' G Q', with G that in W, so that the factors are a metric that the chain learns.
+A chain on the factors moves W along other paths than a chain on W itself. With G the gradient of
+the energy in W, the gradient in V is P' G Q'. So the factors are a metric that the chain learns.
 """
 
 from __future__ import annotations
@@ -30,45 +30,46 @@ TARGETS = ("posterior", "factors")
 class Expansion:
     """Matrix-shaped sites as products W = P_c ... P_1 V Q_1 ... Q_e.
 
-    A site W of shape (m, n), P of shape (m, m), Q of shape (n, n). A convolution kernel
-    (k, k, in, out) is multiplied on its channels, each spatial slice by the same factors; so is
-    any named site of more than two axes on its last two. A vector that shares a side is a Q, for
-    ``x @ W + b`` (the papers' b = P a is the transpose); one without a matrix, of a normalisation
-    layer, is v Q. The target of (V, P, Q), by ``target``:
+    For a site W of shape (m, n), P has shape (m, m) and Q has shape (n, n). A convolution kernel
+    (k, k, in, out) is multiplied on its channels, and each spatial slice has the same factors. Any
+    other named site of more than two axes is multiplied on its last two axes. A vector that shares
+    a side is multiplied by Q, for ``x @ W + b`` (the papers' b = P a is the transpose). A vector
+    without a matrix, of a normalisation layer, is v Q. ``target`` sets the target of (V, P, Q):
 
-    - ``"posterior"``: the law of W is the model's, exp(-U / tau), whatever the factors. The energy
-      is U(P V Q) - tau [n log|det P| + m log|det Q| + log q(P, Q)], with one log-determinant more
-      for each vector on the side, and for a kernel as many as it has spatial slices times
-      channels of the other side. W is then independent of (P, Q), whose law is q, entry by entry
-      normal about the identity with standard deviation ``factor_scale`` / sqrt(side).
-    - ``"factors"``: the papers'. In place of the model's priors of W and of the vectors that
-      share a side, V, the vectors and the factors are N(0, scale^2). This CHANGES THE MODEL: the
-      implied prior of W is one of products of Gaussian matrices, with heavier tails. The energy
-      is U(P V Q) without those priors (see `WithoutPrior`) minus the new ones' logarithm, all of
-      it tempered.
+    - ``"posterior"``: the law of W is the model's, exp(-U / tau), for any factors. The energy is
+      U(P V Q) - tau [n log|det P| + m log|det Q| + log q(P, Q)]. Each vector on the side adds one
+      log-determinant. For a kernel a log-determinant counts once for each spatial slice and each
+      channel of the other side. W is then independent of (P, Q), whose law is q. Under q each entry
+      is normal about the identity with standard deviation ``factor_scale`` / sqrt(side).
+    - ``"factors"``: the papers' target. The model's priors of W and of the vectors that share a
+      side are replaced: V, the vectors and the factors are N(0, scale^2). This CHANGES THE MODEL.
+      The implied prior of W is that of products of Gaussian matrices, with heavier tails. The
+      energy is U(P V Q) without the replaced priors (see `WithoutPrior`), minus the log density of
+      the new priors. The whole energy is tempered.
 
-    Choose it for networks whose chains explore too little, for which the papers report more
-    diverse draws. On a Gaussian it only costs: the factors' own curvature bounds the step size, and
-    a relaxation takes more steps. Cost per step: the products, and with ``"posterior"`` one LU
-    decomposition of each factor, O(m^3), or O(m rank^2 + rank^3) of a low rank, which forms no m
+    Choose it for networks whose chains explore too little; for these the papers report more diverse
+    draws. On a Gaussian, expansion only costs: the factors' own curvature bounds the step size, and
+    a relaxation takes more steps. Cost per step: the products. ``"posterior"`` adds one LU
+    decomposition of each factor: O(m^3), or O(m rank^2 + rank^3) for a low rank, which forms no m
     by m matrix. All factors are the identity at the start.
 
     Args:
-        left: factors on the left, at least 0.
-        right: factors on the right, at least 0; a vector on its own has these.
-        rank: None for full factors. For D + L1' L2 the rows of L1 and L2, an integer up to the
-            side, or a fraction of it below 1 (rounded down, at least 1).
-        sites: what to expand. None for all sites with two axes, or with four as convolution
+        left: number of factors on the left, at least 0.
+        right: number of factors on the right, at least 0. A vector on its own has these factors.
+        rank: None for full factors. For factors D + L1' L2, the number of rows of L1 and L2: an
+            integer up to the side, or a fraction of the side below 1 (rounded down, at least 1).
+        sites: what to expand. None for all sites with two axes, or with four axes as convolution
             kernels; names; or a mapping from names to `Factors`.
         biases: None, or a naming rule that pairs a bias with its W: two words such as
-            ``("kernel", "bias")``, of which the last occurrence of the first in W's name is
-            replaced by the second. Where that names a 1-D site, it shares W's right factors.
+            ``("kernel", "bias")``. The second word replaces the last occurrence of the first word
+            in W's name. If the result names a 1-D site, that site shares W's right factors.
         target: ``"posterior"`` or ``"factors"``.
-        factor_scale: c in the standard deviation c / sqrt(side) of the factors' entries about the
-            identity (of L1's and L2's about 0) under ``"posterior"``, and of L1's at the start
-            under both targets; above 0. Factors come close to singular from about 0.5 on.
-        factor_friction: friction on the factors, relative to that on the sites; above 0. The
-            papers' is 0.01, with which energy stays in the factors for long.
+        factor_scale: above 0. Under ``"posterior"`` it is c in the standard deviation
+            c / sqrt(side) of the factors' entries about the identity (of L1's and L2's entries
+            about 0). Under both targets it is also c for L1's entries at the start. From about 0.5
+            on, factors come close to singular.
+        factor_friction: friction on the factors, relative to the friction on the sites; above 0.
+            The papers' value is 0.01, with which energy stays in the factors for long.
         prior_scale: standard deviation of V and the vectors under ``"factors"``.
         factor_prior_scale: standard deviation of the factors' entries under ``"factors"``.
 
@@ -90,10 +91,10 @@ class Expansion:
     References:
         Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
         Carlo", ICLR 2025, Eq. 9 (layers), Eq. 16 (kernels), appendix B.6 (low rank). The target
-        ``"posterior"`` is ours, and the default. Other deviations: the vectors of a
-        normalisation layer share one product, of ``right`` factors (in their text each has its
-        own, on both sides; their parameter counts have this); factors are square. Their
-        N(0, 0.5) for factors is read as a variance; the start is the identity.
+        ``"posterior"`` is ours, and the default. Other deviations: the vectors of a normalisation
+        layer share one product, of ``right`` factors (in the paper's text each has its own, on
+        both sides, but its parameter counts fit one shared product); factors are square. The
+        paper's N(0, 0.5) for factors is read as a variance; the start is the identity.
     """
 
     left: int = 1
@@ -131,11 +132,11 @@ class Expansion:
         sides_of(self, position)
 
     def replaced(self, position: PyTree) -> tuple[str, ...]:
-        """Names of the sites that are multiplied, whose prior ``"factors"`` replaces."""
+        """Names of the multiplied sites, whose prior ``"factors"`` replaces."""
         return tuple(sorted({name for side in sides_of(self, position) for name in side.members}))
 
     def init(self, rng_key: jax.Array, position: PyTree) -> Expanded:
-        """The expanded position whose factors are the identity: it merges to ``position`` exactly.
+        """The expanded position with identity factors; it merges to ``position`` exactly.
 
         Args:
             rng_key: for L1 of a low rank.
@@ -143,8 +144,8 @@ class Expansion:
 
         Returns:
             ``{"sites": {site: array}, "factors": {site: {"left": (P_1, ...), "right": (...)}}}``.
-            All sites are in ``"sites"``, V and a in the place of W and b. The factors are arrays,
-            or `LowRank`; a side without any is left out. The first is next to V.
+            All sites are in ``"sites"``, with V and a in the place of W and b. The factors are
+            arrays, or `LowRank`. A side without factors is left out. The first factor is next to V.
         """
         sides = sides_of(self, position)
         factors: dict[str, dict] = {}
@@ -155,13 +156,13 @@ class Expansion:
         return {"sites": dict(position), "factors": factors}
 
     def merge(self, expanded: Expanded) -> dict[str, jax.Array]:
-        """The position dict site -> array of an expanded one; ``vmap`` it over chains."""
+        """The position dict site -> array of one expanded position; ``vmap`` it over chains."""
         return self._multiply(expanded["sites"], expanded["factors"], times)
 
     def contract(self, position: PyTree, expanded: Expanded) -> Expanded:
         """The expanded position with the factors of ``expanded`` that merges to ``position``.
 
-        For when something else has moved the position. Accurate to rounding times the
+        Use it when something else has moved the position. It is accurate to rounding times the
         condition numbers of the factors.
         """
         factors = expanded["factors"]
@@ -171,20 +172,21 @@ class Expansion:
         return {"sites": self._multiply(position, backwards, divide), "factors": factors}
 
     def curvature_factor(self, position: PyTree) -> jax.Array:
-        """How many times larger the largest curvature is at most for a chain that starts here.
+        """Upper bound on the growth of the largest curvature, for a chain that starts here.
 
-        The largest eigenvalue of J J', with J the derivative of the merged position in the
+        It is the largest eigenvalue of J J', with J the derivative of the merged position in the
         expanded one where all factors are the identity. The Hessian H of the energy at a mode
-        becomes J'HJ, whose eigenvalues are at most this times the largest of H. Divide a step size
-        that is right without the expansion by it for `SGRLD`, and by its root for kernels with a
-        momentum. For one matrix with singular values up to s it is 1 + (left + right) s^2. The
-        automatic step sizes measure the curvature itself and do not need it.
+        becomes J'HJ, whose eigenvalues are at most this factor times the largest eigenvalue of H.
+        For `SGRLD`, divide a step size that is right without the expansion by this factor. For
+        kernels with a momentum, divide by its square root. For one matrix with singular values up
+        to s the factor is 1 + (left + right) s^2. The automatic step sizes measure the curvature
+        itself and do not need this factor.
 
         Args:
             position: dict site -> array, where the chain starts.
 
         Returns:
-            A scalar >= 1, by 50 power iterations: a lower bound of the eigenvalue, close to it.
+            A scalar >= 1, by 50 power iterations: a close lower bound of the eigenvalue.
         """
         _, push = jax.linearize(self.merge, self.init(random.key(0), position))
         pull = jax.linear_transpose(push, self.init(random.key(0), position))
@@ -199,7 +201,7 @@ class Expansion:
         return lax.fori_loop(0, 50, towards, (start, jnp.zeros_like(tree_vdot(start, start))))[1]
 
     def correction(self, expanded: Expanded, temperature: Any) -> jax.Array:
-        """What the expanded energy has besides U of the merged position, up to a constant."""
+        """What the expanded energy adds to U of the merged position, up to a constant."""
         total: Any = 0.0
         for side in sides_of(self, expanded["sites"]):
             for factor in expanded["factors"][side.site][side.side]:
@@ -218,7 +220,7 @@ class Expansion:
     def friction_scale(self, expanded: Expanded) -> Expanded:
         """Relative friction: a pytree of numbers, 1 for sites and ``factor_friction`` for factors.
 
-        The numbers stand for whole arrays: the structure is that of ``expanded``, the shapes not.
+        Each number stands for a whole array: the tree structure is that of ``expanded``.
         """
         return {
             "sites": jax.tree.map(lambda _: 1.0, expanded["sites"]),
@@ -234,7 +236,7 @@ class Expansion:
         return factor._replace(first=noise * (self.factor_scale / math.sqrt(side.dimension)))
 
     def _multiply(self, sites: PyTree, factors: PyTree, apply: Callable) -> dict[str, jax.Array]:
-        """Apply the factors of every side, in their order, to what stands on it."""
+        """Apply the factors of every side, in their order, to the sites on that side."""
         sites = dict(sites)
         for side in sides_of(self, sites):
             for name in side.members:

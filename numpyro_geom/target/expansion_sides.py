@@ -1,4 +1,4 @@
-"""Which sites `Expansion` multiplies, and by what."""
+"""Which sites `Expansion` multiplies, and by which factors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """What multiplies one site, where it is not what `Expansion` says for all.
+    """The factors of one site, where they differ from the general ones of `Expansion`.
 
     Args:
-        left: number of factors on the left, the input side of a site W in ``x @ W``; None for the
-            `Expansion`'s.
-        right: number of factors on the right, the output side.
+        left: number of factors on the left, the input side of a site W in ``x @ W``. None takes
+            the number of `Expansion`.
+        right: number of factors on the right, the output side. None takes that of `Expansion`.
         vectors: name or names of 1-D sites that share the factors of one side: the bias of a
             layer, or the other vectors of a normalisation layer.
-        side: the side that they share, ``"right"`` for ``x @ W + b``, ``"left"`` for
+        side: the side that the vectors share: ``"right"`` for ``x @ W + b``, ``"left"`` for
             ``W @ x + b``.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for no factor at all, or no side.
+        ValueError: if there is no factor at all, or no such side.
     """
 
     left: int | None = None
@@ -54,8 +54,8 @@ def sides_of(expansion: Any, position: PyTree) -> list[Side]:
     """Every side that has factors under an `Expansion`, checked against a position's shapes.
 
     Raises:
-        TypeError: if it is not a dict site -> array.
-        ValueError: for sites that do not exist or have the wrong shape, and for none at all.
+        TypeError: if the position is not a dict site -> array.
+        ValueError: for sites that do not exist or have the wrong shape, and for no sites at all.
     """
     if not isinstance(position, Mapping):
         raise TypeError(
@@ -108,7 +108,7 @@ def sides_of(expansion: Any, position: PyTree) -> list[Side]:
 def _by_rule(
     words: tuple[str, str] | None, site: str, shapes: Mapping, counts: Mapping
 ) -> tuple[str, ...]:
-    """The bias that shares the right factors of a site, by ``biases``."""
+    """The bias that shares the right factors of a site, by the naming rule ``biases``."""
     if words is None or counts["right"] == 0 or words[0] not in site:
         return ()
     start, _, end = site.rpartition(words[0])
@@ -166,7 +166,7 @@ def _sides_of_site(
 
 
 def as_pairs(sites: Any) -> tuple[tuple[str, Factors], ...] | None:
-    """``sites`` as pairs (name, `Factors`), which is itself accepted again."""
+    """``sites`` as pairs (name, `Factors`); such pairs are accepted as well."""
     if sites is None:
         return None
     if isinstance(sites, Mapping):
@@ -197,5 +197,5 @@ def check_names(label: str, names: Any) -> tuple[str, ...]:
 
 
 def keep(settings: Any, name: str, value: Any) -> None:
-    """Set a field of a frozen dataclass, which only its own constructor may."""
+    """Set a field of a frozen dataclass. Only its own constructor may call this."""
     object.__setattr__(settings, name, value)

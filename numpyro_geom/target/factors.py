@@ -36,12 +36,12 @@ class Side(NamedTuple):
     Attributes:
         site: the key in ``"factors"``.
         side: ``"left"`` or ``"right"``.
-        dimension: rows of a factor.
-        num_factors: how many factors.
+        dimension: number of rows of a factor.
+        num_factors: number of factors.
         rank: rows of L1 and L2, None for full factors.
         members: the sites that the factors multiply.
-        multiplicity: how often each determinant counts: rows of all members together.
-        dtype: of the site, and so of the factors.
+        multiplicity: how often each determinant counts: the rows of all members together.
+        dtype: dtype of the site and of its factors.
     """
 
     site: str
@@ -54,13 +54,13 @@ class Side(NamedTuple):
     dtype: Any
 
 
-# Factors act on the last axis from the right; the left side is the right one of the transpose.
-# Products are exact to the dtype on every device: W must be what the position says it is.
+# Factors act on the last axis from the right; the left side is the right side of the transpose.
+# Products are exact to the dtype on every device, because W must match the position exactly.
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def identity(side: Side) -> Any:
-    """The factor that leaves everything as it is."""
+    """The identity factor of a side."""
     if side.rank is None:
         return jnp.eye(side.dimension, dtype=side.dtype)
     none = jnp.zeros((side.rank, side.dimension), side.dtype)
@@ -68,7 +68,7 @@ def identity(side: Side) -> Any:
 
 
 def on_side(x: jax.Array, factor: Any, side: str, apply: Callable) -> jax.Array:
-    """P x for the left side, x Q for the right one, with ``apply`` the product or its inverse."""
+    """P x for the left side, x Q for the right side; ``apply`` is the product or its inverse."""
     if side == "right":
         return apply(x, factor)
     if isinstance(factor, LowRank):

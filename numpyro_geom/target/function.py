@@ -1,4 +1,4 @@
-"""The potential of a function in a model's place, exact or stochastic."""
+"""The potential of a function that replaces the model, exact or stochastic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .potential import Potential
 PyTree = Any
 
 CURVATURE_KEYS = 128
-"""Evaluations of a stochastic ``potential_fn`` from which they are measured."""
+"""Evaluations of a stochastic ``potential_fn`` that measure curvature and noise."""
 
 
 def function_potential(
@@ -24,22 +24,22 @@ def function_potential(
 ) -> Potential:
     """The potential of a function ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
 
-    The second form is a stochastic energy: any unbiased estimate of U, one key an estimate.
+    The second form is a stochastic energy: any unbiased estimate of U, with one key per estimate.
 
     Args:
         potential_fn: the function.
-        full_potential_fn: U itself, where ``potential_fn`` is stochastic; without it there is no
+        full_potential_fn: U itself, if ``potential_fn`` is stochastic. Without it there is no
             ``on_all_rows``.
-        num_data: N; None for 1, with which metrics see the gradient of the whole energy.
+        num_data: N; None for 1. Metrics then see the gradient of the whole energy.
     """
     stochastic = takes_rng_key(potential_fn)
 
     def energy(position: PyTree, batch: Batch) -> jax.Array:
-        if batch is None:  # all rows, of a stochastic function
+        if batch is None:  # all rows of a stochastic function
             return full_potential_fn(position)  # type: ignore[misc]
         if not stochastic:
             return potential_fn(position)
-        if batch.ndim > random.key(0).ndim:  # several keys: their mean
+        if batch.ndim > random.key(0).ndim:  # several keys: take their mean
             return jnp.mean(jax.vmap(potential_fn, (None, 0))(position, batch))
         return potential_fn(position, batch)
 

@@ -1,4 +1,4 @@
-"""Arrays that are shorter than the plate that indexes them, which JAX reads without an error."""
+"""Find arrays shorter than the plate that indexes them; JAX reads these without an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, Literal
 from ..arguments import by_name
 
 KEEPS = ("lt", "add", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
-"""What JAX does to row numbers before it gathers rows."""
+"""Operations that JAX applies to row numbers before it gathers rows."""
 CALLS = ("jit", "pjit")
 
 
@@ -23,17 +23,17 @@ def check_lengths(
     sizes: Mapping[str, int],
     run: Callable[[dict[str, jax.Array]], None],
 ) -> None:
-    """Raise where rows of a plate index an array that has fewer of them.
+    """Raise if rows of a plate index an array that has fewer rows.
 
     Args:
-        model: the user's.
-        args: its arguments.
+        model: the user's model.
+        args: its positional arguments.
         kwargs: its keyword arguments.
-        sizes: of the plates.
-        run: runs the model with these rows in its plates.
+        sizes: sizes of the plates.
+        run: runs the model with the given rows in its plates.
 
     Raises:
-        ValueError: with the plate, the array, and the argument that it may be.
+        ValueError: with the plate, the array, and the model argument that the array may be.
     """
     rows = {plate: jax.ShapeDtypeStruct((size,), jnp.int32) for plate, size in sizes.items()}
     traced = jax.make_jaxpr(run)(rows).jaxpr
@@ -53,15 +53,15 @@ def check_lengths(
 
 
 def _follow(jaxpr: Jaxpr, plates: Mapping[Any, str], found: list) -> list[str | None]:
-    """Find arrays that row numbers of plates index: plate, shape, and length of that axis.
+    """Find arrays that row numbers of plates index: plate, shape, and length of the indexed axis.
 
     Args:
-        jaxpr: of the model.
-        plates: variables that hold row numbers, and of which plate.
-        found: a list, to which they are added.
+        jaxpr: program of the model.
+        plates: variable that holds row numbers -> name of its plate.
+        found: a list to which the arrays are added.
 
     Returns:
-        Of which plate each output holds row numbers.
+        For each output the plate whose row numbers it holds, or None.
     """
     known = dict(plates)
 

@@ -1,10 +1,10 @@
-"""Which rows come next: index draws, plate substitution and the N/B scaling.
+"""Minibatches: draws of row indices, their substitution into plates, and the N/B scaling.
 
-A NumPyro model says which rows are exchangeable by putting them in a ``plate``, read off it by
-`numpyro_geom.target.plates`. This module draws row indices for the plates that are to be
-subsampled (`draw`), and runs the model with those indices in the plate's place
-(`SubsamplePlates`). NumPyro's plate then scales every site in it by ``size / batch_size``,
-which makes the minibatch energy an unbiased estimate of the full one.
+A ``plate`` in a NumPyro model says which rows are exchangeable. `numpyro_geom.target.plates` reads
+the plates off a model. This module draws row indices for the plates that are to be subsampled
+(`draw`), and runs the model with these indices in its plates (`SubsamplePlates`). NumPyro's plate
+then scales every site in it by ``size / batch_size``. So the minibatch energy is an unbiased
+estimate of the full energy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..arguments import on_device
 from ..rows.permutation import epoch_indices
 
 Batch = Any
-"""What a step's energy is estimated from: plate -> row indices, a PRNG key, or an empty dict."""
+"""The input of a step's energy estimate: plate -> row indices, a PRNG key, or an empty dict."""
 
 RNG_KEY = "numpyro.prng_key"
-"""Where the rows of a batch have the key of a model that asks for one."""
+"""The entry of a batch that holds the key for a model that asks for one."""
 
 BATCHING = ("replacement", "stratified", "epoch")
 
@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 
 class ByName(Mapping[str, Value]):
-    """A mapping that is a value: hashable, and equal to one with the same items in this order."""
+    """A mapping as a value: hashable, and equal to a mapping with the same items in this order."""
 
     def __init__(self, items: Mapping[str, Value]) -> None:
         self._items = dict(items)
@@ -81,7 +81,7 @@ class ByName(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class SampleSite:
-    """What is kept of one ``sample`` site of a model: names and shapes, no arrays."""
+    """The stored facts of one ``sample`` site of a model: names and shapes, no arrays."""
 
     name: str
     observed: bool
@@ -94,16 +94,16 @@ class SampleSite:
 
 @dataclass(frozen=True)
 class Subsampling:
-    """Which rows of which plates a step draws, and the facts of the model that this needs.
+    """The rows of the plates that a step draws, and the facts of the model that this needs.
 
-    A value: hashable, so that it can be a static argument of a compiled function.
+    This is a hashable value, so it can be a static argument of a compiled function.
 
     Attributes:
         sizes: size of every plate.
-        batch_sizes: rows drawn a step, for the subsampled plates only.
-        batching: one of `BATCHING`.
-        local_axes: for each latent site that lives in subsampled plates, the axes of its
-            unconstrained value that those plates index, as ``(plate, axis)`` pairs.
+        batch_sizes: rows drawn per step, for the subsampled plates only.
+        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
+        local_axes: for each latent site inside subsampled plates, the axes of its unconstrained
+            value that these plates index, as ``(plate, axis)`` pairs.
         num_data: number of observations N (1 for a model without a data plate).
         sites: the sample sites, in the order in which the model runs them.
         has_params: whether the model has ``param`` or ``mutable`` sites.
@@ -127,23 +127,23 @@ class Subsampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps after which as many rows were drawn as there are (1 without subsampling)."""
+        """Steps that draw as many rows as there are (1 without subsampling)."""
         steps = (math.ceil(self.sizes[p] / b) for p, b in self.batch_sizes.items())
         return max(steps, default=1)
 
 
 class SubsamplePlates(Messenger):
-    """Run a model with given row indices in its plates, and with a given key where it wants one.
+    """Run a model with given row indices in its plates, and with a given key if it asks for one.
 
     NumPyro's own subsampling draws the indices inside the model by a sequential loop over the
-    batch; handing them in from outside costs a tenth of a step or less. A plate that is not in
-    ``indices`` runs at its full size, also where the model asks for ``subsample_size``.
+    batch. Indices from outside cost a tenth of a step or less. A plate that is not in ``indices``
+    runs at its full size, even if the model asks for ``subsample_size``.
 
     Args:
         fn: the model.
-        indices: plate name -> integer array of row indices; `RNG_KEY` -> the key that each
-            ``numpyro.prng_key()`` of the model is derived from, a fixed one by default.
-        sizes: plate name -> size that the indices were drawn for; another size is an error.
+        indices: plate name -> integer array of row indices; `RNG_KEY` -> the key from which each
+            ``numpyro.prng_key()`` of the model is derived, a fixed key by default.
+        sizes: plate name -> size for which the indices were drawn; another size is an error.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SubsamplePlates(Messenger):
             msg["value"] = rows
             msg["args"] = (size, rows.shape[0])
         elif msg["type"] == "prng_key":
-            if msg["value"] is None and msg["kwargs"]["rng_key"] is None:  # not from a seed
+            if msg["value"] is None and msg["kwargs"]["rng_key"] is None:  # no seed gave a key
                 key = self.indices.get(RNG_KEY)
                 key = random.key(0) if key is None else key
                 msg["value"] = random.fold_in(key, self.keys_given)
@@ -191,14 +191,14 @@ class SubsamplePlates(Messenger):
 
 
 class AllRows(SubsamplePlates):
-    """A model on all its rows, equal to the model it wraps: what an outside reader should see."""
+    """A model on all its rows, equal to the model that it wraps, for use outside of the sampler."""
 
     def __init__(self, model: Callable, runnable: Callable | None):
         super().__init__(runnable)
         self.model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
+        """Run the model."""
         args, kwargs = on_device(args, kwargs)
         return super().__call__(*args, **kwargs)
 
@@ -222,7 +222,7 @@ def gather_local(subsampling: Subsampling, position: dict, batch: Mapping[str, A
 
 
 def init_stream(subsampling: Subsampling, rng_key: jax.Array) -> Any:
-    """State of the row stream: empty with replacement; key, epoch and offset per plate else."""
+    """State of the row stream: key, epoch and offset per plate with epochs, else empty."""
     if subsampling.batching != "epoch":
         return ()
     zero = jnp.zeros((), jnp.int32)
@@ -241,10 +241,10 @@ def draw(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Row indices of the next minibatch: plate -> int32 array, and the advanced stream.
 
-    ``"replacement"`` draws independent uniform indices. ``"stratified"`` draws one from each of B
-    equal stretches of the plate, each row with the same probability. ``"epoch"`` walks through a
-    fresh keyed permutation every epoch in O(batch) work and memory; all rows come once an epoch. A
-    model that asks for keys gets a new one with each minibatch.
+    ``"replacement"`` draws independent uniform indices. ``"stratified"`` draws one index from each
+    of B equal stretches of the plate, and each row has the same probability. ``"epoch"`` goes
+    through a new keyed permutation in every epoch, in O(batch) work and memory, so each row comes
+    once per epoch. A model that asks for keys gets a new key with each minibatch.
     """
     batch: dict[str, Any] = Strata() if subsampling.batching == "stratified" else {}
     advanced = {}
@@ -271,15 +271,15 @@ def draw(
 
 
 def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
-    """Independent indices below ``size``, uniform to 2^-32: ``size`` times a fraction of 64 bits.
+    """Independent indices below ``size``, uniform to 2^-32: ``size`` times a 64-bit fraction.
 
-    ``random.randint`` is uniform to ``size`` / 2^32 only, and draws bits three times, not once.
+    ``random.randint`` is uniform only to ``size`` / 2^32, and it draws bits three times.
     """
     first, second = random.bits(rng_key, (2, rows), jnp.uint32)
     low = first * jnp.uint32(size)
     carry = low + _high_word(second, size) < low
     index = (_high_word(first, size) + carry).astype(jnp.int32)
-    # changes nothing, but XLA does not compute a remainder anew for each entry of a gathered row
+    # no change of values, but XLA then computes no remainder for each entry of a gathered row
     return lax.rem(index, jnp.int32(size))
 
 

@@ -1,4 +1,4 @@
-"""Reads plates and sites off a NumPyro model, and checks that it can be subsampled."""
+"""Read plates and sites of a NumPyro model, and check that it can be subsampled."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def read_subsampling(
     *,
     sums: bool = True,
 ) -> Subsampling:
-    """Read plates and sites off a model and check that it can be subsampled.
+    """Read plates and sites of a model and check that it can be subsampled.
 
     Args:
         model: a NumPyro model.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        batch_size: rows a step: an int for the only plate that holds observed rows, a dict
-            plate -> int, or None for what the model itself subsamples (all rows where it does
-            not). A batch as large as its plate means no subsampling of that plate.
+        batch_size: rows per step: an int for the only plate that holds observed rows, a dict
+            plate -> int, or None for the model's own subsampling (all rows if there is none). A
+            batch as large as its plate means no subsampling of that plate.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        sums: whether discrete latent sites are summed out, on all rows; else they are an error.
+        sums: whether discrete latent sites are summed out, on all rows; otherwise they are errors.
 
     Raises:
         ValueError: for a model without rows, with discrete latent sites that cannot be summed out,
@@ -75,7 +75,7 @@ def read_subsampling(
 
     check_lengths(model, args, kwargs, all_rows, run_on)
     sites = tuple(_sample_site(s) for s in trace.values() if s["type"] == "sample")
-    # plates inside control flow are known by their sites alone
+    # plates inside control flow are only known from their sites
     frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
     sizes = {frame.name: frame.size for frame in frames}
     sizes.update({name: size for name, (size, _) in declared.items()})
@@ -148,12 +148,12 @@ def _abstract_run(
 
 
 def with_start(model: Callable) -> Callable:
-    """The model with values of its latent sites."""
+    """The model with given values of its latent sites."""
     return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
 
 
 def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampling) -> None:
-    """Warn of deterministic sites that depend on discrete ones, of which a run has no draws."""
+    """Warn of deterministic sites that depend on discrete sites: a run has no draws of them."""
     discrete = [s.name for s in plan.sites if s.discrete]
     if not discrete:
         return
@@ -189,7 +189,7 @@ def _sample_site(site: dict[str, Any]) -> SampleSite:
 
 
 def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:
-    """N: the product of nested data plates, the sum over independent ones."""
+    """N: the product over nested data plates, the sum over independent data plates."""
     groups = {frozenset(p for p, _ in s.plates) for s in sites if s.observed and s.plates}
     maximal = [g for g in groups if not any(g < other for other in groups)]
     return sum(math.prod(sizes[p] for p in g) for g in maximal) if maximal else 1
@@ -198,7 +198,7 @@ def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:
 def _resolve_batch_sizes(
     sites: tuple[SampleSite, ...], declared: Declared, batch_size: int | Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Rows a step of every plate that is to be subsampled."""
+    """Rows per step of every plate that is to be subsampled."""
     chosen = {p: b for p, (size, b) in declared.items() if b is not None and b < size}
     if batch_size is not None and not isinstance(batch_size, Mapping):
         batch_size = {_data_plate(sites, batch_size): batch_size}
@@ -246,7 +246,7 @@ def _data_plate(sites: tuple[SampleSite, ...], batch_size: int) -> str:
 
 
 def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling) -> None:
-    """Latent rows of a subsampled plate may be used inside that plate only."""
+    """Raise if latent rows of a subsampled plate are used outside this plate."""
     depends = get_dependencies(model, args, kwargs)["prior_dependencies"]
     plates = {s.name: dict(s.plates) for s in subsampling.sites}
     for name, upstream in depends.items():
@@ -263,10 +263,10 @@ def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsam
 def _check_indexed(
     model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling, plate: str
 ) -> None:
-    """Run the model abstractly on two rows and find observed sites that kept them all.
+    """Run the model abstractly on two rows, and find observed sites that kept all rows.
 
-    At one row a site that ignores the indices would broadcast silently, so the check uses two
-    whatever the batch size is. A plate of two rows cannot be told from its subsample.
+    The check uses two rows for any batch size, because with one row a site that ignores the indices
+    would broadcast silently. A plate of two rows cannot be told from its subsample.
     """
     size, probe = subsampling.sizes[plate], 2
     if size <= probe:
@@ -284,7 +284,7 @@ def _check_indexed(
         trace, _ = abstract_trace(model, args, kwargs, {plate: probe})
     except (TypeError, ValueError) as error:
         seen = getattr(error, "trace", {})
-        # sites run in a fixed order: the first one that is missing is where it broke
+        # sites run in a fixed order, so the first missing site is where the run failed
         broken = next(
             (s.name for s in subsampling.sites if s.name not in seen and plate in dict(s.plates)),
             None,

@@ -1,8 +1,8 @@
 """Potential: the energy U of a NumPyro model (or of a function) and its unbiased estimates.
 
-Everything that a kernel asks of the target distribution goes through one NamedTuple of pure
-functions, so that a wrapper (a control variate, a parameter expansion) is a function from a
-Potential to a Potential.
+A Potential is a NamedTuple of pure functions. Kernels use the target distribution only through it.
+So a wrapper (a control variate, a parameter expansion) is a function from a Potential to a
+Potential.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .enumeration import enumerating
 from .minibatch import RNG_KEY, Batch, Strata, Subsampling
 
 CURVATURE_ROWS = 2048
-"""Rows from which curvature and gradient noise are measured in warm-up."""
+"""Number of rows that measure curvature and gradient noise in warm-up."""
 RANDOM_KEYS = 32
-"""Keys from which the noise of a model that asks for keys is measured."""
+"""Number of keys that measure the noise of a model that asks for keys."""
 CHUNK_ROWS = 8192
-"""Rows at a time in a pass over all of them."""
+"""Rows at a time in a pass over all rows."""
 
 PyTree = Any
 
@@ -46,18 +46,19 @@ class Potential(NamedTuple):
         draw: ``(rng_key, stream) -> (batch, stream)``, the next minibatch.
         split: ``(batch, num_parts) -> batches``, disjoint parts, each with an unbiased energy.
         curvature_batch: ``rng_key -> batch``, a larger batch for the Hessian in warm-up.
-        score_noise: ``(rng_key) -> tuple of (weight, rows)``: the covariance of the minibatch
-            gradient is the sum of ``weight`` times the covariance over the entries of the
-            vector ``rows(position)`` of their gradients.
+        score_noise: ``(rng_key) -> tuple of (weight, rows)``. ``rows(position)`` is a vector whose
+            entries each have a gradient. The covariance of the minibatch gradient is the sum of
+            ``weight`` times the covariance of these gradients over the entries.
         on_all_rows: ``fn -> pytree``, the weighted sum of ``fn(batch)`` over batches that together
-            are all rows, in a loop of bounded memory: exact for what is linear in the energy, so
-            ``on_all_rows(lambda rows: energy(position, rows))`` is U. None for a stochastic
-            ``potential_fn``. A model that asks for keys gets a fixed one there.
+            are all rows, in a loop of bounded memory. It is exact for functions that are linear in
+            the energy, so ``on_all_rows(lambda rows: energy(position, rows))`` is U. None for a
+            stochastic ``potential_fn``. A model that asks for keys gets a fixed key here.
         num_data: number of observations N.
         steps_per_epoch: steps in one pass over the data.
         deterministic: whether ``energy`` ignores the batch: all rows, and no keys.
         on_host: whether rows come from `numpyro_geom.HostRows`.
-        full_energy: ``position -> U`` where a stochastic ``potential_fn`` came with it; else None.
+        full_energy: ``position -> U`` if it was given with a stochastic ``potential_fn``, else
+            None.
     """
 
     energy: Callable[[PyTree, Batch], jax.Array]
@@ -75,7 +76,7 @@ class Potential(NamedTuple):
 
 
 def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Potential:
-    """The potential of a NumPyro model, with minibatches as the plan says.
+    """The potential of a NumPyro model, with the minibatches of a plan.
 
     Args:
         model: a NumPyro model; ``param`` sites already substituted.
@@ -111,7 +112,7 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
     def score_noise(rng_key: jax.Array) -> tuple:
         groups = []
         for plate, batch_rows in plan.batch_sizes.items():
-            # other subsampled plates stay at about their batch size
+            # other subsampled plates keep about their batch size
             others = {other: rows for other, rows in plan.batch_sizes.items() if other != plate}
             batch = some_rows(rng_key, others)
             rows_fn = row_energies(model, plan, args, kwargs, plate, batch)
@@ -145,9 +146,9 @@ def in_coordinates(
     """The potential as a function of other coordinates of the position.
 
     Args:
-        potential: of the position.
-        to_sites: from the coordinates to the position.
-        correction: what the energy has besides, as a function of the coordinates.
+        potential: potential of the position.
+        to_sites: map from the coordinates to the position.
+        correction: an addition to the energy, as a function of the coordinates.
     """
 
     def energy(coordinates: PyTree, batch: Batch) -> jax.Array:
@@ -164,7 +165,7 @@ def in_coordinates(
 
 
 def _spread_rows(word: jax.Array, size: int, at_most: int) -> jax.Array:
-    """Distinct rows from all over a plate: one from each of equal stretches of it."""
+    """Distinct rows from all over a plate: one from each of its equal stretches."""
     num_rows = min(size, at_most)
     bounds = np.arange(num_rows + 1) * size // num_rows
     first = jnp.asarray(bounds[:-1], jnp.int32)
@@ -192,9 +193,9 @@ def _split_rows(batch: dict[str, jax.Array], num_parts: int) -> tuple[Batch, ...
 def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree:
     """``sum_k w_k fn(chunk k)``, where w_k is the chunk's share of its plate's rows.
 
-    A plate scales what is in it by its size over the rows it got, and w_k takes that back, while
-    what is outside of it is counted with the sum of the shares, which is 1. Several plates: all
-    pairs of their chunks, which is right for nested plates and for independent ones.
+    A plate scales its sites by its size over the number of given rows, and w_k cancels this factor.
+    Terms outside the plate count with the sum of the w_k, which is 1. With several plates the sum
+    runs over all pairs of their chunks, which is right for nested and for independent plates.
     """
     plates = list(plan.batch_sizes)
 
@@ -238,7 +239,7 @@ def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree
 def _add_from_host(
     part: Callable, total: PyTree, sources: list[HostRows], chunk: int, num_chunks: int
 ) -> PyTree:
-    """``total`` plus the parts of all whole chunks, whose rows travel several chunks at a time."""
+    """``total`` plus the parts of all whole chunks; several chunks are transferred at a time."""
     length = min(num_chunks, batches_at_once(dict.fromkeys(sources, chunk)))
     wanted = tuple((x, 0) for x in sources)
 
@@ -268,8 +269,8 @@ def row_energies(
 ) -> Callable[[PyTree], jax.Array]:
     """Energies of single rows of a plate: position -> array of shape (rows of the batch,).
 
-    The plate's own factor N/B is taken out; the factors of other plates and of ``scale``
-    handlers stay in.
+    The plate's own factor N/B is removed. The factors of other plates and of ``scale`` handlers
+    remain.
     """
     num_rows = batch[plate].shape[0]
 

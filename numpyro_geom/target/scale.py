@@ -1,8 +1,8 @@
-"""Scaled coordinates: theta = c + L phi, in which a posterior is about as wide in all directions.
+"""Scaled coordinates theta = c + L phi: the posterior is about equally wide in all directions.
 
-The step of every kernel is set by the stiffest direction of its coordinates, and how fast it mixes
-by the flattest. With L L' about the posterior's covariance the two are alike. The map is linear, so
-that its determinant is constant and drops out: a potential of phi is like any other.
+The stiffest direction of the coordinates sets the step of every kernel. The flattest direction sets
+how fast the kernel mixes. If L L' is about the posterior's covariance, the two are similar. The map
+is linear, so its determinant is constant and drops out: a potential of phi is like any other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PyTree = Any
 
 
 class Scale(NamedTuple):
-    """The coordinates, and the draws of a window of warm-up from which the next ones follow.
+    """The coordinates, and the draws of a window of warm-up that give the next coordinates.
 
-    Positions are counted as one vector of D numbers, sites in the order of their names.
+    Positions are one vector of D numbers, with sites in the order of their names.
 
     Attributes:
         centre: c, shape (D,).
-        root: L, shape (D, D), or (D,) where it is diagonal.
+        root: L, shape (D, D), or (D,) if it is diagonal.
         inverse: L^-1, in the shape of ``root``.
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', in the shape of ``root``.
@@ -50,7 +50,7 @@ class Scale(NamedTuple):
 
     @property
     def inverse_mass_matrix(self) -> jax.Array:
-        """L L', the covariance for which the coordinates are made; of a batch of chains of each."""
+        """L L', the covariance that the coordinates assume; for a batch of chains one each."""
         if not self.is_dense:
             return self.root**2
         transposed = jnp.swapaxes(self.root, -1, -2)
@@ -68,7 +68,7 @@ class Scale(NamedTuple):
 
 
 def times(matrix: jax.Array, other: jax.Array) -> jax.Array:
-    """A product of matrices, of which the first may be a diagonal."""
+    """A product of matrices; the first may be given as a diagonal."""
     if matrix.ndim == 2:
         return jnp.matmul(matrix, other, precision=lax.Precision.HIGHEST)
     return matrix * other

@@ -1,4 +1,4 @@
-"""Target: the potential of a run with everything that wraps it."""
+"""Target: the potential of a run with all its wrappers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Target:
     Attributes:
         potential: U of the model's sites, from minibatches.
         temperature: tau.
-        expansion: of matrices, or None.
+        expansion: the expansion of matrices, or None.
         controlled: whether minibatch gradients are corrected at an anchor.
-        transforms: from the unconstrained position to site values, or None where that takes a run
-            of the model.
-        scale: the coordinates of the chain, where they are scaled.
-        like: a position of the model's sites, where coordinates are scaled; its values do not
+        transforms: map from the unconstrained position to site values, or None if this map needs a
+            run of the model.
+        scale: the coordinates of the chain, if they are scaled.
+        like: a position of the model's sites, if coordinates are scaled; its values do not
             matter.
     """
 
@@ -45,7 +45,7 @@ class Target:
     like: PyTree = None
 
     def check(self) -> None:
-        """Raise where there is nothing that a control variate could correct."""
+        """Raise if a control variate has no noise to correct."""
         potential = self.potential
         if self.controlled and (potential.deterministic or potential.on_all_rows is None):
             raise ValueError(
@@ -60,7 +60,7 @@ class Target:
         return with_control_variate(self.potential, control.anchor)
 
     def seen(self, control: Control) -> Potential:
-        """What a step sees: with its control variate, in the chain's coordinates."""
+        """The potential that a step sees: with control variate, in the chain's coordinates."""
         return self.expanded(self.with_control(control))
 
     def expanded(self, potential: Potential) -> Potential:
@@ -72,13 +72,13 @@ class Target:
         return with_expansion(potential, self.expansion, self.temperature)
 
     def merge(self, position: PyTree) -> PyTree:
-        """The position of the model's sites, given that which steps move."""
+        """The position of the model's sites for a position that steps move."""
         if self.scale is not None:
             return self.scale.to_sites(position, self.like)
         return position if self.expansion is None else self.expansion.merge(position)
 
     def contract(self, z: PyTree, near: PyTree) -> PyTree:
-        """A position of steps, like ``near``, for one of the model's sites."""
+        """A position that steps move, like ``near``, for a position of the model's sites."""
         if self.scale is not None:
             return self.scale.from_sites(z, near)
         return z if self.expansion is None else self.expansion.contract(z, near)
@@ -89,7 +89,7 @@ class Target:
         return self.scale is None and self.expansion is None
 
     def in_coordinates(self, to_sites: Callable[[PyTree], PyTree]) -> Target:
-        """The same as a function of other coordinates of the model's sites, before any scale."""
+        """The target as a function of other coordinates of the model's sites, before any scale."""
         given, transforms = self.transforms, None
         if given is not None:
             transforms = lambda coordinates: given(to_sites(coordinates))  # noqa: E731
@@ -98,7 +98,7 @@ class Target:
         )
 
     def scaled(self, state: SGState) -> Target:
-        """The same in the coordinates of a chain; no change where they are not scaled."""
+        """The target in the coordinates of a chain; unchanged if they are not scaled."""
         return replace(self, scale=state.scale, like=state.z) if state.scale else self
 
     def is_usable(self, position: PyTree) -> jax.Array:

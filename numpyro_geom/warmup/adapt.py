@@ -1,4 +1,4 @@
-"""What a chain learns around each draw of warm-up, as the timetable says."""
+"""What a chain learns before and after each draw of warm-up, following the timetable."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from .timetable import Due
 PyTree = Any
 
 LEAST_SCALED = 0.5
-"""Smallest curvature that counts where a covariance scales the coordinates. Variances are about 1
-there, and an eigenvalue of 0 at one place does not say how long the chain takes to relax."""
+"""Smallest curvature that counts if a covariance scales the coordinates. Variances are about 1 in
+these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax."""
 FEWEST_DRAWS = 12
-"""Draws of a window from which their likeness counts."""
+"""Fewest draws in a window whose correlation counts."""
 LEAST_TIMES = 0.4
-"""Relaxation times that a draw should span for its likeness to the one before to count."""
+"""Relaxation times that a draw must span for its correlation with the previous draw to count."""
 LEAST_ALIKE = 0.05
-"""Correlation of draws below which it does not tell how fast they lost it."""
+"""Correlation of draws below which it does not tell how fast it decays."""
 SLOW = 0.5
-"""A chain below this part of the expected rate takes longer draws."""
+"""A chain slower than this share of the expected rate takes longer draws."""
 MOST_AT_ONCE = 8.0
-"""How many times slower a chain is taken for after one window."""
+"""Largest factor by which one window may slow the assumed rate of a chain."""
 LEAST_FACTOR = 2.0**-8
 """The smallest ``slower``."""
 
 
 def heed_draws(state: SGState, due: Due, settings: Settings, rule: Rule) -> SGState:
-    """Make draws longer where those of a window are alike: the chain is slower than it should be.
+    """Make draws longer if those of a window are correlated, because the chain is slow.
 
-    In scaled coordinates the slowest relaxation is taken for that of the covariance. Where the
-    scale is wrong, or in a funnel, it is not; and draws that are too short never mend the scale.
-    After t relaxation times the correlation should be about exp(-t).
+    In scaled coordinates the slowest relaxation is assumed to be that of the covariance. This is
+    wrong if the scale is wrong, or in a funnel, and draws that are too short never correct the
+    scale. After t relaxation times the correlation should be about exp(-t).
     """
     if settings.given_num_steps is not None or not _knows_covariance(state, settings):
         return state
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
     times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
-    # the rate over the expected one: by the estimate, and the most that chance leaves of it
+    # the rate over the expected rate: the estimate, and the largest value that chance allows
     found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
     factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_AT_ONCE, 1.0), 1.0)
-    factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no likeness is left
+    factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
     judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
     slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
     slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
@@ -77,7 +77,7 @@ def before_draw(
     settings: Settings,
     rng_key: jax.Array,
 ) -> SGState:
-    """Move the anchor, measure, and set step size and number of steps, where that is due."""
+    """Move the anchor, measure, and set step size and number of steps, if these are due."""
     if target.controlled and settings.anchor_interval is None:
         control = lazy_cond(
             due.anchoring,
@@ -97,7 +97,7 @@ def before_draw(
 def after_draw(
     state: SGState, due: Due, target: Target, algorithm: Algorithm, settings: Settings
 ) -> SGState:
-    """Count the draw into the anchor's mean, and correct the step size by how the draw went."""
+    """Add the draw to the anchor's mean, and correct the step size by the result of the draw."""
     counts = due.warming & due.moving
     if target.controlled:
         control = tree_where(counts, add_draw(state.control, state.z), state.control)

@@ -1,4 +1,4 @@
-"""Where the anchor of a control variate is: at a mode first, then at the mean of draws."""
+"""Where a control variate has its anchor: at a mode first, then at the mean of draws."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..target.potential import Potential
 PyTree = Any
 
 LEAST_DRAWS = 16
-"""Draws of warm-up whose mean makes a better anchor than a mode."""
+"""Fewest draws of warm-up whose mean is a better anchor than a mode."""
 
 
 def move_to_mean(
     potential: Potential, control: Control, restarting: jax.Array, like: PyTree
 ) -> Control:
-    """Move the anchor to the mean of the last draws, if they are enough.
+    """Move the anchor to the mean of the last draws, if there are enough.
 
     Args:
         potential: the target, without a control variate.
         control: the state.
-        restarting: whether the mean is then started anew.
+        restarting: whether the mean is then restarted.
         like: a position of the model's sites.
     """
     enough = jnp.maximum(control.num_draws, 1)
@@ -40,6 +40,6 @@ def move_to_mean(
 
 
 def add_draw(control: Control, position: PyTree) -> Control:
-    """Count a draw of warm-up into the running mean."""
+    """Add a draw of warm-up to the running mean."""
     total = control.total + ravel(position)[0]
     return control._replace(total=total, num_draws=control.num_draws + 1)

@@ -1,10 +1,10 @@
-"""From where the search ended to the middle of the target, in the coordinates of its curvature.
+"""From the end of the search to the middle of the target, in the coordinates of the curvature.
 
-Adam's steps are alike in all coordinates. Where scales lie far apart they end many standard
-deviations off the mode, and what is measured there, the scale and the noise of minibatches, is not
-the posterior's. Newton's steps do not know scales. They go downhill in U - tau log |det L| with
-L L' = |H|^-1, which is minus the logarithm of a normal law's mass: the density of a centred
-hierarchy grows without bound towards zero scale, and its mass does not.
+Adam's steps are equal in all coordinates. If scales differ strongly, Adam ends many standard
+deviations off the mode. The scale and the minibatch noise that are measured there are not those of
+the posterior. Newton's steps do not depend on scales. They minimise U - tau log |det L| with
+L L' = |H|^-1, which is minus the log mass of a normal law. This is better than the density: towards
+zero scale the density of a centred hierarchy grows without bound, and its mass does not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .step_size import rule_temperature
 
 MOST_STEPS = 8
 NEAR = 0.02
-"""Fall of U that the next step promises, in units of tau, which ends the approach: .2 of a standard
-deviation."""
+"""The approach ends if the next step promises a smaller fall of U than this, in units of tau. This
+is 0.2 of a standard deviation."""
 
 
 class _Place(NamedTuple):
@@ -34,9 +34,9 @@ class _Place(NamedTuple):
 
     Attributes:
         anchor: the position with U and grad U on all rows.
-        root: L there, and its inverse.
+        root: L at the position, and its inverse.
         loss: U - tau log |det L|.
-        length: of the next step, as a share of Newton's.
+        length: length of the next step, as a share of Newton's step.
         num_steps: steps so far.
     """
 
@@ -50,17 +50,17 @@ class _Place(NamedTuple):
 def approach(
     target: Target, position: jax.Array, rng_key: jax.Array, most_steps: int
 ) -> tuple[Anchor, tuple[jax.Array, jax.Array]]:
-    """Newton's steps from ``position``, each with a gradient on all rows and a Hessian on some.
+    """Newton steps from ``position``, each with a gradient on all rows and a Hessian on some rows.
 
     Args:
         target: of a vector in the model's coordinates, with energies on all rows.
         position: where to start, shape (D,).
         rng_key: for the rows of the Hessian.
-        most_steps: 1 to stay where it is.
+        most_steps: largest number of steps; 1 to stay at ``position``.
 
     Returns:
-        The last position with U and its gradient; L with L L' = |H|^-1 there, and its inverse.
-        The start and I where nothing is finite.
+        The last position with U and its gradient; L with L L' = |H|^-1 there, and its inverse. The
+        start and I if nothing is finite.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     rows = potential.curvature_batch(rng_key)

@@ -1,4 +1,4 @@
-"""A scale by blocks of sites: which entries of a covariance count, and one given by blocks."""
+"""A scale by blocks of sites: which covariance entries count, and scales given by blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Blocks = tuple[tuple[str, ...], ...]
 
 
 def check_blocks(name: str, value: Any) -> Blocks:
-    """Tuples of names of sites, as NumPyro's kernels have them.
+    """Tuples of site names, as in NumPyro's kernels.
 
     Raises:
         TypeError: for anything else.
@@ -36,7 +36,7 @@ def check_blocks(name: str, value: Any) -> Blocks:
 
 
 def block_mask(blocks: Blocks, position: PyTree) -> np.ndarray:
-    """Shape (D, D): whether two parameters are in one block; other sites are diagonal."""
+    """Shape (D, D): whether two parameters are in the same block; other sites are diagonal."""
     where = _places(blocks, position)
     mask = np.eye(sum(map(len, where.values())), dtype=bool)
     for block in blocks:
@@ -46,10 +46,10 @@ def block_mask(blocks: Blocks, position: PyTree) -> np.ndarray:
 
 
 def matrix_of_blocks(given: Mapping[Any, np.ndarray], position: PyTree) -> np.ndarray:
-    """The covariance, shape (D, D), of one that is given by blocks; 1 for other sites.
+    """The covariance, shape (D, D), from covariances of blocks; variance 1 for other sites.
 
     Raises:
-        ValueError: for a block of another size, or unknown sites.
+        ValueError: for a block of the wrong size, or unknown sites.
     """
     where = _places(given, position)
     matrix = np.eye(sum(map(len, where.values())))
@@ -66,7 +66,7 @@ def matrix_of_blocks(given: Mapping[Any, np.ndarray], position: PyTree) -> np.nd
 
 
 def _places(blocks: Iterable, position: PyTree) -> dict[str, np.ndarray]:
-    """Where the parameters of each site are in the vector of all."""
+    """The indices of each site's parameters in the vector of all parameters."""
     sites = (
         {name: np.size(position[name]) for name in sorted(position)} if is_by_site(position) else {}
     )

@@ -1,9 +1,9 @@
-"""What a run chooses before its program is compiled: rows a step, and a control variate or none.
+"""Choices before a run's program is compiled: rows per step, and whether to use a control variate.
 
-In a step the slowest direction relaxes by h times its rate, and h follows from curvature and noise.
-These are measured where the chain starts, with the control variate and without. Noise falls with
-the number of rows and cost rises with it, which predicts the relaxation per operation of each
-choice. Operations are counted and not timed: the choice is the same on any machine.
+In one step the slowest direction relaxes by h times its rate. h follows from curvature and noise.
+These are measured at the start of the chain, with and without the control variate. More rows mean
+less noise and a higher cost. This predicts the relaxation per operation of each choice. Operations
+are counted and not timed, so the choice is the same on any machine.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from .curvature import largest_noise
 PyTree = Any
 
 FEW_ROWS = 2048
-"""Rows that ``batch_size="auto"`` takes at every step: gathering some costs as much."""
+"""Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
 FIRST_ROWS = 256
-"""Rows a step from which the noise is measured, and where nothing can be measured."""
+"""Rows per step from which the noise is measured, and rows per step if no measurement is possible.
+"""
 STEP_OPERATIONS = 1e5
-"""What a step costs besides its gradient: some ten microseconds on one core."""
+"""Cost of a step besides its gradient: some ten microseconds on one core."""
 GATHERED = 2.0
-"""Cost of a row that is drawn, relative to one in a pass over all rows in their order."""
+"""Cost of a drawn row, relative to a row in a pass over all rows in their order."""
 MARGIN = 2.0
-"""The noise at which a run arrives, the largest of several measurements, over the first one."""
+"""The final noise of a run (the largest of several measurements), relative to the first one."""
 LEAST_GAIN = 1.1
-"""Predicted gain that makes a control variate worth its anchor."""
+"""Smallest predicted gain that makes a control variate worth its anchor."""
 
 
 class Choice(NamedTuple):
-    """What was chosen, and why.
+    """The choice and its reasons.
 
     Attributes:
-        batch_size: rows a step; None for all.
+        batch_size: rows per step; None for all.
         control_variate: whether gradients are corrected.
-        noise: lam_C at ``measured_rows`` rows a step without control variate, in the chain's
-            coordinates, and with it.
-        measured_rows: rows a step for which the noise is stated.
+        noise: lam_C at ``measured_rows`` rows per step in the chain's coordinates, without control
+            variate and with it.
+        measured_rows: rows per step for which the noise is stated.
     """
 
     batch_size: int | None
@@ -68,17 +69,17 @@ def choose(
     open_rows: bool,
     open_control: bool,
 ) -> Choice:
-    """Choose by what is measured at the start of a chain.
+    """Choose from measurements at the start of a chain.
 
     Args:
-        target: with a control variate.
-        algorithm: which samples it.
-        settings: the kernel's.
-        state: of one chain before its first draw, its anchor where the search ended.
+        target: the target with a control variate.
+        algorithm: the algorithm that samples it.
+        settings: the kernel's settings.
+        state: state of one chain before its first draw, with its anchor where the search ended.
         num_rows: N, rows of the plate that is subsampled.
-        batch_size: rows a step that the target takes.
-        open_rows: whether their number is left open.
-        open_control: whether the control variate is.
+        batch_size: rows per step that the target takes.
+        open_rows: whether the number of rows is to be chosen.
+        open_control: whether the use of the control variate is to be chosen.
     """
     sizes = [batch_size]
     if open_rows:
@@ -109,7 +110,7 @@ def choose(
 def _costs(
     target: Target, state: SGState, batch_size: int, sizes: list[int], num_rows: int
 ) -> np.ndarray:
-    """Operations of a step, without and with control variate; in the last column of all rows."""
+    """Operations per step, without and with control variate; the last column is for all rows."""
     potential, position = target.potential, state.z
 
     def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
@@ -124,12 +125,12 @@ def _costs(
 def _speeds(
     target: Target, algorithm: Algorithm, settings: Settings, state: SGState, shares: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Relaxation in a step by share of the noise, and the noise; without correction and with."""
+    """Relaxation per step by share of the noise, and the noise; without and with correction."""
     scaled = target.scaled(state)
     position = state.chain.position
     flat, unravel = ravel(position)
-    # at the anchor a control variate leaves no noise: as far off as the chain will be, about the
-    # middle of the coordinates, which is 0
+    # at the anchor a control variate leaves no noise. So measure at a typical distance of the chain
+    # from the middle of the coordinates, which is 0
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
 
     def noise_at(share: jax.Array) -> jax.Array:
@@ -137,13 +138,13 @@ def _speeds(
         return largest_noise(scaled.expanded(corrected), typical, state.rng_key)
 
     def speed(noise: jax.Array) -> jax.Array:
-        # curvature is about 1 in scaled coordinates (more in those of a diagonal), as it is of an
-        # adaptation that knows nothing yet
+        # curvature is about 1 in scaled coordinates (more with a diagonal scale), like the initial
+        # value of an adaptation
         found = state.adaptation._replace(noise=MARGIN * noise)
         step_size, rate, dynamics = algorithm.rule.propose(found, state, scaled.seen(state.control))
-        if algorithm.facts.momentum:  # the autocorrelation time of a mean is the friction
+        if algorithm.facts.momentum:  # the friction sets the autocorrelation time of a mean
             rate = 1 / dynamics.friction
-        # where a test corrects for the noise, the step size says nothing of what it rejects
+        # with an acceptance test the step size does not show how much the noise gets rejected
         return step_size * rate / (1 + noise if algorithm.facts.adjusted else 1)
 
     noise = lax.map(noise_at, jnp.arange(2, dtype=flat.dtype))

@@ -1,4 +1,4 @@
-"""Curvature and gradient noise where a chain is, from products of matrices with vectors."""
+"""Curvature and gradient noise at a chain's position, from matrix-vector products."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PyTree = Any
 
 LANCZOS_STEPS = 20
 SMALLEST_SHARE = 2.0**-20
-"""Of a length within whose reach nothing is, as where the energy is not finite."""
+"""Smallest share of a length: it means that no energy within reach is finite."""
 DENSE_LIMIT = 256
-"""Most dimensions whose matrices are formed: exact, and half of what Lanczos takes to compile."""
+"""Most dimensions whose matrices are formed: exact, with half of Lanczos' compile time."""
 COLUMNS_AT_ONCE = 16
 PROBES = 24
-"""Random vectors in a round that estimates a diagonal."""
+"""Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
 POWER_STEPS = 12
-"""Towards the direction of a noise that need be known within some tens of percent."""
+"""Power steps towards the direction of a noise, which must be known to some tens of percent."""
 
 
 def measure(
@@ -48,21 +48,21 @@ def measure(
 
     Args:
         potential: the target.
-        position: where.
+        position: where to measure.
         apply_inverse_sqrt: x -> A^{1/2} x.
         rng_key: for the rows and the starting vectors.
         adaptation: the state to fill in.
-        replacing: whether to replace earlier measurements, not to keep the extremes.
-        noise_factor: variance of the gradient in a step, relative to the whole batch's.
+        replacing: whether to replace earlier measurements; otherwise the extremes are kept.
+        noise_factor: variance of the gradient in a step, relative to the whole batch's gradient.
         second_order: factor of the squared Hessian that is added to the Hessian.
-        known_noise: diagonal of the gradient's covariance, if the injected noise makes up for it:
-            then ``noise`` is that of the rest of the covariance.
-        bias_tolerance: of the step-size rule; used with ``known_noise``.
+        known_noise: diagonal of the gradient's covariance, if the injected noise is reduced by it.
+            ``noise`` is then that of the rest of the covariance.
+        bias_tolerance: bias tolerance of the step-size rule; used with ``known_noise``.
         temperature: tau.
 
     Returns:
-        The adaptation with new ``curvature``, ``flattest`` and ``noise``; those of ``adaptation``
-        where a measurement is not finite.
+        The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
+        finite leaves the value of ``adaptation``.
     """
     flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
@@ -87,7 +87,7 @@ def measure(
         return product
 
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
-        """The product with A^{1/2} C A^{1/2}, C of the rows of a key."""
+        """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
         covariance = _noise_covariance(potential, unravel(flat), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ def measure(
         return product
 
     def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
-        """Of the curvature, or of the noise."""
+        """The extreme eigenvalues of the curvature, or of the noise."""
         if flat.size <= DENSE_LIMIT:
             wanted = [lambda flat: _matrix(curvature_at(flat), flat)]
             if noisy:
@@ -125,15 +125,15 @@ def measure(
         return potential.energy(unravel(flat + length * direction), batch)
 
     def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
-        """At the position, as far off as the target spreads (by curvature, and by U), at noise."""
+        """Measure curvature at the position, or at the target's spread from it, or noise."""
         largest, flattest, noise = found
         of_noise, off = k == 2, k == 1
         length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
-        # no curvature at all says nothing of a length
+        # without any curvature there is no length
         length = within_reach(along, jnp.where(off, length, 0.0), tau * flat.size)
         new = ends_at(flat + length * direction, of_noise)
         higher = ~of_noise & ((k == 0) | (new.largest_magnitude > largest))
-        # where curvature is negative the chain drifts along it about as slowly as it would relax
+        # along negative curvature the chain drifts about as slowly as it would relax
         least = jnp.minimum(jnp.abs(new.smallest), new.smallest_positive)
         return (
             jnp.where(higher, new.largest_magnitude, largest),
@@ -141,7 +141,7 @@ def measure(
             jnp.where(of_noise, new.largest_magnitude, noise),
         )
 
-    # a mode can be flat where the target is not; later the chain itself has gone everywhere
+    # a mode can be flat where the target is not; later the chain itself has visited the target
     looks = jnp.where(replacing, jnp.array([0, 1, 2]), jnp.array([0, 2, 2]))
     num_looks = jnp.where(replacing, 2, 1) + noisy
     zero = jnp.zeros((), flat.dtype)
@@ -150,7 +150,7 @@ def measure(
     )
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     if known_noise is not None:
-        # at least half of the injected noise stays, so that it is rarely too little to take from
+        # keep at least half of the injected noise, so that there is rarely too little to reduce
         diagonal = ravel(known_noise)[0]
         inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
         noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
@@ -175,7 +175,7 @@ def measure(
 def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
     """The first of ``length`` and its halves where the energy is higher by no more than ``most``.
 
-    With ``most`` tau D that is twice the mean rise in a Gaussian. The last one tried is
+    With ``most`` tau D this is twice the mean rise in a Gaussian. The last value tried is
     `SMALLEST_SHARE` of ``length``.
     """
 
@@ -187,22 +187,23 @@ def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
 
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
-    """About lam_C, the largest eigenvalue of the gradient's covariance."""
+    """Estimate of lam_C, the largest eigenvalue of the gradient's covariance."""
     flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     return _on_other_rows(partial(_noise_covariance, potential, position), start, rng_key)
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
-    """|C v| with the covariance C of some rows, v about the first eigenvector of that of others.
+    """|C v| with C the covariance of some rows, v about the first eigenvector for other rows.
 
-    The largest eigenvalue of one sample is too large unless it has many more rows than there are
-    parameters: twice as large with five times as many, and without bound. This one is too small
-    where some rows do not show the direction.
+    The largest eigenvalue of one sample is too large unless the sample has many more rows than
+    there are parameters. With five times as many rows it is twice as large. With fewer rows the
+    factor has no bound.
+    |C v| is too small if some rows do not show the direction.
 
     Args:
-        product_of: rng_key -> (x -> Cx), with the covariance C of the rows of that key.
-        start: of a power iteration.
+        product_of: rng_key -> (x -> Cx), with C the covariance of the rows of that key.
+        start: start of a power iteration.
         rng_key: for the rows.
     """
 
@@ -214,23 +215,23 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
 
     nothing = jnp.zeros_like(start)
     found = lax.fori_loop(0, POWER_STEPS + 2, closer, (normalise(start)[0], nothing, nothing))
-    # |C v|, which is that of an indefinite matrix too
+    # |C v| is also defined for an indefinite matrix
     return jnp.sqrt(jnp.abs(jnp.vdot(*found[1:])))
 
 
 def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
-    """The Hessian of a batch's energy, a matrix of D x D."""
+    """The Hessian of a batch's energy, shape (D, D)."""
     flat, unravel = ravel(position)
     grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
     return _matrix(jax.linearize(grad, flat)[1], flat)
 
 
 def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
-    """About the diagonal of |H|, shape (D,), from products with random vectors of signs.
+    """Estimate of the diagonal of |H|, shape (D,), from products with random vectors of signs.
 
-    Each product is of other rows, so that a group with few of them is seen as well. The vectors are
-    scaled by what the round before has found, or the stiffest parameters would drown the others.
-    An entry that is lost in the noise of its estimate counts as that noise.
+    Each product uses other rows, so that a group with few rows is also seen. The vectors are scaled
+    by the result of the previous round. Otherwise the stiffest parameters would hide the others. An
+    entry below the noise of its estimate counts as that noise.
     """
     flat, unravel = ravel(position)
 
@@ -258,7 +259,7 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
 def _noise_covariance(
     potential: Potential, position: PyTree, rng_key: jax.Array
 ) -> Callable[[jax.Array], jax.Array]:
-    """The product with the covariance C of the minibatch gradient, by the rows of a key."""
+    """The product with the covariance C of the minibatch gradient, for the rows of a key."""
     flat, unravel = ravel(position)
     groups = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
 

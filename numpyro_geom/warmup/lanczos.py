@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a symmetric operator that is known by its products with vectors only."""
+"""Extreme eigenvalues of a symmetric operator that is known only by its products with vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Extremes(NamedTuple):
     Attributes:
         largest_magnitude: largest absolute Ritz value, a scalar >= 0; a lower bound.
         smallest_positive: smallest Ritz value that is positive beyond rounding, a scalar; 0 if
-            there is none. An upper bound of the operator's if that has no eigenvalue below it.
+            there is none. If the operator has no smaller eigenvalue, it is an upper bound.
         smallest: smallest Ritz value, signed; an upper bound.
     """
 
@@ -36,21 +36,21 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     ``beta_j q_{j+1} = A q_j - alpha_j q_j - beta_{j-1} q_{j-1}``
 
     The Ritz values are the eigenvalues of T = Q'AQ, which is tridiagonal: alpha on the diagonal,
-    beta beside it. Every vector is orthogonalised against all earlier ones, three times, so none
-    of the values is a ghost. Where the Krylov space is exhausted (beta_j at rounding level: the
-    identity, operators of low rank, a start in an invariant subspace) beta_j is 0 and the
-    iteration goes on with another vector orthogonal to all earlier ones: every returned number is
-    a Ritz value, none is padding, and with ``num_iterations >= dim`` they are all the eigenvalues.
-    One loop with one product a trip, 12 dim num_iterations operations a trip beside the product,
-    and dim x num_iterations numbers of memory. Works under ``jit`` and ``vmap``.
+    beta beside it. Every vector is orthogonalised against all earlier ones, three times, so no
+    value is a ghost. The Krylov space may be exhausted: beta_j is at rounding level (the identity,
+    operators of low rank, a start in an invariant subspace). Then beta_j is set to 0, and the
+    iteration continues with another vector orthogonal to all earlier ones. So every returned number
+    is a Ritz value, and with ``num_iterations >= dim`` they are all the eigenvalues. There is one
+    loop with one product per iteration, and 12 dim num_iterations further operations per iteration.
+    Memory: dim x num_iterations numbers. Works under ``jit`` and ``vmap``.
 
     Args:
         matvec: v -> A v, both of shape (dim,), for symmetric A. Not checked for symmetry.
         dim: dimension, a Python integer >= 1.
-        start: a vector of shape (dim,), best one with a share of the eigenvectors looked for; or a
-            PRNG key (typed or uint32) for one without a pattern, which also takes the place of a
-            vector that is zero or not finite, as a failed estimate leaves behind.
-        num_iterations: products to take, a Python integer >= 1; no more than ``dim`` are taken.
+        start: a vector of shape (dim,), best with a share of the eigenvectors of interest; or a
+            PRNG key (typed or uint32) for a vector without a pattern. Such a vector also replaces
+            a start that is zero or not finite, as a failed estimate gives.
+        num_iterations: number of products, a Python integer >= 1; at most ``dim`` are taken.
 
     Returns:
         The Ritz values, shape (min(num_iterations, dim),), ascending, in the dtype of ``start``
@@ -67,7 +67,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
         [1.0, 2.0, 5.0]
 
     Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
-    reorthogonalisation), with restarts in place of a stop.
+    reorthogonalisation), with restarts instead of a stop.
     """
     dim, num_iterations = check_int("dim", dim), check_int("num_iterations", num_iterations)
     num_iterations = min(num_iterations, dim)
@@ -93,8 +93,8 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
         exhausted = ~(length > tolerance * scale)
         fresh = scattered_floats(word + 1 + j.astype(jnp.uint32), dim, dtype)
         vector = jnp.where(exhausted, fresh, residual / length)
-        # Once more for a residual, as after any cancellation; twice for a fresh vector, of which
-        # little is left outside an almost complete basis, and for a residual at rounding level.
+        # A residual needs one more pass, as after any cancellation. Two more passes are for a fresh
+        # vector, which has little outside an almost complete basis, and a residual at rounding.
         vector = lax.fori_loop(0, 2, lambda _, x: clean(x, basis), vector)
         beta = jnp.where(exhausted, 0, _dot(vector, product))
         return (basis, vector, scale), (_dot(basis[j], product), beta)
@@ -112,21 +112,21 @@ def extreme_eigenvalues(
     """Largest and smallest eigenvalues of a symmetric operator, by `lanczos`.
 
     Exact to rounding (relative to the largest) with ``num_iterations >= dim``. Otherwise the outer
-    values are approached from inside. Twenty products usually give the largest to 1%, twelve to 3%;
-    the smallest of a badly conditioned operator takes of the order of the square root of the
-    condition number of products (20 at condition number 1e4 overestimate it 6 to 11 times). In an
-    indefinite operator ``smallest_positive`` is an interior value, which short runs can miss on
-    either side.
+    values are approached from inside. Twenty products usually give the largest to 1%, twelve to 3%.
+    The smallest of a badly conditioned operator needs a number of products of the order of the
+    square root of the condition number (20 products at condition number 1e4 overestimate it 6 to 11
+    times). In an indefinite operator ``smallest_positive`` is an interior value. Short runs can be
+    too high or too low there.
 
     Args:
         matvec: v -> A v, both of shape (dim,), for symmetric A.
         dim: dimension, a Python integer >= 1.
         start: a vector of shape (dim,), or a PRNG key.
-        num_iterations: products to take, a Python integer >= 1.
+        num_iterations: number of products, a Python integer >= 1.
 
     Returns:
         The extremes. Values within rounding of zero, ``4 eps`` of the largest, count as zero in
-        ``smallest_positive``: those of operators of low rank.
+        ``smallest_positive``, for example those of operators of low rank.
 
     Raises:
         ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
@@ -143,7 +143,7 @@ def extreme_eigenvalues(
 
 
 def ends(values: Array) -> Extremes:
-    """The extremes of eigenvalues in ascending order; all NaN if they are."""
+    """The extremes of eigenvalues in ascending order; all NaN if the eigenvalues are NaN."""
     largest = jnp.max(jnp.abs(values))
     is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
     positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
@@ -152,7 +152,7 @@ def ends(values: Array) -> Extremes:
 
 
 def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
-    """Unit vector to start from, and the seed of those that restarts take."""
+    """The first unit vector, and the seed of the vectors for restarts."""
     start = jnp.asarray(start)
     word = jnp.zeros((), jnp.uint32)
     if jnp.issubdtype(start.dtype, jax.dtypes.prng_key) or start.dtype == jnp.uint32:

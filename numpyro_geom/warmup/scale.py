@@ -24,11 +24,11 @@ from .timetable import Due
 PyTree = Any
 
 STANDARD_ERRORS = 2.0
-"""Of a correlation, for what chance explains."""
+"""Number of standard errors of a correlation that chance may explain."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
-    """The coordinates of ``inverse_mass_matrix``; without one those of I, about ``position``."""
+    """The coordinates of ``inverse_mass_matrix``, or of I if it is not given, at ``position``."""
     centre, _ = ravel(position)
     dense, size = settings.dense_scale, centre.size
     given = settings.inverse_mass_matrix
@@ -50,7 +50,7 @@ def scale_of_curvature(
 ) -> Scale:
     """The coordinates of `roots_at` a position, within the reach of its curvature.
 
-    Between parameters that are not ``within`` one block nothing is scaled.
+    Parameters that are not ``within`` the same block are not scaled together.
     """
     root, inverse = roots
     potential = target.potential
@@ -68,7 +68,7 @@ def scale_of_curvature(
 def scale_of_diagonal(
     target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
 ) -> Scale:
-    """The coordinates of the Hessian's diagonal, where there are too many parameters for more."""
+    """The coordinates of the Hessian's diagonal, for too many parameters for a matrix."""
     potential, (centre, _) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     batch = potential.curvature_batch(rng_key)
@@ -94,7 +94,7 @@ def share_within_reach(
     rng_key: jax.Array,
     temperature: float,
 ) -> jax.Array:
-    """How much of L to take: a place that is flatter than the target promises too much."""
+    """The share of L to take: at a place that is flatter than the target, L is too large."""
     size, dtype = root.shape[0], root.dtype
     direction = times(root, scattered_floats(key_word(rng_key), size, dtype))
     return share_along(potential, direction, position, batch, temperature)
@@ -109,7 +109,7 @@ def share_along(
     direction, most = tau**0.5 * direction, tau * flat.size
 
     def along(share: jax.Array) -> jax.Array:
-        # to both sides: some rows alone have their mode elsewhere, and their slope must not count
+        # to both sides: some rows have their mode elsewhere, and their slope must not count
         two = jnp.stack([flat + share * direction, flat - share * direction])
         return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
 
@@ -117,10 +117,11 @@ def share_along(
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:
-    """The chain at the same ``z``, in other coordinates.
+    """The chain at the same ``z`` in other coordinates.
 
-    A metric's statistics are of gradients in the coordinates before. They start anew with what the
-    new ones are made for: a posterior N(0, tau I), whose gradients have the variance tau.
+    A metric's statistics belong to gradients in the old coordinates. They restart at the values for
+    which the new coordinates are made: a posterior N(0, tau I), whose gradients have the variance
+    tau.
     """
     like = ravel(state.z)[0] if settings.moves_vector else state.z
     position = scale.from_sites(state.z, like)
@@ -140,7 +141,7 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
 
 
 def with_draw(state: SGState) -> Scale:
-    """The scale after a draw has been counted."""
+    """The scale after one more draw has been counted."""
     scale: Scale = state.scale
     phi, _ = ravel(state.expanded)
     square = phi[:, None] * phi if scale.is_dense else phi**2
@@ -154,7 +155,7 @@ def with_draw(state: SGState) -> Scale:
 
 
 def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
-    """Correlation of a window's successive draws: the largest, and the least by chance."""
+    """Correlation of a window's successive draws: the largest, and its least value by chance."""
     count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
     squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
     tiny = jnp.finfo(count.dtype).tiny
@@ -164,11 +165,11 @@ def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
 
 
 def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> SGState:
-    """Scale anew by the covariance of a window's draws, where that is due.
+    """Renew the scale by the covariance of a window's draws, if that is due.
 
-    In the coordinates in use the covariance S is taken for (n S / tau + D I) / (n + D), n draws
-    that lie a relaxation time apart: they say little of it before n is several times D, and I is
-    what is known otherwise.
+    In the coordinates in use, the covariance S is replaced by (n S / tau + D I) / (n + D), where n
+    is the number of draws a relaxation time apart. The draws say little about S before n is several
+    times D, and I is the prior knowledge.
     """
     tau = rule_temperature(settings.temperature)
 
@@ -176,7 +177,7 @@ def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> 
         scale: Scale = state.scale
         size = scale.centre.size
         count = jnp.maximum(scale.num_draws, 1)
-        # in these coordinates to relax takes a time of about 1
+        # in these coordinates the relaxation time is about 1
         weight = count * jnp.minimum(1.0, state.num_steps * state.step_size)
         weight = weight.astype(scale.root.dtype)
         mean = scale.total / count
@@ -194,7 +195,7 @@ def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> 
             times(inverse, scale.inverse),
         )
         finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
-        # steps failed in other coordinates
+        # steps failed in the old coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
         new = tree_where(finite, new, emptied(scale))
@@ -210,10 +211,10 @@ def emptied(scale: Scale) -> Scale:
 
 
 def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
-    """R with R R' = |M|, and its inverse; of a diagonal the diagonals.
+    """R with R R' = |M|, and its inverse; for a diagonal M the diagonals of both.
 
-    Rows and columns are divided by the roots of their diagonal first, so that float32 can hold what
-    is left of scales that lie far apart.
+    First, rows and columns are divided by the square roots of their diagonal. Otherwise float32
+    could not hold scales that differ strongly.
     """
     if not dense:
         root = jnp.sqrt(matrix)
@@ -225,7 +226,7 @@ def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
 
 
 def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The same of a matrix that the user gives, in 64 bits."""
+    """The same for a matrix that the user gives, in 64 bits."""
     if matrix.shape[-1] != size:
         raise ValueError(
             f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {size} "

@@ -1,13 +1,13 @@
-"""A search for the posterior's bulk from minibatch gradients, with which warm-up starts.
+"""A search for the posterior's bulk from minibatch gradients, at the start of warm-up.
 
 NumPyro starts chains uniformly in (-2, 2) on the unconstrained space. Gradients there can be many
-orders of magnitude larger than in the posterior, and a step size that is right there never
-leaves. Adam's steps do not depend on the gradient's magnitude, so it comes down first.
+orders of magnitude larger than in the posterior. A chain with a step size for such gradients never
+leaves. Adam's steps do not depend on the gradient's magnitude, so Adam goes down first.
 
-The mode can be far from the mass of a target: the density of a centred hierarchical model grows
-without bound towards zero scale. So where Hessians are formed the search is for the middle of a
-normal law with the covariance tau L L', L L' = |H|^-1. Gradients are means over that law, and what
-goes down is U - tau log |det L|: the law's mass is exp(-U / tau) |det L|.
+The mode can be far from the mass of a target: towards zero scale, the density of a centred
+hierarchical model grows without bound. So if Hessians are formed, the search is for the middle of
+a normal law with the covariance tau L L', L L' = |H|^-1. Gradients are means over this law. The
+search minimises U - tau log |det L|, because the law's mass is exp(-U / tau) |det L|.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PyTree = Any
 LEARNING_RATE = 0.05
 """Adam's first learning rate: about the largest step of an unconstrained coordinate."""
 ROUND_STEPS = 25
-"""Steps between two looks at the energy."""
+"""Steps between two evaluations of the energy."""
 MAX_ROUNDS = 60
 LEAST_FALL = 0.2
-"""Fall of the energy in a round, in units of tau * D, that keeps the learning rate; without
-Hessians, of D and N the smaller."""
+"""A smaller fall of the energy per round, in units of tau * D, reduces the learning rate. Without
+Hessians the smaller of D and N replaces D."""
 REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
 MEMORY = 0.95
-"""Adam's, of squared gradients: a start where they are large is soon forgotten."""
+"""Adam's memory of squared gradients: a start with large gradients is soon forgotten."""
 HUGE = 1e6
-"""Entries of a gradient over N beyond which it grows as a logarithm only: squares would overflow,
-and take long to be forgotten."""
+"""Entries of a gradient over N above this grow only as a logarithm. Their squares would overflow,
+and Adam would take long to forget them."""
 
 
 class _Search(NamedTuple):
@@ -51,12 +51,12 @@ class _Search(NamedTuple):
 
     Attributes:
         position: the best position so far.
-        root: L there, within its reach; empty in a search for the mode.
+        root: L at the position, within its reach; empty in a search for the mode.
         log_det: log |det L|; NaN before it is known; 0 in a search for the mode.
         optimiser: Adam's moments.
         stream: position in the stream of rows.
         num_rounds: rounds so far.
-        num_reductions: how often the learning rate was reduced.
+        num_reductions: number of reductions of the learning rate.
     """
 
     position: PyTree
@@ -76,29 +76,29 @@ def descend(
     *,
     of_mass: bool = False,
 ) -> PyTree:
-    """Go downhill from ``position`` with Adam until the energy falls no more than noise would.
+    """Minimise with Adam from ``position``, until the energy falls no more than noise would.
 
-    The energy is U, with ``of_mass`` U - tau log |det L|. A round that lowers it by less than a
-    share of ``temperature * D``, the spread of U in the target, reduces the learning rate, and one
-    that raises it is taken back as well; five reductions end the search. So it stops near the
-    typical set, which need not be near the mode.
+    The energy is U, or with ``of_mass`` U - tau log |det L|. The unit of its fall is
+    ``temperature * D``, the spread of U in the target. A round with a fall below a share of this
+    unit reduces the learning rate. A round that raises the energy is also undone. Five reductions
+    end the search. So it stops near the typical set, which need not be near the mode.
 
     Args:
         potential: the target.
         position: where to start, a pytree.
         rng_key: for the rows.
         temperature: tau.
-        of_mass: whether to look for the most mass and not the mode, with Hessians.
+        of_mass: whether to search for the most mass instead of the mode, with Hessians.
 
     Returns:
-        A position like ``position``. Where the energy was never finite, ``position`` itself.
+        A position like ``position``. If the energy was never finite, ``position`` itself.
     """
     adam = optax.scale_by_adam(b2=MEMORY)
     flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
     size, num_data = flat.size, potential.num_data
-    if not of_mass and num_data > 1:  # else it is not known
-        size = min(size, num_data)  # rows tell no more directions than they are
+    if not of_mass and num_data > 1:  # otherwise N is not known
+        size = min(size, num_data)  # rows determine at most as many directions as rows
     enough = LEAST_FALL * (tau if of_mass else max(temperature, 1e-2)) * size
     key_stream, key_rounds = random.split(rng_key)
 
@@ -133,11 +133,11 @@ def descend(
 
         carry = (search.position, search.optimiser, search.stream)
         new, optimiser, stream = lax.fori_loop(0, ROUND_STEPS, step, carry)
-        rows = potential.curvature_batch(key_check)  # the same for both, so that its noise cancels
+        rows = potential.curvature_batch(key_check)  # both on the same rows, so the noise cancels
         fall = potential.energy(search.position, rows) - potential.energy(new, rows)
         root, log_det = spread_at(new, rows)
         fall += tau * jnp.nan_to_num(log_det - search.log_det)
-        finite = jnp.isfinite(fall)  # else one of Adam's moments may not be finite either
+        finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
         return _Search(
             position=tree_where(fall > 0, new, search.position),
             root=tree_where(fall > 0, root, search.root),
@@ -159,7 +159,7 @@ def descend(
 
 
 def shortened(grad: PyTree) -> PyTree:
-    """A gradient of the same direction: beyond `HUGE` its largest entry grows as a logarithm."""
+    """The gradient, shortened: beyond `HUGE` its largest entry grows as a logarithm."""
     largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(grad)]).max()
     excess = jnp.maximum(largest / HUGE, 1.0)
     return jax.tree.map(lambda x: (x / excess * (1 + jnp.log(excess))).astype(x.dtype), grad)

@@ -1,4 +1,4 @@
-"""What happens before a chain's first draw: a search for the bulk, the first anchor and scale."""
+"""Before a chain's first draw: a search for the bulk, the first anchor and the first scale."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .step_size import rule_temperature
 PyTree = Any
 
 REFINEMENTS = 2
-"""Searches with a control variate that follow the one without."""
+"""Number of searches with a control variate, after the search without one."""
 
 
 def find_start(
@@ -34,12 +34,12 @@ def find_start(
     rng_key: jax.Array,
     searching: bool,
 ) -> tuple[PyTree, Any, Any]:
-    """Come near the bulk, and place the scale and the control variate's anchor there.
+    """Move near the bulk, and place the scale and the control variate's anchor there.
 
     Args:
-        target: what will be sampled, in the model's coordinates.
-        settings: the kernel's.
-        position: of the model's sites, where NumPyro's strategy or the user starts.
+        target: the target to sample, in the model's coordinates.
+        settings: the kernel's settings.
+        position: position of the model's sites where NumPyro's strategy or the user starts.
         control: the control variate's state, empty without one.
         rng_key: for the rows.
         searching: whether to search at all.
@@ -48,7 +48,7 @@ def find_start(
         The position, the control variate's state, and the scale, empty without one.
     """
     sites = position
-    position, to_sites = ravel(sites)  # a vector is quicker to compile than many leaves
+    position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
     target = target.in_coordinates(to_sites)
     potential, temperature = target.potential, target.temperature
     curved = settings.finds_scale and position.size <= DENSE_LIMIT
@@ -56,7 +56,7 @@ def find_start(
     if curved or not target.controlled:
         if searching:
             mode = descend(potential, position, rng_key, temperature, of_mass=curved)
-            # the mode of an improper model can be where values overflow
+            # an improper model can have its mode where values overflow
             position = jnp.where(target.is_usable(mode), mode, position)
         if curved and potential.on_all_rows is not None:
             anchor, roots = approach(target, position, key_scale, MOST_STEPS if searching else 1)
@@ -85,7 +85,7 @@ def typical_place(
 ) -> jax.Array:
     """A draw of the normal law about ``position`` that the scale describes, within its reach.
 
-    The middle of D dimensions is no typical place: U is tau D / 2 below its mean there.
+    The middle of D dimensions is not typical: U is tau D / 2 below its mean there.
     """
     tau = rule_temperature(target.temperature)
     noise = times(scale.root, random.normal(rng_key, position.shape, position.dtype))
@@ -98,7 +98,7 @@ def typical_place(
 def _with_anchors(
     target: Target, position: jax.Array, control: Any, rng_key: jax.Array, searching: bool
 ) -> tuple[jax.Array, Any]:
-    """Search without a control variate first, then closer, with anchors on the way."""
+    """Search without a control variate first, then more exactly, with anchors on the way."""
     potential = target.potential
     if not searching:
         return position, refresh(potential, control, position)

@@ -1,9 +1,9 @@
-"""The automatic step size and number of steps a draw, from curvature and gradient noise.
+"""The automatic step size and number of steps per draw, from curvature and gradient noise.
 
-For a Gaussian target the stationary variance of a Langevin step of size h is too large by the
-factor 1 + h lam / 2 + h c / (2 tau) to first order, in a direction where the preconditioned
-Hessian has eigenvalue lam and the preconditioned covariance of the minibatch gradient c. So a
-bias tolerance gives a step size, and the flattest direction gives the time to relax::
+Take a Gaussian target and a direction where the preconditioned Hessian has the eigenvalue lam and
+the preconditioned covariance of the minibatch gradient is c. There the stationary variance of a
+Langevin step of size h is too large by the factor 1 + h lam / 2 + h c / (2 tau), to first order. So
+a bias tolerance gives a step size, and the flattest direction gives the relaxation time::
 
     h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
 """
@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 
 MAX_NUM_STEPS = 1000
-"""Most steps that ``num_steps="auto"`` takes between two draws."""
+"""Largest number of steps between two draws under ``num_steps="auto"``."""
 DRAW_LENGTH = 0.5
-"""Relaxation times that a draw of a Langevin kernel spans under ``num_steps="auto"``, where the
-bounds allow: in theory exp(-t) has 98% of the most effective draws a gradient there."""
+"""Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
+theory, draws with correlation exp(-t) reach 98% of the best effective draws per gradient here."""
 MOMENTUM_DRAW_LENGTH = 1.0
-"""The same of kernels with a momentum. Half of the critical friction has 100% of them at 1, where
-draws are independent; exp(-t), at a friction that noise makes large, has 92%."""
+"""The same for kernels with a momentum. At 1, half of the critical friction reaches 100%, with
+independent draws. With the correlation exp(-t), at a friction that noise makes large, it is 92%."""
 TARGET_ACCEPTANCE = 0.574
 
 
@@ -31,17 +31,18 @@ class Adaptation(NamedTuple):
 
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
-        shrink: factor on the step size, halved for each warm-up draw with a failed step (and
-            driven by the acceptance rate where steps are Metropolis-adjusted).
+        shrink: factor on the step size, halved for each warm-up draw with a failed step. With a
+            Metropolis test the acceptance rate controls it as well.
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
-        curvature_low: the smallest of them; far below ``curvature`` where one step size cannot
-            fit the whole posterior.
-        flattest: smallest one, or the smallest absolute one where the Hessian is indefinite;
-            likewise the smallest of the measurements.
-        slower: how much slower draws have turned out to relax, a factor of at most 1.
+        curvature_low: the smallest of these measurements. If it is far below ``curvature``, no
+            single step size fits the whole posterior.
+        flattest: smallest eigenvalue, or smallest absolute eigenvalue if the Hessian is indefinite;
+            the smallest of these measurements.
+        slower: measured rate of relaxation over the expected one, a factor of at most 1.
         slowest: lam_min, the curvature that says how slowly the chain relaxes.
-        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; likewise the largest.
+        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
+            measurements.
     """
 
     num_warmup: jax.Array
@@ -70,7 +71,7 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
 
 
 def rule_temperature(temperature: float) -> float:
-    """Tau of the rules: at 0 there is no variance to bias, and noise counts as at 1."""
+    """Tau of the rules. At 0 there is no variance to bias, and noise counts as at tau = 1."""
     return temperature if temperature > 0 else 1.0
 
 
@@ -92,13 +93,13 @@ def num_steps_from(
     *,
     draw_length: float = DRAW_LENGTH,
 ) -> jax.Array:
-    """Steps per draw, so that it spans some relaxation times.
+    """Steps per draw, so that a draw spans ``draw_length`` relaxation times.
 
     Args:
-        rate: of relaxation in the slowest direction, per unit of step size.
+        rate: relaxation rate of the slowest direction, per unit of step size.
         step_size: h.
-        potential: not needed.
-        draw_length: how many relaxation times.
+        potential: unused.
+        draw_length: number of relaxation times.
     """
     wanted = draw_length / (step_size * rate)
     return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
@@ -111,7 +112,7 @@ def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
 
 
 def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Move the step towards the aimed acceptance rate, and halve it if steps failed."""
+    """Move the step towards the target acceptance rate, and halve it if steps failed."""
     factor = jnp.where(state.diverging, 0.5, 1.0)
     gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
     factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))
