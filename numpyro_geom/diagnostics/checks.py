@@ -130,7 +130,7 @@ def largest_rhat(chains: int) -> float:
 
 
 def by_chance(count: int, effective: Any) -> Any:
-    """Standard errors that the largest of so many figures exceeds by chance, two-sided."""
+    """Standard errors that the largest of ``count`` figures exceeds by chance, two-sided."""
     return student.isf(FALSE_ALARMS / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
 
 

@@ -194,7 +194,7 @@ def geodesic_paths(
 
 
 def _spots(axis: list[np.ndarray], mass: np.ndarray, level: float, number: int) -> np.ndarray:
-    """Centres of ellipses: the mode, then whatever point of much density is farthest from all."""
+    """Centres of ellipses: the mode, then repeatedly the dense point that is farthest from all."""
     j, i = np.nonzero(mass >= level)
     scaled = np.stack([i, j], axis=-1) / len(axis[0])
     chosen = [int(np.argmax(mass[j, i]))]

@@ -88,7 +88,7 @@ def off_diagonal(a: Whitened, weights: jax.Array, chunk_size: int) -> np.ndarray
 
 @jax.jit
 def _forms(z: jax.Array, t: jax.Array, weights: jax.Array) -> jax.Array:
-    """Quadratic forms by chunk of rows; the diagonal counts as 0, and padded draws weigh 0."""
+    """Quadratic forms, by chunk of rows. The diagonal counts as 0; padded draws have weight 0."""
     numbers = jnp.arange(z.shape[0])
     same = jnp.eye(z.shape[1], dtype=bool)
 

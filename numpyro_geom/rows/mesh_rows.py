@@ -1,4 +1,4 @@
-"""MeshRows: an array whose rows are shared out over an axis of a device mesh."""
+"""MeshRows: an array whose rows are split over an axis of a device mesh."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 )
 @dataclasses.dataclass(eq=False, repr=False)
 class MeshRows:
-    """An array whose rows are shared out over an axis of a mesh.
+    """An array whose rows are split over an axis of a mesh.
 
-    ``X[i]`` with an array of row numbers is what it is for a plain array, computed such that
-    rows travel and the whole does not: each device picks those that it has, and what they have
-    is added up word by word, the other devices' words being zero. Anything else that is done to
-    it is done to the plain array, which XLA keeps where it is.
+    ``X[i]`` with an array of row numbers has the same result as for a plain array. Only the
+    selected rows travel, not the whole array: each device selects those rows that it holds, the
+    words of all other rows are zero, and the devices' words are summed. All other operations are
+    applied to the plain array, which XLA keeps in place.
 
     Args:
-        blocks: shape (devices, rows of each, ...), the first axis shared out.
-        num_rows: rows that there are; the last block may be padded.
+        blocks: shape (devices, rows of each, ...); the first axis is split.
+        num_rows: number of rows; the last block may be padded.
         mesh: the devices.
-        axis: of the mesh.
+        axis: axis of the mesh.
     """
 
     blocks: Any
@@ -43,7 +43,7 @@ class MeshRows:
 
     @classmethod
     def of(cls, array: Any, mesh: Mesh, axis: str) -> MeshRows:
-        """Share out an array, of which each process reads the rows of its devices alone."""
+        """Split an array; each process reads only the rows of its own devices."""
         parts = mesh.shape[axis]
         rows = -(-array.shape[0] // parts)
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
@@ -63,7 +63,7 @@ class MeshRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the plain array."""
+        """Shape of the plain array."""
         return (self.num_rows, *self.blocks.shape[2:])
 
     @property
@@ -78,7 +78,7 @@ class MeshRows:
 
     @property
     def dtype(self) -> Any:
-        """Of the entries."""
+        """Type of the entries."""
         return self.blocks.dtype
 
     def __len__(self) -> int:
@@ -107,11 +107,11 @@ class MeshRows:
         return getattr(self.__jax_array__(), name)
 
     def rows(self, i: jax.Array) -> jax.Array:
-        """Those with the numbers in a flat array."""
+        """The rows with the numbers in a flat array."""
         i = jnp.where(i < 0, i + self.num_rows, i).clip(0, self.num_rows - 1)
         if i.shape[0] != self.num_rows:
             return self._gathered(i)
-        # a plate at its full size asks for all rows in order, and those are in place
+        # a plate at its full size requests all rows in order, which are already in place
         in_order = jnp.all(self._shared_out(i) == jnp.arange(self.num_rows, dtype=i.dtype))
         return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
 
@@ -133,7 +133,7 @@ class MeshRows:
         return found if found.dtype == dtype else lax.bitcast_convert_type(found, dtype)
 
     def _shared_out(self, x: jax.Array) -> jax.Array:
-        if not isinstance(x, jax.core.Tracer):  # only compiled code can share out unevenly
+        if not isinstance(x, jax.core.Tracer):  # only compiled code can split unevenly
             return x
         spec = PartitionSpec(self.axis)
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
@@ -158,7 +158,7 @@ MeshRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _words(x: jax.Array) -> jax.Array:
-    """Entries as whole numbers, whose sum with zeros is exact for -0 and NaN too."""
+    """Entries as integers, whose sum with zeros is exact, also for -0 and NaN."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x.astype(jnp.uint8)
     if jnp.issubdtype(x.dtype, jnp.floating):
