@@ -52,7 +52,7 @@ def masked(d: Any, w: jax.Array) -> jax.Array:
 
 
 def smallest(p: jax.Array) -> float:
-    """Where a probability or rate is taken for 0: its second derivatives would overflow."""
+    """Threshold of a probability or rate for 0: below it, second derivatives would overflow."""
     return float(jnp.finfo(p.dtype).tiny) ** 0.4
 
 
@@ -72,9 +72,10 @@ def sqrt_count(n: Any) -> jax.Array:
 
 
 def drop_null(w: jax.Array, root: jax.Array) -> jax.Array:
-    """The same lengths in one component less, for w orthogonal to the unit vector ``root`` >= 0.
+    """Vectors of the same length in one dimension less, if w is orthogonal to ``root``.
 
-    The reflection that maps ``root`` to minus the last axis, without its last component.
+    ``root`` is a unit vector with entries >= 0. The result is the image of w under the reflection
+    that maps ``root`` to minus the last axis, without its last component.
     """
     last = w[..., -1:] / (1 + root[..., -1:])
     return w[..., :-1] - root[..., :-1] * last

@@ -155,7 +155,7 @@ def _has_rows(x: Any) -> bool:
 
 
 def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
-    """Indices of rows with an entry that is bad: NaN at least; reads a part at a time."""
+    """Indices of rows with a bad entry (NaN, for instance); reads one part at a time."""
     if isinstance(array, jax.Array) and bool(jnp.isfinite(jnp.sum(array))):
         return np.zeros(0, int)
     size = array.shape[0]

@@ -72,7 +72,7 @@ def hints_of(index: Any) -> list[Hint]:
 
 
 def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
-    """For how many batches rows should travel together, if one has so many of each array."""
+    """For how many batches rows should travel together, given the rows per batch of each array."""
     rows = sum(sizes.values())
     size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
     return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))

@@ -189,7 +189,7 @@ def _shift(x: Array, bits: Array, modulus: int) -> Array:
 
 
 def _rank(keys: Array, x: Array, size: int) -> Array:
-    """Count the elements whose hash is below that of x; hashes differ, as each is a bijection."""
+    """Count elements with a hash below that of x; hashes differ, because each is a bijection."""
     table = jnp.arange(size, dtype=jnp.uint32)
     for i in range(keys.shape[-1]):
         x = _mix(x ^ keys[..., i])

@@ -62,10 +62,10 @@ class Reader:
             self._start(_key(index, dtype), index, dtype)
 
     def take(self, index: np.ndarray, dtype: Any, then: np.ndarray | None = None) -> np.ndarray:
-        """The rows of a flat index, in its order; ``then`` says which will be wanted next.
+        """The rows of a flat index, in its order; ``then`` is the index of the next request.
 
         Raises:
-            RuntimeError: if the source raises, from what it raised.
+            RuntimeError: if the source raises; the source's error is its cause.
             TimeoutError: if it takes longer than ``timeout``.
         """
         key = _key(index, dtype)
