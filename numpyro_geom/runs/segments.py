@@ -225,7 +225,7 @@ def without_mesh(job: Job, length: int | None) -> Segments:
 
 
 def _strong(state: PyTree) -> PyTree:
-    """Without weak types, which a checkpoint would lose and the program be compiled anew for."""
+    """The state without weak types, which a checkpoint would lose, so that nothing recompiles."""
     return jax.tree.map(
         lambda x: (
             x if is_key(jnp.asarray(x)) else lax.convert_element_type(x, jnp.asarray(x).dtype)

@@ -229,7 +229,7 @@ def _called(run: str | None) -> str:
 
 
 def _strangers(path: Path, ours: set[str]) -> list[str]:
-    """Files that a store does not contain, in a store whose root is lost."""
+    """Names in a folder that do not belong to a store."""
     names = (name for name in os.listdir(path) if not TEMPORARY.fullmatch(name))
     return sorted(name for name in names if name not in ours)
 
