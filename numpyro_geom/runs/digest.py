@@ -132,9 +132,9 @@ def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
 
 
 def code_of(function: Callable, digests: Digests) -> str:
-    """Of a function that a program calls on the host: its byte code, and what that reads.
+    """Digest of a function that a program calls on the host: its byte code and what it reads.
 
-    Names, comments and annotations do not count. Byte code changes with Python's version.
+    Names, comments and annotations do not count. Byte code depends on Python's version.
     """
     found = hashlib.sha256()
     for part in _Code(digests).parts(function):
@@ -243,7 +243,7 @@ def _array(value: Any) -> Iterator[Any]:
 
 
 def _name(value: Any) -> str:
-    """Of a function of NumPyro, such as where chains start; the user's may be renamed."""
+    """Name of a function of NumPyro, such as an init strategy; a user's may be renamed."""
     if isinstance(value, functools.partial):
         return _name(value.func)
     root = (getattr(value, "__module__", None) or "").partition(".")[0]

@@ -21,7 +21,7 @@ from .segments import Segments, without_mesh
 SCHEME = "4: the program, and settings by name"
 """Version of the comparison of runs."""
 LENGTHS = ("num_", "thinning", "chain_method", "extra_fields", "draws_per_segment")
-"""The texts about a run that are the same in earlier schemes."""
+"""Prefixes of the names whose texts are the same in earlier schemes."""
 CONFIG = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -185,10 +185,10 @@ def _as_on_device(x: Any) -> Any:
 
 
 def _setting(name: str, value: Any, digests: Digests) -> str:
-    """Digest of a setting by its content; for a schedule, also by its values at some steps."""
+    """Digest of a setting by its content; for a schedule, also of the program that computes it."""
     text = digests.text(value)
     if name == "step_size" and callable(value):
-        with contextlib.suppress(Exception):  # it may be none
+        with contextlib.suppress(Exception):  # it may not be a schedule that JAX can trace
             traced = jax.make_jaxpr(value)(jnp.zeros((), jnp.int32))
             text += f" {Program.of(traced, digests, {}).digest[:16]}"
     return text
