@@ -82,7 +82,7 @@ def run(name: str, X, y) -> Run:
 
 
 def crossover(rows: list[int], seconds: dict[str, list[float]]) -> float | None:
-    """Rows from which on SGHMC is faster, on a straight line in the logarithms; None: nowhere."""
+    """Number of rows from which SGHMC is faster, interpolated in logarithms; None if never."""
     gap = np.log(seconds["NUTS"]) - np.log(seconds["SGHMC"])
     ahead = np.flatnonzero(gap > 0)
     if len(ahead) == 0:

@@ -65,7 +65,7 @@ class Describer:
     def summarise(
         self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
     ) -> None:
-        """Set attributes that depend on all draws, which may do without the draw itself."""
+        """Set attributes that depend on all draws; ``states`` may lack the draws themselves."""
         if _is_ours(self._mcmc):
             states = {**states, sample_field(self._mcmc): {}}
             view = holding(self._mcmc, self._arguments, states, last_state)
@@ -82,7 +82,7 @@ def _is_ours(mcmc: MCMC) -> bool:
 
 
 def _quietly(function: Callable[[MCMC], Any], mcmc: MCMC) -> Any:
-    """Call the function without warnings: before the first segment, all draws are zero."""
+    """Call a function without warnings: before the first segment, all draws are zero."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return function(mcmc)
@@ -117,7 +117,7 @@ class Names:
         }
 
     def read(self, groups: Any, *, all_of_them: bool = True) -> dict[str, PyTree]:
-        """Fields of all draws, shaped (chains, draws, ...); or only those with a number a draw."""
+        """Fields of all draws, (chains, draws, ...); or only those with one number per draw."""
         found: dict[str, PyTree] = {}
         field, *others = self.shapes
         if all_of_them:

@@ -92,7 +92,7 @@ class Layout:
         return Processes(self._is_shared)
 
     def at(self, *axes: str | None) -> NamedSharding:
-        """Shared out over these axes of the mesh, by axis of the array; otherwise the same."""
+        """Sharding that splits an array's axes over these mesh axes; None leaves an axis whole."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[arg-type]
 
     def arguments(self, model: Callable | None, data: tuple) -> tuple:
@@ -129,7 +129,7 @@ class Layout:
         return fill([place(*each) for each in zip(arrays, has_rows, strict=True)])
 
     def readable(self, data: tuple) -> tuple:
-        """The arguments for a model that is run as it is: NumPy arrays may do on a mesh alone."""
+        """The arguments for a model outside the program; on a mesh, as JAX arrays."""
         if self.mesh is None:
             return data
         arrays, fill = split_arrays(data)

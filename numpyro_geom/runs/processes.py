@@ -32,7 +32,7 @@ class Processes:
         self.is_first = not several or jax.process_index() == 0
 
     def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, as JSON has it; or the error it raises."""
+        """A function's result in the first process, in JSON types, or the error that it raises."""
         if not self.several:
             return function()
         error: Exception | None = None

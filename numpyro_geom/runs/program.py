@@ -220,7 +220,7 @@ class _Walk:
         return without_addresses(repr(value))
 
     def _called(self, function: Callable) -> str:
-        """Note a function on the host; which Python's version tells is not in the program."""
+        """Record a function on the host. Its digest depends on Python's version; it is separate."""
         if id(function) not in self._known:
             self._known[id(function)] = function, f"host {len(self.host)}"
             self.host.append(code_of(function, self.digests))
