@@ -320,7 +320,7 @@ def calibration_error(p: np.ndarray, y: np.ndarray, num_bins: int = NUM_BINS) ->
 
 
 def distances(draws: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Mean distance between successive draws, as it is and over the norm of the earlier draw."""
+    """Mean distance between successive draws: absolute, and over the norm of the earlier draw."""
     flat = np.concatenate([np.reshape(x, (len(x), -1)) for x in draws.values()], axis=1)
     if len(flat) < 2:
         return 0.0, 0.0
