@@ -277,7 +277,7 @@ def network(X, y=None, prior="gaussian", kind="dense", hidden=400, dropout=False
 
 
 def start(key: jax.Array, shapes: Mapping[str, tuple], prior: str) -> dict[str, jax.Array]:
-    """Where chains and training start: a draw of the Gaussian prior, biases 0, scales 1."""
+    """The start of chains and training: a draw of the Gaussian prior; biases 0, scales 1."""
     found: dict[str, jax.Array] = {}
     for layer, shape in shapes.items():
         normals = random.normal(random.fold_in(key, int(layer)), shape)
@@ -509,7 +509,7 @@ def sgrld(metric: Any, rates: Mapping[str, float]) -> Method:
 
 
 def sghmc(cycle: int | None = None) -> Method:
-    """SGHMC as Kim et al. step, at a constant step size or in cycles with a draw at their ends."""
+    """SGHMC with the steps of Kim et al.: a constant step size, or cycles with one draw each."""
     num_steps = THINNING if cycle is None else cycle
 
     def make(task: Task) -> SGHMC:

@@ -1,29 +1,29 @@
-"""Riemannian Laplace approximations: how near their draws are to the posterior, and at what cost.
+"""Riemannian Laplace approximations: distance of their draws from the posterior, and their cost.
 
-The experiments of Yu, Hartmann, Williams, Girolami and Klami, "Riemannian Laplace Approximation
-with the Fisher Metric" (AISTATS 2024, sections 5.2 to 5.4, 16.2, 16.3 and 16.6), with their figures
-beside ours: a banana from both of its modes, two squiggles and a funnel, logistic regression on
-standardised and raw inputs, and a small network on the data of Snelson and Ghahramani. Names of
-metrics are `RiemannianLaplace`'s; theirs are ELA (euclidean), RLA-B (monge), RLA-BLog (monge-log),
-and RLA-F (fisher). For the squiggles and the funnel, which have no observed site, "fisher" is a
-function that returns the metric.
+These are the experiments of Yu, Hartmann, Williams, Girolami and Klami, "Riemannian Laplace
+Approximation with the Fisher Metric" (AISTATS 2024, sections 5.2 to 5.4, 16.2, 16.3 and 16.6). The
+tables show the paper's figures next to ours. The targets are a banana from both of its modes, two
+squiggles and a funnel, logistic regression on standardised and raw inputs, and a small network on
+the data of Snelson and Ghahramani. Names of metrics are those of `RiemannianLaplace`. The paper's
+names are ELA (euclidean), RLA-B (monge), RLA-BLog (monge-log), and RLA-F (fisher). The squiggles
+and the funnel have no observed site; there, "fisher" is a function that returns the metric.
 
-Nearness is the Wasserstein-1 distance (POT) to reference draws: exact ones where there is a
-sampler, else NUTS. Its floor is that of as many other reference draws in place of a guide's.
-Theirs: 10,000 draws against 20,000 of Stan; ours: 2,000 against 4,000 unless flags say otherwise,
-with a higher floor. Geodesics that are not followed to their end are counted as failed; as in
-theirs, the distance is of the others alone, and the evaluations are of all, the failed up to the
-limit.
-The funnel is compared where it is a Gaussian, since its own coordinates have heavy tails. Networks
-are compared by their predictions on test data: mean squared error of the mean, and negative log
-density of the mixture.
+The distance is the Wasserstein-1 distance (POT) to reference draws: exact draws if there is a
+sampler, else NUTS. Its floor is the distance of as many other reference draws. The paper has 10,000
+draws against 20,000 of Stan. This script has 2,000 against 4,000 by default, with a higher floor.
+Geodesics that are not followed to their end count as failed. As in the paper, the distance is for
+the other draws alone. The evaluations are for all draws; failed ones count up to the limit.
+The funnel is compared in the coordinates in which it is a Gaussian, because its own coordinates
+have heavy tails. Networks are compared by their predictions on test data: mean squared error of the
+mean, and negative log density of the mixture.
 
     python examples/riemannian_laplace.py --data-dir FOLDER [--targets banana ripley] [--write DIR]
     python examples/riemannian_laplace.py --quick
 
 FOLDER (default: the variable NUMPYRO_GEOM_DATA) has `logistic_<name>.npz` (arrays X, y), and for
-the networks `snelson.npz` and `derived_nn_maps.npz` (modes, noise and prior precision); what it has
-not is left out. The banana, squiggles, funnel and scikit-learn's breast cancer data need no folder.
+the networks `snelson.npz` and `derived_nn_maps.npz` (modes, noise and prior precision). Targets
+without a file are left out. The banana, squiggles, funnel and scikit-learn's breast cancer data
+need no folder.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def network_model(x, y, noise, precision):
 
 
 def snelson(folder: Path | None, which: str) -> Target:
-    """Mode, noise and prior precision are given; the inputs are not standardised."""
+    """The network; its mode, noise and prior precision are given. Inputs are not standardised."""
     path = _file(folder, "snelson.npz")
     x, y, grid, train, test = _arrays(
         path, "x", "y", "x_grid", f"{which}_train_idx", f"{which}_test_idx"
@@ -456,7 +456,7 @@ def draw(
 def nuts_draws(
     target: Target, near: np.ndarray, key: jax.Array, count: int, num_warmup: int
 ) -> np.ndarray:
-    """Draws of four chains, shuffled, from the mean of Gaussian draws and with their covariance."""
+    """Shuffled draws of four NUTS chains; Gaussian draws ``near`` give start and mass matrix."""
     kernel = NUTS(
         target.model,
         dense_mass=True,

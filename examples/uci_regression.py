@@ -251,7 +251,7 @@ def network(X, y=None, dropout=0.0):
 
 
 def dropped(key: jax.Array | None, hidden: jax.Array, rate: float) -> jax.Array:
-    """Hidden units of which some are 0 and the others larger; all of them without a key."""
+    """Hidden units after dropout: some are 0, the others are scaled up. Without a key, all."""
     if key is None:
         return hidden
     return jnp.where(random.bernoulli(key, 1 - rate, hidden.shape), hidden / (1 - rate), 0.0)
@@ -531,7 +531,7 @@ def run_split(
     seed: int,
     cache: Path | None = None,
 ) -> list[Result]:
-    """All methods on one split, standardised by its training part; from ``cache`` where it is."""
+    """All methods on one split, standardised by its training part; ``cache`` is reused."""
     kept = None if cache is None else cache / f"{name}-{split}-seed-{seed}.json"
     done: dict[str, Result] = {}
     if kept is not None and kept.is_file():
@@ -581,7 +581,7 @@ def scores_of(results: Sequence[Result], dataset: str, method: str) -> dict[int,
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: mean ± sd over the splits that did not fail, how many did, and Franzese et al."""
+    """Markdown: mean ± sd over the splits that did not fail, failures, and Franzese et al."""
     lines = [
         "| data | splits | method | RMSE | MNLL | failed | seconds "
         "| Franzese et al.: RMSE | MNLL |",
