@@ -30,11 +30,11 @@ from numpyro_geom.diagnostics.sources import as_if_run
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03
-"""Worst sd errors from which a run should be flagged, and below which it should not."""
+"""A run should be flagged from the first worst sd error, and not below the second."""
 CHAINS, SHORT = 16, 30
-"""Chains of a run; draws a chain of one that is stopped too early."""
+"""Chains per run; draws per chain of a run that is stopped too early."""
 CHUNK, WARMUP = 50, 500
-"""Draws a call of the one compiled function, which all runs of a kernel share; of warm-up."""
+"""Draws per call of the compiled function, which a kernel's runs share; draws of warm-up."""
 FACTS = "curvature_ratio", "warmup_shrink", "bias_discretisation", "bias_noise", "relaxations"
 """Facts of each chain that the cache keeps."""
 MOST_STEPS = 200_000

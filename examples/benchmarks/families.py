@@ -126,7 +126,7 @@ def rows(name: str, num_rows: int) -> tuple[np.ndarray, ...]:
 
 
 def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations in float64, by Newton's method with steps that go downhill."""
+    """Mode and standard deviations in float64, by Newton's method with downhill steps."""
     with jax.enable_x64(True):
         args = tuple(jnp.asarray(x, np.float64 if x.dtype.kind == "f" else None) for x in data)
         sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)

@@ -90,7 +90,7 @@ SETTINGS: dict[str, tuple[bool, dict]] = {
 """Name -> whether the weights are centred, and settings of the kernel."""
 CASES = [("weight", name) for name in SETTINGS]
 CASES += [("tensor", name) for name, (_, given) in SETTINGS.items() if given in (PAPER, {})]
-"""What has a scale of its own, and the name of the settings."""
+"""Which arrays have their own scale, and the name of the settings."""
 
 
 def row(prior: str, name: str, num_warmup: int, num_samples: int) -> str:

@@ -104,7 +104,7 @@ def in_child(task: Callable[[], Any]) -> int:
 
 
 def succeeds(task: Callable[[], Any]) -> bool:
-    """Whether a task raises nothing and returns a true value."""
+    """Whether a task ends without an error and returns a false value, which means no problem."""
     return os.waitpid(in_child(task), 0)[1] == 0
 
 
