@@ -1,4 +1,4 @@
-"""Adam-SGLD: its (biased) law in one dimension, its limits, and the kernel contract."""
+"""Adam-SGLD: its (biased) distribution in one dimension, its limits, and the kernel contract."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bad input: each row of one table is a mistake, the type of its error, and what the error says.
+"""Bad input: each row of one table has a mistake, the type of its error, and its message.
 
-What a user must be told: what was expected, what was got, what to do.
+The message must say what was expected, what was got and what to do.
 """
 
 from __future__ import annotations

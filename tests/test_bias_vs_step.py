@@ -3,8 +3,9 @@
 For a Langevin step of size h on a Gaussian of variance v, with additive noise of variance C in the
 gradient, the stationary variance is v (1 + h C / 2) / (1 - h / 2 v) and the mean has no bias.
 
-A line is fitted to what is slightly bent: what it gives for the exact values, with equal weights,
-is what estimates are held against. Five standard errors are allowed: 6e-7 a comparison.
+The true curve is slightly bent, and `bias_vs_step` fits a line. So estimates are compared with the
+line through the exact values, with equal weights. Five standard errors are allowed: 6e-7 per
+comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A metric for each group of sites: its products, its updates, what it refuses, and the draws."""
+"""A metric for each group of sites: its products, its updates, its errors, and the draws."""
 
 from __future__ import annotations
 

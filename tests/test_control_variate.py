@@ -1,7 +1,8 @@
-"""Control variates: the same energy on average, exact at the anchor, and the right law.
+"""Control variates: the same energy on average, exact at the anchor, and the right distribution.
 
-With few rows every minibatch can be enumerated, so that expectations are exact sums; and for
-quadratic energies the stationary law of a chain with minibatches is known at any step size.
+With few rows, every minibatch can be enumerated, so that expectations are exact sums. For
+quadratic energies, the stationary distribution of a chain with minibatches is known at any step
+size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws are as long as the chain needs: read off how alike successive draws of warm-up are."""
+"""The automatic length of draws, from the correlation of successive draws of warm-up."""
 
 from __future__ import annotations
 

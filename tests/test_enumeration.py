@@ -1,4 +1,4 @@
-"""Discrete latent sites that are summed out: against densities without them, and exact moments."""
+"""Discrete latent sites that are summed out, against densities without them and exact moments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Chains on factors: users see the merged matrix alone, and its law is the model's.
+"""Chains on factors: users see only the merged matrix, and its distribution is the model's.
 
-Chains that start from the law that they should leave invariant hold it from the first draw on,
-see `chains`. The law of the factors is checked with that of the matrix: a determinant that is
-missing from the energy leaves the matrix's law as it is and drives the factors into a singular one.
+Chains that start from the distribution that they should leave invariant keep it from the first
+draw, see `chains`. The distribution of the factors is checked together with that of the matrix. A
+determinant that is missing from the energy does not change the distribution of the matrix, but
+drives the factors into a singular one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tells two runs apart: every setting, and code by what it does."""
+"""Distinguishing two runs: by every setting, and by what their code computes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """GGMC leaves exp(-U / tau) invariant exactly: at large steps, with minibatches, on models.
 
-Vectorised chains; Monte Carlo errors are from the spread of the chains' own means. The gates are
-also shown to fail for two faults that are easy to make: a momentum that is not negated on
-rejection, and a cached energy that belongs to another position.
+Chains are vectorised; Monte Carlo errors come from the spread of the chains' own means. The
+thresholds are also shown to detect two faults that are easy to make: a momentum that is not negated
+on rejection, and a cached energy that belongs to another position.
 """
 
 from __future__ import annotations

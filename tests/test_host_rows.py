@@ -1,4 +1,4 @@
-"""HostRows: the draws are those from a device array, whatever the source; errors and stalls."""
+"""HostRows: the draws equal those with a device array, for any source; errors and stalls."""
 
 from __future__ import annotations
 

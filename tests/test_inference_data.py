@@ -1,4 +1,4 @@
-"""Export to ArviZ, the summary, and the warnings; the same under both lines of ArviZ."""
+"""Export to ArviZ, the summary, and the warnings; the same under ArviZ 0.2x and 1.x."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The kernel contract: NumPyro's protocol, exact limits, schedules, and the divergence guard.
 
-What every kernel and metric must keep to is in `test_conformance`.
+Requirements for every kernel and metric are tested in `test_conformance`.
 """
 
 from __future__ import annotations

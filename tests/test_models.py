@@ -1,7 +1,7 @@
-"""Models that users have: every kind of site and plate, against NumPyro's energy and exact laws.
+"""Users' models: every kind of site and plate, against NumPyro's energy and exact distributions.
 
-First algebra, in 64 bits: the minibatch energy and gradient, averaged over all batches, are
-NumPyro's full ones. Then draws: of independent chains, against exact moments, with thresholds
+First algebra, in 64 bits: the minibatch energy and gradient, averaged over all batches, equal
+NumPyro's on all rows. Then draws: of independent chains, against exact moments, with thresholds
 from the Monte Carlo error (`targets.SIGMAS`).
 """
 

@@ -1,4 +1,4 @@
-"""The keyed permutation: a bijection at every size, near to uniform, and the epochs made of it."""
+"""The keyed permutation: a bijection at every size, close to uniform, and its epochs."""
 
 from __future__ import annotations
 

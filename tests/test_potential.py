@@ -1,7 +1,7 @@
 """Potentials and minibatches: unbiased energies, scaling, gathering, noise, and the cost of a step.
 
-Small tables (N rows, batches of B) let every batch be enumerated: expectations over minibatches
-are then exact sums, and "rounding" is a few hundred units of 64-bit roundoff.
+In small tables (N rows, batches of B), every batch can be enumerated. So expectations over
+minibatches are exact sums, and "rounding" is a few hundred units of 64-bit roundoff.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two processes on the loopback address that do one run: draws, errors, a kill, and signals."""
+"""Two processes on the loopback address with one run: draws, errors, a kill, and signals."""
 
 from __future__ import annotations
 

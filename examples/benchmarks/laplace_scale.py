@@ -116,7 +116,7 @@ def make_data(num_rows: int) -> tuple[jax.Array, jax.Array]:
 
 
 def near_a_mode(X: jax.Array, y: jax.Array, hidden: int, num_steps: int) -> dict[str, jax.Array]:
-    """Where Adam on minibatches ends, from weights of the size that keeps activations' variance."""
+    """Where Adam on minibatches ends; initial weights keep the variance of activations."""
     num_rows = X.shape[0]
     shapes = {"w1": (1, hidden), "b1": (hidden,), "w2": (hidden, hidden), "b2": (hidden,)}
     shapes |= {"w3": (hidden,), "b3": (1,)}

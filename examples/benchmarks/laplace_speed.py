@@ -86,7 +86,7 @@ def seconds_by_scipy(acceleration, loc, velocities):
 
 
 def operations(rows, columns):
-    """Of one acceleration: three products with X, and the metric from products of its columns."""
+    """Operations of one acceleration: three products with X, and the metric's products."""
     return 2 * rows * (3 * columns + columns * (columns + 1) // 2) + columns**3 / 3
 
 
