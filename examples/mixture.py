@@ -582,7 +582,7 @@ def law_of(draws: np.ndarray, variance: float) -> Law:
     return Law(
         weights=float(np.abs(off).sum() / 2),
         by_chance=float(math.sqrt(2 / math.pi) * errors.sum() / 2),
-        # a mode that no chain visits has no error of its own
+        # a mode that no chain visits has no error estimate
         largest=float(np.max(np.abs(off) / np.where(errors > 0, errors, errors.max()))),
         width=float((width.mean() - exact_width) / (width.std(ddof=1) / root)),
         shift=float((shift.mean() - exact_shift) / (shift.std(ddof=1) / root)),
@@ -601,7 +601,7 @@ def check_law(check: Check, effort: Effort) -> Law:
 
 
 def check_table(effort: Effort, checks: Sequence[Check] = CHECKS) -> str:
-    """Markdown: samplers with small errors, on an easy mixture and from the exact law."""
+    """Markdown: samplers with small errors, on an easy mixture and from exact draws."""
     lines = [
         "| sampler | settings | variance | start | TV of weights | by chance | largest error of a "
         "weight, in standard errors | of the width | of the shift |",

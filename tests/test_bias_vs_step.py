@@ -257,7 +257,7 @@ def test_one_chain_one_name_and_a_constant_entry() -> None:
     assert {s.name for s in curve.scalars} == {"both[1]"}
     assert curve.constant == ("both[0]",)
     assert "constant, left out: both[0]" in str(curve)
-    # sites that are not asked for are not computed at the draws
+    # sites that were not requested are not computed at the draws
     assert (1, 16) not in SHAPES
 
 

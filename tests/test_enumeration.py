@@ -39,7 +39,7 @@ def marked() -> dict[str, str]:
 
 
 def mixture(y: Any, *, sums: bool = True) -> None:
-    """Two components with weights and means that are unknown; an assignment for each row."""
+    """Two components with unknown weights and means; an assignment for each row."""
     w = numpyro.sample("w", dist.Dirichlet(jnp.ones(2)))
     mu = numpyro.sample("mu", dist.Normal(jnp.array([-1.0, 1.0]), 1).to_event(1))
     with numpyro.plate("data", y.shape[0]) as i:

@@ -126,7 +126,7 @@ def test_goes_on_and_exports_without_factors(finished: MCMC) -> None:
     assert not [name for name in names if any(part in name for part in PARTS)]
 
 
-# --- the law of the product
+# --- the distribution of the product
 
 
 NUM_CHAINS, NUM_DRAWS, TEMPERATURE = 1000, 25, 0.5
@@ -160,9 +160,9 @@ def at_law(kernel: SGKernel, expansion: Expansion, positions: Any, args: tuple) 
 
 
 def held_law() -> dict[str, np.ndarray]:
-    """Scores of moments of W, of the factors and of V, acceptance, and how far chains have moved.
+    """Scores of moments of W, of the factors and of V; acceptance; how far chains have moved.
 
-    W and (P, Q) start from their exact laws, and independently of one another.
+    W and (P, Q) start from their exact distributions, independently of each other.
     """
     expansion = Expansion()
     kernel = GGMC(
@@ -224,7 +224,7 @@ def test_exact_chains_hold_the_law_of_matrix_and_factors() -> None:
     assert law["memory"] < 0.3  # of 1: chains that stood still would hold any law
     for name in ("w", "factors", "both"):
         assert np.abs(law[name]).max() < SIGMAS, (name, law[name])
-    # V in the place of W would not do: its law is another
+    # V cannot replace W, because its distribution is different
     assert np.abs(law["v"]).max() > 2 * SIGMAS
 
 

@@ -148,7 +148,7 @@ def information_of(build: Callable, primals: tuple, tangents: tuple) -> jax.Arra
 
 
 def deviation(values: Any, expected: Any) -> np.ndarray:
-    """Of the mean over the first axis from what it should be, in standard errors."""
+    """Deviation of the mean over the first axis from its expectation, in standard errors."""
     values = np.asarray(values)
     error = values.std(axis=0, ddof=1) / np.sqrt(values.shape[0])
     return np.abs(values.mean(axis=0) - np.asarray(expected)) / np.maximum(error, 1e-12)

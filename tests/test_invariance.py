@@ -185,7 +185,7 @@ METRICS: dict[str, tuple[Any, Packing]] = {
 
 
 class Setup(NamedTuple):
-    """A sampler on a target, with its chains in the invariant law."""
+    """A sampler on a target, with its chains in the invariant distribution."""
 
     target: Target
     packing: Packing
@@ -652,7 +652,7 @@ def tilted_variance(inflation: float, alpha2: float, scale: float) -> float:
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
-    # decay 0 and noise .8 s^2: the injected noise is a fifth of what it would be
+    # decay 0 and noise .8 s^2: the injected noise is a fifth of that without minibatch noise
     noise, scale, alpha2 = 0.8, 1.0, 4.0
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -68,7 +68,7 @@ def frozen(state: Any, lam: Any, statistic: Any) -> Any:
     return chains.past_warmup(state, metric_state=rates)
 
 
-# --- stationary laws
+# --- stationary distributions
 
 
 @functools.cache

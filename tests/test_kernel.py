@@ -66,7 +66,7 @@ each_chain_method = pytest.mark.parametrize("method", CHAIN_METHODS)
 
 
 def one_step(model: Callable = regression, **settings: Any) -> SGRLD:
-    """A kernel with one step of fixed size a draw, on minibatches unless said otherwise."""
+    """A kernel with one step of fixed size per draw, on minibatches by default."""
     settings = {"batch_size": BATCH, "step_size": 1e-3, "num_steps": 1, **settings}
     return SGRLD(model, **settings)
 

@@ -157,7 +157,7 @@ def test_cut_off(mixture: ModuleType) -> None:
     np.testing.assert_array_equal(kept, [[0, 2, 5], [10, 11, 12]])
 
 
-# --- laws
+# --- distributions
 
 
 def in_one_dimension(variance: float) -> tuple[float, float]:

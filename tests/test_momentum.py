@@ -32,7 +32,7 @@ def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:
     return jax.jit(lambda z: kernel.init(keys, 0, z, (), {}))(positions)
 
 
-# --- exact laws
+# --- exact distributions
 
 
 def law(

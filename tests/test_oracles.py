@@ -45,7 +45,7 @@ def energy(z: jax.Array) -> jax.Array:
 
 
 class Law:
-    """A density on the line by quadrature: shares of the bins, and draws by inversion."""
+    """A distribution on the line by quadrature: shares of the bins, and draws by inversion."""
 
     def __init__(self, density: Callable[[np.ndarray], np.ndarray]) -> None:
         p = density(GRID)
@@ -71,7 +71,7 @@ class Law:
 
 
 def tilted(scale: Callable[[np.ndarray], np.ndarray], power: float) -> Law:
-    """The law phi(x) G(|x|)^power."""
+    """The distribution phi(x) G(|x|)^power."""
     return Law(lambda x: np.exp(-(x**2) / 2) * scale(np.abs(x)) ** power)
 
 

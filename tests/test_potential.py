@@ -300,7 +300,7 @@ def covariance_of_batches(plan: Subsampling, potential: Potential, position: dic
 
 
 def covariance_of_rows(potential: Potential, position: dict) -> np.ndarray:
-    """What `score_noise` says that it is."""
+    """The covariance according to `score_noise`."""
     flat, unravel = ravel_pytree(position)
     total = np.zeros((flat.size, flat.size))
     for weight, rows_fn in potential.score_noise(random.key(0)):

@@ -121,7 +121,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
         draws = jax.device_get(constrain(found.pop("z")))
         mcmc = as_if_run(mcmc, draws, *args, fields=found, last_state=state)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of, the report says too
+            warnings.simplefilter("ignore")  # the report has the same findings
             return state, to_inference_data(mcmc, gradients=True)
 
     for _ in range(WARMUP // CHUNK):

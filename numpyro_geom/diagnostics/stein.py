@@ -219,7 +219,7 @@ def thin(
         argmin over i of k0(i, i) / 2 + sum over chosen j of k0(i, j)
 
     So burn-in is left out, and over-represented regions are chosen less often. A draw can be chosen
-    more than once. The result is not a sample of a chain: means over it are estimates, but
+    more than once. Unlike a chain, the result is not a sample: means over it are estimates, but
     effective sample sizes have no meaning.
 
     The cost is n ``num_points`` (4 D + 20) multiplications and memory of n D.

@@ -115,7 +115,7 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @prior_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Undo shifts and scales, where what they act on is the unconstrained value."""
+    """Undo shifts and scales that act on the unconstrained value."""
     steps = list(d.transforms)
     bijection = biject_to(d.support)
     while isinstance(bijection, IndependentTransform):

@@ -133,7 +133,7 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @fisher_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Move shifts and scales into the base, and drop what is left if it has no parameter."""
+    """Move shifts and scales into the base; drop other transforms if they have no parameters."""
     base, dbase = core(d.base_dist), core(tangent.base_dist)
     steps = list(zip(d.transforms, tangent.transforms, strict=True))
     bijective = not any(isinstance(t, AbsTransform) for t in d.transforms)

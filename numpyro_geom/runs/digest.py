@@ -33,8 +33,7 @@ KEPT_APART = ("_kernels", "_specs", "_weights")
 """Settings of NumPyro's kernels whose attributes do not have the names of the arguments."""
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 FUNCTION = "a function"
-"""Replaces the name of a user's function or object, because the program contains what it
-computes."""
+"""Replaces the name of a user's function or object; the program contains what it computes."""
 OTHER_CLASS = "a class of the user"
 
 
