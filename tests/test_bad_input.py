@@ -106,7 +106,7 @@ def unindexed_prior(X: Any, y: Any) -> None:
 
 
 def outside_plate(y: Any) -> None:
-    """The observed rows follow the plate's indices and are not in the plate: never scaled."""
+    """The observed rows use the plate's indices outside the plate, so they are never scaled."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", 12) as i:
         loc = numpyro.deterministic("loc", mu * jnp.ones(i.shape[0]))
@@ -122,7 +122,7 @@ def group_latents(y: Any) -> None:
 
 
 def latents_leave_plate(y: Any) -> None:
-    """A function of all local latents outside their plate: rows cannot estimate it unbiasedly."""
+    """A function of all local latents outside their plate: rows cannot estimate it without bias."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", 12) as i:
         z = numpyro.sample("z", dist.Normal(mu, 1))

@@ -34,7 +34,7 @@ LEAST = 200
 
 
 def marked() -> dict[str, str]:
-    """To be summed out. A new dict for each site, because funsor's handlers write into it."""
+    """Settings to sum a site out; a new dict for each site, because funsor writes into it."""
     return {"enumerate": "parallel"}
 
 

@@ -146,7 +146,7 @@ def whitened(
 
 
 def at_law(kernel: SGKernel, expansion: Expansion, positions: Any, args: tuple) -> SGState:
-    """Chains at these positions, with factors from their law, which positions do not depend on."""
+    """Chains at these positions; factors come from their distribution, independently."""
     state = chains.start(kernel, positions, seed=2, args=args)
     rng = np.random.default_rng(1)
 

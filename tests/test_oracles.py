@@ -193,7 +193,7 @@ def test_bias_of_corrected_falls_with_the_step() -> None:
 
 
 def frozen_law(step_size: float, inverse: np.ndarray) -> Law:
-    """What constant A of each chain leave: a mixture of N(0, 1 / (1 - h A / 2)), exactly."""
+    """The distribution for constant A in each chain: a mixture of N(0, 1 / (1 - h A / 2))."""
     values, weights = np.histogram(inverse, bins=200)[::-1]
     centers = (values[1:] + values[:-1]) / 2
     variances = 1 / (1 - step_size * centers / 2)

@@ -56,13 +56,12 @@ def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
     """Image of each index under a keyed permutation of ``range(size)``.
 
     Write ``index = l * b + r`` on a grid of a rows and b columns, the smallest nearly square grid
-    with a b >= size cells. The rounds alternate ``l <- l + F(r) mod a`` and ``r <- r + F(l) mod
-    b``.
-    Each round is a bijection of the grid for any F. F(x) is the murmur3 finaliser of x XOR the
-    round's key, scaled to the range. An image outside ``range(size)`` is mapped again until it is
-    inside (cycle walking), which is still a bijection. This is rare, because the excess a b - size
-    is small. Up to size 64, the image is the rank of the index's hash among all hashes, close to
-    uniform over all permutations.
+    with a b >= size cells. The rounds alternate ``l <- l + F(r) mod a`` and
+    ``r <- r + F(l) mod b``. Each round is a bijection of the grid for any F. F(x) is the murmur3
+    finaliser of x XOR the round's key, scaled to the range. An image outside ``range(size)`` is
+    mapped again until it is inside (cycle walking), which is still a bijection. This is rare,
+    because the excess a b - size is small. Up to size 64, the image is the rank of the index's hash
+    among all hashes, close to uniform over all permutations.
 
     Args:
         round_keys: uint32 array from `round_keys`, of shape (num_rounds,); or of shape
