@@ -13,10 +13,10 @@ target. Then
                                                                        is about (s_j / s*_j)^2
 
 For draws of any target, the expectations are 0 and 1. For a Gaussian target, the first is the error
-of the mean, and the second is the error of the variance to first order. Both include the Monte
-Carlo error of these draws. The factor S makes them errors of coordinate j. With the field
-phi = e_j (theta_j - m_j), the configurational temperature of a coordinate, stiff directions that
-hardly contribute to its variance would dominate.
+of the mean, and the second minus 1 is the relative error of the variance, to first order. Both
+include the Monte Carlo error of these draws. The factor S makes them errors of coordinate j. With
+the field phi = e_j (theta_j - m_j), the configurational temperature of a coordinate, stiff
+directions that hardly contribute to its variance would dominate.
 
 If there are too few draws to estimate S, its diagonal replaces S. Draws of the target still have 0
 and 1, but a deviation is then not an error of a moment.

@@ -77,8 +77,8 @@ class Comparison(TextTable):
 
     Attributes:
         scalars: the differences, one per scalar, in the order of the draws.
-        joint: distances between the joint distributions; empty if there are too few effective
-        draws. left_out: variables that only one side has.
+        joint: distances between the joint distributions; empty for too few effective draws.
+        left_out: variables that only one side has.
         constant: scalars that are the same constant on both sides.
         sizes: (chains, draws) of the draws and of the reference.
     """

@@ -45,7 +45,8 @@ class OnDisk:
         segments: the segments of the run. Their length may be that of the run in the folder.
         visible: number of draws that readers of the store see.
         damaged: numbers of segments to compute again before the run continues from the newest
-        state. newest: the newest state, to which the run returns after repairs.
+            state.
+        newest: the newest state, to which the run returns after repairs.
     """
 
     to_go_on = "call `run` again with the same arguments to go on"
