@@ -1,20 +1,21 @@
-"""A residual network on CIFAR-10 by stochastic-gradient samplers, as in the papers.
+"""A residual network on CIFAR-10 with stochastic-gradient samplers, as in the papers.
 
-The network of 20 layers with filter response normalisation and Swish (274,042 parameters), cosine
-cycles of 5,000 steps of 256 rows with a draw at the end of each, 100 cycles: the setting of Kim,
-Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte Carlo" (ICLR
-2025), appendix D.2, run by `numpyro_geom.published.kim_2025`. Predictions on the test images are
-gathered while the chain runs, weights are not kept, and a run that is killed goes on:
+The network has 20 layers with filter response normalisation and Swish (274,042 parameters). The
+sampler runs 100 cosine cycles of 5,000 steps of 256 rows, with one draw at the end of each cycle.
+This is the setting of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient Markov
+Chain Monte Carlo" (ICLR 2025), appendix D.2, run by `numpyro_geom.published.kim_2025`. Predictions
+on the test images are gathered during the run, and weights are not kept. A run that was killed
+continues if the script is called again:
 
     python examples/cifar.py --data-dir FOLDER --directory runs/sghmc
     python examples/cifar.py --data-dir FOLDER --directory runs/px --sampler PXSGHMC
     python examples/cifar.py --quick        # 20 steps on generated images
     python examples/cifar.py --measure resnet lenet     # start, compile, cost over a loop by hand
 
-Images are read from `FOLDER/cifar10.npz` (arrays X of shape (60000, 32, 32, 3) in uint8 and y, the
-50,000 rows of the training set first), or come from OpenML. With `--augment` images are shifted and
-mirrored anew at every step, and the temperature is 0.01, as in the paper's section 5.2.2. A GPU is
-wanted: on two cores of a CPU a step takes seconds.
+Images are read from `FOLDER/cifar10.npz` (arrays X of shape (60000, 32, 32, 3) in uint8 and y; the
+50,000 training rows come first), or from OpenML. With `--augment`, images are shifted and mirrored
+randomly at every step, and the temperature is 0.01, as in the paper's section 5.2.2. A GPU is
+recommended: on two CPU cores, a step takes seconds.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class ResNet20(nn.Module):
 
 
 def make_model(variance: float, augment: bool) -> Callable:
-    """The NumPyro model: normal weights and one label a row."""
+    """The NumPyro model: normal weights and one label per row."""
 
     def model(x: jax.Array, y: jax.Array) -> None:
         prior = dist.Normal(0.0, variance**0.5)
@@ -103,7 +104,7 @@ def make_model(variance: float, augment: bool) -> Callable:
 
 
 def shifted_and_mirrored(rng_key: jax.Array, images: jax.Array) -> jax.Array:
-    """Each image moved by up to four pixels, zeros coming in, and mirrored or not."""
+    """Each image shifted by up to four pixels (zeros fill the edge) and randomly mirrored."""
     key_shift, key_mirror = random.split(rng_key)
     rows, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))
@@ -118,7 +119,7 @@ def shifted_and_mirrored(rng_key: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def expansion() -> Expansion:
-    """One factor on each side of every layer, but at the network's two ends."""
+    """One factor on each side of every layer, except at the network's two ends."""
     sites = {"net/first.kernel": Factors(left=0, vectors="net/first.bias")}
     sites["net/last.kernel"] = Factors(right=0)
     for stage in range(3):
@@ -139,7 +140,7 @@ def expansion() -> Expansion:
 
 
 def load(folder: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """All images as floats about 0, and labels."""
+    """All images as floats centred at 0, and labels."""
     path = Path(folder or ".") / "cifar10.npz"
     if path.exists():
         with np.load(path) as file:
@@ -156,7 +157,7 @@ def load(folder: str | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generated(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images of the right shape: a bright square at a place that tells the class, in noise."""
+    """Images of the right shape: noise with a bright square, whose place shows the class."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, rows).astype(np.int32)
     x = rng.normal(size=(rows, 32, 32, 3)).astype(np.float32)
@@ -167,7 +168,7 @@ def generated(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sample(parsed: argparse.Namespace) -> None:
-    """A run with predictions on the test images."""
+    """Run the sampler and gather predictions on the test images."""
     if parsed.quick:
         x, y = generated(96)
         train, test = slice(0, 64), slice(64, 96)
@@ -191,7 +192,7 @@ def sample(parsed: argparse.Namespace) -> None:
         kernel,
         num_warmup=0,
         num_samples=num_samples,
-        # what is kept of a draw are its predictions, and not its 274,042 weights
+        # keep the predictions of a draw, not its 274,042 weights
         postprocess_fn=lambda draw: {"logits": logits(draw)},
     )
     begun = time.time()
@@ -209,7 +210,7 @@ def sample(parsed: argparse.Namespace) -> None:
 
 
 def add(stream: PredictionStream, logits: np.ndarray) -> str:
-    """Give the stream the draws of a cycle; one line on all so far."""
+    """Add the draws of a cycle to the stream; returns a line about all draws so far."""
     stream.add(logits)
     found = stream.classification()
     return f"{stream.num_draws} draws: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}"
@@ -239,11 +240,11 @@ class Case(NamedTuple):
     """A network to measure.
 
     Attributes:
-        model: for NumPyro, of images and labels.
-        logits: of sites at images.
-        shape: of an image, and classes are 10.
+        model: NumPyro model of images and labels.
+        logits: function of sites and images; there are 10 classes.
+        shape: shape of an image.
         expansion: one factor on each side.
-        batch_size: rows per step; the papers take 256 and 128.
+        batch_size: rows per step; the papers use 256 and 128.
     """
 
     model: Callable
@@ -275,7 +276,7 @@ def cases() -> dict[str, Case]:
 
 
 def measure(name: str, num_steps: int = 16) -> None:
-    """Seconds of start and compile and of a step, of the kernels and of a loop by hand."""
+    """Seconds for start, compilation and a step, of the kernels and of a hand-written loop."""
     case = cases()[name]
     x = random.normal(random.key(0), (256, *case.shape))
     y = random.randint(random.key(1), (256,), 0, 10)

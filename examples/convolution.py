@@ -1,4 +1,4 @@
-"""A convolution that samplers can afford on a CPU; both image examples use it."""
+"""A convolution that is fast enough on a CPU for samplers; both image examples use it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import jax.numpy as jnp
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, pad: int | None = None) -> jax.Array:
-    """A convolution with zeros at the edges, as one product of matrices.
+    """A convolution with zeros at the edges, as one matrix product.
 
-    Gradients of `lax.conv_general_dilated` within a compiled loop are 15 to 30 times slower on a
-    CPU than outside of one (https://github.com/jax-ml/jax/issues/12868), and samplers are loops.
+    On a CPU, gradients of `lax.conv_general_dilated` within a compiled loop are 15 to 30 times
+    slower than outside of a loop (https://github.com/jax-ml/jax/issues/12868), and samplers are
+    loops.
 
     Args:
         x: images, shape (rows, height, width, channels).
         kernel: shape (size, size, channels, outputs).
         stride: pixels from one window to the next.
-        pad: zeros at each edge; None for as many as keep the height and width of odd sizes.
+        pad: number of zeros at each edge; None to keep the height and width (for odd sizes).
     """
     size = kernel.shape[0]
     pad = size // 2 if pad is None else pad

@@ -1,38 +1,39 @@
 """Networks on digits: SGHMC with and without parameter expansion, at equal numbers of gradients.
 
-After the image experiments of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient
-Markov Chain Monte Carlo" (ICLR 2025, sections 5.2 and 5.3), where a matrix W = P V Q in the place
-of W gives more diverse draws (larger ensemble ambiguity, larger distances between draws) and a
-better averaged prediction. Theirs: a residual network of 20 layers on CIFAR-10, batches of 256, 100
-cycles of 5,000 steps from a random start. Ours, small enough for two cores: a fully connected
-network (inputs)-400-10 and a convolutional one (two layers of 8 and 16 channels), both ReLU, on
-scikit-learn's digits (8 by 8, 1,438 rows to train on and 359 to test on, a fixed split) and, where
-a folder has them, on MNIST's first 10,000 rows, tested on its 10,000 test rows (not in the table).
+This follows the image experiments of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic
+Gradient Markov Chain Monte Carlo" (ICLR 2025, sections 5.2 and 5.3). There, a matrix W = P V Q in
+place of W gives more diverse draws (larger ensemble ambiguity, larger distances between draws) and
+a better averaged prediction. The paper has a residual network of 20 layers on CIFAR-10, batches of
+256, and 100 cycles of 5,000 steps from a random start. This script is small enough for two CPU
+cores. It has a fully connected network (inputs)-400-10 and a convolutional network (two layers of 8
+and 16 channels), both ReLU. The data are scikit-learn's digits (8 by 8, 1,438 training rows and 359
+test rows, a fixed split). If a folder has MNIST, its first 10,000 rows with its 10,000 test rows
+are used too (not in the table).
 
 All methods start from the same Adam solution of the model without expansion, a new one for each
-seed, and take the same ten cosine cycles of 100 steps of 64 rows, a draw at the end of each, the
-first two left out. The momentum decay gamma h is 0.1 at the peak. Peak step sizes h are given as
-the papers' learning rate N h^2 and tuned for each method on the same grid with `--tune`: by the
-negative log-likelihood of rows that are held out of the training part (MNIST takes what was best on
-the digits). Priors are the paper's: N(0, 0.05) for SGHMC's weights and, under `target="factors"`,
-N(0, 0.02) for V and N(0, 0.5) for the entries of the factors, which is another model. By the
-paper's rule the input side of the first layer and the output side of the last have no factor;
-biases share their matrix's. What is compared:
+seed. They run the same ten cosine cycles of 100 steps of 64 rows, with a draw at the end of each
+cycle. The first two cycles are left out. The momentum decay gamma h is 0.1 at the peak. Peak step
+sizes h are given as the papers' learning rate N h^2. They are tuned for each method on the same
+grid with `--tune`, by the negative log-likelihood of held-out training rows (MNIST uses the best
+values of the digits). Priors are the paper's: N(0, 0.05) for SGHMC's weights. Under
+`target="factors"` they are N(0, 0.02) for V and N(0, 0.5) for the entries of the factors, which is
+another model. By the paper's rule, the input side of the first layer and the output side of the
+last have no factor; biases share their matrix's factor. The methods are:
 
     SGHMC                     no expansion
     PX posterior              the same posterior, sampled through factors
     PX posterior, rank 16     with factors D + L1' L2 (fully connected network only)
-    PX factors                the paper's target, with the friction on factors that V has
-    PX factors, low friction  with a hundredth of it, as in the paper
+    PX factors                the paper's target; factors have the same friction as V
+    PX factors, low friction  the paper's target; factors have a hundredth of it, as in the paper
 
-What came out on the digits, three seeds (`docs/tables`): the paper's ordering. Under "factors" the
-averaged prediction is better (fully connected: negative log-likelihood 0.06 to 0.07 against 0.18)
-and the draws are more diverse. But a wider prior alone, `--prior-variance 0.5`, gives SGHMC without
-expansion the same likelihood (0.06) at a seventh of the time, with less diversity, so that at least
-a part of the gain is the other model's. Where expansion leaves the posterior as it is it does not
-help: full factors need a smaller step or predict worse, those of rank 16 are about equal to none.
-The table's step sizes of the convolutional network come from three points of the grid for SGHMC and
-were taken over for the others.
+Results on the digits, three seeds (`docs/tables`): the order of the methods is the paper's. Under
+"factors", the averaged prediction is better (fully connected: negative log-likelihood 0.06 to 0.07
+against 0.18) and the draws are more diverse. But SGHMC without expansion has the same likelihood
+(0.06) with a wider prior alone, `--prior-variance 0.5`, at a seventh of the time, with less
+diversity. So at least a part of the gain comes from the other model. Expansion that leaves the
+posterior unchanged does not help: full factors need a smaller step or predict worse, and factors of
+rank 16 are about equal to none. The step sizes of the convolutional network come from three points
+of the grid for SGHMC; the other methods use the same values.
 
     python examples/digits_network.py [--networks dense convolution] [--datasets digits mnist]
     python examples/digits_network.py --tune
@@ -88,11 +89,11 @@ class Data(NamedTuple):
     """Images in [0, 1], shape (rows, side, side, 1), and their classes.
 
     Attributes:
-        X: images to train on.
+        X: training images.
         y: their classes.
-        test_X: images to test on.
+        test_X: test images.
         test_y: their classes.
-        origin: where they are from, in words.
+        origin: source of the data, in words.
     """
 
     X: np.ndarray
@@ -103,7 +104,7 @@ class Data(NamedTuple):
 
 
 def load_digits() -> Data:
-    """The digits that come with scikit-learn, a fifth of them to test on."""
+    """The digits of scikit-learn; a fifth of them are test rows."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -122,12 +123,12 @@ def load_mnist(data_dir: str | os.PathLike | None = None, num_rows: int = 10_000
     """The first rows of MNIST's training part and of its test part, from a folder.
 
     Args:
-        data_dir: folder with `mnist_784.npz`; None for the one that NUMPYRO_GEOM_DATA names.
-        num_rows: rows of each part, as far as there are so many.
+        data_dir: folder with `mnist_784.npz`; None for the folder in NUMPYRO_GEOM_DATA.
+        num_rows: largest number of rows of each part.
 
     Raises:
         FileNotFoundError: without such a file.
-        ValueError: for a file that is not what it should be.
+        ValueError: for a file with other contents.
     """
     if data_dir is None:
         data_dir = os.environ.get("NUMPYRO_GEOM_DATA")
@@ -163,7 +164,7 @@ def _as_images(X: np.ndarray) -> np.ndarray:
 
 
 def held_out(data: Data) -> Data:
-    """The training part alone, its last fifth in the place of the test part."""
+    """The training part alone; its last fifth replaces the test part."""
     cut = round(0.8 * len(data.y))
     X, y = data.X, data.y
     return Data(X[:cut], y[:cut], X[cut:], y[cut:], f"{data.origin}; a fifth held out")
@@ -173,7 +174,7 @@ def held_out(data: Data) -> Data:
 
 
 def weights(name: str, variance: float, *shape: int) -> jax.Array:
-    """A site of normal numbers."""
+    """A site of normal weights."""
     return numpyro.sample(name, dist.Normal(0, variance**0.5).expand(shape).to_event(len(shape)))
 
 
@@ -184,7 +185,7 @@ def dense_logits(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
 
 
 def dense(X, y=None, hidden=HIDDEN, variance=PRIOR_VARIANCE):
-    """One hidden layer."""
+    """The model of the network with one hidden layer."""
     w = {
         "w1": weights("w1", variance, X.shape[1] * X.shape[2], hidden),
         "b1": weights("b1", variance, hidden),
@@ -212,7 +213,7 @@ def convolution_logits(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
 
 
 def convolution(X, y=None, channels=(8, 16), variance=PRIOR_VARIANCE):
-    """Two layers of 3 by 3 kernels, halved in between; the largest of each channel at the end."""
+    """Two layers of 3 by 3 kernels with pooling between them; global max pooling at the end."""
     first, second = channels
     w = {
         "k1": weights("k1", variance, 3, 3, 1, first),
@@ -228,7 +229,7 @@ def convolution(X, y=None, channels=(8, 16), variance=PRIOR_VARIANCE):
 
 
 class Network(NamedTuple):
-    """A model, what it predicts, and where its expansion has factors.
+    """A model, its predictions, and the sites of its factors.
 
     Attributes:
         model: NumPyro model of ``(X, y)``.
@@ -261,15 +262,15 @@ NETWORKS = {
 
 
 class Measures(NamedTuple):
-    """What is asked of a chain's draws.
+    """Measures of a chain's draws.
 
     Attributes:
         accuracy: share of test rows whose class has the largest averaged probability.
         nll: mean negative log-likelihood of the averaged probabilities, in nats.
         ece: expected calibration error of the averaged probabilities.
-        ambiguity: mean negative log-likelihood of single draws less that of the mean logits.
+        ambiguity: mean negative log-likelihood of single draws minus that of the mean logits.
         distance: mean Euclidean distance between successive draws of all weights and biases.
-        relative: the same over the norm of the earlier draw.
+        relative: the same divided by the norm of the earlier draw.
     """
 
     accuracy: float
@@ -291,9 +292,9 @@ def averaged(logits: np.ndarray) -> np.ndarray:
 
 
 def ensemble_ambiguity(logits: np.ndarray, y: np.ndarray) -> float:
-    """Mean loss of single draws less the loss of the mean logits, equation 41 of the paper.
+    """Mean loss of single draws minus the loss of the mean logits, equation 41 of the paper.
 
-    With losses, where the paper's equation has log-likelihoods, so that it is at least 0.
+    The paper's equation has log-likelihoods; losses make it at least 0.
 
     Args:
         logits: shape (draws, rows, classes).
@@ -319,7 +320,7 @@ def calibration_error(p: np.ndarray, y: np.ndarray, num_bins: int = NUM_BINS) ->
 
 
 def distances(draws: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Mean distance between successive draws, as it is and over the norm of the earlier draw."""
+    """Mean distance between successive draws: absolute, and over the norm of the earlier draw."""
     flat = np.concatenate([np.reshape(x, (len(x), -1)) for x in draws.values()], axis=1)
     if len(flat) < 2:
         return 0.0, 0.0
@@ -359,14 +360,14 @@ def measure(network: Network, draws: Mapping[str, Any], data: Data) -> Measures:
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a method may do.
+    """The cost of a method.
 
     Attributes:
         mode_steps: Adam steps to the start.
-        period: stochastic-gradient steps of a cycle, and so of a draw.
+        period: stochastic-gradient steps per cycle, and so per draw.
         left_out: cycles before the first draw that counts.
-        cycles: draws that count.
-        batch_size: rows a step.
+        cycles: number of draws that count.
+        batch_size: rows per step.
     """
 
     mode_steps: int = 1000
@@ -388,7 +389,7 @@ START = "Adam, the start"
 
 
 def methods(network: Network) -> dict[str, Expansion | None]:
-    """Method name -> expansion; low rank where a side is long enough for it to matter."""
+    """Method name -> expansion; low rank only if a side is long enough for it to matter."""
     paper = partial(
         Expansion, sites=network.sites, target="factors", prior_scale=EXPANDED_PRIOR_VARIANCE**0.5
     )
@@ -419,13 +420,13 @@ LEARNING_RATES = {
         "PX factors, low friction": 0.01,
     },
 }
-"""N h^2 at the peak, by network and method: what --tune chooses on the digits for the fully
-connected network, and of 0.03, 0.1 and 0.3 for the convolution's SGHMC; its expansions are not
-tuned."""
+"""N h^2 at the peak, by network and method. For the fully connected network, `--tune` chose them on
+the digits. For the convolutional network, SGHMC's was chosen among 0.03, 0.1 and 0.3, and its
+expansions are not tuned."""
 
 
 def prepare(model: Callable, X: jax.Array, y: jax.Array, key: jax.Array, effort: Effort) -> dict:
-    """Where chains start: Adam from minibatches, with a rate that falls along a cosine."""
+    """The start of the chains: Adam on minibatches, with a rate that falls along a cosine."""
     key_start, key_stream, key_steps = random.split(key, 3)
     plan = read_subsampling(model, (X, y), {}, effort.batch_size)
     info = initialize_model(key_start, model, init_strategy=init_to_sample, model_args=(X, y))
@@ -451,7 +452,7 @@ def prepare(model: Callable, X: jax.Array, y: jax.Array, key: jax.Array, effort:
 def make_kernel(
     model: Callable, expansion: Expansion | None, rate: float, num_rows: int, effort: Effort
 ) -> SGHMC:
-    """A kernel of cosine cycles from the peak h with N h^2 = rate, a draw at each cycle's end."""
+    """A kernel of cosine cycles from the peak h with N h^2 = rate, one draw at each cycle's end."""
     peak = (rate / num_rows) ** 0.5
     return SGHMC(
         model,
@@ -464,12 +465,12 @@ def make_kernel(
 
 
 class Chain(NamedTuple):
-    """A chain's draws, and what they took.
+    """A chain's draws and their cost.
 
     Attributes:
-        draws: dict site -> array, draws first; all sites are on the real numbers.
+        draws: dict site -> array, draws first; all sites are real-valued.
         undone: share of steps that the kernel undid.
-        seconds: for 1,000 gradients, in the fastest cycle.
+        seconds: seconds per 1,000 gradients, in the fastest cycle.
     """
 
     draws: dict[str, np.ndarray]
@@ -480,14 +481,14 @@ class Chain(NamedTuple):
 def run_chain(
     kernel: SGHMC, sample: Callable, start: dict, rows: tuple, key: jax.Array, effort: Effort
 ) -> Chain:
-    """Cycle by cycle, so that neither compilation nor other work on the machine is counted.
+    """Run cycle by cycle, so that the time excludes compilation and other work on the machine.
 
     Args:
         kernel: from `make_kernel`.
-        sample: its compiled ``sample``, for chains to share.
+        sample: its compiled ``sample``, which chains share.
         start: dict site -> array.
         rows: X and y.
-        key: of the chain.
+        key: key of the chain.
         effort: cycles.
     """
     state = kernel.init(key, effort.left_out, start, rows, {})
@@ -507,16 +508,16 @@ def run_chain(
 
 
 class Result(NamedTuple):
-    """What one method did with one seed.
+    """The result of one method with one seed.
 
     Attributes:
         data: name of the data.
         network: name of the network.
         method: name of the method.
         rate: N h^2 at the peak.
-        measures: of the test part.
+        measures: measures on the test part.
         undone: share of steps that the kernel undid.
-        seconds: for 1,000 gradients.
+        seconds: seconds per 1,000 gradients.
     """
 
     data: str
@@ -551,7 +552,7 @@ def run_network(
         kernel = make_kernel(network.model, available[name], rates[name], len(y), effort)
         sample = jax.jit(kernel.sample)
         for seed, start in zip(seeds, starts, strict=True):
-            # by name, so that a method's draws do not depend on which others run
+            # a key by name, so that a method's draws do not depend on the other methods
             key = random.fold_in(random.key(seed), zlib.crc32(name.encode()))
             begin = time.perf_counter()
             chain = run_chain(kernel, sample, start, (X, y), key, effort)
@@ -573,7 +574,7 @@ def tune(
     chosen: Sequence[str],
     effort: Effort,
 ) -> dict[str, float]:
-    """The learning rate of the grid with the least held-out NLL, for each method."""
+    """For each method, the learning rate of the grid with the smallest held-out NLL."""
     data, best = held_out(data), {}
     X, y = jnp.asarray(data.X), jnp.asarray(data.y)
     start = prepare(network.model, X, y, random.key(100), effort)

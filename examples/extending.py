@@ -1,4 +1,4 @@
-"""A kernel and a metric of one's own, as docs/extending.md explains them; a few seconds."""
+"""A user's own kernel and metric, as in docs/extending.md; takes a few seconds."""
 
 # --8<-- [start:kernel]
 import jax
@@ -12,7 +12,7 @@ from numpyro_geom.state import Chain, StepReport
 
 
 class ClippedSGLD(SGKernel):
-    """Langevin dynamics with gradients of a length of at most ``most``."""
+    """Langevin dynamics with the length of the gradient clipped at ``most``."""
 
     def __init__(self, model=None, *, potential_fn=None, most=1e3, step_size="auto",
                  batch_size=None, num_steps="auto", temperature=1.0):  # fmt: skip
@@ -21,7 +21,7 @@ class ClippedSGLD(SGKernel):
             raise ValueError(f"most must be positive, got {most!r}")
 
     def algorithm(self, settings):
-        """Langevin's, with another step."""
+        """The Langevin algorithm with another step."""
 
         def step(rng_key, potential, batch, chain, h, tau, learning):
             z = chain.position
@@ -80,7 +80,7 @@ class MeanMagnitude(Metric):
 
 
 def main(num_samples=2000):
-    """Run both on a small posterior; returns the standard deviations of mu, 0.1 is exact."""
+    """Run both on a small posterior; returns the standard deviations of mu (exact: 0.1)."""
     # --8<-- [start:use]
     import numpyro
     import numpyro.distributions as dist

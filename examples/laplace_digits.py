@@ -1,11 +1,11 @@
-"""Laplace approximations of a network on digits: predictions of straight and of bent draws.
+"""Laplace approximations of a network on digits: predictions from straight and geodesic draws.
 
-A network 64-128-16-10 (tanh, 10,554 parameters with N(0, s) priors; `--hidden 1024 32` has 99,690)
-on scikit-learn's digits, pixels standardised, the fixed split of `digits_network.py` with as many
-training rows as ``--rows`` tells and all 359 rows to test on. All methods start from the same
-position, where Adam on all training rows ends, and take the same Gaussian velocities v ~ N(0,
-P^-1), P the generalised Gauss-Newton matrix (``precision="fisher"``), so that they differ in the
-way they go alone:
+The network is 64-128-16-10 (tanh, 10,554 parameters with N(0, s) priors; `--hidden 1024 32` has
+99,690). The data are scikit-learn's digits with standardised pixels, in the fixed split of
+`digits_network.py`: ``--rows`` training rows and all 359 test rows. All methods start from the same
+position, where Adam on all training rows ends. They use the same Gaussian velocities v ~ N(0,
+P^-1), where P is the generalised Gauss-Newton matrix (``precision="fisher"``). So the methods
+differ only in the path from the mode to the draw:
 
     MAP                     the mode itself
     last layer              theta = theta^ + v in the last layer's weights, the others at the mode
@@ -14,16 +14,17 @@ way they go alone:
     monge                   geodesics of I + g g'
     fisher                  geodesics of the Fisher metric, solves by conjugate gradients
 
-Predictions are averaged probabilities: accuracy, negative log-likelihood in nats a row, and the
-expected calibration error of 15 equal bins. Geodesics that are not followed to their end count as
-failed and stay among the draws, where the solver stopped. Seconds are of CPU, without compilation.
+Predictions are averaged probabilities. The measures are accuracy, negative log-likelihood in nats
+per row, and the expected calibration error with 15 equal bins. A geodesic that is not followed to
+its end counts as failed. Its draw is kept at the place where the solver stopped. Times are CPU
+seconds without compilation.
 
     python examples/laplace_digits.py --rows 1437 --max-steps 400 --write
     python examples/laplace_digits.py --rows 1437 --max-steps 400 --hidden 1024 32 --draws 2 --write
     python examples/laplace_digits.py --quick
 
 ``--write`` writes a table in docs/tables, named by the number of parameters. ``--results FILE``
-keeps finished methods in a file and takes from it what is there.
+stores finished methods in a file and reuses them.
 """
 
 from __future__ import annotations
@@ -65,21 +66,21 @@ METHODS = {
     "monge": "monge",
     "fisher": "fisher",
 }
-"""Method -> metric, and LAST for a straight draw of the last layer alone."""
+"""Method -> metric, or LAST for a straight draw of the last layer alone."""
 
 
 class Effort(NamedTuple):
-    """Sizes of everything.
+    """Sizes of the experiment.
 
     Attributes:
         hidden: units of the two layers.
-        rows: to train on.
-        draws: of each method.
-        adam_steps: to the mode, on all rows.
+        rows: number of training rows.
+        draws: draws of each method.
+        adam_steps: steps to the mode, on all rows.
         prior_sd: s.
-        rtol: of the geodesics; conjugate gradients take a hundredth of it.
-        max_steps: of a geodesic.
-        solver: of the straight draws, and Monge's; the Fisher metric's is ``"cg"``.
+        rtol: tolerance of the geodesics; that of conjugate gradients is a hundredth of it.
+        max_steps: largest number of steps of a geodesic.
+        solver: of the straight draws and of Monge's metric; the Fisher metric's is ``"cg"``.
     """
 
     hidden: tuple[int, int] = (128, 16)
@@ -97,7 +98,7 @@ QUICK = Effort(hidden=(4, 3), rows=40, draws=2, adam_steps=50, prior_sd=0.5, sol
 
 
 class Data(NamedTuple):
-    """Standardised pixels, shape (rows, 64), and classes, to train and to test on."""
+    """Standardised pixels, shape (rows, 64), and classes, of the training and the test part."""
 
     X: np.ndarray
     y: np.ndarray
@@ -106,14 +107,14 @@ class Data(NamedTuple):
 
 
 def make_data(num_rows: int) -> Data:
-    """The first rows of the training part, pixels standardised by them; all of the test part."""
+    """The first training rows and all test rows, standardised by the training rows."""
     digits = load_digits()
     X, y = digits.X[:num_rows].reshape(-1, 64), digits.y[:num_rows]
     mean, sd = X.mean(axis=0), X.std(axis=0)
     sd = np.where(sd > 0, sd, 1)  # pixels that are always blank
 
     def scaled(X: np.ndarray) -> np.ndarray:
-        # a pixel that is hardly ever inked would be tens of sd away where it is
+        # a pixel that is almost always blank would be tens of sd away when it is not
         return np.clip((X - mean) / sd, -5, 5).astype(np.float32)
 
     return Data(scaled(X), y, scaled(digits.test_X.reshape(-1, 64)), digits.test_y)
@@ -132,7 +133,7 @@ def shapes(hidden: tuple[int, int]) -> dict[str, tuple[int, ...]]:
 
 
 def logits(w: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
-    """Of the classes, shape (rows, 10)."""
+    """Logits of the classes, shape (rows, 10)."""
     features = jnp.tanh(jnp.tanh(X @ w["w1"] + w["b1"]) @ w["w2"] + w["b2"])
     return features @ w["w3"] + w["b3"]
 
@@ -148,7 +149,7 @@ def network(X: Any, y: Any, hidden: tuple[int, int], prior_sd: float) -> None:
 
 
 def near_a_mode(data: Data, effort: Effort) -> tuple[dict[str, jax.Array], float]:
-    """Where Adam ends, and the norm of the gradient of the energy there, in nats."""
+    """The position where Adam ends, and the norm of the gradient of the energy there, in nats."""
     model = partial(network, hidden=effort.hidden, prior_sd=effort.prior_sd)
     names = shapes(effort.hidden)
     keys = random.split(random.key(1), len(names))
@@ -178,17 +179,17 @@ def near_a_mode(data: Data, effort: Effort) -> tuple[dict[str, jax.Array], float
 
 
 class Result(NamedTuple):
-    """One line of the table; NaN where there is nothing to tell.
+    """One line of the table; NaN for missing figures.
 
     Attributes:
-        method: its name.
-        draws: how many.
-        accuracy: share of test rows.
-        nll: of averaged probabilities, nats a row.
+        method: name of the method.
+        draws: number of draws.
+        accuracy: share of test rows with a right prediction.
+        nll: negative log-likelihood of averaged probabilities, in nats per row.
         ece: expected calibration error.
-        seconds: of CPU, per draw.
-        evaluations: of the acceleration, mean over draws.
-        failed: draws that were not followed to their end.
+        seconds: CPU seconds per draw.
+        evaluations: evaluations of the acceleration, mean over draws.
+        failed: number of draws that were not followed to their end.
     """
 
     method: str
@@ -220,7 +221,7 @@ def linearised(mode: dict, draws: dict, X: jax.Array) -> jax.Array:
 
 
 class Drawn(NamedTuple):
-    """Draws by site, their fate, and CPU seconds of one."""
+    """Draws by site, whether each succeeded, and CPU seconds per draw."""
 
     draws: dict[str, jax.Array]
     success: jax.Array
@@ -251,14 +252,14 @@ def draw(metric: str, mode: dict, data: Data, effort: Effort) -> Drawn:
         params = guide.fit(random.key(0), X, y, init_params=start, max_steps=0)
 
     def some(key: jax.Array, params: dict, X: jax.Array, y: jax.Array) -> tuple:
-        # one after the other: products of several networks at once are many times slower on a CPU
+        # one by one: products of several networks at once are many times slower on a CPU
         draws = guide.draw(key, params, X, y, sample_shape=(effort.draws,), chunk_size=1)
         return draws.samples, draws.success, draws.num_evaluations
 
     begin = time.perf_counter()
     program = jax.jit(some).lower(random.key(2), params, X, y).compile()
     print(f"{metric}: compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    begin = time.process_time()  # which other work on the machine does not change
+    begin = time.process_time()  # CPU time does not depend on other work on the machine
     draws, *fate = jax.block_until_ready(program(random.key(2), params, X, y))
     seconds = (time.process_time() - begin) / effort.draws
     repeated = {k: jnp.broadcast_to(x, (effort.draws, *x.shape)) for k, x in fixed.items()}
@@ -266,7 +267,7 @@ def draw(metric: str, mode: dict, data: Data, effort: Effort) -> Drawn:
 
 
 def run(method: str, mode: dict, data: Data, effort: Effort, known: dict[str, Drawn]) -> Result:
-    """Draw, unless draws with the metric are known, and predict."""
+    """Draw, unless draws with this metric are known, and predict."""
     test_X = jnp.asarray(data.test_X)
     if method == MAP:
         return Result(method, 1, *measure(logits(mode, test_X)[None], data.test_y))

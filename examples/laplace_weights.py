@@ -1,16 +1,16 @@
-"""Importance weights of `RiemannianLaplace` on logistic regression: what they correct.
+"""Importance weights of `RiemannianLaplace` on logistic regression: how much they correct.
 
-Draws with the Fisher metric from the Euclidean mode, float64, standardised inputs, as in
-riemannian_laplace.py; the reference is NUTS. For each data set: the shape k of the weights' tail,
-their effective sample size, and the largest error of a coordinate's mean and sd, without and with
-weights, in posterior standard deviations. Beside it is the error that exact draws of the same
-effective sizes would have: the expected largest of D absolute standard errors.
+Draws use the Fisher metric from the Euclidean mode, float64 and standardised inputs, as in
+riemannian_laplace.py. The reference is NUTS. For each data set, the table has the shape k of the
+tail of the weights, their effective sample size, and the largest error of a coordinate's mean and
+sd, without and with weights, in posterior standard deviations. It also has the error of exact draws
+with the same effective sample sizes: the expected largest of D absolute standard errors.
 
     python examples/laplace_weights.py --data-dir FOLDER [--draws 4000] [--write]
     python examples/laplace_weights.py --quick
 
-Data come from `FOLDER/logistic_<name>.npz` (arrays X and y), or scikit-learn's breast cancer data
-with ``--targets breast-cancer``. The variable NUMPYRO_GEOM_DATA names a default folder.
+Data come from `FOLDER/logistic_<name>.npz` (arrays X and y), or from scikit-learn's breast cancer
+data with ``--targets breast-cancer``. The variable NUMPYRO_GEOM_DATA names a default folder.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Row(NamedTuple):
     """One data set; errors are the largest over coordinates, in posterior sd.
 
     Attributes:
-        name: of the data.
+        name: name of the data.
         size: D.
         shape: Pareto shape of the weights.
         ess: effective sample size of the weights.
         mean: errors of the mean, without and with weights.
-        sd: errors of the sd, relative, likewise.
-        floor: what exact draws of the same sizes would show: of the mean, of the sd.
+        sd: relative errors of the sd, without and with weights.
+        floor: errors of exact draws of the same sizes, of the mean and of the sd.
     """
 
     name: str

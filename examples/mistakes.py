@@ -1,7 +1,7 @@
-"""Plausible mistakes, and what the package says of them.
+"""Plausible mistakes, and the errors that the package raises for them.
 
-Each is a line of code that a user types. The script runs them and makes the table of the page
-"What is refused"; the tests hold every message to the argument and the remedy that it must name.
+Each mistake is a line of code that a user might type. The script runs them and makes the table of
+the page "What is refused". The tests check that every message names the argument and the remedy.
 
     python examples/mistakes.py            # print
     python examples/mistakes.py --write    # write docs/tables/mistakes.md
@@ -33,10 +33,10 @@ class Mistake(NamedTuple):
     """A mistake.
 
     Attributes:
-        code: what is typed.
-        error: what it raises.
-        argument: what the message must name.
-        remedy: and say what to do in these words.
+        code: the user's code.
+        error: the type of the error.
+        argument: text that the message must contain, to name the argument.
+        remedy: text that the message must contain, to say what to do.
     """
 
     code: str
@@ -348,7 +348,7 @@ def model(X, y=None):
 
 
 def unindexed(X, y):
-    """The same, without the indices of its plate."""
+    """The same regression, without the indices of its plate."""
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
@@ -362,7 +362,7 @@ def mixture(y):
 
 
 def names() -> dict[str, Any]:
-    """What the code of a mistake can use."""
+    """The names that the code of a mistake can use."""
     X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
     key, y = jax.random.key(0), X.sum(1)
 
@@ -384,10 +384,10 @@ def names() -> dict[str, Any]:
 
 
 def raised(mistake: Mistake, known: dict[str, Any]) -> Exception:
-    """What the code raises.
+    """The error that the code raises.
 
     Raises:
-        RuntimeError: where it raises nothing.
+        RuntimeError: if the code raises nothing.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

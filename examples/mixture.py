@@ -1,25 +1,26 @@
-"""A mixture of 25 Gaussians: which samplers leave a mode, and what it costs them.
+"""A mixture of 25 Gaussians: which samplers leave a mode, and at what cost.
 
 The target is that of Zhang, Li, Zhang, Chen and Wilson, "Cyclical Stochastic Gradient MCMC for
 Bayesian Deep Learning" (ICLR 2020): weights 1/25, means on the grid {-4, -2, 0, 2, 4}^2, covariance
-0.03 I. Half-way between two modes the density is 1e-7 of what it is at them, and every chain starts
-in the mode in the middle: a sampler whose error is small stays there, and one that travels does so
-by means of its error. So the table shows both: how the modes are weighted, and how wide they are.
+0.03 I. Half-way between two modes, the density is 1e-7 of that at the modes. Every chain starts
+in the mode in the middle. A sampler with a small error stays there, and a sampler that travels does
+so because of its error. So the table shows the weights of the modes as well as their widths.
 
 Parameter expansion is that of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient
-Markov Chain Monte Carlo" (ICLR 2025, section 5.1): x = W3 W2 W1 v with three 2 x 2 matrices, here a
-site of shape (2, 1) with three factors on the left. Ours: gradients of the exact energy, 50,000
-evaluations a chain for every sampler, of which 500 draws are kept (theirs: HMC with 10,000 draws,
-10 leapfrog steps of 0.05), and a table in place of a picture.
+Markov Chain Monte Carlo" (ICLR 2025, section 5.1): x = W3 W2 W1 v with three 2 x 2 matrices. Here
+x is a site of shape (2, 1) with three factors on the left. This script uses gradients of the exact
+energy and 50,000 gradient evaluations per chain for every sampler. Of each chain it keeps 500
+draws, and it prints a table. The paper has HMC with 10,000 draws, 10 leapfrog steps of 0.05, and a
+picture.
 
-Not counted: the warm-up of NUTS, the search for the others' settings (`--tune`), and the energies
-of GGMC's test, one a trajectory. A large step of a cycle is not stable, and is meant not to be: the
-kernel undoes steps that run away, and the table says in how many draws it did. The second table is
-of samplers with small errors: on modes of variance 0.2, between which they travel, and from the
-exact law, which they are to keep.
+Not counted are the warm-up of NUTS, the search for the other samplers' settings (`--tune`), and the
+energies of GGMC's Metropolis test, one per trajectory. The large steps of a cycle are unstable on
+purpose. The kernel undoes steps that diverge, and the table shows the share of draws with such
+steps. The second table is for samplers with small errors: on modes of variance 0.2, between which
+they travel, and from exact draws, whose distribution they must preserve.
 
-The density is a `numpyro.factor` beside a flat prior. As the prior itself (`MixtureSameFamily`) it
-would be what ``Expansion(target="factors")`` replaces, and nothing of it would be left.
+The density is a `numpyro.factor` with a flat prior. If the mixture were the prior itself
+(`MixtureSameFamily`), ``Expansion(target="factors")`` would replace the whole target.
 
     python examples/mixture.py [--out TABLE.md] [--figure HISTOGRAMS.png]
     python examples/mixture.py --quick
@@ -55,26 +56,27 @@ LEVELS = np.arange(-4.0, 5.0, 2.0)
 """Coordinates of the means."""
 MEANS = np.stack(np.meshgrid(LEVELS, LEVELS, indexing="ij"), axis=-1).reshape(-1, 2)
 VARIANCE = 0.03
-"""Of each mode in each direction."""
+"""Variance of each mode in each direction."""
 WIDE_VARIANCE = 0.2
-"""That of an easier mixture, between whose modes samplers with small errors travel too."""
+"""Variance for an easier mixture; samplers with small errors travel between its modes too."""
 NUM_FACTORS = 3
 EXPLORE = 0.25
 FLOOR = 0.05
 """Step size at the end of a cycle."""
 EXPANDED_FLOOR = 0.01
-"""The same with factors, whose curvature is up to a hundred times as large."""
+"""The same with factors, whose curvature is up to a hundred times larger."""
 EDGES = np.arange(-5.0, 5.2, 0.4)
-"""Of the bins, 25 a side: a mode's mean is in the middle of one. Beyond them is one bin more."""
+"""Edges of the bins, 25 per side. Each mode's mean is in the middle of a bin. One more bin is
+outside."""
 VISITED_WITHIN = 3.0
-"""A mode counts as visited by a draw that is this many standard deviations from its mean."""
+"""A draw visits a mode if it is within this many standard deviations of the mean."""
 
 
-# --- the target and what it is compared by
+# --- the target and its measures
 
 
 def log_density(x: Any, variance: float = VARIANCE) -> jax.Array:
-    """Of the mixture, normalised; x has shape (..., 2)."""
+    """Normalised log density of the mixture; x has shape (..., 2)."""
     # equal weights on a product of levels: the coordinates are independent
     squares = jnp.square(jnp.asarray(x)[..., None] - LEVELS) / (2 * variance)
     parts = jax.nn.logsumexp(-squares, axis=-1) - math.log(5)
@@ -101,12 +103,12 @@ def factors_draws(
     num_factors: int = NUM_FACTORS,
     num_matrices: int = 100_000,
 ) -> np.ndarray:
-    """Draws from the law that ``target="factors"`` has, shape (draws, 2).
+    """Draws from the target of ``target="factors"``, shape (draws, 2).
 
-    The mixture times the prior of x = P v that P, a product of ``num_factors`` matrices with
-    entries N(0, 1/2), and v from N(0, I) imply. Given P that prior is N(0, P P'), and the product
-    a mixture again: matrices are weighted by their evidence, so that the draws are those of
-    ``num_matrices`` random ones, and independent otherwise.
+    It is the mixture times a prior of x = P v. P is a product of ``num_factors`` matrices with
+    entries N(0, 1/2), and v is N(0, I). Given P, this prior is N(0, P P'), and the product is again
+    a mixture. The matrices are weighted by their evidence: the draws use ``num_matrices`` random
+    matrices and are independent given these.
     """
     expansion = Expansion(target="factors")
     factors = rng.normal(size=(num_factors, num_matrices, 2, 2)) * expansion.factor_prior_scale
@@ -120,7 +122,7 @@ def factors_draws(
     matrix, mode = np.divmod(chosen, len(MEANS))
     gain = prior[matrix] @ np.linalg.inv(total[matrix])
     centre = (gain @ MEANS[mode][..., None])[..., 0]
-    # the covariance, variance * gain, up to the rounding that makes it asymmetric
+    # the covariance, variance * gain; symmetrised, because rounding makes it asymmetric
     values, vectors = np.linalg.eigh(variance * (gain + gain.mT) / 2)
     noise = np.sqrt(np.maximum(values, 0.0)) * rng.normal(size=centre.shape)
     return centre + (vectors @ noise[..., None])[..., 0]
@@ -138,7 +140,7 @@ def cell_weights(draws: np.ndarray) -> np.ndarray:
 
 
 def exact_cell_weights(variance: float) -> np.ndarray:
-    """Expectations of `cell_weights`: 1/25 but for what crosses the middle between two means."""
+    """Expectations of `cell_weights`: 1/25, except for mass beyond the middle between two means."""
     return _products(np.concatenate([[-np.inf], LEVELS[1:] - 1, [np.inf]]), variance).ravel()
 
 
@@ -148,13 +150,13 @@ def exact_bins(variance: float = VARIANCE) -> np.ndarray:
 
 
 def _products(edges: np.ndarray, variance: float) -> np.ndarray:
-    """Probabilities of rectangles, by the product of the coordinates' laws."""
+    """Probabilities of rectangles, as products over the independent coordinates."""
     cdf = norm.cdf(edges[:, None], LEVELS, math.sqrt(variance)).mean(axis=1)
     return np.outer(np.diff(cdf), np.diff(cdf))
 
 
 def total_variation(shares: np.ndarray, exact: np.ndarray) -> float:
-    """Of two laws on the same bins, and one more with what is left."""
+    """Total variation of two distributions on the same bins, with one bin for the rest."""
     rest = abs(shares.sum() - exact.sum())
     return float((np.abs(shares - exact).sum() + rest) / 2)
 
@@ -163,9 +165,9 @@ class Fit(NamedTuple):
     """How draws compare with the mixture.
 
     Attributes:
-        visited: modes with a draw within `VISITED_WITHIN` standard deviations.
-        weights: total variation between shares of the nearest means and what they should be.
-        largest: largest difference between such a share and what it should be.
+        visited: number of modes with a draw within `VISITED_WITHIN` standard deviations.
+        weights: total variation between the shares of the nearest means and the exact shares.
+        largest: largest difference between such a share and the exact share.
         bins: total variation on the bins of `EDGES`.
         spread: mean square distance from the nearest mean, relative to 2 * variance.
     """
@@ -198,14 +200,14 @@ def compare(draws: np.ndarray, variance: float = VARIANCE) -> Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a chain may do.
+    """The cost of a chain.
 
     Attributes:
-        num_draws: draws that are kept.
-        num_gradients: gradients between two of them.
-        num_chains: independent chains, vectorised.
-        num_seeds: groups of chains, for the spread.
-        num_warmup: of NUTS, the only one that adapts; these gradients are not counted.
+        num_draws: number of draws that are kept.
+        num_gradients: number of gradients between two of them.
+        num_chains: number of independent, vectorised chains.
+        num_seeds: number of groups of chains, for the spread.
+        num_warmup: warm-up of NUTS, the only method that adapts; its gradients are not counted.
     """
 
     num_draws: int = 500
@@ -224,9 +226,9 @@ class Method(NamedTuple):
     """A sampler with its settings.
 
     Attributes:
-        make: settings -> kernel that takes ``num_gradients`` a draw, or a share of them.
-        grid: what `--tune` tries.
-        settings: what it found best, see `tune`.
+        make: settings -> kernel that uses ``num_gradients`` per draw, or a part of them.
+        grid: settings that `--tune` tries.
+        settings: the best of these settings, see `tune`.
     """
 
     make: Callable[..., Any]
@@ -240,18 +242,18 @@ def make_sgld(effort: Effort, step_size: float) -> Any:
 
 
 def make_sghmc(effort: Effort, step_size: float, friction: float) -> Any:
-    """A constant step size."""
+    """SGHMC with a constant step size."""
     return SGHMC(mixture, step_size=step_size, friction=friction, num_steps=effort.num_gradients)
 
 
 def make_cyclical(effort: Effort, peak: float, friction: float, explore: float = 0.0) -> Any:
-    """A cycle a draw, so that a draw is a cycle's end."""
+    """Cyclical steps with one cycle per draw, so a draw is the end of a cycle."""
     schedule = cyclical(peak, effort.num_gradients, floor=FLOOR, explore=explore)
     return SGHMC(mixture, step_size=schedule, friction=friction, num_steps=effort.num_gradients)
 
 
 def make_expanded(effort: Effort, friction: float, target: str, **step: float) -> Any:
-    """Three factors on the left, as in the paper; ``step_size``, or ``peak`` of cycles."""
+    """Three factors on the left, as in the paper; ``step_size``, or ``peak`` for cycles."""
     step_size: Any = step.get("step_size")
     if step_size is None:
         step_size = cyclical(step["peak"], effort.num_gradients, floor=EXPANDED_FLOOR)
@@ -265,22 +267,22 @@ def make_expanded(effort: Effort, friction: float, target: str, **step: float) -
 
 
 def make_ggmc(effort: Effort, step_size: float, friction: float, num_gradients: int) -> Any:
-    """Trajectories of ``num_gradients``, one fewer steps; as many as a draw may cost."""
+    """Trajectories of ``num_gradients`` gradients, with one step less."""
     num_gradients = min(num_gradients, effort.num_gradients)
     return GGMC(mixture, step_size=step_size, friction=friction, num_steps=num_gradients - 1)
 
 
 def make_nuts(effort: Effort) -> Any:
-    """NumPyro's, with its defaults."""
+    """NumPyro's NUTS with its defaults."""
     return NUTS(mixture)
 
 
 FRICTIONS = (0.3, 3.0, 10.0)
 CYCLES = {"peak": (0.4, 0.5, 0.8, 1.2), "friction": (3.0, 10.0, 30.0)}
 
-# The settings are the best that `--tune` found: the least distance on the bins, one chain; where
-# these are within 0.001, as without cycles they often are because nothing leaves the first mode,
-# the most modes and then the smallest step.
+# The settings are the best that `--tune` found, by the smallest distance on the bins for one chain.
+# Ties (within 0.001) are broken by the most modes and then the smallest step. Ties are frequent
+# without cycles, because no chain leaves the first mode.
 METHODS = {
     "SGLD": Method(
         make_sgld,
@@ -325,18 +327,18 @@ METHODS = {
 
 
 def in_the_middle(num_chains: int, seed: int) -> np.ndarray:
-    """Starts in the mode in the middle, shape (chains, 2)."""
+    """Starts in the middle mode, shape (chains, 2)."""
     rng = np.random.default_rng(seed)
     return math.sqrt(VARIANCE) * rng.normal(size=(num_chains, 2))
 
 
 class Run(NamedTuple):
-    """What the chains of one method did.
+    """The chains of one method.
 
     Attributes:
         draws: shape (seeds, chains, draws, 2).
-        diverging: share of the draws that undid a step, or were rejected as hopeless.
-        seconds: of all together, with compilation.
+        diverging: share of the draws with an undone step or a rejected divergent trajectory.
+        seconds: time of all chains together, with compilation.
     """
 
     draws: np.ndarray
@@ -389,12 +391,12 @@ def run(
 
 
 def cut_off(draws: np.ndarray, costs: np.ndarray, effort: Effort) -> np.ndarray:
-    """Of each chain as many draws as the gradients allow, thinned to the number that is kept.
+    """As many draws of each chain as the gradients allow, thinned to the number that is kept.
 
     Args:
         draws: shape (chains, draws, 2).
         costs: gradients of each draw, shape (chains, draws).
-        effort: what is allowed.
+        effort: the allowed cost.
     """
     budget = effort.num_draws * effort.num_gradients
     allowed = np.sum(np.cumsum(costs, axis=1) <= budget, axis=1)
@@ -433,7 +435,7 @@ def summarise(name: str, settings: str, done: Run) -> Row:
 
 
 def exact_rows(effort: Effort) -> list[Row]:
-    """As many exact draws of the mixture and of the law of ``"factors"``."""
+    """The same number of exact draws, of the mixture and of the target of ``"factors"``."""
     shape = (effort.num_seeds, effort.num_chains, effort.num_draws, 2)
     rng = np.random.default_rng(0)
     laws = {"exact draws": exact_draws, 'exact draws of "factors"': factors_draws}
@@ -490,7 +492,7 @@ def _cell(values: np.ndarray, digits: int = 2) -> str:
 
 
 def tune(names: Sequence[str], effort: Effort) -> None:
-    """Try the grids, and print every setting, the best of each method last."""
+    """Try the grids, and print every setting; the best of each method comes last."""
     for name in names:
         method = METHODS[name]
         found = []
@@ -508,7 +510,7 @@ def tune(names: Sequence[str], effort: Effort) -> None:
         print(f"best of {name}: {min(found)[1]}\n")
 
 
-# --- whether the laws are right
+# --- check of the sampled distributions
 
 
 class Check(NamedTuple):
@@ -516,9 +518,9 @@ class Check(NamedTuple):
 
     Attributes:
         method: one of `METHODS`.
-        settings: with small errors, and so not those of the first table.
-        variance: of the modes.
-        exact_start: whether chains start from the exact law, or in the mode in the middle.
+        settings: settings with small errors, which are not those of the first table.
+        variance: variance of the modes.
+        exact_start: whether chains start from exact draws, or in the middle mode.
     """
 
     method: str
@@ -544,15 +546,15 @@ QUICK_CHECKING = Effort(num_draws=4, num_gradients=20, num_chains=20, num_seeds=
 
 
 class Law(NamedTuple):
-    """How the law of many chains differs from the mixture.
+    """How the distribution of many chains differs from the mixture.
 
     Attributes:
         weights: total variation between the chains' shares of the nearest means and the exact ones.
         by_chance: its expectation from Monte Carlo error alone.
         largest: the largest difference of a share, in its standard errors.
-        width: mean of cos(pi x), which falls with a mode's variance, minus the exact one, in its
-            standard errors.
-        shift: the same of x sin(pi x), which falls as modes are nearer to the origin.
+        width: mean of cos(pi x) minus the exact mean, in standard errors. The mean falls as a
+            mode's variance grows.
+        shift: the same for x sin(pi x), whose mean falls if modes are nearer to the origin.
     """
 
     weights: float
@@ -580,7 +582,7 @@ def law_of(draws: np.ndarray, variance: float) -> Law:
     return Law(
         weights=float(np.abs(off).sum() / 2),
         by_chance=float(math.sqrt(2 / math.pi) * errors.sum() / 2),
-        # a mode that no chain visits has no error of its own
+        # a mode that no chain visits has no error estimate
         largest=float(np.max(np.abs(off) / np.where(errors > 0, errors, errors.max()))),
         width=float((width.mean() - exact_width) / (width.std(ddof=1) / root)),
         shift=float((shift.mean() - exact_shift) / (shift.std(ddof=1) / root)),
@@ -588,7 +590,7 @@ def law_of(draws: np.ndarray, variance: float) -> Law:
 
 
 def check_law(check: Check, effort: Effort) -> Law:
-    """The law of the second half of the chains' draws."""
+    """The distribution of the second half of the chains' draws."""
 
     def from_exact(num_chains: int, seed: int) -> np.ndarray:
         return exact_draws(np.random.default_rng(seed), num_chains, check.variance)
@@ -599,7 +601,7 @@ def check_law(check: Check, effort: Effort) -> Law:
 
 
 def check_table(effort: Effort, checks: Sequence[Check] = CHECKS) -> str:
-    """Markdown: samplers with small errors, on an easy mixture and from the exact law."""
+    """Markdown: samplers with small errors, on an easy mixture and from exact draws."""
     lines = [
         "| sampler | settings | variance | start | TV of weights | by chance | largest error of a "
         "weight, in standard errors | of the width | of the shift |",
@@ -654,7 +656,7 @@ def save_figure(path: Path, draws: Mapping[str, np.ndarray]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
-    """Run the samplers, print both tables, and write what is asked for."""
+    """Run the samplers, print both tables, and write the requested files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

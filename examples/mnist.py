@@ -1,43 +1,44 @@
-"""MNIST with two networks: stochastic-gradient samplers, metrics and baselines side by side.
+"""MNIST with two networks: stochastic-gradient samplers, metrics and baselines in one table.
 
 A network 784-400-400-10 with ReLU units on MNIST's 60,000 training rows, after Yu, Hartmann,
 Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal
-Metrics" (TMLR 2023, section 4.3, Tables 1, 4 and 8). From there: batches of 100 rows, 1,000 steps
-of burn-in, a draw every 100 steps, learning rates l = h N, Monge's alpha^2, Shampoo's interval of
-100 steps, no Gamma term. Theirs are 400 epochs and 10 runs; ours are `--epochs` and `--seeds`. With
-`--network lenet` LeNet-5 (61,706 weights), which Franzese et al. (Entropy 2021, Table 3) sample, by
-the same methods.
+Metrics" (TMLR 2023, section 4.3, Tables 1, 4 and 8). Taken from this paper: batches of 100 rows,
+1,000 steps of burn-in, a draw every 100 steps, learning rates l = h N, Monge's alpha^2, Shampoo's
+interval of 100 steps, and no Gamma term. The paper has 400 epochs and 10 runs; this script has
+`--epochs` and `--seeds`. With `--network lenet`, the same methods sample LeNet-5 (61,706 weights),
+as in Franzese et al. (Entropy 2021, Table 3).
 
-Priors, which they take from the library of Fortuin et al. (2021):
+Priors, which the paper takes from the library of Fortuin et al. (2021):
 
     gaussian     weights N(0, 2 / inputs of the layer), biases N(0, 1)
-    horseshoe    the same times a scale for each array, half-Cauchy(1), sampled as it is written
-                 (not centred away) in the coordinate u with scale = log(1 + e^u), where the steps
-                 of the paper are stable. Their code leaves out the Jacobian of u; it is in here.
+    horseshoe    the same times a scale for each array, half-Cauchy(1). The model is sampled as it
+                 is written (centred). The scale has the coordinate u with scale = log(1 + e^u),
+                 in which the paper's steps are stable. The paper's code leaves out the Jacobian
+                 of u; this script includes it.
 
-Methods besides SGRLD and its metrics, all with the same number of gradients but for the ensemble:
+Methods besides SGRLD and its metrics, all with the same number of gradients except the ensemble:
 
     SGHMC          after Kim et al. (ICLR 2025, Table 11): friction 100, h = 3e-4, Euler steps
-    SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (theirs have 5,000), a draw
-                   at the end of each
+    SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (the paper: 5,000), with a
+                   draw at the end of each cycle
     I-SGD, VSGD    half of the epochs for Adam to a mode, half to sample
     SWAG           the same, and 30 draws from its Gaussian
-    MAP, ensemble  Adam until held-out rows object, once and five times
-    dropout        MAP with a fifth of the hidden dense units left out, in 30 predictions too
+    MAP, ensemble  Adam with early stopping on held-out rows, once and five times
+    dropout        MAP with a fifth of the hidden dense units left out, also in 30 predictions
     last layer     MAP and 30 draws of the last layer's Laplace approximation (Fisher matrix)
 
-Nothing is tuned here: the published settings are taken as they are, and no test row has a say.
+Nothing is tuned here. The published settings are used, and no choice depends on test rows.
 
     python examples/mnist.py --data-dir FOLDER --cache FOLDER [--epochs 40] [--seeds 0 1]
     python examples/mnist.py --data-dir FOLDER --network lenet --priors gaussian
     python examples/mnist.py --quick
 
-Measures are those of the averaged prediction on the 10,000 test images; AUROC is how well its
-entropy tells 2,000 of Fashion-MNIST's test images, evenly spaced, from MNIST's. No draw of weights
-is kept: the chains' draws are predictions, which a `PredictionStream` gathers. With `--cache` a run
-that was killed goes on where it was, and what is finished is not run again. The data are
-`mnist_784.npz` and `fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or
-NUMPYRO_GEOM_DATA, and OpenML's without a folder.
+Measures are for the averaged prediction on the 10,000 test images. AUROC shows how well its entropy
+separates MNIST from 2,000 evenly spaced test images of Fashion-MNIST. No draw of weights is kept:
+the chains' draws are predictions, which a `PredictionStream` gathers. With `--cache`, a run that
+was killed continues, and finished runs are not repeated. The data are `mnist_784.npz` and
+`fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or NUMPYRO_GEOM_DATA;
+without a folder they come from OpenML.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ from numpyro_geom.diagnostics.predictive import PredictionStream
 
 CLASSES = 10
 THINNING = 100
-"""Steps a draw."""
+"""Steps per draw."""
 CYCLE = 1000
 MEMBERS = 5
 BASELINE_DRAWS = 30
@@ -94,10 +95,10 @@ DROPOUT = 0.2
 NETWORKS = ("dense", "lenet")
 OUTSIDE_ROWS = 2000
 DISTANCE_ENTRIES = 2000
-"""Weights of each matrix by which distances are measured."""
+"""Number of weights of each matrix that are used for distances."""
 PRIORS = ("gaussian", "horseshoe")
 QUICK_METHODS = ("SGRLD identity", "MAP")
-"""Methods that `--quick` runs unless some are named: most of its time is compiling."""
+"""Methods that `--quick` runs by default; most of its time is compilation."""
 
 
 # --- data
@@ -107,12 +108,12 @@ class Data(NamedTuple):
     """Images in [0, 1], shape (rows, pixels), and their classes.
 
     Attributes:
-        X: images to train on.
+        X: training images.
         y: their classes.
-        test_X: images to test on.
+        test_X: test images.
         test_y: their classes.
-        outside_X: images of something else.
-        origin: where they are from, in words.
+        outside_X: out-of-distribution images.
+        origin: source of the data, in words.
     """
 
     X: np.ndarray
@@ -124,19 +125,19 @@ class Data(NamedTuple):
 
 
 OPENML = {"mnist_784": "mnist_784", "fashion_mnist": "Fashion-MNIST"}
-"""Files and the names of the same sets on OpenML, where the training part is first too."""
+"""File names and the names of the same sets on OpenML, where the training part also comes first."""
 
 
 def load(data_dir: str | os.PathLike | None = None) -> Data:
-    """MNIST, with Fashion-MNIST as what is not MNIST, from a folder or from OpenML.
+    """MNIST, and Fashion-MNIST as out-of-distribution images, from a folder or from OpenML.
 
     Args:
-        data_dir: folder with `mnist_784.npz` and `fashion_mnist.npz`; None for the one that
-            NUMPYRO_GEOM_DATA names, and for OpenML where it names none.
+        data_dir: folder with `mnist_784.npz` and `fashion_mnist.npz`; None for the folder in
+            NUMPYRO_GEOM_DATA, or for OpenML if this variable is not set.
 
     Raises:
         FileNotFoundError: for a folder without these files.
-        ValueError: for data that are not what they should be.
+        ValueError: for files with other contents.
         ConnectionError: if OpenML cannot be reached.
     """
     if data_dir is None:
@@ -196,7 +197,7 @@ def _from_openml(name: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def digits() -> Data:
-    """Small images that come with scikit-learn; those outside have their pixels shuffled."""
+    """Small images from scikit-learn; the out-of-distribution images have shuffled pixels."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -222,7 +223,7 @@ class SoftplusHalfCauchy(dist.HalfCauchy):
 
 
 def shapes_of(kind: str, pixels: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Layer -> shape of its weights, outputs last."""
+    """Layer -> shape of its weights; the output layer is last."""
     if kind == "dense":
         return {"1": (pixels, hidden), "2": (hidden, hidden), "3": (hidden, CLASSES)}
     side = (math.isqrt(pixels) // 2 - 4) // 2
@@ -233,7 +234,7 @@ def shapes_of(kind: str, pixels: int, hidden: int) -> dict[str, tuple[int, ...]]
 def features_of(
     w: Mapping[str, jax.Array], X: jax.Array, key: jax.Array | None = None
 ) -> jax.Array:
-    """What the last layer gets, shape (rows, units); ``key`` leaves some dense units out."""
+    """Inputs of the last layer, shape (rows, units); with ``key``, some dense units are dropped."""
     layers = sorted(name[1:] for name in w if name[0] == "w")
     for layer in layers[:-1]:
         weights, bias = w[f"w{layer}"], w[f"b{layer}"]
@@ -259,7 +260,7 @@ def logits_of(w: Mapping[str, jax.Array], X: jax.Array, key: jax.Array | None = 
 
 
 def network(X, y=None, prior="gaussian", kind="dense", hidden=400, dropout=False):
-    """Layers of a kind of `NETWORKS`."""
+    """The model, with the layers of a kind of `NETWORKS`."""
 
     def site(name: str, scale: float, *shape: int) -> jax.Array:
         if prior == "horseshoe":
@@ -276,7 +277,7 @@ def network(X, y=None, prior="gaussian", kind="dense", hidden=400, dropout=False
 
 
 def start(key: jax.Array, shapes: Mapping[str, tuple], prior: str) -> dict[str, jax.Array]:
-    """Where chains and training start: a draw of the Gaussian prior, biases 0, scales 1."""
+    """The start of chains and training: a draw of the Gaussian prior; biases 0, scales 1."""
     found: dict[str, jax.Array] = {}
     for layer, shape in shapes.items():
         normals = random.normal(random.fold_in(key, int(layer)), shape)
@@ -287,22 +288,22 @@ def start(key: jax.Array, shapes: Mapping[str, tuple], prior: str) -> dict[str, 
     return found
 
 
-# --- what is run
+# --- tasks and measures
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A posterior, and how much work a method may do.
+    """A posterior, and the cost of a method.
 
     Attributes:
-        data: rows.
-        prior: of `PRIORS`.
-        kind: of `NETWORKS`.
+        data: the rows.
+        prior: one of `PRIORS`.
+        kind: one of `NETWORKS`.
         hidden: units of a dense layer.
         epochs: passes over the rows.
         burn_in: steps before the first draw.
-        batch_size: rows a step.
-        timed: whether steps are timed, in a program of their own.
+        batch_size: rows per step.
+        timed: whether steps are timed, in a separate program.
     """
 
     data: Data
@@ -326,22 +327,22 @@ class Task:
 
     @property
     def rows(self) -> tuple[jax.Array, jax.Array]:
-        """What the model is called with."""
+        """The model's arguments."""
         return jnp.asarray(self.data.X), jnp.asarray(self.data.y)
 
     @property
     def epoch(self) -> int:
-        """Steps of an epoch."""
+        """Steps per epoch."""
         return math.ceil(len(self.data.y) / self.batch_size)
 
     def start(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Where to start."""
+        """The start of a chain or of training."""
         return start(key, self.shapes, self.prior)
 
     def predict(
         self, z: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> dict[str, jax.Array]:
-        """What is kept of a draw: logits, and some weights for distances."""
+        """The values kept of a draw: logits, and some weights for distances."""
         some = [z[f"w{layer}"].ravel() for layer in self.shapes]
         some = [x[:: max(1, x.size // DISTANCE_ENTRIES)] for x in some]
         return {
@@ -352,21 +353,21 @@ class Task:
 
 
 class Result(NamedTuple):
-    """What one method did with one seed.
+    """The result of one method with one seed.
 
     Attributes:
         accuracy: share of test rows whose most probable class is right.
-        nll: of the averaged prediction, nats a row.
+        nll: negative log-likelihood of the averaged prediction, in nats per row.
         brier: its Brier score.
         ece: its expected calibration error.
-        auroc: how well its entropy tells images of something else.
-        ambiguity: mean NLL of single draws less that of the mean logits.
-        distance: of successive draws, over their norm, by some of the weights; NaN where draws
-            do not follow each other.
-        draws: how many.
-        undone: share of the steps that were undone or flagged.
-        milliseconds: a step, compilation and predictions excluded; NaN where not measured.
-        seconds: all included.
+        auroc: how well its entropy detects out-of-distribution images.
+        ambiguity: mean NLL of single draws minus that of the mean logits.
+        distance: relative distance of successive draws, from some of the weights; NaN if the draws
+            are not a chain.
+        draws: number of draws.
+        undone: share of steps that were undone or flagged.
+        milliseconds: per step, without compilation and predictions; NaN if not measured.
+        seconds: total time.
     """
 
     accuracy: float
@@ -383,7 +384,7 @@ class Result(NamedTuple):
 
 
 class Measures:
-    """Gathers predictions of draws as they come, and no draw."""
+    """Gathers predictions of draws; the draws themselves are not kept."""
 
     def __init__(self, data: Data) -> None:
         self._test = PredictionStream(data.test_y, logits=True)
@@ -392,7 +393,7 @@ class Measures:
         self._distances: list[float] = []
 
     def add(self, predictions: Mapping[str, Any]) -> None:
-        """Count draws in, shaped (1, draws, ...)."""
+        """Add draws, shaped (1, draws, ...)."""
         self._test.add(predictions["test"])
         self._outside.add(predictions["outside"])
         for weights in np.asarray(predictions["weights"])[0]:
@@ -402,7 +403,7 @@ class Measures:
             self._last = weights
 
     def result(self, follow: bool = True) -> Result:
-        """All measures; ``follow`` says whether draws follow each other in a chain."""
+        """All measures; ``follow`` tells whether the draws are successive draws of a chain."""
         from sklearn.metrics import roc_auc_score
 
         found = self._test.classification()
@@ -421,7 +422,7 @@ class Measures:
 
 
 def of_draws(task: Task, draws: Iterable[tuple]) -> Result:
-    """Measures of draws that are there, each the arguments of `Task.predict`."""
+    """Measures of given draws; each draw is a tuple of arguments of `Task.predict`."""
     measures, predict = Measures(task.data), jax.jit(task.predict)
     for draw in draws:
         found = predict(*draw)
@@ -435,7 +436,7 @@ Method = Callable[[Task, jax.Array, Path | None], Result]
 
 
 def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool = False) -> Method:
-    """A chain of a kernel, from the start or from a mode that half of the epochs go to."""
+    """A chain of a kernel, from the start, or from a mode that takes half of the epochs."""
 
     def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
         key_start, key_train, key_run = random.split(key, 3)
@@ -479,7 +480,7 @@ def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool 
 
 
 def milliseconds(kernel: Any, state: Any, task: Task, num_steps: int) -> float:
-    """Of a step, in the fastest of three draws after the last."""
+    """Milliseconds per step, in the fastest of three draws after the last draw."""
     sample, rows = jax.jit(kernel.sample), task.rows
     state = jax.block_until_ready(sample(state, rows, {}))
     seconds = []
@@ -508,7 +509,7 @@ def sgrld(metric: Any, rates: Mapping[str, float]) -> Method:
 
 
 def sghmc(cycle: int | None = None) -> Method:
-    """SGHMC as Kim et al. step, at a constant step size or in cycles with a draw at their ends."""
+    """SGHMC with the steps of Kim et al.: a constant step size, or cycles with one draw each."""
     num_steps = THINNING if cycle is None else cycle
 
     def make(task: Task) -> SGHMC:
@@ -526,7 +527,7 @@ def sghmc(cycle: int | None = None) -> Method:
 
 
 def isgd(task: Task) -> ISGD:
-    """I-SGD with a rate for each layer."""
+    """I-SGD with one rate per layer."""
     groups = {name: name[-1] for name in task.start(random.key(0))}
     return ISGD(task.model, groups=groups, batch_size=task.batch_size, num_steps=THINNING)
 
@@ -537,7 +538,7 @@ def vsgd(task: Task) -> VSGD:
 
 
 def mode(task: Task, key: jax.Array, **settings: Any) -> dict[str, jax.Array]:
-    """Adam's, until held-out rows object; unconstrained."""
+    """A mode by Adam with early stopping on held-out rows; unconstrained."""
     key_start, key_train = random.split(key)
     return train(
         partial(task.model, **settings),
@@ -561,14 +562,14 @@ def ensemble(members: int) -> Method:
 
 
 def dropout(task: Task, key: jax.Array, folder: Path | None) -> Result:
-    """A mode under dropout, and its predictions under dropout."""
+    """A mode trained with dropout, and its predictions with dropout."""
     key_mode, key_units = random.split(key)
     position = mode(task, key_mode, dropout=True)
     return of_draws(task, ((position, k) for k in random.split(key_units, BASELINE_DRAWS)))
 
 
 def last_layer(task: Task, key: jax.Array, folder: Path | None) -> Result:
-    """Laplace approximation of the last layer's weights, those before it at a mode."""
+    """Laplace approximation of the last layer's weights; the other layers are at a mode."""
     key_mode, key_draw = random.split(key)
     position, last = mode(task, key_mode), max(task.shapes)
     names = (f"w{last}", f"b{last}")
@@ -596,7 +597,7 @@ def last_layer(task: Task, key: jax.Array, folder: Path | None) -> Result:
 
 
 def swag(task: Task, key: jax.Array, folder: Path | None) -> Result:
-    """SWAG, half of its steps for the mode."""
+    """SWAG; half of its steps go to the mode."""
     key_start, key_fit, key_draw = random.split(key, 3)
     steps = task.epochs * task.epoch
     guide = SWAG(
@@ -633,7 +634,7 @@ METHODS: dict[str, Method] = {
 
 
 class Published(NamedTuple):
-    """What the papers report: Yu et al. in Tables 1 and 8, Franzese et al. in Table 3."""
+    """The papers' results: Yu et al., Tables 1 and 8; Franzese et al., Table 3."""
 
     accuracy: float
     nll: float
@@ -661,7 +662,7 @@ PUBLISHED = {
 
 
 def skipped(prior: str, method: str) -> bool:
-    """Whether the paper leaves the pair out: with the Gaussian prior its best alpha^2 is 0."""
+    """Whether the paper omits the pair: with the Gaussian prior, its best alpha^2 is 0."""
     return (prior, method) == ("gaussian", "SGRLD monge")
 
 
@@ -669,13 +670,13 @@ def skipped(prior: str, method: str) -> bool:
 
 
 def run_one(task: Task, method: str, seed: int, cache: Path | None) -> dict[str, Any]:
-    """One method with one seed, from the cache where it is there; a failure is an answer too."""
+    """One method with one seed; cached results are reused, and a failure is a result too."""
     name = f"{task.prior}-{method.replace(' ', '_')}-{seed}"
     kept = None if cache is None else cache / f"{name}.json"
     if kept is not None and kept.is_file():
         return json.loads(kept.read_text())
     folder = None if cache is None else cache / name
-    # by name, so that a method's draws do not depend on which others run
+    # a key by name, so that a method's draws do not depend on the other methods
     key = random.fold_in(random.key(seed), zlib.crc32(method.encode()))
     record: dict[str, Any] = {"prior": task.prior, "method": method, "seed": seed}
     begin = time.perf_counter()
@@ -695,7 +696,7 @@ def run_one(task: Task, method: str, seed: int, cache: Path | None) -> dict[str,
 
 
 def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """Markdown: means over seeds, and the range where there are several."""
+    """Markdown: means over seeds, and the range if there are several."""
     paper = {"dense": "Yu et al.", "lenet": "Franzese et al."}[kind]
     lines = [
         "| prior | method | seeds | draws | accuracy, % | NLL | Brier | ECE | AUROC | ambiguity "

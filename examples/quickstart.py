@@ -1,9 +1,9 @@
-"""Time to accuracy on growing tables: `SGHMC` of this package beside NUTS.
+"""Time to accuracy on growing tables: `SGHMC` of this package against NUTS.
 
 Bayesian logistic regression with 20 columns and 1,000 to 1,000,000 rows. For each size and
-sampler the script prints the seconds until the mean of every coefficient is known to a tenth of
-its posterior standard deviation, and it says where the two cross. It writes a figure, and the last
-draws as a netCDF file for ArviZ.
+sampler, the script prints the seconds until the mean of every coefficient has an error of at most
+a tenth of its posterior standard deviation. It also prints the number of rows from which SGHMC is
+faster. It writes a figure, and the last draws as a netCDF file for ArviZ.
 
     python examples/quickstart.py [--out FOLDER] [--rows N ...]
 """
@@ -32,19 +32,19 @@ import matplotlib.pyplot as plt  # noqa: E402
 COLUMNS = 20
 ROWS = (1_000, 10_000, 100_000, 1_000_000)
 ENOUGH = 100
-"""Effective draws for a mean that is off by a tenth of a standard deviation: 100^-1/2."""
+"""Effective draws for an error of the mean of a tenth of a standard deviation: 100^-1/2."""
 NAMES = ("NUTS", "SGHMC")
 
 
 def model(X, y=None):
-    """Logistic regression; the plate says which rows are exchangeable."""
+    """Logistic regression; the plate marks the rows as exchangeable."""
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("data", X.shape[0]) as i:
         numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=None if y is None else y[i])
 
 
 def table(num_rows: int):
-    """Normal columns, labels from the model."""
+    """Normal columns, and labels from the model."""
     key_x, key_w, key_y = jax.random.split(jax.random.key(0), 3)
     X = jax.random.normal(key_x, (num_rows, COLUMNS))
     w = jax.random.normal(key_w, (COLUMNS,)) / COLUMNS**0.5
@@ -55,9 +55,9 @@ class Run(NamedTuple):
     """One sampler on one table.
 
     Attributes:
-        mcmc: it has run.
+        mcmc: the MCMC, which has run.
         draws: shape (draws, columns).
-        seconds: compiling, warm-up and sampling.
+        seconds: of compilation, warm-up and sampling.
         size: effective sample size of the worst coefficient.
     """
 
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 def run(name: str, X, y) -> Run:
-    """As many draws as are enough for an effective sample size of 100."""
+    """Draw until the effective sample size is 100."""
     if name == "NUTS":
         mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=150, progress_bar=False)
     else:
@@ -82,7 +82,7 @@ def run(name: str, X, y) -> Run:
 
 
 def crossover(rows: list[int], seconds: dict[str, list[float]]) -> float | None:
-    """Rows from which on SGHMC is faster, on a straight line in the logarithms; None: nowhere."""
+    """Number of rows from which SGHMC is faster, interpolated in logarithms; None if never."""
     gap = np.log(seconds["NUTS"]) - np.log(seconds["SGHMC"])
     ahead = np.flatnonzero(gap > 0)
     if len(ahead) == 0:
@@ -95,7 +95,7 @@ def crossover(rows: list[int], seconds: dict[str, list[float]]) -> float | None:
 
 
 def draw_figure(rows: list[int], seconds: dict[str, list[float]], path: Path) -> None:
-    """Seconds over rows."""
+    """Plot seconds against rows."""
     figure, ax = plt.subplots(figsize=(6, 4), constrained_layout=True)
     for name, values in seconds.items():
         ax.loglog(rows, values, marker="o", label=name)

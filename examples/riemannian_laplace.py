@@ -1,29 +1,29 @@
-"""Riemannian Laplace approximations: how near their draws are to the posterior, and at what cost.
+"""Riemannian Laplace approximations: distance of their draws from the posterior, and their cost.
 
-The experiments of Yu, Hartmann, Williams, Girolami and Klami, "Riemannian Laplace Approximation
-with the Fisher Metric" (AISTATS 2024, sections 5.2 to 5.4, 16.2, 16.3 and 16.6), with their figures
-beside ours: a banana from both of its modes, two squiggles and a funnel, logistic regression on
-standardised and raw inputs, and a small network on the data of Snelson and Ghahramani. Names of
-metrics are `RiemannianLaplace`'s; theirs are ELA (euclidean), RLA-B (monge), RLA-BLog (monge-log),
-and RLA-F (fisher). For the squiggles and the funnel, which have no observed site, "fisher" is a
-function that returns the metric.
+These are the experiments of Yu, Hartmann, Williams, Girolami and Klami, "Riemannian Laplace
+Approximation with the Fisher Metric" (AISTATS 2024, sections 5.2 to 5.4, 16.2, 16.3 and 16.6). The
+tables show the paper's figures next to ours. The targets are a banana from both of its modes, two
+squiggles and a funnel, logistic regression on standardised and raw inputs, and a small network on
+the data of Snelson and Ghahramani. Names of metrics are those of `RiemannianLaplace`. The paper's
+names are ELA (euclidean), RLA-B (monge), RLA-BLog (monge-log), and RLA-F (fisher). The squiggles
+and the funnel have no observed site; there, "fisher" is a function that returns the metric.
 
-Nearness is the Wasserstein-1 distance (POT) to reference draws: exact ones where there is a
-sampler, else NUTS. Its floor is that of as many other reference draws in place of a guide's.
-Theirs: 10,000 draws against 20,000 of Stan; ours: 2,000 against 4,000 unless flags say otherwise,
-with a higher floor. Geodesics that are not followed to their end are counted as failed; as in
-theirs, the distance is of the others alone, and the evaluations are of all, the failed up to the
-limit.
-The funnel is compared where it is a Gaussian, since its own coordinates have heavy tails. Networks
-are compared by their predictions on test data: mean squared error of the mean, and negative log
-density of the mixture.
+The distance is the Wasserstein-1 distance (POT) to reference draws: exact draws if there is a
+sampler, else NUTS. Its floor is the distance of as many other reference draws. The paper has 10,000
+draws against 20,000 of Stan. This script has 2,000 against 4,000 by default, with a higher floor.
+Geodesics that are not followed to their end count as failed. As in the paper, the distance is for
+the other draws alone. The evaluations are for all draws; failed ones count up to the limit.
+The funnel is compared in the coordinates in which it is a Gaussian, because its own coordinates
+have heavy tails. Networks are compared by their predictions on test data: mean squared error of the
+mean, and negative log density of the mixture.
 
     python examples/riemannian_laplace.py --data-dir FOLDER [--targets banana ripley] [--write DIR]
     python examples/riemannian_laplace.py --quick
 
 FOLDER (default: the variable NUMPYRO_GEOM_DATA) has `logistic_<name>.npz` (arrays X, y), and for
-the networks `snelson.npz` and `derived_nn_maps.npz` (modes, noise and prior precision); what it has
-not is left out. The banana, squiggles, funnel and scikit-learn's breast cancer data need no folder.
+the networks `snelson.npz` and `derived_nn_maps.npz` (modes, noise and prior precision). Targets
+without a file are left out. The banana, squiggles, funnel and scikit-learn's breast cancer data
+need no folder.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ METRICS = ("euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
 SETS = ("ripley", "pima", "heart", "australian", "german")
 HIDDEN = 10
 BANANA_MEAN = 1.3711657
-"""Of the banana's observations, which is all that its posterior depends on."""
+"""Mean of the banana's observations, which determines its posterior."""
 SQUIGGLES = {"squiggle": (5.0, 0.05), "squiggle-narrow": (10.0, 0.001)}
-"""Variances of the Gaussian behind each."""
+"""Variances of the underlying Gaussians."""
 FREQUENCY = 1.5
 REFERENCE = "reference"
 
 
 class Figures(NamedTuple):
-    """The paper's for one row: W1 and its sd, or MSE and NLL; and evaluations, None without any."""
+    """The paper's figures for a row: W1 and its sd, or MSE and NLL; and evaluations, or None."""
 
     first: float
     second: float
@@ -127,7 +127,8 @@ PAPER: dict[tuple[str, str], Figures] = {
     ("snelson-gap", "fisher"): Figures(0.564, 1.063, 727.7),
     ("snelson-gap", REFERENCE): Figures(0.394, 0.872),
 }
-"""Its monge-log on logistic regression is left out: whether its maps converged is not told."""
+"""The paper's monge-log on logistic regression is left out, because it does not state whether the
+maps converged."""
 
 
 # --- targets: models with one site "theta" on the real numbers
@@ -139,19 +140,19 @@ def identity(theta: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A posterior, and what is known of it.
+    """A posterior, and the known facts about it.
 
     Attributes:
-        model: with one vector site, ``theta``, unconstrained.
+        model: NumPyro model with one unconstrained vector site, ``theta``.
         args: its arguments.
-        origin: where the data are from, in words.
-        exact: ``(rng, count) -> draws``; None where NUTS stands in for it.
-        metric: function that stands for ``"fisher"`` in a model without observed sites.
+        origin: source of the data, in words.
+        exact: ``(rng, count) -> draws``; None if NUTS is the reference.
+        metric: function that replaces ``"fisher"`` in a model without observed sites.
         exact_map: velocity at the mode -> end of the metric's geodesic.
-        settings: of the guide; theirs start at the Euclidean mode unless told otherwise.
-        fit: of its `fit`.
+        settings: settings of the guide; the default is the Euclidean mode, as in the paper.
+        fit: arguments of the guide's `fit`.
         compare: coordinates in which distances are measured.
-        test: x and y of test data; where given, predictions are scored in place of draws.
+        test: x and y of test data; if given, predictions are scored instead of draws.
         show: x at which a figure shows predictions.
     """
 
@@ -175,7 +176,7 @@ def banana_model(y):
 
 
 def banana_draws(mean: float, num_rows: int, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Exact draws: theta1 given theta2 is Gaussian, theta2 by inversion on a grid."""
+    """Exact draws: theta1 given theta2 is Gaussian; theta2 comes from inversion on a grid."""
     grid = np.linspace(-5, 5, 100_001)
     # mean ~ N(theta1 + theta2^2, 4 / rows), with theta1 ~ N(0, 4) integrated out
     spread = 4 + 4 / num_rows
@@ -233,7 +234,7 @@ def squiggle(variances: tuple[float, float]) -> Target:
 
 
 def funnel() -> Target:
-    """theta2 ~ N(0, 9), theta1 ~ N(0, exp(theta2)), from the mode of the Gaussian behind it."""
+    """theta2 ~ N(0, 9), theta1 ~ N(0, exp(theta2)), from the mode of the underlying Gaussian."""
 
     def model(width):
         theta = flat_site()
@@ -273,7 +274,7 @@ def logistic_model(X, y):
 
 
 def logistic(X: np.ndarray, y: np.ndarray, origin: str, *, raw: bool) -> Target:
-    """Inputs standardised unless raw, and then a column of ones at the end."""
+    """Logistic regression; inputs are standardised, or raw with a final column of ones."""
     if not raw:
         X = (X - X.mean(axis=0)) / X.std(axis=0)
     X = np.concatenate([X, np.ones((len(X), 1))], axis=1)
@@ -303,7 +304,7 @@ def breast_cancer() -> Target:
 
 
 def outputs(theta: Any, x: Any) -> jax.Array:
-    """Of a network with one input, ten tanh units and one output, at every x."""
+    """Outputs, at every x, of a network with one input, ten tanh units and one output."""
     w1, b1, w2 = (theta[i * HIDDEN : (i + 1) * HIDDEN] for i in range(3))
     return jnp.tanh(jnp.asarray(x)[:, None] * w1 + b1) @ w2 + theta[-1]
 
@@ -316,7 +317,7 @@ def network_model(x, y, noise, precision):
 
 
 def snelson(folder: Path | None, which: str) -> Target:
-    """Mode, noise and prior precision are given; the inputs are not standardised."""
+    """The network; its mode, noise and prior precision are given. Inputs are not standardised."""
     path = _file(folder, "snelson.npz")
     x, y, grid, train, test = _arrays(
         path, "x", "y", "x_grid", f"{which}_train_idx", f"{which}_test_idx"
@@ -372,7 +373,7 @@ QUICK_TARGETS = ("banana-hausdorff", "breast-cancer")
 
 
 def metrics_of(name: str) -> tuple[str, ...]:
-    """Metrics that run unless flags say otherwise: those that take minutes at most."""
+    """Metrics that run by default, which take minutes at most."""
     if name.startswith("banana"):
         return ("euclidean", "monge", "monge-log", "fisher")
     if name.startswith("snelson") or (name.endswith("-raw") and not name.startswith("ripley")):
@@ -389,7 +390,7 @@ def metrics_of(name: str) -> tuple[str, ...]:
 
 
 class Draws(NamedTuple):
-    """What a guide drew.
+    """Draws of a guide.
 
     Attributes:
         position: shape (repeats, draws, D).
@@ -407,10 +408,10 @@ class Effort:
     """Sizes of a run.
 
     Attributes:
-        draws: of a guide, a repeat.
-        reference: draws that they are compared with, others in each repeat.
-        repeats: of the guide's draws.
-        num_warmup: of NUTS.
+        draws: draws of a guide, per repeat.
+        reference: number of reference draws, different ones in each repeat.
+        repeats: repeats of the guide's draws.
+        num_warmup: warm-up of NUTS.
     """
 
     draws: int = 2000
@@ -429,7 +430,7 @@ def make_guide(target: Target, metric: str) -> RiemannianLaplace:
 
 def find_mode(guide: RiemannianLaplace, target: Target, key: jax.Array) -> dict[str, jax.Array]:
     with warnings.catch_warnings():
-        if target.fit.get("max_steps") == 0:  # given, and not to be improved
+        if target.fit.get("max_steps") == 0:  # the mode is given and must not change
             warnings.simplefilter("ignore", SamplingWarning)
         return guide.fit(key, *target.args, **target.fit)
 
@@ -441,7 +442,7 @@ def draw(
     key: jax.Array,
     shape: tuple[int, int],
 ) -> Draws:
-    """Draws of a guide, each with its geodesic's fate; equal keys give equal velocities."""
+    """Draws of a guide and the outcome of their geodesics; equal keys give equal velocities."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # failures are counted in the table
         drawn = guide.draw(key, params, *target.args, sample_shape=shape, progress_bar=False)
@@ -455,7 +456,7 @@ def draw(
 def nuts_draws(
     target: Target, near: np.ndarray, key: jax.Array, count: int, num_warmup: int
 ) -> np.ndarray:
-    """Draws of four chains, shuffled, from the mean of Gaussian draws and with their covariance."""
+    """Shuffled draws of four NUTS chains; Gaussian draws ``near`` give start and mass matrix."""
     kernel = NUTS(
         target.model,
         dense_mass=True,
@@ -471,7 +472,7 @@ def nuts_draws(
         progress_bar=False,
     )
     mcmc.run(key, *target.args)
-    # in no order, so that any part of them is a sample of all
+    # shuffled, so that any part of them is a sample of all
     return np.random.default_rng(0).permutation(np.asarray(mcmc.get_samples()["theta"]))[:count]
 
 
@@ -495,14 +496,14 @@ class Row(NamedTuple):
     """One metric on one target.
 
     Attributes:
-        target: its name.
-        metric: its name, or `REFERENCE`.
+        target: name of the target.
+        metric: name of the metric, or `REFERENCE`.
         size: D.
         scores: shape (repeats, 1) with W1, or (repeats, 2) with MSE and NLL.
         floor: W1 of other reference draws, shape (repeats,).
-        evaluations: a draw, on average; None where there are no geodesics.
-        failed: share of draws whose geodesic has no end.
-        map_error: largest; None without an exact map.
+        evaluations: mean per draw; None without geodesics.
+        failed: share of draws whose geodesic failed.
+        map_error: largest error of the map; None without an exact map.
     """
 
     target: str
@@ -516,7 +517,7 @@ class Row(NamedTuple):
 
 
 def predictive_score(outputs: np.ndarray, noise: float, y: np.ndarray) -> tuple[float, float]:
-    """Mean squared error of the mean, and negative log density of the equal mixture, a test row.
+    """Mean squared error of the mean, and negative log density of the equal mixture, per test row.
 
     Args:
         outputs: shape (draws, rows).
@@ -529,12 +530,12 @@ def predictive_score(outputs: np.ndarray, noise: float, y: np.ndarray) -> tuple[
 
 
 def predictions(theta: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of the networks ``theta``, shape (draws, rows)."""
+    """Predictions of the networks ``theta``, shape (draws, rows)."""
     return np.asarray(jax.jit(jax.vmap(lambda t: outputs(t, x)))(jnp.asarray(theta)))
 
 
 def score(target: Target, position: np.ndarray, reference: np.ndarray | None) -> tuple[float, ...]:
-    """W1 from the reference, or of networks MSE and NLL."""
+    """W1 from the reference; for networks, MSE and NLL."""
     if target.test is None:
         return (wasserstein(target.compare(position), reference),)
     x, y = target.test
@@ -545,10 +546,10 @@ def summarise(name: str, metric: str, target: Target, draws: Draws, references: 
     """A row without its floor.
 
     Args:
-        name: of the target.
-        metric: of the guide.
+        name: name of the target.
+        metric: metric of the guide.
         target: the posterior.
-        draws: of the guide.
+        draws: draws of the guide.
         references: reference draws of each repeat.
     """
     kept = zip(draws.position, draws.success, references, strict=True)
@@ -566,7 +567,10 @@ def summarise(name: str, metric: str, target: Target, draws: Draws, references: 
 
 
 def largest_error(target: Target, velocity: np.ndarray, position: np.ndarray) -> float | None:
-    """Of draws from the end of the exact map, relative to its norm; the mode is the origin."""
+    """Largest distance of draws from the end of the exact map, relative to its norm.
+
+    The mode is the origin.
+    """
     if target.exact_map is None:
         return None
     end = target.exact_map(velocity)
@@ -577,7 +581,7 @@ def largest_error(target: Target, velocity: np.ndarray, position: np.ndarray) ->
 def run_target(
     name: str, target: Target, metrics: Sequence[str], effort: Effort, seed: int
 ) -> tuple[list[Row], dict[str, np.ndarray]]:
-    """Rows of the table, and a repeat's draws by metric for the figures."""
+    """Rows of the table, and the draws of one repeat by metric for the figures."""
     key = random.fold_in(random.key(seed), zlib.crc32(name.encode()))
     key_fit, key_draw, key_reference = random.split(key, 3)
     shape = (effort.repeats, effort.draws)
@@ -617,7 +621,7 @@ def run_target(
             print(f"{name}, {metric} failed: {error}", file=sys.stderr)
             continue
         if metric == "fisher":
-            # the velocities are what a Euclidean guide adds to the mode
+            # the draws of a Euclidean guide minus the mode are the velocities
             row = row._replace(map_error=largest_error(target, straight.position, draws.position))
         rows.append(row)
         shown[metric] = draws.position[0][draws.success[0]]
@@ -645,7 +649,7 @@ def _ours(row: Row) -> tuple[str, str]:
 
 
 def _theirs(row: Row) -> tuple[str, str, str]:
-    """The paper's two figures and its evaluations."""
+    """The paper's two figures and its number of evaluations."""
     paper = PAPER.get((row.target, row.metric))
     if paper is None:
         return "–", "–", "–"
@@ -690,14 +694,14 @@ FIGURES = {
     "squiggle": (("squiggle", "squiggle-narrow"), (-9.0, 9.0), (-4.0, 4.0)),
     "funnel": (("funnel",), (-12.0, 12.0), (-10.0, 8.0)),
 }
-"""File -> targets, and the part of the plane that is shown."""
+"""File -> targets, and the shown part of the plane."""
 NETWORKS = ("snelson", "snelson-gap")
 
 
 def save_figures(
     folder: Path, targets: Mapping[str, Target], shown: Mapping[str, dict[str, np.ndarray]]
 ) -> None:
-    """One PNG for each of `FIGURES` and one for the networks, of the targets that ran.
+    """One PNG for each entry of `FIGURES` and one for the networks, of the targets that ran.
 
     Raises:
         ImportError: without Matplotlib.
@@ -730,7 +734,7 @@ def save_figures(
 
 
 def _scatter(axes: Any, target: Target, draws: np.ndarray, x: tuple, y: tuple) -> None:
-    """Draws over levels of the density that hold 50%, 90% and 99% of what is in the picture."""
+    """Draws over contours of the density that hold 50%, 90% and 99% of the mass in the plot."""
     across, up = np.meshgrid(np.linspace(*x, 200), np.linspace(*y, 200))
     points = jnp.asarray(np.stack([across.ravel(), up.ravel()], axis=1))
 
@@ -762,7 +766,7 @@ def _bands(axes: Any, target: Target, draws: np.ndarray) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
-    """Run the experiments, print their tables, and write what is asked for."""
+    """Run the experiments, print their tables, and write the requested files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""From a biased run to one that can be trusted, by what the diagnostics say.
+"""From a biased run to a trustworthy run, with the help of the diagnostics.
 
 Bayesian logistic regression on six columns of scikit-learn's breast cancer data (569 rows). Three
-runs of SGRLD are wrong, each for another reason: a step that is too large, a metric without its
-divergence term, and a batch that is too small for the step. The fourth is right, and so is the
-second where nothing is left out of it, which is in the summary only. Each is judged by
-`diagnose`, which knows no reference, then by what costs more: a Stein test, a comparison with NUTS,
-and runs at several step sizes. Every figure and number of the page "Can I trust these draws?" is
-made here.
+runs of SGRLD are wrong for different reasons: a step size that is too large, a metric without its
+divergence term, and a batch that is too small for the step size. The fourth run is right. A fifth
+run, only in the summary, is the second run with its divergence term; it is also right. First,
+`diagnose` judges each run without a reference. Then more expensive tools judge it: a Stein test, a
+comparison with NUTS, and runs at several step sizes. This script makes every figure and number of
+the page "Can I trust these draws?".
 
     python examples/trust.py                # print
     python examples/trust.py --write        # write docs/figures/trust_*.png, docs/tables/trust_*.md
@@ -44,12 +44,12 @@ SHOWN = {"w[0]": ("w", 0), "w[1]": ("w", 1), "w[3]": ("w", 3), "b": ("b",)}
 """Scalars in the figures of marginals."""
 TOO_LARGE = 0.03
 FULL_DATA_STEP = 0.003
-"""About what ``step_size="auto"`` finds on all rows."""
+"""About the step size that ``step_size="auto"`` finds on all rows."""
 BATCH = 64
 
 
 def model(X, y):
-    """Logistic regression; the plate says which rows are exchangeable."""
+    """Logistic regression; the plate marks the rows as exchangeable."""
     w = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
     b = numpyro.sample("b", dist.Normal(0, 3))
     with numpyro.plate("data", X.shape[0]) as i:
@@ -58,7 +58,7 @@ def model(X, y):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "step": {"step_size": TOO_LARGE},
-    # in the parameters' own coordinates, where Monge's metric has something to follow
+    # in unscaled coordinates, where the gradient matters for Monge's metric
     "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "gamma": "none", "dense_mass": None},
     "repaired": {"metric": Monge(alpha2=1000.0, decay=0.9), "dense_mass": None},
     "batch": {"step_size": FULL_DATA_STEP, "batch_size": BATCH},
@@ -74,16 +74,16 @@ TITLES = {
 
 
 class Effort(NamedTuple):
-    """How much is drawn.
+    """Numbers of draws and chains.
 
     Attributes:
-        num_warmup: draws of warm-up a chain.
-        num_samples: draws kept a chain.
-        num_chains: chains side by side.
-        num_steps: of each kernel between two draws.
+        num_warmup: draws of warm-up per chain.
+        num_samples: draws kept per chain.
+        num_chains: number of vectorised chains.
+        num_steps: steps of each kernel between two draws.
         runs: names of the runs to make.
         curve_warmup: draws of warm-up of `bias_vs_step`.
-        curve_samples: draws a chain that it keeps at each step size.
+        curve_samples: draws per chain that `bias_vs_step` keeps at each step size.
     """
 
     num_warmup: int
@@ -96,7 +96,7 @@ class Effort(NamedTuple):
 
 
 ENDS = ("step", "good")
-"""Runs that are looked at in more ways."""
+"""Runs that are examined in more ways."""
 FULL = Effort(500, 1000, 4, "auto", ("step", "metric", "repaired", "batch", "good"), 200, 300)
 QUICK = Effort(10, 40, 2, 5, ("step",), 10, 16)
 
@@ -110,12 +110,12 @@ def data() -> tuple[jax.Array, jax.Array]:
 
 
 def kernel(name: str, effort: Effort) -> SGRLD:
-    """Of a run."""
+    """The kernel of a run."""
     return SGRLD(model, num_steps=effort.num_steps, **SETTINGS[name])
 
 
 def run(kernel: Any, effort: Effort) -> MCMC:
-    """Chains side by side."""
+    """Run vectorised chains."""
     mcmc = MCMC(
         kernel,
         num_warmup=effort.num_warmup,
@@ -128,7 +128,7 @@ def run(kernel: Any, effort: Effort) -> MCMC:
     return mcmc
 
 
-# --- what is measured
+# --- measurements
 
 
 def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
@@ -141,12 +141,12 @@ def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
 
 
 def figure(line: Any, form: str) -> str:
-    """A figure and its Monte Carlo error; a dash where the draws are too few to have it."""
+    """A figure and its Monte Carlo error; a dash if there are too few draws."""
     return "–" if line is None else f"{line.value:{form}} ± {line.error:{form[1:]}}"
 
 
 def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
-    """What each tool says of a run."""
+    """The result of each tool for a run."""
     checks = {check.name: check for check in reversed(report.checks)}
     test = stein_test(mcmc, report)
     found = compare(mcmc, reference)
@@ -185,14 +185,14 @@ SUMMARY_HEAD = (
 
 
 def modes_seen() -> str:
-    """What scores say of draws from N(-5, 1) and N(5, 1) in wrong proportions."""
+    """The KSD of draws from N(-5, 1) and N(5, 1) in wrong proportions."""
     rng = np.random.default_rng(0)
 
     def draw(share: float) -> np.ndarray:
         return rng.normal(size=(500, 1)) + np.where(rng.random((500, 1)) < share, -5.0, 5.0)
 
     def score(x: np.ndarray) -> np.ndarray:
-        return 5.0 * np.tanh(5.0 * x) - x  # of equal weights
+        return 5.0 * np.tanh(5.0 * x) - x  # for equal weights
 
     rows = ["| share of draws in the left mode | KSD² | p-value |", "|---|---|---|"]
     for share in (0.5, 0.9, 1.0):
@@ -203,11 +203,11 @@ def modes_seen() -> str:
 
 
 class Refused(NamedTuple):
-    """An input that is refused.
+    """An input that raises an error.
 
     Attributes:
-        code: as a user writes it.
-        call: that.
+        code: the user's code.
+        call: function that runs it.
     """
 
     code: str
@@ -215,7 +215,7 @@ class Refused(NamedTuple):
 
 
 def refused(mcmc: MCMC) -> list[Refused]:
-    """Inputs that are errors."""
+    """Inputs that raise errors."""
     draws = mcmc.get_samples(group_by_chain=True)
     broken = {**draws, "b": np.where(np.arange(draws["b"].shape[1]) == 3, np.nan, draws["b"])}
     x = np.random.default_rng(0).normal(size=(50, 2))
@@ -280,7 +280,7 @@ def _only(name: str) -> dict[str, np.ndarray]:
 
 
 def refused_table(mcmc: MCMC) -> str:
-    """Each of them called, and what it said.
+    """Call each of them, and tabulate the messages.
 
     Raises:
         RuntimeError: if one is accepted.
@@ -297,11 +297,11 @@ def refused_table(mcmc: MCMC) -> str:
     return "\n".join(rows)
 
 
-# --- pictures
+# --- figures
 
 
 def marginals(mcmc: MCMC, reference: MCMC) -> Any:
-    """Four marginal posteriors over those of NUTS."""
+    """Four marginal posteriors, compared with those of NUTS."""
     sides = [
         {
             name: np.asarray(m.get_samples(group_by_chain=True)[site])[(..., *index)]
@@ -313,7 +313,7 @@ def marginals(mcmc: MCMC, reference: MCMC) -> Any:
 
 
 def traces(idatas: Mapping[str, Any]) -> Any:
-    """Energies and temperatures of all runs, a column a run."""
+    """Energies and temperatures of all runs, one column per run."""
     size = (3.1 * len(idatas), 5.2)
     figure, axes = plt.subplots(
         2, len(idatas), figsize=size, layout="constrained", sharey="row", squeeze=False
@@ -331,7 +331,7 @@ def traces(idatas: Mapping[str, Any]) -> Any:
 
 
 def bias_curves(curves: Mapping[str, Any]) -> Any:
-    """Bias against the step size, of a large step and of the automatic one."""
+    """Bias against the step size, for a large step size and for the automatic one."""
     figure, axes = plt.subplots(1, len(curves), figsize=(11, 4), layout="constrained")
     for (name, curve), ax in zip(curves.items(), np.atleast_1d(axes), strict=True):
         plots.plot_bias(curve, [*SHOWN][:3], ax=ax)
@@ -344,7 +344,7 @@ def bias_curves(curves: Mapping[str, Any]) -> Any:
 
 
 def plane(draws: Mapping[str, np.ndarray]) -> Any:
-    """Draws of w[4] and b, the two that are worst off, over the density that NUTS implies."""
+    """Draws of w[4] and b, the two worst scalars, over the density that NUTS implies."""
     reference = draws["NUTS"]
     mean, precision = reference.mean(0), np.linalg.inv(np.cov(reference.T))
     names = [name for name in ENDS if name in draws]
@@ -366,7 +366,7 @@ def plane(draws: Mapping[str, np.ndarray]) -> Any:
 
 
 def make(effort: Effort) -> Iterator[tuple[str, Any]]:
-    """Names of tables and figures, and what is in them."""
+    """Names and contents of tables and figures."""
     reference = run(NUTS(model), effort)
     idatas, rows, planes = {}, [], {"NUTS": _plane_draws(reference)}
     for name in effort.runs:
@@ -377,7 +377,7 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
             continue
         yield f"{name}.md", _block(report)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say is in the report
+            warnings.simplefilter("ignore")  # the report has the same findings
             idatas[name] = to_inference_data(mcmc)
         planes[name] = _plane_draws(mcmc)
         if name in ENDS:
@@ -413,14 +413,14 @@ def _plane_draws(mcmc: MCMC) -> np.ndarray:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As PNG, small enough for a page."""
+    """Save a figure as a PNG that is small enough for a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80, bbox_inches="tight")
     plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print all tables; write tables and figures where that was asked for."""
+    """Print all tables; write tables and figures if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few draws and one run: a smoke test")
     parser.add_argument("--write", action="store_true", help="write into the documentation")

@@ -2,8 +2,8 @@
 
     python examples/tutorial_hierarchical.py [--small] [--out FOLDER]
 
-It takes five minutes of one CPU core; ``--small`` takes few rows and draws, and its numbers mean
-nothing.
+It takes five minutes on one CPU core. With ``--small`` it uses few rows and draws, and its numbers
+mean nothing.
 """
 
 # --8<-- [start:imports]
@@ -35,7 +35,7 @@ out.mkdir(parents=True, exist_ok=True)
 # --8<-- [start:data]
 NUM_SCHOOLS = 30
 rng = np.random.default_rng(0)
-level = 0.5 * rng.normal(size=NUM_SCHOOLS)  # of the schools, in truth; tau is 0.5
+level = 0.5 * rng.normal(size=NUM_SCHOOLS)  # true effect of each school; tau is 0.5
 share = 1.2 ** -np.arange(NUM_SCHOOLS)
 school = rng.choice(NUM_SCHOOLS, num_rows, p=share / share.sum())
 hours = rng.normal(size=num_rows).astype(np.float32)
@@ -65,7 +65,7 @@ def model(school, hours, score):
 
 # --8<-- [start:run]
 def run(kernel, rows):
-    """Four chains on the first rows, and the seconds of one core, compiling included."""
+    """Run four chains on the first rows; also return the seconds on one core, with compilation."""
     mcmc = MCMC(
         kernel,
         num_warmup=num_draws,

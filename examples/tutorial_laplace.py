@@ -1,8 +1,9 @@
-"""A posterior in seconds, and when not to believe it: the script of docs/tutorials/laplace.md.
+"""A posterior in seconds, and when not to trust it: the script of docs/tutorials/laplace.md.
 
     python examples/tutorial_laplace.py [--small] [--out FOLDER]
 
-It takes about a minute of one CPU core; ``--small`` takes few draws, and its numbers mean nothing.
+It takes about a minute on one CPU core. With ``--small`` it uses few draws, and its numbers mean
+nothing.
 """
 
 # --8<-- [start:imports]
@@ -70,7 +71,7 @@ print(f"k-hat {draws.pareto_k:.2f}, {draws.success.mean():.0%} of the draws succ
 
 # --8<-- [start:nuts]
 def nuts(model, *data):
-    """Four chains."""
+    """Run NUTS with four chains."""
     mcmc = MCMC(
         NUTS(model),
         num_warmup=2 * num_draws,
@@ -84,7 +85,7 @@ def nuts(model, *data):
 
 
 def worst(samples, reference, **chosen):
-    """The largest errors of any scalar, in standard deviations of the reference."""
+    """The largest errors over all scalars, in standard deviations of the reference."""
     rows = compare(samples, reference, **chosen).scalars
     mean = max(rows, key=lambda row: abs(row.mean_error))
     sd = max(rows, key=lambda row: abs(row.sd_ratio - 1))

@@ -2,7 +2,8 @@
 
     python examples/tutorial_long_run.py [--small] [--out FOLDER]
 
-It takes some minutes of one CPU core and 170 MB of disk; ``--small`` takes few rows and draws.
+It takes some minutes on one CPU core and 170 MB of disk. With ``--small`` it uses few rows and
+draws.
 """
 
 # --8<-- [start:imports]
@@ -33,7 +34,7 @@ rng = np.random.default_rng(0)
 truth = rng.normal(size=20)
 X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float32, (num_rows, 20))
 y = np.lib.format.open_memmap(folder / "y.npy", "w+", np.int32, (num_rows,))
-for start in range(0, num_rows, 100_000):  # a piece at a time: memory does not grow with the rows
+for start in range(0, num_rows, 100_000):  # in blocks: memory does not grow with the rows
     rows = slice(start, min(start + 100_000, num_rows))
     X[rows] = rng.normal(size=X[rows].shape)
     y[rows] = rng.random(len(y[rows])) < 1 / (1 + np.exp(-X[rows] @ truth))
@@ -81,7 +82,7 @@ segments = []
 
 
 def crash(draws):
-    """The machine is taken away after four segments."""
+    """The machine fails after four segments."""
     segments.append(draws["w"].shape)
     if len(segments) == 4:
         raise SystemError("the machine is gone")

@@ -2,8 +2,8 @@
 
     python examples/tutorial_network.py [--small] [--out FOLDER]
 
-It takes one to two minutes of one CPU core; ``--small`` takes few rows and draws, and its numbers
-mean nothing.
+It takes one to two minutes on one CPU core. With ``--small`` it uses few rows and draws, and its
+numbers mean nothing.
 """
 
 # --8<-- [start:imports]
@@ -44,14 +44,14 @@ X_test, y_test = images[1_438:], labels[1_438:]
 
 photos = np.concatenate([photo.mean(-1)[:424, :640] for photo in load_sample_images().images])
 patches = photos.reshape(-1, 8, 80, 8).transpose(0, 2, 1, 3).reshape(-1, 64)[::23] / 255
-other = jnp.asarray(patches, jnp.float32)  # pieces of photographs: no digits
+other = jnp.asarray(patches, jnp.float32)  # patches of photographs, which are not digits
 print(f"{len(y):,} digits to learn from, {len(y_test)} to test, {len(other)} pieces of photographs")
 # --8<-- [end:data]
 
 
 # --8<-- [start:model]
 class Net(nn.Module):
-    """One hidden layer."""
+    """A network with one hidden layer."""
 
     @nn.compact
     def __call__(self, x):
@@ -94,7 +94,7 @@ print({name: f"{spent:.0f} s" for name, spent in seconds.items()})
 
 # --8<-- [start:predict]
 def logits(samples, X, batch_ndims=2):
-    """Of each draw and row; shape (draws, rows, 10)."""
+    """Logits of each draw and row, shape (draws, rows, 10)."""
     predict = Predictive(model, samples, batch_ndims=batch_ndims, return_sites=["logits"])
     return np.asarray(predict(jax.random.key(2), X)["logits"]).reshape(-1, len(X), 10)
 

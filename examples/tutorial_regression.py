@@ -2,8 +2,8 @@
 
     python examples/tutorial_regression.py [--small] [--out FOLDER]
 
-It takes about a minute and a half of one CPU core; with ``--small`` some seconds, and its numbers
-mean nothing.
+It takes about a minute and a half on one CPU core. With ``--small`` it takes some seconds, and its
+numbers mean nothing.
 """
 
 # --8<-- [start:imports]
@@ -39,12 +39,12 @@ TRUTH = {"base": -0.8, "effect": np.array([0.30, -0.35, 0.10, 0.20, -0.15])}
 
 
 def columns(past, weeks, basket, coupon):
-    """The columns of the model, from columns with mean 0 and standard deviation 1."""
+    """The columns of the model, from inputs with mean 0 and standard deviation 1."""
     return jnp.stack([past, weeks, basket, coupon, coupon * past], axis=1).astype(jnp.float32)
 
 
 def customers(rng, number):
-    """Number of past orders, weeks since the last one, euros per order; standardised."""
+    """Number of past orders, weeks since the last order, euros per order; standardised."""
     past, weeks = rng.poisson(3, number), rng.exponential(12, number)
     euros = rng.lognormal(3.5, 0.5, number)
     return (past - 3) / 3**0.5, (weeks - 12) / 12, (euros - 37.5) / 20
@@ -72,14 +72,14 @@ def model(X, y=None):
 
 # --8<-- [start:run]
 def run(kernel, rows):
-    """Four chains on the first rows, and the seconds of one core, compiling included."""
+    """Run four chains on the first rows; also return the seconds on one core, with compilation."""
     mcmc = MCMC(
         kernel,
         num_warmup=num_draws,
         num_samples=num_draws,
         num_chains=4,
         chain_method="vectorized",
-        jit_model_args=True,  # the rows go into the program as arguments, not as constants
+        jit_model_args=True,  # rows are arguments of the program, not constants
         progress_bar=False,
     )
     start = time.process_time()
@@ -143,11 +143,11 @@ figure.savefig(out / "predictive.png")
 # --8<-- [end:check]
 
 # --8<-- [start:decide]
-MARGIN, COST = 12.0, 1.0  # euros that an order earns, and that a coupon costs
+MARGIN, COST = 12.0, 1.0  # euros earned per order, and cost per coupon
 
 
 def gain(draws):
-    """Euros that a coupon gains of each new customer, one row per draw."""
+    """Gain of a coupon for each new customer in euros, one row per draw."""
     with_coupon = columns(*new, np.ones(len(new[0])))
     rate = [jnp.exp(draws["base"][:, None] + draws["effect"] @ x.T) for x in (with_coupon, X_new)]
     return MARGIN * (rate[0] - rate[1]) - COST
@@ -180,13 +180,13 @@ energy = jax.jit(
     jax.value_and_grad(lambda z, X, y: -numpyro.infer.util.log_density(model, (X, y), {}, z)[0])
 )
 z = {name: jnp.asarray(values[0]) for name, values in mcmc.get_samples().items()}
-jax.block_until_ready(energy(z, X, y))  # compiles
+jax.block_until_ready(energy(z, X, y))  # compile
 start = time.process_time()
 for _ in range(20):
     jax.block_until_ready(energy(z, X, y))
 one = (time.process_time() - start) / 20
 
-drawn = int(nuts.get_extra_fields()["num_steps"].sum())  # without those of warm-up
+drawn = int(nuts.get_extra_fields()["num_steps"].sum())  # without the steps of warm-up
 rest = []
 for result in (trial, mcmc):
     facts = to_inference_data(result).posterior.attrs

@@ -1,26 +1,27 @@
-"""UCI regression with a small network: samplers and baselines side by side.
+"""UCI regression with a small network: samplers and baselines in one table.
 
 One hidden layer of 50 ReLU units on nine UCI data sets, after the regression experiment of
 Franzese, Milios, Filippone and Michiardi, "A Scalable Bayesian Sampling Method Based on Stochastic
-Gradient Descent Isotropization" (Entropy 2021, section 4.2 and appendix C.1). Theirs: batches of 64
-rows, 20,000 Adam steps at 0.01 before the samplers start, 100 draws, 10 splits. Ours: the prior,
-which they do not give (weights N(0, 1 / inputs of the layer), biases N(0, 1), noise precision
-Gamma(2, rate 0.1), all on standardised data), temperature 1 where they take 0.01 or temper
-otherwise, automatic step sizes, Adam's rate falling along a cosine, draws 500 steps apart (theirs
-1,000), and the likelihood of the whole predictive mixture. The rate in the noise's prior keeps the
-mode from fitting small sets exactly.
+Gradient Descent Isotropization" (Entropy 2021, section 4.2 and appendix C.1). The paper has batches
+of 64 rows, 20,000 Adam steps at 0.01 before the samplers start, 100 draws, and 10 splits. This
+script differs in these points. The paper does not state its prior; here it is weights
+N(0, 1 / inputs of the layer), biases N(0, 1), noise precision Gamma(2, rate 0.1), all on
+standardised data. The rate in the prior of the noise keeps the mode from fitting small sets
+exactly. The temperature is 1, where the paper uses 0.01 or other values. Step sizes are automatic.
+Adam's rate falls along a cosine. Draws are 500 steps apart (the paper: 1,000). The likelihood is
+that of the whole predictive mixture.
 
-Baselines: MAP and an ensemble of five (Adam from five starts), dropout (rate 0.05 on the hidden
-units, trained and predicted with), and a Laplace approximation around MAP by the Fisher matrix,
+Baselines: MAP and an ensemble of five (Adam from five starts); dropout (rate 0.05 on the hidden
+units, in training and prediction); and a Laplace approximation around MAP with the Fisher matrix,
 whose predictions are linear in the weights ("Laplace") or follow geodesics of the Fisher metric
-("Laplace fisher"). The latter and NUTS run only where they are named.
+("Laplace fisher"). "Laplace fisher" and NUTS run only if they are named.
 
     python examples/uci_regression.py --data-dir FOLDER [--datasets yacht boston] [--splits 20]
     python examples/uci_regression.py --quick
 
-Data come from `FOLDER/uci_<name>.npz` (arrays X, y, and train_index, test_index with one row a
+Data come from `FOLDER/uci_<name>.npz` (arrays X, y, and train_index, test_index with one row per
 split) or, without such a file, from OpenML. The variable NUMPYRO_GEOM_DATA names a default folder.
-With `--cache` a run that was killed goes on where it was. `--quick` needs no data: it generates a
+With `--cache`, a run that was killed continues. `--quick` needs no data: it generates a
 set of the yacht data's size.
 """
 
@@ -68,12 +69,12 @@ GENERATED = "generated"
 
 
 class Source(NamedTuple):
-    """Where a data set is on OpenML, and how large it is.
+    """A data set on OpenML, and its size.
 
     Attributes:
         shape: rows and columns of X.
-        openml: arguments of scikit-learn's `fetch_openml`; None where we know of none.
-        drop: columns beside X and y in OpenML's version.
+        openml: arguments of scikit-learn's `fetch_openml`; None if none are known.
+        drop: columns besides X and y in OpenML's version.
     """
 
     shape: tuple[int, int]
@@ -93,9 +94,9 @@ SOURCES = {
     "protein": Source((45730, 9), {"data_id": 44963}),
 }
 SLOW = ("Laplace fisher", "NUTS")
-"""Methods that run only by name: minutes per split of the smallest sets."""
+"""Methods that run only if they are named: minutes per split of the smallest sets."""
 QUICK_METHODS = ("MAP", "SGLD", "SGHMC", "I-SGD", "SWAG")
-"""Methods that `--quick` runs unless some are named, to stay within a minute."""
+"""Methods that `--quick` runs by default, to stay within a minute."""
 MEMBERS = 5
 DROPOUT = 0.05
 
@@ -110,8 +111,8 @@ class Dataset(NamedTuple):
         X: inputs, shape (rows, columns).
         y: targets, shape (rows,).
         train_index: rows of the training part of each split, shape (splits, n).
-        test_index: of the test part.
-        origin: where it is from, in words.
+        test_index: rows of the test part.
+        origin: source of the data, in words.
     """
 
     X: np.ndarray
@@ -126,11 +127,11 @@ def load_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Datase
 
     Args:
         name: one of `SOURCES`.
-        data_dir: folder with `uci_<name>.npz`; None for the one that NUMPYRO_GEOM_DATA names.
+        data_dir: folder with `uci_<name>.npz`; None for the folder in NUMPYRO_GEOM_DATA.
 
     Raises:
-        ValueError: for an unknown name, or data that are not what they should be.
-        FileNotFoundError: for a folder that does not exist, or a set that is nowhere.
+        ValueError: for an unknown name, or files with other contents.
+        FileNotFoundError: for a folder that does not exist, or a set without any source.
         ConnectionError: if OpenML cannot be reached.
     """
     if name not in SOURCES:
@@ -198,7 +199,7 @@ def _from_openml(name: str) -> Dataset:
 
 
 def seeded_splits(num_rows: int, num_splits: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of random splits, nine tenths for training, the same at every call."""
+    """Row numbers of random splits, nine tenths for training; every call returns the same."""
     rng = np.random.default_rng(0)
     rows = np.stack([rng.permutation(num_rows) for _ in range(num_splits)])
     cut = round(0.9 * num_rows)
@@ -206,7 +207,7 @@ def seeded_splits(num_rows: int, num_splits: int = 20) -> tuple[np.ndarray, np.n
 
 
 def generated(num_rows: int = 308, num_columns: int = 6) -> Dataset:
-    """A smooth function of a few columns plus noise, in the size of the yacht data."""
+    """A smooth function of a few columns plus noise, of the yacht data's size."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(num_rows, num_columns))
     y = 10 + 5 * np.sin(2 * X[:, 0]) + 3 * X[:, 1] * X[:, -1] + rng.normal(size=num_rows)
@@ -214,7 +215,7 @@ def generated(num_rows: int = 308, num_columns: int = 6) -> Dataset:
 
 
 class Scale(NamedTuple):
-    """What standardises one array by column."""
+    """Mean and standard deviation that standardise an array by column."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -250,7 +251,7 @@ def network(X, y=None, dropout=0.0):
 
 
 def dropped(key: jax.Array | None, hidden: jax.Array, rate: float) -> jax.Array:
-    """Hidden units of which some are 0 and the others larger; all of them without a key."""
+    """Hidden units after dropout: some are 0, the others are scaled up. Without a key, all."""
     if key is None:
         return hidden
     return jnp.where(random.bernoulli(key, 1 - rate, hidden.shape), hidden / (1 - rate), 0.0)
@@ -266,10 +267,10 @@ def predict(
     """Predictions of draws.
 
     Args:
-        draws: of the sites, in their supports.
+        draws: draws of the sites, in their supports.
         X: standardised inputs, shape (rows, columns).
-        key: for dropout, another one for each draw; None for all units.
-        around: weights about which the network is made linear; None for the network itself.
+        key: key for dropout, split over the draws; None for no dropout.
+        around: weights around which the network is linearised; None for the network itself.
     """
 
     def mean(w: dict, key: jax.Array | None) -> jax.Array:
@@ -303,7 +304,7 @@ def score(means: np.ndarray, sds: np.ndarray, y: np.ndarray, target: Scale) -> S
         means: standardised, shape (draws, rows).
         sds: standardised, shape (draws,).
         y: targets on their own scale, shape (rows,).
-        target: what standardised the targets.
+        target: the scale that standardised the targets.
     """
     means = target.mean + target.sd * means
     sds = (target.sd * sds)[:, None]
@@ -318,13 +319,13 @@ def score(means: np.ndarray, sds: np.ndarray, y: np.ndarray, target: Scale) -> S
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a method may do.
+    """The cost of a method.
 
     Attributes:
-        mode_steps: Adam steps to the mode from which all start.
+        mode_steps: Adam steps to the common start.
         num_warmup: warm-up draws.
         num_samples: draws that count.
-        num_steps: stochastic-gradient steps a draw.
+        num_steps: stochastic-gradient steps per draw.
         nuts: warm-up and draws of NUTS.
     """
 
@@ -344,8 +345,8 @@ class Train(NamedTuple):
     Attributes:
         X: inputs.
         y: targets.
-        modes: what Adam found from `MEMBERS` starts, in the sites' supports, stacked.
-        effort: how much work to do.
+        modes: modes that Adam found from `MEMBERS` starts, in the sites' supports, stacked.
+        effort: cost of the methods.
     """
 
     X: jax.Array
@@ -360,7 +361,7 @@ class Train(NamedTuple):
 
     @property
     def mode(self) -> dict[str, jax.Array]:
-        """Where all but the ensemble start, unconstrained: the first of the modes."""
+        """The start of all methods except the ensemble, unconstrained: the first of the modes."""
         mode = {name: value[0] for name, value in self.modes.items()}
         return {**mode, "precision": jnp.log(mode["precision"])}
 
@@ -395,7 +396,7 @@ Method = Callable[[Train, jax.Array, np.ndarray], Predictions]
 
 
 def of_draws(draw: Callable[[Train, jax.Array], dict]) -> Method:
-    """The method whose predictions are those of draws of the sites."""
+    """The method that predicts with draws of the sites."""
     return lambda part, key, X: predict(draw(part, key), X)
 
 
@@ -428,7 +429,7 @@ def run_ensemble(part: Train, key: jax.Array, X: np.ndarray) -> Predictions:
 
 
 def run_dropout(part: Train, key: jax.Array, X: np.ndarray) -> Predictions:
-    """A mode under dropout, and predictions with as many patterns of units as there are draws."""
+    """A mode trained with dropout; predictions use as many dropout patterns as there are draws."""
     key_train, key_units = random.split(key)
     mode = adam(partial(network, dropout=DROPOUT), part, key_train, 1)
     draws = {k: jnp.repeat(v, part.effort.num_samples, axis=0) for k, v in mode.items()}
@@ -444,7 +445,7 @@ def run_nuts(part: Train, key: jax.Array) -> dict[str, jax.Array]:
 
 
 def laplace_method(metric: str) -> Method:
-    """Draws of a Laplace approximation around MAP; Gaussian ones predict linearly."""
+    """Draws of a Laplace approximation around MAP; Gaussian draws predict linearly."""
 
     def run(part: Train, key: jax.Array, X: np.ndarray) -> Predictions:
         guide = RiemannianLaplace(network, metric=metric, mode="euclidean", precision="fisher")
@@ -459,7 +460,7 @@ def laplace_method(metric: str) -> Method:
 
 
 def run_swag(part: Train, key: jax.Array) -> dict[str, jax.Array]:
-    """SWAG, which has a mode search of its own."""
+    """SWAG, which has its own search for a mode."""
     effort = part.effort
     guide = SWAG(
         network,
@@ -475,7 +476,7 @@ def run_swag(part: Train, key: jax.Array) -> dict[str, jax.Array]:
 
 
 def methods() -> dict[str, Method]:
-    """Method name -> how it predicts."""
+    """Method name -> prediction function."""
     hidden_side = Expansion(sites={"w1": Factors(left=0, right=1, vectors=("b1",))})
     return {
         "MAP": run_map,
@@ -499,7 +500,7 @@ def methods() -> dict[str, Method]:
 
 
 class Result(NamedTuple):
-    """What one method did on one split; ``score`` is None where it failed."""
+    """The result of one method on one split; ``score`` is None if it failed."""
 
     dataset: str
     split: int
@@ -530,7 +531,7 @@ def run_split(
     seed: int,
     cache: Path | None = None,
 ) -> list[Result]:
-    """All methods on one split, standardised by its training part; from ``cache`` where it is."""
+    """All methods on one split, standardised by its training part; ``cache`` is reused."""
     kept = None if cache is None else cache / f"{name}-{split}-seed-{seed}.json"
     done: dict[str, Result] = {}
     if kept is not None and kept.is_file():
@@ -546,7 +547,7 @@ def run_split(
         if part is None:
             X, y = inputs.apply(data.X[rows]), target.apply(data.y[rows])
             part = prepare(X, y, key_mode, effort)
-        # by name, so that a method's draws do not depend on which others run
+        # a key by name, so that a method's draws do not depend on the other methods
         key = random.fold_in(key_methods, zlib.crc32(method_name.encode()))
         start = time.perf_counter()
         found, failure = None, ""
@@ -571,7 +572,7 @@ def _result(entries: Sequence[Any]) -> Result:
 
 
 def scores_of(results: Sequence[Result], dataset: str, method: str) -> dict[int, Score]:
-    """Split -> score, of those that did not fail."""
+    """Split -> score, for the splits that did not fail."""
     return {
         r.split: r.score
         for r in results
@@ -580,7 +581,7 @@ def scores_of(results: Sequence[Result], dataset: str, method: str) -> dict[int,
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: mean ± sd over the splits that did not fail, how many did, and Franzese et al."""
+    """Markdown: mean ± sd over the splits that did not fail, failures, and Franzese et al."""
     lines = [
         "| data | splits | method | RMSE | MNLL | failed | seconds "
         "| Franzese et al.: RMSE | MNLL |",
@@ -656,17 +657,17 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
 }
 """Method -> data set -> RMSE and MNLL with their sds over ten splits: Franzese et al., Tables 1, 2.
 
-Theirs at temperature 1; "MAP" is their baseline and "dropout" their DROP (rate 0.5). RMSEs have
-three decimals there, which says nothing of naval.
-"""
+These are their results at temperature 1. "MAP" is their baseline and "dropout" is their DROP (rate
+0.5). Their RMSEs have three decimals, which is too few for naval."""
 THEIR_SPLITS = 10
 
 
 def standing(results: Sequence[Result]) -> str:
     """Markdown: wins, ties and losses of each method at one standard error.
 
-    Against MAP by paired differences over the splits, against Franzese et al. (same method) by the
-    two means. A win is a lower RMSE or MNLL by more than one standard error.
+    The comparison with MAP uses paired differences over the splits. The comparison with Franzese et
+    al. (same method) uses the two means. A win is a lower RMSE or MNLL by more than one standard
+    error.
     """
     lines = [
         "| method | against MAP: RMSE | MNLL | against the paper: RMSE | MNLL |",
@@ -740,7 +741,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
         print(f"{name}: {data.X.shape[0]} rows, {data.X.shape[1]} columns, from {data.origin}")
         for split in range(splits):
             results += run_split(name, data, split, chosen, effort, options.seed, cache)
-            jax.clear_caches()  # NumPyro compiles a loop at every run, and JAX keeps them all
+            jax.clear_caches()  # NumPyro compiles a loop at every run, and JAX keeps all of them
     if not results:
         sys.exit("no data set could be loaded: see above, or try --quick")
     text = f"{table(results)}\n\n{standing(results)}"

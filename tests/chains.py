@@ -1,9 +1,9 @@
-"""Thousands of vectorised short chains, and how far what they visit is from a law.
+"""Thousands of vectorised short chains, and the deviation of their draws from a distribution.
 
-Chains that start from the law that they should leave invariant hold it from the first step on,
-whatever their relaxation time, if the sampler is right; and leave it within a few relaxation times
-if it is wrong. So short chains are enough, and none is thrown away. A sampler that stands still
-would pass as well: every such test also makes sure that its chains move.
+Chains that start from the distribution that they should leave invariant keep it from the first step
+if the sampler is right, whatever their relaxation time. If the sampler is wrong, they leave it
+within a few relaxation times. So short chains are enough, and no draws are dropped. A sampler that
+does not move would pass too, so every such test also checks that its chains move.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpyro_geom.algorithms.auxiliary import SOFTNESS
 
 PyTree = Any
 CHAIN_STEPS = 1 << 24
-"""Room for the steps of one group of chains in the count of :func:`several_step_sizes`."""
+"""Number of schedule steps for one group of chains in :func:`several_step_sizes`."""
 
 
 def start(
@@ -44,13 +44,14 @@ def past_warmup(
     scale: float | None = None,
     noise_variance: float = 0.0,
 ) -> SGState:
-    """The same chains after warm-up: nothing learns any more, and what it learned is given.
+    """The same chains after warm-up, with fixed values for everything that warm-up learns.
 
     Args:
         state: from :func:`start`.
-        metric_state: of the metric, the same for all chains.
+        metric_state: state of the metric, the same for all chains.
         scale: standard deviation s of the auxiliary gradient.
-        noise_variance: what the auxiliary gradient takes its own minibatch noise for, per entry.
+        noise_variance: the variance per entry that the auxiliary gradient assumes for its own
+            minibatch noise.
     """
     if metric_state is not None:
         num_chains = state.i.shape[0]
@@ -74,10 +75,10 @@ def past_warmup(
 
 
 def several_step_sizes(state: SGState, num_sizes: int) -> SGState:
-    """Deal the chains into groups, each with its own stretch of a step-size schedule.
+    """Split the chains into groups, each with its own part of a step-size schedule.
 
-    With ``step_size=lambda t: sizes[t // CHAIN_STEPS]`` group k has the step size ``sizes[k]``:
-    one compilation serves them all.
+    With ``step_size=lambda t: sizes[t // CHAIN_STEPS]``, group k has the step size ``sizes[k]``.
+    All groups share one compilation.
     """
     group = np.repeat(np.arange(num_sizes), state.i.shape[0] // num_sizes)
     return state._replace(steps_taken=jnp.asarray(group * CHAIN_STEPS, jnp.int32))
@@ -90,7 +91,7 @@ def run(
 
     Returns:
         The last state, and the states of all draws: leaves of shape (draws, chains, ...) on the
-        host, without keys and without what is not of the position.
+        host, without keys and without fields that are not positions.
     """
     sample = jax.jit(lambda state, args: kernel.sample(state, args, {}))
     draws = []
@@ -102,10 +103,10 @@ def run(
 
 
 def scores(values: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Deviations of means from what they should be, in Monte Carlo standard errors.
+    """Deviations of means from their expectations, in Monte Carlo standard errors.
 
-    Chains are independent and the draws of one are not: the error is from the spread of the
-    chains' own means.
+    Chains are independent, but the draws of one chain are not. So the error comes from the spread
+    of the chains' own means.
 
     Args:
         values: functions of the draws, shape (draws, chains, functions).

@@ -1,9 +1,10 @@
-"""Runs the code blocks of documentation pages, and compares or writes what they print.
+"""Runs the code blocks of documentation pages, and compares or writes their output.
 
     python tests/pages.py [--write] docs/index.md docs/how_to/*.md
 
-The blocks of a page share a namespace, and no two pages do. A block of text right after a block of
-Python is what that prints. Of numbers only the places are compared: they differ between machines.
+The blocks of a page share a namespace; different pages do not. A text block directly after a Python
+block is the output of that block. For numbers, only their places are compared, because the values
+differ between machines.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
 
 
 def words(text: str) -> str:
-    """The text with one sign for each number, and with one space for any."""
+    """The text with one symbol for each number, and one space for any whitespace."""
     return re.sub(r"\s+", " ", NUMBER.sub("#", text)).strip()
 
 
 def run(path: Path) -> Iterator[tuple[re.Match, str]]:
-    """The blocks of a page, and what each prints."""
+    """The blocks of a page, and the output of each."""
     text, names = path.read_text(), {"__name__": "page"}
     for k, block in enumerate(BLOCK.finditer(text)):
         name = f"<{path.name}, block {k + 1}>"
@@ -42,7 +43,7 @@ def run(path: Path) -> Iterator[tuple[re.Match, str]]:
 
 
 def main() -> None:
-    """Run the pages; the exit status is 1 where one prints something else."""
+    """Run the pages; the exit status is 1 if the output of a page differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", type=Path, nargs="*", default=PAGES)
     parser.add_argument("--write", action="store_true", help="put what is printed into the pages")

@@ -1,6 +1,6 @@
-"""Targets with known moments, small models that several tests share, and how to run chains on them.
+"""Targets with known moments, small models that several tests share, and functions to run chains.
 
-Models stand at module level, so that kernels on them can be pickled.
+Models are at module level, so that kernels on them can be pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PyTree = Any
 
 
 def regression_data(num_rows: int, num_columns: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Columns of standard normals, and responses with coefficients from -1 to 1, noise sd 0.5."""
+    """Standard normal columns, and responses with coefficients from -1 to 1 and noise sd 0.5."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(num_rows, num_columns))
     y = X @ np.linspace(-1, 1, num_columns) + 0.5 * rng.normal(size=num_rows)
@@ -56,7 +56,7 @@ def regression(X: jax.Array, y: jax.Array | None = None) -> None:
 
 
 def replayed(X: jax.Array, y: jax.Array) -> None:
-    """As :func:`regression`, with deterministic sites outside and inside the plate."""
+    """Like :func:`regression`, with deterministic sites outside and inside the plate."""
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     s = numpyro.sample("s", dist.HalfNormal(1))
     numpyro.deterministic("norm", jnp.sqrt(w @ w))
@@ -66,14 +66,14 @@ def replayed(X: jax.Array, y: jax.Array) -> None:
 
 
 def logistic(X: jax.Array, y: jax.Array | None = None) -> None:
-    """Logistic regression; labels are latent, and discrete, where none are given."""
+    """Logistic regression; without labels, the labels are latent and discrete."""
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("data", X.shape[0]) as i:
         numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=None if y is None else y[i])
 
 
 def normal_mean(y: jax.Array) -> None:
-    """One normal mean, known noise: the smallest model with rows."""
+    """One normal mean with known noise: the smallest model with rows."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", y.shape[0]) as i:
         numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
@@ -92,7 +92,7 @@ def half_square(z: PyTree) -> jax.Array:
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(z)) / 2
 
 
-# --- exact laws
+# --- exact distributions
 
 
 class RowQuadratics(NamedTuple):
@@ -219,15 +219,15 @@ def last_draws(
 ) -> tuple[SGState, PyTree]:
     """Independent chains after one draw each: ``num_steps`` steps from a common start.
 
-    The kernel should take so many steps a draw that the start is forgotten; then the positions
-    are independent and the errors of their moments are known.
+    The kernel should take enough steps per draw to forget the start. Then the positions are
+    independent, and the errors of their moments are known.
 
     Returns:
         The states, and the constrained draws: leaves of shape (chains, ...).
     """
     kwargs = {} if kwargs is None else kwargs
 
-    @jax.jit  # the start too: one program compiles faster than NumPyro's many small operations
+    @jax.jit  # with the start: one program compiles faster than NumPyro's many small operations
     def run(rng_key: jax.Array) -> tuple[SGState, PyTree]:
         state = kernel.init(rng_key, 0, init_params, args, kwargs)
         state = jax.vmap(lambda s: kernel.sample(s, args, kwargs))(spread(state, num_chains, seed))
@@ -248,14 +248,14 @@ def mean_scores(draws: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def covariance_scores(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """The same of every entry of the covariance about the exact mean: (D, D)."""
+    """The same for every entry of the covariance about the exact mean: (D, D)."""
     centred = draws - mean
     products = np.einsum("ni,nj->nij", centred, centred)
     return (products.mean(0) - covariance) / (products.std(0, ddof=1) / np.sqrt(len(draws)))
 
 
 SIGMAS = 5.5
-"""Threshold on scores: each exceeds it by chance with probability 4e-8."""
+"""Threshold on scores; a score exceeds it by chance with probability 4e-8."""
 
 
 def assert_moments(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> None:

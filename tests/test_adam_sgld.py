@@ -1,4 +1,4 @@
-"""Adam-SGLD: its (biased) law in one dimension, its limits, and the kernel contract."""
+"""Adam-SGLD: its (biased) distribution in one dimension, its limits, and the kernel contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from numpyro_geom import SGRLD, AdamSGLD
 X, Y = regression_data(24, 2)
 
 
-# --- the law
+# --- the distribution
 
 
 def narrowed(drift: float, temperature: float) -> Law:
@@ -70,7 +70,7 @@ def test_law_in_one_dimension(drift: float, temperature: float, square_decay: fl
     distance, noise = narrowed(drift, temperature).distance(x)
     # Monte Carlo error as in test_oracles, and what was measured
     assert distance < 0.006 + noise
-    # neither the target nor the law of half or twice the drift
+    # neither the target nor the distribution of half or twice the drift
     target = Law(lambda x: np.exp(-(x**2) / 2 / temperature))
     for other in (target, narrowed(drift / 2, temperature), narrowed(2 * drift, temperature)):
         distance, noise = other.distance(x)

@@ -1,4 +1,4 @@
-"""Model arguments stay what they are: host code reads them, and plates index them."""
+"""Model arguments keep their types: host code can read them, and plates can index them."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""Bad input: each row of one table is a mistake, the type of its error, and what the error says.
+"""Bad input: each row of one table has a mistake, the type of its error, and its message.
 
-What a user must be told: what was expected, what was got, what to do.
+The message must say what was expected, what was got and what to do.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def unindexed_prior(X: Any, y: Any) -> None:
 
 
 def outside_plate(y: Any) -> None:
-    """The observed rows follow the plate's indices and are not in the plate: never scaled."""
+    """The observed rows use the plate's indices outside the plate, so they are never scaled."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", 12) as i:
         loc = numpyro.deterministic("loc", mu * jnp.ones(i.shape[0]))
@@ -114,7 +114,7 @@ def outside_plate(y: Any) -> None:
 
 
 def group_latents(y: Any) -> None:
-    """Latents of one plate are looked up by the rows of another."""
+    """Latents of one plate are indexed by the rows of another."""
     with numpyro.plate("group", 4):
         a = numpyro.sample("a", dist.Normal(0, 1))
     with numpyro.plate("data", 12) as i:
@@ -122,7 +122,7 @@ def group_latents(y: Any) -> None:
 
 
 def latents_leave_plate(y: Any) -> None:
-    """A function of all local latents outside their plate: rows cannot estimate it unbiasedly."""
+    """A function of all local latents outside their plate: rows cannot estimate it without bias."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", 12) as i:
         z = numpyro.sample("z", dist.Normal(mu, 1))
@@ -158,7 +158,7 @@ def rows_of_a_matrix(X: Any, y: Any) -> None:
 
 
 class Bare:
-    """A metric that follows the protocol and has none of its options."""
+    """A metric with the required methods of the protocol and none of its options."""
 
     decay = 0.0
 
@@ -185,12 +185,12 @@ class Bare:
 
 
 def make(*args: Any, **settings: Any) -> Callable[[], Any]:
-    """A kernel is constructed."""
+    """Construct a kernel."""
     return lambda: SGRLD(*args, **settings)
 
 
 def model(**settings: Any) -> Callable[[], Any]:
-    """A kernel on a valid model is constructed."""
+    """Construct a kernel on a valid model."""
     return make(normal_mean, **settings)
 
 
@@ -202,7 +202,7 @@ def start(
     kernel: Callable = SGRLD,
     **settings: Any,
 ) -> Callable[[], Any]:
-    """A chain is started: arrays in `args` are the model's arguments."""
+    """Start a chain: arrays in `args` are the model's arguments."""
     arrays = tuple(jnp.asarray(a, jnp.float32) for a in args)
 
     def run() -> Any:
@@ -220,7 +220,7 @@ def energy(
     kernel: Callable = SGRLD,
     **settings: Any,
 ) -> Callable[[], Any]:
-    """A chain on a function is started."""
+    """Start a chain on a function."""
 
     def run() -> Any:
         position = jnp.array(init_params) if isinstance(init_params, tuple) else init_params
@@ -232,7 +232,7 @@ def energy(
 
 
 def resume(num_rows: int) -> Callable[[], Any]:
-    """A chain goes on with another number of rows than it was started with."""
+    """A chain continues with another number of rows than at its start."""
 
     def run() -> Any:
         kernel = SGRLD(normal_mean, batch_size=3, step_size=0.01, num_steps=1)
@@ -243,7 +243,7 @@ def resume(num_rows: int) -> Callable[[], Any]:
 
 
 def leave_x64() -> Any:
-    """A chain that was started in 64 bits goes on in 32."""
+    """A chain that started in 64 bits continues in 32 bits."""
     kernel = SGRLD(normal_mean, step_size=0.01, num_steps=1)
     with jax.enable_x64(True):
         state = kernel.init(random.key(0), 0, None, (jnp.zeros(12),), {})
@@ -256,7 +256,7 @@ def noisy(z: Any, rng_key: jax.Array) -> jax.Array:
 
 
 def fit(*args: Any, **settings: Any) -> Callable[[], Any]:
-    """A guide is fitted, after as few steps as it takes."""
+    """Fit a guide, after as few steps as possible."""
     settings = {"batch_size": 3, "num_steps": 10, "mode_steps": 1, "rank": 2, **settings}
     arrays = tuple(jnp.asarray(a, jnp.float32) for a in args[1:])
     return lambda: SWAG(args[0], **settings).fit(random.key(0), *arrays)
@@ -267,22 +267,22 @@ def draw_without_fit() -> Any:
 
 
 def make_with(kernel: Callable, **settings: Any) -> Callable[[], Any]:
-    """A kernel on a valid model is constructed."""
+    """Construct a kernel on a valid model."""
     return lambda: kernel(matrix, **settings)
 
 
 def make_on(kernel: Callable, **settings: Any) -> Callable[[], Any]:
-    """A kernel on a valid function is constructed."""
+    """Construct a kernel on a valid function."""
     return lambda: kernel(potential_fn=half_square, **settings)
 
 
 def energy_with(position: Any, kernel: Callable) -> Callable[[], Any]:
-    """An expanded chain on a function is started."""
+    """Start an expanded chain on a function."""
     return energy(half_square, position, kernel=kernel, expansion=Expansion())
 
 
 def start_with(kernel_model: Callable, *args: Any, **settings: Any) -> Callable[[], Any]:
-    """An expanded chain is started: `args` are an expansion, if not the default, and a kernel."""
+    """Start an expanded chain: `args` are an expansion, if not the default, and a kernel."""
     expansion, kernel = args if len(args) == 2 else (Expansion(), *args)
     return start(kernel_model, X, Y, kernel=kernel, expansion=expansion, **settings)
 
@@ -941,7 +941,7 @@ FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
 ]
 NOT_AN_EXPANSION = r"must be a numpyro_geom.Expansion such as Expansion\(left=1.*or None, got "
-# expansions, and what is wrong with them whichever kernel they are for
+# expansions, and their errors with any kernel
 EXPANSIONS: dict[str, tuple[Callable, type[Exception], str]] = {
     "class": (partial(make_with, expansion=Expansion), TypeError, f"{NOT_AN_EXPANSION}type"),
     "text": (partial(make_with, expansion="w"), TypeError, f"{NOT_AN_EXPANSION}str"),
@@ -1142,7 +1142,7 @@ def test_bad_input(mistake: Callable[[], Any], error: type[Exception], match: st
 
 
 def test_the_same_settings_without_a_mistake_are_accepted() -> None:
-    """What the table refuses has close neighbours that work."""
+    """Close neighbours of the refused inputs work."""
     for settings in (
         {"batch_size": np.int64(3)},
         {"batch_size": {"data": 12}},

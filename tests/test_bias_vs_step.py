@@ -3,8 +3,9 @@
 For a Langevin step of size h on a Gaussian of variance v, with additive noise of variance C in the
 gradient, the stationary variance is v (1 + h C / 2) / (1 - h / 2 v) and the mean has no bias.
 
-A line is fitted to what is slightly bent: what it gives for the exact values, with equal weights,
-is what estimates are held against. Five standard errors are allowed: 6e-7 a comparison.
+The true curve is slightly bent, and `bias_vs_step` fits a line. So estimates are compared with the
+line through the exact values, with equal weights. Five standard errors are allowed: 6e-7 per
+comparison.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ def test_one_chain_one_name_and_a_constant_entry() -> None:
     assert {s.name for s in curve.scalars} == {"both[1]"}
     assert curve.constant == ("both[0]",)
     assert "constant, left out: both[0]" in str(curve)
-    # sites that are not asked for are not computed at the draws
+    # sites that were not requested are not computed at the draws
     assert (1, 16) not in SHAPES
 
 

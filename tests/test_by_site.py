@@ -1,4 +1,4 @@
-"""A metric for each group of sites: its products, its updates, what it refuses, and the draws."""
+"""A metric for each group of sites: its products, its updates, its errors, and the draws."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_each_group_is_as_with_its_metric_alone() -> None:
 
 
 class KeepsNothing(RMSprop):
-    """A metric whose undone steps leave their mark, which only a method of its own can do."""
+    """A metric on which undone steps leave traces; only its own method can do this."""
 
     def keep_if(self, good: jax.Array, new: Any, old: Any) -> Any:
         return jax.tree.map(lambda x, y: jnp.where(good, x, 100 + y), new, old)
 
 
 class Duck:
-    """Such a metric that is no `Metric`."""
+    """Such a metric that is not a `Metric`."""
 
     interval, decay = 1, 0.99
 

@@ -1,4 +1,4 @@
-"""Rows a step and a control variate that choose themselves."""
+"""Automatic choice of the batch size and of the control variate."""
 
 import warnings
 from typing import Any

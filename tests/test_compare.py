@@ -61,7 +61,7 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
     )
     # level 0.005 by design, of 100: more than 4 has probability 2e-4 at that level
     assert np.sum(raw < reference_table.FALSE_ALARM / 2) <= 4
-    # and the level is not wasted: p < 0.5 in a tenth at the least where it should be in a half
+    # and the test is not too conservative: p < 0.5 in at least a tenth (nominally a half)
     assert np.sum(raw < 0.5) >= 10
 
 
@@ -122,7 +122,7 @@ def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
     level = reference_table.FALSE_ALARM / 2
     assert [s.p_value < level for s in rows] == [True, True, False]
     assert abs(rows[1].mean_error) < 5 * rows[1].mean_noise
-    # a uniform law of sd 1 reaches from -1.73 to 1.73, within 1.645 is 95%
+    # a uniform distribution of sd 1 is on (-1.73, 1.73); 95% of it is within 1.645
     assert abs(rows[1].coverage - 0.95) < 5 * rows[1].coverage_noise
 
 
@@ -258,7 +258,7 @@ def test_draws_of_a_vector_are_not_chains() -> None:
     flat = np.random.default_rng(0).normal(size=(1000, 10))
     with pytest.raises(ValueError, match="'w' of shape .1000, 10. would be 1000 chains of 10"):
         compare({"w": flat}, {"w": flat})
-    # many short chains of a run are what they are
+    # a run may have many short chains
     assert compare(ended({"w": flat}), ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
 
 

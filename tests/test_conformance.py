@@ -1,10 +1,10 @@
 """One table, kernels x metrics and the options of each, on one small model.
 
-Each combination is compiled once, in 64 bits and with random keys watched, and that one program
-shows: structure, shapes and dtypes kept (the program refuses any other), chains that move and stay
-finite, a pickled copy that is the same program and the same state. A second program, of chains in
-a batch, gives the chains one by one. Automatic settings and treatments of Gamma, whose programs
-are larger, are checked abstractly (`jax.eval_shape`): nothing is compiled.
+Each combination is compiled once, in 64 bits and with checks of random keys. This program shows
+four things: structure, shapes and dtypes are kept (the program rejects any others); chains move;
+chains stay finite; a pickled copy has the same program and the same state. A second program, with a
+batch of chains, must equal single chains. Automatic settings and treatments of Gamma have larger
+programs. They are checked abstractly (`jax.eval_shape`), without compilation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Control variates: the same energy on average, exact at the anchor, and the right law.
+"""Control variates: the same energy on average, exact at the anchor, and the right distribution.
 
-With few rows every minibatch can be enumerated, so that expectations are exact sums; and for
-quadratic energies the stationary law of a chain with minibatches is known at any step size.
+With few rows, every minibatch can be enumerated, so that expectations are exact sums. For
+quadratic energies, the stationary distribution of a chain with minibatches is known at any step
+size.
 """
 
 from __future__ import annotations
@@ -135,14 +136,14 @@ def test_score_noise_is_that_of_the_corrected_gradient(
     )
 
 
-# --- the law
+# --- the distribution
 
 
 SMALL = regression_data(5, 2)
 
 
 def corrected_quadratics(X: Any, y: Any, anchor: np.ndarray) -> RowQuadratics:
-    """The energy of `linear` with a control variate: all that changes is the slope of a row."""
+    """The energy of `linear` with a control variate, which changes only the slope of each row."""
     prior, (hessians, slopes) = linear_quadratics(X, y)
     mean_slope = hessians.mean(0) @ anchor - slopes.mean(0)
     return RowQuadratics(prior, (hessians, hessians @ anchor - mean_slope))
@@ -152,7 +153,7 @@ def corrected_quadratics(X: Any, y: Any, anchor: np.ndarray) -> RowQuadratics:
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("distance", [0.0, 3.0])
 def test_law_of_a_gaussian(distance: float) -> None:
-    """At a step size where minibatch noise counts."""
+    """At a step size for which minibatch noise matters."""
     X, y = SMALL
     mean, covariance = linear_moments(X, y)
     anchor = mean + distance * np.sqrt(np.diag(covariance))
@@ -178,7 +179,7 @@ def test_law_of_a_gaussian(distance: float) -> None:
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("anchor_interval", [1, 7])
 def test_law_with_a_moving_anchor(anchor_interval: int) -> None:
-    """A new anchor at every step is the full gradient; one at every seventh lies in between."""
+    """A new anchor at every step is the full gradient; one at every seventh step is in between."""
     X, y = SMALL
     mean, covariance = linear_moments(X, y)
     h = 0.25 / np.linalg.eigvalsh(np.linalg.inv(covariance))[-1]

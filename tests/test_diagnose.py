@@ -125,7 +125,7 @@ def test_draws_without_a_finite_gradient_are_left_out() -> None:
 
 
 def moments_of(z: np.ndarray, grad: np.ndarray, **attributes: Any) -> list[Check]:
-    """The two checks of moments, or the one that there is instead."""
+    """The two checks of moments, or the one check that replaces them."""
     arrays = {"z.w": z, "grad_U.w": grad}
     return list(moment_checks(RunRecord({}, {}, attributes, arrays)))
 
@@ -237,7 +237,7 @@ def run(step_size: Any = "auto") -> MCMC:
 
 @functools.cache
 def reports() -> tuple[Report, Report, Any]:
-    """Of the run, of what it is exported to, and the export itself."""
+    """Reports of the run and of its export, and the export itself."""
     idata = to_inference_data(run(), gradients=True)
     return diagnose(run()), diagnose(idata), idata
 
@@ -631,7 +631,7 @@ def test_the_benchmark_runs() -> None:
 
 
 def change_point() -> None:
-    """Twelve a day for 30 days, then 20: the log density jumps where tau passes a day."""
+    """Twelve per day for 30 days, then 20: the log density jumps where tau passes a day."""
     day = jnp.arange(60)
     tau = numpyro.sample("tau", dist.Uniform(0, 60))
     rates = numpyro.sample("rates", dist.Exponential(0.05).expand([2]).to_event(1))

@@ -1,4 +1,4 @@
-"""Draws are as long as the chain needs: read off how alike successive draws of warm-up are."""
+"""The automatic length of draws, from the correlation of successive draws of warm-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from numpyro_geom.warmup.step_size import init_adaptation
 
 
 def counted(rho: float, count: int, size: int) -> Any:
-    """A scale that has counted draws of an autoregression in."""
+    """A scale that has seen draws of an autoregression."""
     rng = np.random.default_rng(0)
     x = np.zeros((count, size))
     x[0] = rng.normal(size=size)
@@ -125,7 +125,7 @@ def test_draws_that_an_unstable_step_throws_out_are_marked() -> None:
 
 
 class Warming(NamedTuple):
-    """What `heed_draws` reads of a state."""
+    """The fields of a state that `heed_draws` reads."""
 
     scale: Any
     adaptation: Any
@@ -141,7 +141,7 @@ class Warming(NamedTuple):
 def test_draws_without_likeness_become_shorter_again(
     rho: float, slower: float, expected: float
 ) -> None:
-    """Draws of one relaxation time are alike by exp(-1) where the chain is as fast as expected."""
+    """Draws of one relaxation time have correlation exp(-1) if the chain is as fast as expected."""
     scale = counted(rho, 2000, size=3)
     adaptation = init_adaptation(100, jnp.float32)._replace(slower=jnp.float32(slower))
     state = Warming(scale, adaptation, jnp.asarray(10), jnp.asarray(0.1, jnp.float32))

@@ -1,4 +1,4 @@
-"""Discrete latent sites that are summed out: against densities without them, and exact moments."""
+"""Discrete latent sites that are summed out, against densities without them and exact moments."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LEAST = 200
 
 
 def marked() -> dict[str, str]:
-    """To be summed out. A new dict for each site, because funsor's handlers write into it."""
+    """Settings to sum a site out; a new dict for each site, because funsor writes into it."""
     return {"enumerate": "parallel"}
 
 
 def mixture(y: Any, *, sums: bool = True) -> None:
-    """Two components with weights and means that are unknown; an assignment for each row."""
+    """Two components with unknown weights and means; an assignment for each row."""
     w = numpyro.sample("w", dist.Dirichlet(jnp.ones(2)))
     mu = numpyro.sample("mu", dist.Normal(jnp.array([-1.0, 1.0]), 1).to_event(1))
     with numpyro.plate("data", y.shape[0]) as i:

@@ -1,4 +1,4 @@
-"""The examples run, at a small size, and write what they say."""
+"""The examples run at a small size, and write the promised files."""
 
 from __future__ import annotations
 

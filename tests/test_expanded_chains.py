@@ -1,8 +1,9 @@
-"""Chains on factors: users see the merged matrix alone, and its law is the model's.
+"""Chains on factors: users see only the merged matrix, and its distribution is the model's.
 
-Chains that start from the law that they should leave invariant hold it from the first draw on,
-see `chains`. The law of the factors is checked with that of the matrix: a determinant that is
-missing from the energy leaves the matrix's law as it is and drives the factors into a singular one.
+Chains that start from the distribution that they should leave invariant keep it from the first
+draw, see `chains`. The distribution of the factors is checked together with that of the matrix. A
+determinant that is missing from the energy does not change the distribution of the matrix, but
+drives the factors into a singular one.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def test_goes_on_and_exports_without_factors(finished: MCMC) -> None:
     assert not [name for name in names if any(part in name for part in PARTS)]
 
 
-# --- the law of the product
+# --- the distribution of the product
 
 
 NUM_CHAINS, NUM_DRAWS, TEMPERATURE = 1000, 25, 0.5
@@ -145,7 +146,7 @@ def whitened(
 
 
 def at_law(kernel: SGKernel, expansion: Expansion, positions: Any, args: tuple) -> SGState:
-    """Chains at these positions, with factors from their law, which positions do not depend on."""
+    """Chains at these positions; factors come from their distribution, independently."""
     state = chains.start(kernel, positions, seed=2, args=args)
     rng = np.random.default_rng(1)
 
@@ -159,9 +160,9 @@ def at_law(kernel: SGKernel, expansion: Expansion, positions: Any, args: tuple) 
 
 
 def held_law() -> dict[str, np.ndarray]:
-    """Scores of moments of W, of the factors and of V, acceptance, and how far chains have moved.
+    """Scores of moments of W, of the factors and of V; acceptance; how far chains have moved.
 
-    W and (P, Q) start from their exact laws, and independently of one another.
+    W and (P, Q) start from their exact distributions, independently of each other.
     """
     expansion = Expansion()
     kernel = GGMC(
@@ -223,7 +224,7 @@ def test_exact_chains_hold_the_law_of_matrix_and_factors() -> None:
     assert law["memory"] < 0.3  # of 1: chains that stood still would hold any law
     for name in ("w", "factors", "both"):
         assert np.abs(law[name]).max() < SIGMAS, (name, law[name])
-    # V in the place of W would not do: its law is another
+    # V cannot replace W, because its distribution is different
     assert np.abs(law["v"]).max() > 2 * SIGMAS
 
 

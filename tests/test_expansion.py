@@ -1,8 +1,8 @@
-"""Parameter expansion: the merged position, the determinants, and the law of the product.
+"""Parameter expansion: the merged position, the determinants, and the distribution of the product.
 
-Given the factors, (V, a) -> (W, b) is linear, so that what "posterior" claims can be checked
-without chains: the log-determinants against the Jacobian, and for a Gaussian W the integral over V
-of the expanded density, which must be q(P, Q) times a constant.
+Given the factors, (V, a) -> (W, b) is linear. So the claims of "posterior" can be checked
+without chains: the log-determinants against the Jacobian, and, for a Gaussian W, the integral over
+V of the expanded density, which must be q(P, Q) times a constant.
 """
 
 from __future__ import annotations

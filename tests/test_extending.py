@@ -1,4 +1,4 @@
-"""The kernel and the metric of docs/extending.md: they run, they are right, and they are short."""
+"""The kernel and the metric of docs/extending.md: they run, are correct, and are short."""
 
 from __future__ import annotations
 

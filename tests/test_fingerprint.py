@@ -1,4 +1,4 @@
-"""What tells two runs apart: every setting, and code by what it does."""
+"""Distinguishing two runs: by every setting, and by what their code computes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_every_field_of_an_expansion_is_told():
 
 
 class Halving:
-    """A schedule that keeps its setting to itself."""
+    """A schedule with a private setting."""
 
     def __init__(self, rate):
         self._rate = rate
@@ -589,7 +589,7 @@ ALL = {
 
 
 def programs(host_rows=False):
-    """Of each kernel; and what is told besides."""
+    """The program of each kernel, and the other texts about it."""
     x, y = jnp.arange(12.0).reshape(6, 2), jnp.arange(6.0)
     found = {}
     for name, (kernel, settings) in ALL.items():

@@ -40,7 +40,7 @@ ROWS, COLUMNS = 12, 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """A target, a position on it, and what its structure is known to be."""
+    """A target, a position on it, and its known structure."""
 
     target: Target
     theta: jax.Array
@@ -81,7 +81,7 @@ def poisson(X: jax.Array, y: jax.Array) -> None:
 
 
 def network(X: jax.Array, y: jax.Array) -> None:
-    """A network with two hidden units and a noise scale of its own."""
+    """A network with two hidden units and its own noise scale."""
     w = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS, 2]).to_event(2))
     v = numpyro.sample("v", dist.Normal(0, 1).expand([2]).to_event(1))
     s = numpyro.sample("s", dist.LogNormal(0, 1))

@@ -92,7 +92,7 @@ def flat(tree: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class CubeRoot(Metric):
-    """The example of a metric of one's own."""
+    """The example of a user's own metric."""
 
     decay: float = 0.99
     eps: float = 0.1

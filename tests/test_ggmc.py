@@ -1,8 +1,8 @@
 """GGMC leaves exp(-U / tau) invariant exactly: at large steps, with minibatches, on models.
 
-Vectorised chains; Monte Carlo errors are from the spread of the chains' own means. The gates are
-also shown to fail for two faults that are easy to make: a momentum that is not negated on
-rejection, and a cached energy that belongs to another position.
+Chains are vectorised; Monte Carlo errors come from the spread of the chains' own means. The
+thresholds are also shown to detect two faults that are easy to make: a momentum that is not negated
+on rejection, and a cached energy that belongs to another position.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def assert_exact(values: np.ndarray, target: Callable, temperature: float = 1.0)
         assert 0.3 < group[:, 4].mean() < 0.999
 
 
-# steps at the edge of what is useful, where an uncorrected step has another law altogether
+# steps at the edge of usefulness, where an uncorrected step has a very different distribution
 GATES = [(normal, 1.6), (normal, 0.8), (quartic, 0.6), (quartic, 0.3)]
 
 
@@ -143,7 +143,7 @@ class Faulty(GGMC):
 
 
 class Unflipped(Faulty):
-    """The fault of keeping the momentum on rejection."""
+    """The fault of not negating the momentum on rejection."""
 
     def spoil(self, state: SGState, new: SGState) -> SGState:
         rejected = jnp.all(new.z == state.z)
@@ -152,7 +152,7 @@ class Unflipped(Faulty):
 
 
 class Stale(Faulty):
-    """The fault of testing against an energy of the draw before."""
+    """The fault of using the energy of the previous draw in the test."""
 
     def spoil(self, state: SGState, new: SGState) -> SGState:
         old = jnp.where(
@@ -170,7 +170,7 @@ def test_the_gates_see_known_faults(fault: type, target: Callable, step_size: fl
         assert_exact(means(kernel), target)
 
 
-# --- models: chains that start from a reference's draws keep its law
+# --- models: chains that start from a reference's draws keep its distribution
 
 
 def hierarchical(X: jax.Array, y: jax.Array) -> None:

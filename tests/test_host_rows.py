@@ -1,4 +1,4 @@
-"""HostRows: the draws are those from a device array, whatever the source; errors and stalls."""
+"""HostRows: the draws equal those with a device array, for any source; errors and stalls."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_parameters_are_found_from_some_rows():
 
 
 class RowByRow:
-    """The least that will do: one row at a time."""
+    """The minimal source: it reads one row at a time."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -263,7 +263,7 @@ class RowByRow:
 
 
 class Broken(RowByRow):
-    """Raises or stalls at the reads named in ``at``, the first of which is 1."""
+    """Raises or stalls at the reads named in ``at``, counted from 1."""
 
     def __init__(self, array, at=(), seconds=None):
         super().__init__(array)

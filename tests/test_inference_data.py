@@ -1,4 +1,4 @@
-"""Export to ArviZ, the summary, and the warnings; the same under both lines of ArviZ."""
+"""Export to ArviZ, the summary, and the warnings; the same under ArviZ 0.2x and 1.x."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def subsampling_model(y: jax.Array) -> None:
 
 @pytest.fixture(scope="module")
 def subsampling() -> MCMC:
-    """The model asks for 10 rows itself, and has a `param` site."""
+    """The model itself requests 10 rows, and has a `param` site."""
     y = vector(ROWS)
     return sample(quick(subsampling_model), y, num_chains=2, chain_method="vectorized")
 
@@ -365,7 +365,7 @@ def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC
 
 
 def local_latents(y: jax.Array, group: jax.Array) -> None:
-    """A latent a row, latents in nested plates, and a likelihood of vectors."""
+    """One latent per row, latents in nested plates, and a likelihood of vectors."""
     scale = numpyro.sample("scale", dist.LogNormal(0, 0.3))
     with numpyro.plate("groups", 4):
         level = numpyro.sample("level", dist.Normal(0, 1))
@@ -608,7 +608,7 @@ def mean_run() -> MCMC:
 
 
 def assert_own_noise(z: np.ndarray) -> None:
-    """Each draw has noise of its own: the mean over draws of a row has a variance of 1 / draws."""
+    """Each draw has its own noise: the mean over draws of a row has a variance of 1 / draws."""
     draws = z.reshape(-1, ROWS)
     shrunk = draws.mean(0).var() * len(draws)
     assert abs(shrunk - 1) < 5 * np.sqrt(2 / ROWS)
@@ -758,7 +758,7 @@ def test_a_stochastic_potential_gives_estimates(potential_run: MCMC) -> None:
 
 
 def test_the_draw_before_an_undone_step_is_marked() -> None:
-    """Where the guard undoes a step, the draw before it has led astray."""
+    """If the guard undoes a step, the draw before it was already bad."""
     kernel = SGRLD(potential_fn=lambda z: jnp.sum(z**4) / 4, step_size=0.5, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=200, progress_bar=False)
     mcmc.run(random.key(0), init_params=jnp.array([3.0]))

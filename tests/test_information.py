@@ -1,10 +1,10 @@
-"""Fisher information roots against Monte Carlo of scores, exact values, and their edges.
+"""Fisher information roots against Monte Carlo of scores, exact values, and edge cases.
 
-Monte Carlo: with s the derivative of log p(y) along a tangent, E[s^2] is what sum(w^2) must be. For
-each case there are three sets of parameters with a tangent each, and 70,000 draws for each of them:
-the mean of s^2 is allowed 5 of its standard errors, from the spread of s^2 over the draws. Correct
+Monte Carlo: with s the derivative of log p(y) along a tangent, sum(w^2) must equal E[s^2]. Each
+case has three sets of parameters with one tangent each, and 70,000 draws for each of them. The mean
+of s^2 may be off by 5 standard errors, from the spread of s^2 over the draws. Correct
 roots fail with probability 1e-4 in the whole file, and the seeds are fixed. The standard error is
-about 0.6% of E[s^2]: what needs more than that is tested against exact values.
+about 0.6% of E[s^2]. Properties that need more accuracy are tested against exact values.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def information_of(build: Callable, primals: tuple, tangents: tuple) -> jax.Arra
 
 
 def deviation(values: Any, expected: Any) -> np.ndarray:
-    """Of the mean over the first axis from what it should be, in standard errors."""
+    """Deviation of the mean over the first axis from its expectation, in standard errors."""
     values = np.asarray(values)
     error = values.std(axis=0, ddof=1) / np.sqrt(values.shape[0])
     return np.abs(values.mean(axis=0) - np.asarray(expected)) / np.maximum(error, 1e-12)

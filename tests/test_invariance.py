@@ -1,14 +1,14 @@
-"""Every mode that promises the target leaves it invariant, also where the metric bends.
+"""Every mode that promises the target leaves it invariant, also with a metric that varies.
 
 Targets are diffeomorphic images of independent standard normals r, or a posterior of two
-coefficients on a grid, so that exact draws and exact expectations are at hand. Chains start from
-exact draws and, under "auxiliary", from an exact draw of the auxiliary gradient too, which a first
-step makes. So a sampler without a step-size bias (``adjusted=True``) has the exact law after every
-single step, and one with a bias of order h has at most that bias.
+coefficients on a grid, so exact draws and exact expectations are available. Chains start from
+exact draws. Under "auxiliary", they also start from an exact draw of the auxiliary gradient, which
+a first step makes. So a sampler without a step-size bias (``adjusted=True``) has the exact
+distribution after every single step. A sampler with a bias of order h has at most that bias.
 
 Every comparison is of a mean over independent chains with its expectation, in standard errors
-from the spread of the chains. More than 5 fails: 6e-7 a comparison for a normal mean, and below
-1e-3 for the some 1,000 comparisons of this file, seeds being fixed.
+from the spread of the chains. More than 5 fails: 6e-7 per comparison for a normal mean, and below
+1e-3 for the about 1,000 comparisons of this file, with fixed seeds.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ METRICS: dict[str, tuple[Any, Packing]] = {
 
 
 class Setup(NamedTuple):
-    """A sampler on a target, with its chains in the invariant law."""
+    """A sampler on a target, with its chains in the invariant distribution."""
 
     target: Target
     packing: Packing
@@ -677,7 +677,7 @@ def tilted_variance(inflation: float, alpha2: float, scale: float) -> float:
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
-    # decay 0 and noise .8 s^2: the injected noise is a fifth of what it would be
+    # decay 0 and noise .8 s^2: the injected noise is a fifth of that without minibatch noise
     noise, scale, alpha2 = 0.8, 1.0, 4.0
 
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -1,9 +1,9 @@
-"""I-SGD: its stationary law in closed form, its rates, and the kernel contract.
+"""I-SGD: its stationary distribution in closed form, its rates, and the kernel contract.
 
 On U = k |z|^2 / 2 with gradient noise N(0, c I) in groups of D entries and constant lam, the
 variance is v = tau / k + E max(b - tau lam, 0) / (k lam), and lam = D (k^2 v + c) / 2 in the mean.
-Where c is much larger than k^2 v, successive gradients are independent normals of variance 2 beta,
-beta = (k^2 v + c) / 2, and b / beta is w = sum_i (1 - mu) mu^i chi^2_i; so with lam = D beta
+If c is much larger than k^2 v, successive gradients are independent normals of variance 2 beta,
+beta = (k^2 v + c) / 2, and b / beta is w = sum_i (1 - mu) mu^i chi^2_i. With lam = D beta, then
 
     v = tau / k (1 + E max(w - tau D, 0) / (tau D)).
 """
@@ -68,7 +68,7 @@ def frozen(state: Any, lam: Any, statistic: Any) -> Any:
     return chains.past_warmup(state, metric_state=rates)
 
 
-# --- stationary laws
+# --- stationary distributions
 
 
 @functools.cache

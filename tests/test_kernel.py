@@ -1,6 +1,6 @@
 """The kernel contract: NumPyro's protocol, exact limits, schedules, and the divergence guard.
 
-What every kernel and metric must keep to is in `test_conformance`.
+Requirements for every kernel and metric are tested in `test_conformance`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ each_chain_method = pytest.mark.parametrize("method", CHAIN_METHODS)
 
 
 def one_step(model: Callable = regression, **settings: Any) -> SGRLD:
-    """A kernel with one step of fixed size a draw, on minibatches unless said otherwise."""
+    """A kernel with one step of fixed size per draw, on minibatches by default."""
     settings = {"batch_size": BATCH, "step_size": 1e-3, "num_steps": 1, **settings}
     return SGRLD(model, **settings)
 

@@ -1,4 +1,4 @@
-"""The guide's search for a mode where rounding is as large as what it looks for."""
+"""The guide's search for a mode if rounding is as large as the remaining improvement."""
 
 from __future__ import annotations
 

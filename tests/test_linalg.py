@@ -1,4 +1,4 @@
-"""Linear algebra under vmap: values, derivatives, what cannot deadlock, and float32."""
+"""Linear algebra under vmap: values, derivatives, absence of deadlocks, and float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains and rows on a mesh of devices: the same draws on any, and what travels between them."""
+"""Chains and rows on a mesh of devices: the same draws on any mesh, and the communication."""
 
 from __future__ import annotations
 

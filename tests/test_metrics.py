@@ -1,7 +1,7 @@
 """Metrics: algebra against dense formulas in NumPy, memory, intervals, limits, bad arguments.
 
-A tolerance "rounding" below is a multiple of the unit roundoff times the condition number of the
-operation; the factor covers sums over at most some hundred terms.
+A tolerance called "rounding" below is a multiple of the unit roundoff times the condition number of
+the operation. The factor covers sums over at most a few hundred terms.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_the_table_has_these_rows_and_a_page_includes_it() -> None:
     [(HMCGibbs, (print, ["s"])), (DiscreteHMCGibbs, ()), (MixedHMC, ()), (HMCECS, ())],
 )
 def test_wrappers_of_numpyro_want_its_own_kernels(make: Any, args: tuple) -> None:
-    """As the page says; what it says to use instead is accepted."""
+    """As the page says; the remedy on the page is accepted."""
     with pytest.raises(ValueError, match="inner_kernel must be an HMC"):
         make(SGRLD(EXAMPLE.model), *args)
 

@@ -1,8 +1,8 @@
-"""The mixture example: its exact quantities, its samplers' laws, and that it writes what it says.
+"""The mixture example: its exact quantities, its samplers' distributions, and its output files.
 
 Scores are deviations in Monte Carlo standard errors, from the spread of independent chains or
-draws. At most 5.5 is allowed: a correct sampler fails with probability 4e-8 a comparison, 1e-5 for
-the file.
+draws. At most 5.5 is allowed: a correct sampler fails with probability 4e-8 per comparison, 1e-5
+for the file.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_cut_off(mixture: ModuleType) -> None:
     np.testing.assert_array_equal(kept, [[0, 2, 5], [10, 11, 12]])
 
 
-# --- laws
+# --- distributions
 
 
 def in_one_dimension(variance: float) -> tuple[float, float]:

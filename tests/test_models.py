@@ -1,7 +1,7 @@
-"""Models that users have: every kind of site and plate, against NumPyro's energy and exact laws.
+"""Users' models: every kind of site and plate, against NumPyro's energy and exact distributions.
 
-First algebra, in 64 bits: the minibatch energy and gradient, averaged over all batches, are
-NumPyro's full ones. Then draws: of independent chains, against exact moments, with thresholds
+First algebra, in 64 bits: the minibatch energy and gradient, averaged over all batches, equal
+NumPyro's on all rows. Then draws: of independent chains, against exact moments, with thresholds
 from the Monte Carlo error (`targets.SIGMAS`).
 """
 
@@ -330,7 +330,7 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
     potential = model_potential(case.model, plan, args, {})
     # NumPyro's own answers come from the model with nothing subsampled
     full_args = (*args, None) if case.model is subsampling else args
-    # shapes alone are asked for, so that nothing is compiled
+    # only shapes are computed, so that nothing is compiled
     start = jax.eval_shape(
         lambda: initialize_model(random.key(0), case.model, model_args=full_args).param_info.z
     )
@@ -378,7 +378,7 @@ def test_epoch_batches_sum_to_the_full_energy(x64: None) -> None:
     np.testing.assert_allclose(np.mean(energies), full, rtol=ROUNDING)
 
 
-# --- draws, against exact laws
+# --- draws, against exact distributions
 
 
 def zoo(tosses: jax.Array, counts: jax.Array, kinds: jax.Array, xs: jax.Array) -> None:
@@ -555,7 +555,7 @@ def test_two_tables_with_batch_sizes_of_their_own() -> None:
 
 
 def test_models_that_subsample_themselves_get_their_batches() -> None:
-    """`numpyro.subsample` and the model's own `subsample_size`, against the exact law."""
+    """`numpyro.subsample` and the model's own `subsample_size`, against the exact distribution."""
     y, h = jnp.asarray(Y, jnp.float32), 0.1
     kernel = SGRLD(subsampling, step_size=h, num_steps=100)
     _, draws = last_draws(kernel, (y,), num_chains=4000)

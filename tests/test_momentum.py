@@ -1,9 +1,9 @@
-"""SGHMC and SGNHT against the stationary laws of their own steps, and the rule that sets them.
+"""SGHMC and SGNHT against the stationary distributions of their steps, and their step-size rule.
 
-On a Gaussian target with constant gradient noise a step is linear, so that the stationary
-covariance of (theta, p) is the solution of a linear equation, at any step size: `law` solves it
-from the matrices of the step. Chains are many and independent. Where nothing else is said, a
-threshold is 5.5 Monte Carlo standard errors, which a right sampler exceeds once in 3e7.
+On a Gaussian target with constant gradient noise, a step is linear. So the stationary covariance
+of (theta, p) is the solution of a linear equation, at any step size: `law` solves it
+from the matrices of the step. Chains are many and independent. Unless stated otherwise, a
+threshold is 5.5 Monte Carlo standard errors, which a correct sampler exceeds once in 3e7.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:
     return jax.jit(lambda z: kernel.init(keys, 0, z, (), {}))(positions)
 
 
-# --- exact laws
+# --- exact distributions
 
 
 def law(

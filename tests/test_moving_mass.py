@@ -1,11 +1,11 @@
-"""SGHMC in a metric that moves with the position: laws against quadrature, for both treatments.
+"""SGHMC in a metric that varies with the position: quadrature tests for both treatments.
 
 The metric follows the gradient of the step (decay 0), so that A is a function of theta. In one
-dimension the law without the correction is exp(-U) A^{-1/2} up to a constant: a coordinate y with
-dy = A^{-1/2} dtheta moves as if it had a constant mass. Errors of a step are of the first order in
-h: in one dimension they are extrapolated away from two steps (for the corrected E x^2 they are .10
-and .04), for the banana the step is so short that they do not show. Thresholds are 5 standard
-errors.
+dimension, the distribution without the correction is exp(-U) A^{-1/2} up to a constant: a
+coordinate y with dy = A^{-1/2} dtheta moves as if it had a constant mass. Errors of a step are of
+first order in h. In one dimension, they are removed by extrapolation from two step sizes (for the
+corrected E x^2 they are .10 and .04). For the banana, the step is so short that they do not show.
+Thresholds are 5 standard errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noise correction: the stationary law with known minibatch noise, and the step size it allows."""
+"""Noise correction: the stationary distribution with known minibatch noise, and its step size."""
 
 from __future__ import annotations
 

@@ -1,23 +1,24 @@
-"""Invariant laws in one dimension, where they are known for every treatment of Gamma.
+"""Invariant distributions in one dimension, which are known for every treatment of Gamma.
 
 The target is N(0, 1) with N = 1. With G = 1 / A as a function of the position, a sampler that adds
-c times Gamma has the law
+c times Gamma has the distribution
 
     p(x) proportional to phi(x) G(x)^(1 - c)    as h -> 0,
 
-c = 1 for "corrected", 1 - decay for "published", 0 for "none"; "frozen" and "auxiliary" have phi.
-Chains start from another law, run for five relaxation times of the slowest even function (all laws
-here are even), and then a histogram of them all is compared with the law. The relaxation rates in
-the table are those of the diffusion with this A and p, from its discretised generator.
+with c = 1 for "corrected", 1 - decay for "published", 0 for "none"; "frozen" and "auxiliary" have
+phi. Chains start from another distribution and run for five relaxation times of the slowest even
+function (all distributions here are even). Then a histogram of all chains is compared with p. The
+relaxation rates in the table are those of the diffusion with this A and p, from its discretised
+generator.
 
-A distance in total variation may be as large as the sum of two things.
+A distance in total variation may be as large as the sum of two parts.
 
-- The bias of order h: in the table, measured with 20,000 to 80,000 nearly independent draws, so
-  that Monte Carlo error is at most 0.003 in it. It falls with h (last test).
+- The bias of order h. The table has it, measured with 20,000 to 80,000 nearly independent draws, so
+  that its Monte Carlo error is at most 0.003. It falls with h (last test).
 - Monte Carlo error. With e_b the standard error of the share of bin b, from the spread of
   independent chains, sum_b |noise_b| / 2 has mean sqrt(2 / pi) sum_b e_b / 2 and at most about
-  the standard deviation sqrt(1 - 2 / pi) sqrt(sum_b e_b^2) / 2. Mean plus 5 of these is allowed:
-  a correct sampler fails with probability 3e-7 a comparison, 1e-5 for the file.
+  the standard deviation sqrt(1 - 2 / pi) sqrt(sum_b e_b^2) / 2. The mean plus 5 standard deviations
+  is allowed: a correct sampler fails with probability 3e-7 per comparison, 1e-5 for the file.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def energy(z: jax.Array) -> jax.Array:
 
 
 class Law:
-    """A density on the line by quadrature: shares of the bins, and draws by inversion."""
+    """A distribution on the line by quadrature: shares of the bins, and draws by inversion."""
 
     def __init__(self, density: Callable[[np.ndarray], np.ndarray]) -> None:
         p = density(GRID)
@@ -70,7 +71,7 @@ class Law:
 
 
 def tilted(scale: Callable[[np.ndarray], np.ndarray], power: float) -> Law:
-    """The law phi(x) G(|x|)^power."""
+    """The distribution phi(x) G(|x|)^power."""
     return Law(lambda x: np.exp(-(x**2) / 2) * scale(np.abs(x)) ** power)
 
 
@@ -192,7 +193,7 @@ def test_bias_of_corrected_falls_with_the_step() -> None:
 
 
 def frozen_law(step_size: float, inverse: np.ndarray) -> Law:
-    """What constant A of each chain leave: a mixture of N(0, 1 / (1 - h A / 2)), exactly."""
+    """The distribution for constant A in each chain: a mixture of N(0, 1 / (1 - h A / 2))."""
     values, weights = np.histogram(inverse, bins=200)[::-1]
     centers = (values[1:] + values[:-1]) / 2
     variances = 1 / (1 - step_size * centers / 2)

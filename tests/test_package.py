@@ -1,4 +1,4 @@
-"""What `import numpyro_geom` loads and shows."""
+"""What `import numpyro_geom` loads and exports."""
 
 from __future__ import annotations
 

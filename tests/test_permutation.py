@@ -1,4 +1,4 @@
-"""The keyed permutation: a bijection at every size, near to uniform, and the epochs made of it."""
+"""The keyed permutation: a bijection at every size, close to uniform, and its epochs."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_jit_vmap_and_x64_leave_the_permutation_as_it_is(size: int) -> None:
 
 
 def take(key: jax.Array, num: int, batch_size: int, size: int, epoch=0, offset=0):
-    """``num`` batches in a row, and the states after them."""
+    """``num`` successive batches, and the states after them."""
 
     def step(carry, _):
         indices, epoch, offset = epoch_indices(key, *carry, batch_size, size)

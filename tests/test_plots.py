@@ -1,4 +1,4 @@
-"""What pictures show, read back from their axes; none is left open."""
+"""The contents of plots, read back from their axes; no figure is left open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Potentials and minibatches: unbiased energies, scaling, gathering, noise, and the cost of a step.
 
-Small tables (N rows, batches of B) let every batch be enumerated: expectations over minibatches
-are then exact sums, and "rounding" is a few hundred units of 64-bit roundoff.
+In small tables (N rows, batches of B), every batch can be enumerated. So expectations over
+minibatches are exact sums, and "rounding" is a few hundred units of 64-bit roundoff.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def covariance_of_batches(plan: Subsampling, potential: Potential, position: dic
 
 
 def covariance_of_rows(potential: Potential, position: dict) -> np.ndarray:
-    """What `score_noise` says that it is."""
+    """The covariance according to `score_noise`."""
     flat, unravel = ravel_pytree(position)
     total = np.zeros((flat.size, flat.size))
     for weight, rows_fn in potential.score_noise(random.key(0)):

@@ -1,4 +1,4 @@
-"""Predictions gathered while draws come and go, against those of all draws at once."""
+"""Predictions gathered from a stream of draws, against those of all draws at once."""
 
 from __future__ import annotations
 

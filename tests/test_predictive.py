@@ -1,4 +1,4 @@
-"""Predictive measures against scikit-learn, by hand, and where they have identities."""
+"""Predictive measures against scikit-learn, hand calculations, and identities."""
 
 from __future__ import annotations
 

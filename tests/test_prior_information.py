@@ -1,7 +1,7 @@
-"""Information of priors on their unconstrained values, against Monte Carlo of scores.
+"""Information of priors in their unconstrained values, against Monte Carlo of scores.
 
 As in `test_information`: 70,000 draws for each of three tangents, and 5 standard errors of the mean
-of squared scores. NumPyro's own bijection of the support is used throughout, so that a change of it
+of squared scores. NumPyro's own bijection of the support is used everywhere, so a change of it
 fails here.
 """
 

@@ -1,4 +1,4 @@
-"""Two processes on the loopback address that do one run: draws, errors, a kill, and signals."""
+"""Two processes on the loopback address with one run: draws, errors, a kill, and signals."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def in_memory_and_on_disk(folder, out):
 
 
 def tell(out, found):
-    """In full or not at all."""
+    """Write a file atomically."""
     new = Path(f"{out}.new")
     new.write_text(json.dumps(found))
     new.replace(out)
@@ -151,7 +151,7 @@ test_processes.{call}
 
 
 class Pair:
-    """Two processes, and what they say."""
+    """Two processes and their messages."""
 
     def __init__(self, tmp_path, cache, folder, call):
         with socket.socket() as probe:
@@ -191,7 +191,7 @@ class Pair:
             process.wait()
 
     def told(self):
-        """What both have told so far; fails with what they printed if one hangs or fails."""
+        """The messages so far of both; fails with their output if one hangs or fails."""
         self.wait_for(lambda: all(out.exists() for out in self.outs))
         return [json.loads(out.read_text()) for out in self.outs]
 
@@ -207,7 +207,7 @@ class Pair:
         pytest.fail(f"a process hung; {self.said()}")
 
     def ended(self):
-        """What both return at their end."""
+        """The results of both."""
         until = time.monotonic() + PATIENCE
         for process in self.processes:
             try:

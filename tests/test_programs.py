@@ -1,4 +1,4 @@
-"""Programs that are compiled once: shared by equal traces, never with data of another call."""
+"""Programs that are compiled once: shared by equal traces, never with the data of another call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars: shown where they are asked for, and nowhere else."""
+"""Progress bars: shown if requested, and not otherwise."""
 
 from __future__ import annotations
 

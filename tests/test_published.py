@@ -1,4 +1,4 @@
-"""The papers' updates, written out by hand, against the kernels that promise them."""
+"""The papers' updates, written by hand, against the kernels that promise them."""
 
 from __future__ import annotations
 

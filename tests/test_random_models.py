@@ -1,4 +1,4 @@
-"""Models that ask for keys (`numpyro.prng_key`): augmentation and dropout, new at every step."""
+"""Models that request keys (`numpyro.prng_key`): augmentation and dropout, new at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long runs: segments, the store, checkpoints, and what happens when something goes wrong."""
+"""Long runs: segments, the store, checkpoints, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaled coordinates: the scale that is found, the law in it, and matrices that cannot be one."""
+"""Scaled coordinates: the learned scale, the distribution, and matrices that cannot be a scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for a mode with which warm-up starts."""
+"""The search for a mode at the beginning of warm-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanczos iteration against dense eigenvalues, its speed, and the operators that break it down."""
+"""Lanczos iteration against dense eigenvalues, its speed, and operators that break it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the step size shifts means by, against the law that the steps have."""
+"""The shift of means by the step size, against the invariant distribution of the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The automatic step size: what it measures, and what bias it leaves on seven posteriors."""
+"""The automatic step size: its measurements, and the bias on seven posteriors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs attacked: files of others, links, mixed parts, lost locks, full disks, names."""
+"""Attacks on runs: foreign files, links, mixed parts, lost locks, full disks, names."""
 
 from __future__ import annotations
 

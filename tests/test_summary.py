@@ -1,4 +1,4 @@
-"""The checks of a run: one list, which the summary, the warnings and `diagnose` show alike."""
+"""The checks of a run: one list, shown by the summary, the warnings and `diagnose`."""
 
 from __future__ import annotations
 

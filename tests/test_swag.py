@@ -1,4 +1,4 @@
-"""SWAG: its algebra, the rate it chooses, what it returns, and what it refuses."""
+"""SWAG: its algebra, its automatic rate, its results, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Training ends where the density is highest, or where held-out rows say; chains start there."""
+"""Training ends at the highest density, or by early stopping on held-out rows.
+
+Chains start where it ends.
+"""
 
 from __future__ import annotations
 

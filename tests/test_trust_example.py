@@ -1,4 +1,4 @@
-"""The trust example: what a quick run writes, what the page includes, and what it refuses."""
+"""The trust example: the output of a quick run, the contents of the page, and refused inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tutorials run, at a small size, and their pages show all of what they print and draw."""
+"""The tutorials run at a small size, and their pages show all of their output and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The UCI example: its loader, its splits, its scores, and that it counts failures."""
+"""The UCI example: its loader, its splits, its scores, and its count of failures."""
 
 from __future__ import annotations
 

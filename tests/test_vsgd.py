@@ -1,7 +1,7 @@
-"""Constant-rate SGD: its stationary law, the optimal rate, and what it refuses.
+"""Constant-rate SGD: its stationary distribution, the optimal rate, and its errors.
 
-Quadratic energies theta' H theta / 2 with additive gradient noise of covariance C have stationary
-laws that are known at any rate: S = J S J' + h^2 A C A, J = I - h A H.
+Quadratic energies theta' H theta / 2 with additive gradient noise of covariance C have known
+stationary distributions at any rate: S = J S J' + h^2 A C A, J = I - h A H.
 """
 
 from __future__ import annotations

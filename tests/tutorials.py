@@ -1,10 +1,11 @@
-"""Runs tutorial scripts part by part, and writes what they print and draw into the documentation.
+"""Runs tutorial scripts part by part, and writes their output and figures into the documentation.
 
     python tests/tutorials.py regression laplace
 
-A part is what stands between ``# --8<-- [start:NAME]`` and ``# --8<-- [end:NAME]``: the page of the
-tutorial includes it. What the part prints goes to ``docs/tables/tutorial_SCRIPT_NAME.md``, and the
-figures of the script to ``docs/figures/tutorial_SCRIPT_*.png``.
+A part is the code between ``# --8<-- [start:NAME]`` and ``# --8<-- [end:NAME]``, which the page of
+the tutorial includes. The printed output of the part goes to
+``docs/tables/tutorial_SCRIPT_NAME.md``, and the figures of the script go to
+``docs/figures/tutorial_SCRIPT_*.png``.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ STYLE = {
 
 
 def script(name: str) -> Path:
-    """Of a tutorial."""
+    """Path of the script of a tutorial."""
     return ROOT / "examples" / f"tutorial_{name}.py"
 
 
 def parts(text: str) -> Iterator[tuple[str, int, str]]:
-    """Name of each part, empty outside of them, the number of lines above it, and its code."""
+    """For each part: its name (empty between parts), the number of lines above it, and its code."""
     name, first, lines = "", 0, text.splitlines(keepends=True)
     for k, line in enumerate([*lines, "# --8<-- [end:]"]):
         if found := MARK.match(line) or (k == len(lines)):
@@ -47,7 +48,7 @@ def parts(text: str) -> Iterator[tuple[str, int, str]]:
 
 
 def run(name: str, out: Path, *arguments: str) -> dict[str, str]:
-    """What each part prints; its files are in `out`."""
+    """Printed output of each part; files are written to `out`."""
     import matplotlib as mpl
 
     path, printed = script(name), {}

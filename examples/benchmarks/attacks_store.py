@@ -1,9 +1,9 @@
-"""Attack long runs and rows on the host in every way we know of, and tell what comes of each.
+"""Attack long runs and rows on the host in every known way, and report the outcomes.
 
-Each attack is made on real runs, in a process of its own with a limit of time, so that a crash or
-a wait without end is an outcome like any other. Good outcomes are draws that are bit for bit those
-of a run that nobody attacked, and errors that say what was expected, what was got and what to do;
-in neither case may a file of the user's have changed.
+Each attack is made on real runs, in a separate process with a time limit, so that a crash or an
+endless wait is an outcome too. There are two good outcomes: draws that are bit for bit those of an
+undisturbed run, and errors that state what was expected, what was got and what to do. In both
+cases, no file of the user may have changed.
 
     python examples/benchmarks/attacks_store.py --table docs/tables/attacks_store.md
 """
@@ -42,23 +42,23 @@ from numpyro_geom import SGRLD, HostRows, run
 from numpyro_geom.runs.segments import Segments
 
 PATIENCE = 60.0
-"""Seconds after which an attack counts as a wait without end."""
+"""Seconds after which an attack counts as an endless wait."""
 TYPED = (ValueError, TypeError, OSError)
 DOCUMENTED = (
     "is being written by process",
     "could not read",
     "`monitor`",
 )
-"""What is said by errors of the kind RuntimeError that `run` is documented to raise."""
+"""Texts of the RuntimeErrors that the documentation of `run` lists."""
 USERS = b"a file of the user's own\n"
 MODULES = ("arviz", "zarr", "google_crc32c", "numpyro_geom.runs.disk")
 """Imported before the first fork."""
 TEXT = 150
-"""Letters of an error that the table shows."""
+"""Number of characters of an error in the table."""
 
 
 class Attack(NamedTuple):
-    """One row of the table; ``do`` gets an empty folder and returns what came of it."""
+    """One row of the table; ``do`` gets an empty folder and returns the outcome."""
 
     part: str
     title: str
@@ -82,14 +82,14 @@ def attack(part: str, title: str) -> Callable:
 
 
 class WalkState(NamedTuple):
-    """Where a walk is, by site, and its key."""
+    """The position of a walk, by site, and its key."""
 
     z: dict
     rng_key: jax.Array
 
 
 class Walk(MCMCKernel):
-    """A random walk of sites with the names given: the cheapest kernel with memory."""
+    """A random walk of sites with the given names: the cheapest kernel with a state."""
 
     sample_field = "z"
 
@@ -108,7 +108,7 @@ class Walk(MCMCKernel):
 
 
 def go(folder, draws=40, *, key=0, names=("x",), **settings):
-    """Begin a walk in a folder, or go on with it: 10 draws a segment, one segment of warm-up."""
+    """Start or continue a walk in a folder: 10 draws per segment, one segment of warm-up."""
     mcmc = MCMC(Walk(names), num_warmup=10, num_samples=draws, progress_bar=False)
     return run(mcmc, random.key(key), directory=folder, draws_per_segment=10, **settings)
 
@@ -131,7 +131,7 @@ X, Y = rows_of(300, 2), rows_of(300)
 
 
 class RowWalk(Walk):
-    """A walk by the rows of the data, as cheap: the model is not needed."""
+    """A cheap walk driven by the rows of the data; it does not need the model."""
 
     def sample(self, state, model_args, model_kwargs):
         """A step by some of the rows."""
@@ -143,7 +143,7 @@ class RowWalk(Walk):
 
 
 def go_rows(X, y=Y, folder=None, draws=20, full=False, **settings):
-    """A walk by rows, or the model of rows (``full``): 5 draws a segment."""
+    """A walk by rows, or the model of rows (``full``): 5 draws per segment."""
     settings_of_kernel = {"batch_size": 8, "step_size": 1e-4, "num_steps": 4}
     kernel = SGRLD(model, **settings_of_kernel) if full else RowWalk()
     mcmc = MCMC(kernel, num_warmup=0, num_samples=draws, progress_bar=False)
@@ -158,13 +158,13 @@ class Wrong(Exception):
 
 
 def demand(holds: Any, text: str) -> None:
-    """Raise where something does not hold."""
+    """Raise if a condition does not hold."""
     if not holds:
         raise Wrong(text)
 
 
 def draws_of(result: Any) -> np.ndarray:
-    """Draws, read lazily and at once."""
+    """All draws of a lazy result."""
     name = next(iter(result.idata.posterior.data_vars))
     lazily = result.idata.posterior[name].values
     at_once = np.asarray(result.mcmc.get_samples(group_by_chain=True)[name])
@@ -173,7 +173,7 @@ def draws_of(result: Any) -> np.ndarray:
 
 
 def same(result: Any, reference: Any = None) -> str:
-    """The outcome of a run that nobody should be able to tell from one without an attack."""
+    """The outcome of a run that must equal an undisturbed run."""
     demand(result.finished, "not finished")
     expected = draws_of(go(None) if reference is None else reference)
     found = draws_of(result)
@@ -183,7 +183,7 @@ def same(result: Any, reference: Any = None) -> str:
 
 
 def refused(do: Callable[[], Any], *untouched: Path) -> str:
-    """The error that something ends with, while the user's files stay what they were."""
+    """The error of a call; the user's files must not change."""
     before = [content_of(path) for path in untouched]
     try:
         do()
@@ -202,7 +202,7 @@ def refused(do: Callable[[], Any], *untouched: Path) -> str:
 
 
 def content_of(path: Path) -> Any:
-    """All that is at a path: texts of files, links by where they lead."""
+    """All contents of a path: bytes of files, targets of links."""
     if path.is_symlink():
         return os.readlink(path)
     if path.is_dir():
@@ -220,7 +220,7 @@ def said(error: BaseException) -> str:
 
 
 def warned(do: Callable[[], Any]) -> tuple[Any, str]:
-    """What something returns, and the first warning on the way."""
+    """The result of a call, and its first warning."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = do()
@@ -237,7 +237,7 @@ def users(path: Path, content: bytes = USERS) -> Path:
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, function: Callable) -> Iterator[None]:
-    """Another function in the place of one."""
+    """Replace a function temporarily."""
     original = getattr(owner, name)
     setattr(owner, name, function)
     try:
@@ -248,7 +248,7 @@ def patched(owner: Any, name: str, function: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def before_segment(number: int, do: Callable[[], Any]) -> Iterator[None]:
-    """Do something before the segment with this number, the first of which is 0."""
+    """Do something before the segment with this number, counted from 0."""
     original, calls = Segments.do, iter(range(10**9))
 
     def segment(self, *arguments):
@@ -261,7 +261,7 @@ def before_segment(number: int, do: Callable[[], Any]) -> Iterator[None]:
 
 
 def in_child(task: Callable[[], Any]) -> int:
-    """Do something in a process of its own, which is forked before JAX has begun."""
+    """Run a task in a separate process, forked before JAX has started."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
@@ -276,7 +276,7 @@ def in_child(task: Callable[[], Any]) -> int:
 
 
 def wait_for(done: Callable[[], Any]) -> None:
-    """Until something is so."""
+    """Wait until a condition holds."""
     end = time.monotonic() + PATIENCE / 2
     while not done():
         demand(time.monotonic() < end, "the other process did not get there")
@@ -322,7 +322,7 @@ def _(folder):
 
 
 def dies_at(owner: Any, name: str, at: int, do: Callable[[], Any]) -> None:
-    """End the process without a trace at a call of a function."""
+    """End the process without a trace at one call of a function."""
     original, calls = getattr(owner, name), iter(range(1, 10**9))
 
     def function(*args, **kwargs):
@@ -387,7 +387,7 @@ def _(folder):
 
 
 def stranger(path: Path, zarr_format: int = 3) -> Path:
-    """A Zarr store of a user's."""
+    """A Zarr store made by a user."""
     groups = xr.DataTree.from_dict({"posterior": xr.Dataset({"x": ("draw", np.arange(5.0))})})
     groups.to_zarr(path, zarr_format=zarr_format)
     return path
@@ -676,7 +676,7 @@ def _(folder):
 
 
 def no_promise(*_: Any) -> None:
-    """A `flock` of a network file system that says yes to every host."""
+    """A `flock` of a network file system that grants the lock to every host."""
 
 
 @attack(PATHS, "two hosts on a file system whose locks do not see each other")
@@ -800,7 +800,7 @@ DISK = "A full disk and signals"
 
 
 def fails_in_turn(owner: Any, name: str, folder: Path, every: int) -> str:
-    """Have each call of a function fail, one run for each; then go on."""
+    """Let each call of a function fail, in one run for each; then continue."""
     inside = str(folder.resolve())
     fatal, calls, original = 0, 0, getattr(owner, name)
 
@@ -963,7 +963,7 @@ ROWS = "Rows on the host"
 
 
 class Source:
-    """Rows of an array, which go through ``fault`` once there is one."""
+    """Rows of an array, which go through ``fault`` when one is set."""
 
     def __init__(self, array: np.ndarray, dtype: Any = None, shape: Any = None):
         self.array, self.fault = array, None
@@ -985,7 +985,7 @@ def raises(error: BaseException) -> Callable[[Any], Any]:
 
 
 def in_mid_run(folder: Path, fault: Callable, timeout: float = 5.0, **settings: Any) -> str:
-    """A source with a fault from the third segment on, and what the run is without it then."""
+    """A source with a fault from the third segment on, and the run after the fault is removed."""
     source = Source(X)
     data = HostRows(source, timeout=timeout)
     with before_segment(2, lambda: setattr(source, "fault", fault)):
@@ -1061,7 +1061,7 @@ def _(folder):
 
 
 def series() -> Any:
-    """With labels that are not positions."""
+    """A series with labels that are not positions."""
     import pandas as pd
 
     return pd.Series(Y, index=np.arange(len(Y))[::-1])
@@ -1337,7 +1337,7 @@ def _(folder):
 
 
 def outcome_of(each: Attack, folder: Path) -> str:
-    """What comes of an attack, made in a process of its own."""
+    """The outcome of an attack, made in a separate process."""
     folder.mkdir()
     out = folder / "outcome"
 
@@ -1371,12 +1371,12 @@ def outcome_of(each: Attack, folder: Path) -> str:
 
 def table(attacks: list[Attack], folder: Path) -> tuple[list[str], int]:
     """Lines of the table, and how many outcomes are wrong."""
-    # compiled programs are kept on disk, or compiling would be most of the time
+    # compiled programs are kept on disk; otherwise compilation would take most of the time
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     for module in MODULES:
         importlib.import_module(module)
-    # and compiled quickly: what is computed is the same for all
+    # and compiled quickly, because all attacks compute the same
     jax.config.update("jax_disable_most_optimizations", True)
     lines, wrong, part = ["| attack | what comes of it |", "|---|---|"], 0, ""
     total = time.monotonic()

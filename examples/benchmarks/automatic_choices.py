@@ -1,10 +1,11 @@
-"""What each automatic choice of `SGHMC(model)` costs: runs that are told it, and one that is not.
+"""The cost of each automatic choice of `SGHMC(model)`: runs with and without given values.
 
-Logistic regression of 20 columns whose scales lie a factor of 1,000 apart; 1,000 draws of warm-up
-and 1,000 draws. Each run is a process of its own, so that no run finds programs that another has
-compiled. One run after the other is told what the first has found: rows and control variate, the
-scale, step size and number of steps, the start. The difference of two is what that choice costs,
-compiling included. Prints a Markdown table and writes it to docs/tables/automatic.md.
+Logistic regression of 20 columns whose scales differ by a factor of 1,000; 1,000 draws of warm-up
+and 1,000 draws. Each run is a separate process, so that no run finds the compiled programs of
+another. The first run makes all choices automatically. Each later run is given one more choice of
+the first run: rows and control variate, the scale, step size and number of steps, the start. The
+difference of two runs is the cost of that choice, with compilation. Prints a Markdown table and
+writes it to docs/tables/automatic.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TOLD = {
 
 
 def run(num_rows: int, told: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Seconds of one run with these arguments given, and all that can be given to the next."""
+    """Seconds of one run with these arguments, and the values that the next run can be given."""
     X, y = (jax.device_put(x) for x in rows(num_rows))
     arguments = dict(told)
     init_params = arguments.pop("init_params", None)
@@ -65,7 +66,7 @@ def run(num_rows: int, told: dict[str, Any]) -> tuple[float, dict[str, Any]]:
 
 
 def of_a_process(num_rows: int, told: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """The same in a process of its own."""
+    """The same as `run`, in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
         path.write_text(json.dumps(told))
@@ -76,7 +77,7 @@ def of_a_process(num_rows: int, told: dict[str, Any]) -> tuple[float, dict[str, 
 
 
 def lines(num_rows: int, repeats: int) -> list[str]:
-    """Of the table."""
+    """Lines of the table."""
     seconds: dict[str, list[float]] = {name: [] for name in TOLD}
     found: dict[str, Any] = {}
     for _ in range(repeats):

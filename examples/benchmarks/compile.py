@@ -1,12 +1,13 @@
-"""What a run compiles, next to NUTS: lines of optimised HLO and CPU seconds.
+"""What a run compiles, compared with NUTS: lines of optimised HLO and CPU seconds.
 
 Prints a Markdown table of ratios to NUTS on the same logistic regression, all in one process, and
 writes it to docs/tables/compile.md; about two minutes.
 
 - "sampling" is the program that NumPyro's loop compiles at every ``run``: 1,000 calls of
   ``sample``.
-- "first run" is everything that ``init`` and that loop compile when nothing is known yet, "second
-  run" what is compiled when ``init`` has met the same model and shapes before: the loop alone.
+- "first run" is everything that ``init`` and that loop compile without any cache.
+- "second run" is what is compiled if ``init`` has seen the same model and shapes before: only the
+  loop.
 """
 
 from __future__ import annotations

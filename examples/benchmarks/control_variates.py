@@ -1,4 +1,4 @@
-"""What a control variate and a momentum gain on large tables, side by side with NUTS and HMCECS.
+"""Gain of a control variate and a momentum on large tables, compared with NUTS and HMCECS.
 
 Logistic regression on generated rows. Prints Markdown tables and writes them to
 docs/tables/control_variates.md; about a quarter of an hour. ``--small`` is a quick look.
@@ -27,7 +27,7 @@ NUM_COLUMNS = 20
 MEAN_ERROR, SD_ERROR = 0.1, 0.05
 TOLERANCE = 0.05
 ENOUGH = 50
-"""Effective draws below which their number is no estimate."""
+"""Smallest number of effective draws for an estimate of it."""
 
 
 def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
@@ -38,7 +38,7 @@ def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
 
 
 def rows(num_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Independent standard normal columns, labels from the model."""
+    """Independent standard normal columns, and labels from the model."""
     key_x, key_w, key_y = random.split(random.key(0), 3)
     X = random.normal(key_x, (num_rows, NUM_COLUMNS))
     w = random.normal(key_w, (NUM_COLUMNS,)) / NUM_COLUMNS**0.5
@@ -47,7 +47,7 @@ def rows(num_rows: int) -> tuple[jax.Array, jax.Array]:
 
 def laplace(X: jax.Array, y: jax.Array) -> tuple[np.ndarray, np.ndarray]:
     """Mode and standard deviations of the Laplace approximation, by Newton's method."""
-    # in double precision, since a sum over all rows in single is off by a share of a deviation
+    # in double precision: a sum over all rows in single precision is off by a part of a deviation
     X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
     w = np.zeros(NUM_COLUMNS)
     for _ in range(8):
@@ -63,8 +63,8 @@ class Entrant(NamedTuple):
     Attributes:
         kernel: the NumPyro kernel.
         num_warmup: draws of warm-up.
-        batch: draws between two looks at the clock.
-        seconds: of sampling, unless the accuracy is reached before.
+        batch: draws between two checks of the time.
+        seconds: sampling time, unless the accuracy is reached earlier.
         subsample_size: third argument of the model, or None.
     """
 
@@ -76,7 +76,7 @@ class Entrant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one sampler did.
+    """The result of one sampler.
 
     Attributes:
         compiling: seconds.
@@ -111,8 +111,8 @@ def accuracy(draws: np.ndarray, reference: tuple) -> tuple[float, float, float]:
 def measure(entrant: Entrant, data: tuple, reference: tuple) -> Result:
     """Compile, warm up, and draw until the draws are accurate or the time is up.
 
-    The data are arguments of the compiled program, as with ``MCMC(..., jit_model_args=True)``: as
-    constants of it, which is NumPyro's default, 80 MB of them take longer to compile than to
+    The data are arguments of the compiled program, as with ``MCMC(..., jit_model_args=True)``.
+    NumPyro's default makes them constants. 80 MB of constants take longer to compile than to
     sample.
     """
     more = () if entrant.subsample_size is None else (entrant.subsample_size,)
@@ -131,7 +131,7 @@ def measure(entrant: Entrant, data: tuple, reference: tuple) -> Result:
 
     start = time.perf_counter()
     warm_up = compiled(entrant.num_warmup)
-    once = time.perf_counter() - start  # a user compiles one program for both
+    once = time.perf_counter() - start  # a user compiles one program for warm-up and sampling
     run = compiled(entrant.batch)
     start = time.perf_counter()
     state, _ = jax.block_until_ready(warm_up(state, data))
@@ -149,7 +149,7 @@ def measure(entrant: Entrant, data: tuple, reference: tuple) -> Result:
             reached = None
         elif reached is None:
             reached = sampling
-        elif sampling > 3 * reached:  # and it stays so
+        elif sampling > 3 * reached:  # and the draws stay accurate
             break
     together = np.concatenate(draws)
     is_ours = isinstance(kernel, SGKernel)
@@ -157,7 +157,7 @@ def measure(entrant: Entrant, data: tuple, reference: tuple) -> Result:
 
 
 def entrants(reference: tuple, seconds: float) -> dict[str, Entrant]:
-    """The samplers of one table; the first is what all others are compared with."""
+    """The samplers of one table; all others are compared with the first."""
     params = {"w": jnp.asarray(reference[0], jnp.float32)}
     taylor = HMCECS(NUTS(logistic), num_blocks=10, proxy=HMCECS.taylor_proxy(params))
 
@@ -188,7 +188,7 @@ def entrants(reference: tuple, seconds: float) -> dict[str, Entrant]:
 
 
 def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
-    """All samplers at one number of rows, and the cost of a step of those that have steps."""
+    """All samplers at one number of rows, and the cost per step of those with steps."""
     data = rows(num_rows)
     reference = laplace(*data)
     lines = [

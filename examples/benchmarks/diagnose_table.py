@@ -1,10 +1,10 @@
-"""Does `diagnose` tell good runs from bad ones? 8 posteriors x kernels, at good and bad settings.
+"""Does `diagnose` separate good runs from bad ones? 8 posteriors x kernels, good and bad settings.
 
-The truth about a run is the worst relative error of a standard deviation of its own draws, bias
-and Monte Carlo error together, against exact moments or long NUTS runs. `diagnose` should flag
+The truth about a run is the worst relative error of a standard deviation of its draws. It includes
+bias and Monte Carlo error, against exact moments or long NUTS runs. `diagnose` should flag
 runs above 10% and pass those below 3%. Prints tables and writes them to docs/tables/diagnose.md.
-``--quick`` takes two posteriors and few draws; ``--cache`` keeps finished runs in a file, so that
-the rest can be run later (``--seconds`` stops in between).
+``--quick`` uses two posteriors and few draws. ``--cache`` stores finished runs in a file, so that
+the rest can run later (``--seconds`` stops early).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from numpyro_geom.diagnostics.sources import as_if_run
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03
-"""Worst sd errors from which a run should be flagged, and below which it should not."""
+"""A run should be flagged from the first worst sd error, and not below the second."""
 CHAINS, SHORT = 16, 30
-"""Chains of a run; draws a chain of one that is stopped too early."""
+"""Chains per run; draws per chain of a run that is stopped too early."""
 CHUNK, WARMUP = 50, 500
-"""Draws a call of the one compiled function, which all runs of a kernel share; of warm-up."""
+"""Draws per call of the compiled function, which a kernel's runs share; draws of warm-up."""
 FACTS = "curvature_ratio", "warmup_shrink", "bias_discretisation", "bias_noise", "relaxations"
-"""Of each chain, that the cache keeps."""
+"""Facts of each chain that the cache keeps."""
 MOST_STEPS = 200_000
-"""Steps of a chain, beyond which it gets fewer draws."""
+"""Largest number of steps of a chain; beyond it, the chain has fewer draws."""
 
 POSTERIORS: dict[str, Callable[[], P.Posterior]] = {
     "gaussian": lambda: P.gaussian(condition=100.0),
@@ -53,7 +53,7 @@ POSTERIORS: dict[str, Callable[[], P.Posterior]] = {
 
 CLOSE = {"bias_tolerance": 0.04}
 KERNELS: dict[str, tuple[Callable[..., Any], bool, float]] = {
-    # how it is made, whether on minibatches, and the multiple of its step size that is too large
+    # constructor, whether it uses minibatches, and the multiple of its step size that is too large
     "SGRLD": (SGRLD, True, 15.0),
     "GGMC": (GGMC, False, 4.0),
     "SGHMC": (partial(SGHMC, **CLOSE), False, 5.0),
@@ -121,7 +121,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
         draws = jax.device_get(constrain(found.pop("z")))
         mcmc = as_if_run(mcmc, draws, *args, fields=found, last_state=state)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of, the report says too
+            warnings.simplefilter("ignore")  # the report has the same findings
             return state, to_inference_data(mcmc, gradients=True)
 
     for _ in range(WARMUP // CHUNK):
@@ -140,7 +140,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
 
 
 def first_draws(idata: Any, draws: int) -> Any:
-    """The run as it was after some draws."""
+    """The run with only its first ``draws`` draws."""
     share = draws / idata.posterior.sizes["draw"]
     part = idata.isel(draw=slice(None, draws))
     attrs = part["posterior"].attrs
@@ -158,7 +158,7 @@ def worst_error(posterior: P.Posterior, idata: Any, sd: np.ndarray) -> float:
 
 
 def judge(posterior: P.Posterior, name: str, label: str, sd: np.ndarray, draws: int) -> list[dict]:
-    """What is true of the runs of a kernel, and what `diagnose` says."""
+    """The true errors of a kernel's runs, and what `diagnose` says."""
     found = []
     start = time.perf_counter()
     for kind, idata in runs(posterior, label, draws):
@@ -272,7 +272,7 @@ def setting(run: dict) -> str:
 
 
 def main() -> None:
-    """Run all, or what is missing in the cache."""
+    """Run everything that is missing in the cache."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cache", type=Path)

@@ -1,7 +1,7 @@
-"""How long a draw should be: effective draws a gradient against the relaxation times it spans.
+"""How long a draw should be: effective draws per gradient against the relaxation times per draw.
 
-A Gaussian with variances from 0.01 to 1 and all gradients exact, so that only the length of a draw
-differs. Prints a Markdown table and writes it to docs/tables/draw_length.md; under a minute.
+A Gaussian with variances from 0.01 to 1 and exact gradients, so that only the length of a draw
+varies. Prints a Markdown table and writes it to docs/tables/draw_length.md; under a minute.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NUM_CHAINS, NUM_GRADIENTS = 32, 100_000
 
 
 def energy(z: jax.Array) -> jax.Array:
-    """The Gaussian's."""
+    """Energy of the Gaussian."""
     return jnp.sum(PRECISIONS * z * z) / 2
 
 
 def rate_of(kernel: SGKernel, num_steps: int) -> tuple[float, float]:
-    """ESS of the slowest direction a thousand gradients, and a draw."""
+    """ESS of the slowest direction per thousand gradients, and per draw."""
     num_draws = NUM_GRADIENTS // num_steps
     keys = random.split(random.key(0), NUM_CHAINS)
     start = random.normal(random.key(1), (NUM_CHAINS, PRECISIONS.size)) / jnp.sqrt(PRECISIONS)

@@ -1,15 +1,15 @@
 """NUTS and this package on regressions of four families at 200,000 rows.
 
-A Poisson and a negative binomial regression with exposures, a robust regression with Student's t,
-and a regression with two levels: 1,000 groups, each with an intercept and a slope of its own. The
-methods have their default arguments, and are timed in the four parts of `large_tables.py`. One call
-measures one or several models and puts their lines in docs/tables/families.md:
+The families are a Poisson and a negative binomial regression with exposures, a robust regression
+with Student's t, and a two-level regression: 1,000 groups, each with its own intercept and slope.
+The methods have their default arguments. They are timed in the four parts of `large_tables.py`. One
+call measures one or several models and puts their lines in docs/tables/families.md:
 
     python examples/benchmarks/families.py [--models NAME ...] [--methods NAME ...]
 
-With ``--methods`` the other lines of a table stay, and ratios are to NUTS's line in it. Mean errors
-and sd ratios are of unconstrained parameters, and the worst of them. The reference is the mode and
-inverse Hessian in float64, and for the two-level model draws from its exact posterior.
+With ``--methods``, the other lines of a table stay, and ratios are to NUTS's line in the table.
+Mean errors and sd ratios are the worst over unconstrained parameters. The reference is the mode and
+inverse Hessian in float64; for the two-level model it is draws from the exact posterior.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def robust(X: Any, y: Any, other: Any) -> None:
 def two_level(X: Any, y: Any, other: Any) -> None:
     """An intercept and a slope for each group, centred.
 
-    200 rows tell an intercept within a fourth of what groups differ by: rows know more of a group
-    than the other groups do, and given the rows, centred parameters hardly depend on ``tau``.
+    200 rows determine an intercept to within a fourth of the spread between groups. So the rows
+    carry more information about a group than the other groups do. Given the rows, centred
+    parameters hardly depend on ``tau``.
     """
     w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([COLUMNS - 1]).to_event(1))
     mu = numpyro.sample("mu", dist.Normal(0, PRIOR_SD).expand([2]).to_event(1))
@@ -92,8 +93,8 @@ MODELS: dict[str, Callable] = {
 def columns(rng: np.random.Generator, num_rows: int) -> np.ndarray:
     """Ten correlated measurements, four indicators and a constant, in that order.
 
-    Neighbours correlate by 0.9, standard deviations are from 0.2 to 5, and indicators are 1 in a
-    half to a fiftieth of the rows.
+    Neighbours have correlation 0.9, standard deviations are from 0.2 to 5, and an indicator is 1 in
+    a half to a fiftieth of the rows.
     """
     near = 0.9 ** np.abs(np.subtract.outer(np.arange(10), np.arange(10)))
     measured = rng.normal(size=(num_rows, 10)) @ np.linalg.cholesky(near).T
@@ -108,7 +109,7 @@ def rows(name: str, num_rows: int) -> tuple[np.ndarray, ...]:
     X = columns(rng, num_rows)
     w = 0.2 * rng.normal(size=COLUMNS) / np.maximum(X.std(0), 0.2)
     if name == "two_level":
-        # the constant is the groups', and a standard column with a slope in each is in its place
+        # groups have the constant; a standard column, with a slope per group, replaces it
         X[:, -1] = rng.normal(size=num_rows)
         group = rng.integers(0, GROUPS, num_rows)
         intercept, slope = np.array([[1.0], [0.5]]) + 0.3 * rng.normal(size=(2, GROUPS))
@@ -125,7 +126,7 @@ def rows(name: str, num_rows: int) -> tuple[np.ndarray, ...]:
 
 
 def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations in float64, by Newton's method with steps that go downhill."""
+    """Mode and standard deviations in float64, by Newton's method with downhill steps."""
     with jax.enable_x64(True):
         args = tuple(jnp.asarray(x, np.float64 if x.dtype.kind == "f" else None) for x in data)
         sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
@@ -153,8 +154,9 @@ def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:
 def exact_two_level(data: tuple, num_steps: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations in float64.
 
-    Given sigma and tau all else is Gaussian. A random walk over their logarithms has its law
-    without the rest, and means and variances of the rest are averages of those that are known.
+    Given sigma and tau, everything else is Gaussian. A random walk over the logarithms of sigma and
+    tau samples their marginal posterior. Means and variances of the rest are averages of the known
+    conditional ones.
     """
     X, y, group = (np.asarray(x, np.float64) for x in data)
     group = group.astype(int)
@@ -229,7 +231,7 @@ def entrants(model: Callable) -> dict[str, Entrant]:
 
 
 class Part(NamedTuple):
-    """A model's part of the table: the title, lines by method, what they were made with."""
+    """A model's part of the table: the title, lines by method, and machine and versions."""
 
     title: str
     lines: dict[str, str]
@@ -237,7 +239,7 @@ class Part(NamedTuple):
 
 
 def read() -> dict[str, Part]:
-    """What the table has, by model."""
+    """The existing tables, by model."""
     old = TABLE.read_text() if TABLE.exists() else ""
     parts = {}
     for text in re.split(r"(?m)^(?=\*\*)", old):
@@ -260,13 +262,13 @@ def write(parts: dict[str, Part]) -> None:
 
 
 def rates_of(text: str) -> list[float] | None:
-    """The two rates in a line; None where it has none."""
+    """The two rates in a line; None if it has none."""
     cells = [x.strip() for x in text.strip("|").split("|")]
     return None if cells[4] in ("", "–") else [float(cells[4]), float(cells[6])]
 
 
 def run(name: str, arguments: argparse.Namespace) -> None:
-    """Measure a model's methods, and put their lines in the table as they come."""
+    """Measure a model's methods, and write each line to the table when it is done."""
     model, data = MODELS[name], rows(name, arguments.rows)
     mean, sd = exact_two_level(data) if name == "two_level" else laplace(model, data)
     parts = read()

@@ -1,6 +1,6 @@
 """Measure every treatment of Gamma: metric x mode x posterior, at the automatic step and a tenth.
 
-Prints a Markdown table and writes it to docs/tables/gamma.md. Takes about an hour on two cores;
+Prints a Markdown table and writes it to docs/tables/gamma.md; about an hour on two cores.
 ``--only NAME`` runs one posterior.
 """
 
@@ -18,7 +18,7 @@ from numpyro_geom import SGRLD, Monge
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
 OBJECTS = {"monge": Monge(alpha2=1.0, decay=0.9)}
-"""The settings of the literature, where they are not the defaults."""
+"""Settings of the literature, if they are not the defaults."""
 MODES = ("corrected", "published", "none", "frozen", "auxiliary")
 TARGETS = {
     "banana": P.banana,

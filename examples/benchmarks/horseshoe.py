@@ -1,9 +1,9 @@
-"""Networks with a horseshoe prior: one scale a tensor or one a weight, and what makes them mix.
+"""Networks with a horseshoe prior: one scale per tensor or per weight, and which settings mix.
 
-A network 64-32-10 on scikit-learn's digits, 1,347 rows for training and 450 to judge. The prior of
-a weight is N(0, (tau lambda)^2): with one half-Cauchy lambda a tensor ("tensor"), or with one a
-weight and tau half-Cauchy as well ("weight", the horseshoe proper). Sites are the weights over
-their scales (non-centred), unless a line says "centred".
+A network 64-32-10 on scikit-learn's digits, 1,347 training rows and 450 test rows. The prior of
+a weight is N(0, (tau lambda)^2). "tensor" has one half-Cauchy lambda per tensor. "weight" has one
+half-Cauchy lambda per weight and a half-Cauchy tau (the horseshoe proper). Sites are the weights
+divided by their scales (non-centred), unless a line says "centred".
 
     python examples/benchmarks/horseshoe.py [--quick] [--only NAME ...]
 
@@ -40,7 +40,7 @@ HEADER = (
 
 
 def data() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Training rows and labels, and those to judge by."""
+    """Training rows and labels, and test rows and labels."""
     digits = load_digits()
     x = (digits.data - digits.data.mean()) / digits.data.std()
     order = np.random.default_rng(0).permutation(len(x))
@@ -75,7 +75,8 @@ def network(prior: str, centred: bool) -> Callable:
 
 
 PAPER = {"step_size": 3e-3, "friction": 10.0, "num_steps": 50, "batch_size": 128}
-"""A step found by hand: three times it is unstable; friction times step as in the papers."""
+"""A step size found by hand: three times as much is unstable. Friction times step size is as in the
+papers."""
 LOCAL = {"*.local": Scaled(3.0**2), "*": "identity"}
 SETTINGS: dict[str, tuple[bool, dict]] = {
     "given step": (False, PAPER),
@@ -89,7 +90,7 @@ SETTINGS: dict[str, tuple[bool, dict]] = {
 """Name -> whether the weights are centred, and settings of the kernel."""
 CASES = [("weight", name) for name in SETTINGS]
 CASES += [("tensor", name) for name, (_, given) in SETTINGS.items() if given in (PAPER, {})]
-"""What has a scale of its own, and the name of the settings."""
+"""Which arrays have their own scale, and the name of the settings."""
 
 
 def row(prior: str, name: str, num_warmup: int, num_samples: int) -> str:

@@ -1,7 +1,7 @@
-"""Rows on the host: memory and speed of `HostRows` beside an array on the device.
+"""Rows on the host: memory and speed of `HostRows` compared with an array on the device.
 
 Memory is that of a fresh process whose private memory is limited to less than the file. Speed is
-that of two compiled programs that differ in where rows come from, timed in turns.
+that of two compiled programs that differ only in the source of the rows, timed in turns.
 
     python examples/benchmarks/host_rows.py --table docs/tables/host_rows.md
 """
@@ -55,7 +55,7 @@ MODELS = {"logistic": logistic, "network": network}
 
 
 def write_rows(folder: Path, rows: int, dtype: type) -> None:
-    """Files of so many rows, written in parts."""
+    """Files with ``rows`` rows, written in parts."""
     rng = np.random.default_rng(0)
     weights = np.linspace(-1, 1, COLUMNS)
     name = name_of(rows, dtype)
@@ -80,13 +80,13 @@ def name_of(rows: int, dtype: type) -> str:
 
 
 def status(field: str) -> float:
-    """MB, from what Linux knows of this process."""
+    """A memory figure of this process in MB, from Linux."""
     text = Path("/proc/self/status").read_text()
     return float(text.partition(f"{field}:")[2].split()[0]) / 1024
 
 
 def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict:
-    """A run in this process, under a limit; what it took."""
+    """A run in this process, under a memory limit; returns its memory and time."""
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit * MEGABYTE, limit * MEGABYTE))
     private, done = [0.0], threading.Event()
@@ -113,7 +113,7 @@ def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dic
 def in_a_fresh_process(
     folder: Path, rows: int, on_host: bool, limit: int, steps: int
 ) -> dict | None:
-    """The same; None if it did not get through."""
+    """The same in a fresh process; None if it failed."""
     settings = [str(folder), str(rows), str(int(on_host)), str(limit), str(steps)]
     told = subprocess.run(
         [sys.executable, __file__, "--child", *settings], capture_output=True, text=True
@@ -122,7 +122,7 @@ def in_a_fresh_process(
 
 
 def without_limit(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict | None:
-    """The same here, for a quick look."""
+    """The same in this process and without a limit, for a quick look."""
     return child(folder, rows, on_host, 0, steps)
 
 
@@ -156,7 +156,7 @@ def memory_table(
 def speed(
     folder: Path, rows: int, model: str, batch_size: int, seconds: float, repeats: int
 ) -> tuple[float, float, float]:
-    """Microseconds a step: on the device, on the host, and there without reading ahead."""
+    """Microseconds per step: on the device, on the host, and on the host without reading ahead."""
     x, y = mapped(folder, rows, np.float32)
     programs = {}
     for place, data in (
@@ -210,7 +210,7 @@ def speed_table(
 
 
 def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
-    """Seconds of a pass over all rows, from memory and from a file that is not cached."""
+    """Seconds per pass over all rows, from memory and from a file that is not cached."""
     x, y = mapped(folder, rows, np.float32)
     model = logistic
     seconds: dict[str, list[float]] = {"device": [], "host": [], "cold": []}
@@ -231,7 +231,7 @@ def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
             begun = time.perf_counter()
             jax.block_until_ready(full(state.z))
             seconds[place].append(time.perf_counter() - begun)
-    # only pages that no process has mapped leave the cache
+    # only pages that no process has mapped can leave the cache
     x._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
     forget(folder / f"x{name_of(rows, np.float32)}")
     begun = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Kill a long run again and again, at random instants, and compare its draws in the end.
+"""Kill a long run repeatedly at random times, and compare its draws with an unbroken run.
 
-Each victim is a process of its own that is ended by SIGKILL. After each kill the store is opened
-and compared with the run without a break; then the run goes on. A run that gets to its end counts
-if its draws are identical, and another one is begun until there have been enough kills.
+Each victim is a separate process that is ended by SIGKILL. After each kill, the store is opened
+and compared with the unbroken run; then the run continues. A run that reaches its end counts
+if its draws are identical. New runs are started until there are enough kills.
 
     python examples/benchmarks/kill_runs.py --kills 100
 """
@@ -35,7 +35,7 @@ from numpyro_geom.runs import run
 KERNELS = ("sgrld", "nuts")
 SETTINGS = {"batch_size": 16, "batching": "epoch", "step_size": 1e-3, "num_steps": 2}
 MODULES = ("arviz", "zarr", "google_crc32c")
-"""Imported before the first fork, or every victim would spend most of its life on that."""
+"""Imported before the first fork; otherwise imports would take most of a victim's time."""
 
 
 def model(x, y):
@@ -45,7 +45,7 @@ def model(x, y):
 
 
 def go_on(kind: str, directory: Path, segments: int) -> Any:
-    """Begin a run, or go on with it."""
+    """Start a run, or continue it."""
     kernel = NUTS(model) if kind == "nuts" else SGRLD(model, **SETTINGS)
     mcmc = MCMC(kernel, num_warmup=100, num_samples=20 * segments, progress_bar=False)
     key_x, key_y = jax.random.split(jax.random.key(1))
@@ -55,12 +55,12 @@ def go_on(kind: str, directory: Path, segments: int) -> Any:
 
 
 def is_unfinished(kind: str, directory: Path, segments: int) -> bool:
-    """Whether a run that is begun or gone on with does not get to its end."""
+    """Whether a run that is started or continued does not reach its end."""
     return not go_on(kind, directory, segments).finished
 
 
 def problem_of(directory: Path, reference: Path) -> str:
-    """Where the draws of a store are not those that a run without a break begins with."""
+    """Where the draws of a store differ from the first draws of an unbroken run."""
     finished = finished_draws(directory)
     if finished is None:
         return ""
@@ -80,7 +80,7 @@ def problem_of(directory: Path, reference: Path) -> str:
 
 
 def finished_draws(directory: Path) -> int | None:
-    """Draws that the newest saved state says are finished; None before the first."""
+    """Number of finished draws in the newest saved state; None before the first state."""
     states = sorted((directory / "state").glob("*.npz"))
     if not states:
         return None
@@ -89,7 +89,7 @@ def finished_draws(directory: Path) -> int | None:
 
 
 def in_child(task: Callable[[], Any]) -> int:
-    """Do something in a process of its own, and return its id: forked before JAX has begun."""
+    """Run a task in a separate process, forked before JAX has started; returns its id."""
     with warnings.catch_warnings():
         # JAX warns of its threads, and this process has not started any
         warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def in_child(task: Callable[[], Any]) -> int:
 
 
 def succeeds(task: Callable[[], Any]) -> bool:
-    """Whether a task returns nothing but falsehood."""
+    """Whether a task ends without an error and returns a false value, which means no problem."""
     return os.waitpid(in_child(task), 0)[1] == 0
 
 
@@ -121,12 +121,12 @@ def check(directory: Path, reference: Path) -> bool:
 
 
 def kill_again_and_again(folder: Path, kills: int, segments: int, seed: int) -> tuple[int, int]:
-    """Numbers of kills after which all was well, and of runs that ended identical to theirs."""
+    """Number of kills after which the store was valid, and number of runs with identical draws."""
     for module in MODULES:
         importlib.import_module(module)
     rng = np.random.default_rng(seed)
     cache = folder / "compiled"
-    # compiled programs are kept on disk, or compiling would be most of the time
+    # compiled programs are kept on disk; otherwise compilation would take most of the time
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     seconds = {}

@@ -1,14 +1,14 @@
 """Modes and metrics of `RiemannianLaplace` on ordinary models, against NUTS.
 
-For each model and method: the largest error of a mean, in posterior sd, plain and by importance
-weights, with the tail shape k of the weights; that of the model's scale; the sd that is furthest
-from NUTS's, as a ratio; and what k says of weighted means. Positive sites are compared in their
-logarithm, a network by its function. float64.
+For each model and method, the tables have: the largest error of a mean, in posterior sd, without
+and with importance weights, and the tail shape k of the weights; the error of the model's scale;
+the ratio to NUTS's sd of the sd that is furthest from it; and the verdict of k on weighted means.
+Positive sites are compared in their logarithm, a network by its function values. All is in float64.
 
     python examples/benchmarks/laplace_defaults.py --references FOLDER [--rows FILE] [--write]
 
-NUTS's draws are kept in `FOLDER/<model>.npy` and finished rows in FILE, so that a second call goes
-on where the first one ended.
+NUTS's draws are stored in `FOLDER/<model>.npy` and finished rows in FILE, so a second call
+continues where the first one ended.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "straight, euclidean": {"metric": "euclidean", "mode": "euclidean"},
     "monge, euclidean": {"metric": "monge", "mode": "euclidean"},
 }
-"""Metric, mode and prior part, which is the expected one where none is named."""
+"""Metric, mode and prior part; the default prior part is the expected one."""
 PARTS = 10
-"""Into which draws are split, to see weights of fewer."""
+"""Number of parts of the draws, to see the weights of fewer draws."""
 SETTINGS = (
     "2,000 draws against 20,000 of NUTS, float64. Columns are metric (straight: euclidean), mode\n"
     "and prior part (expected unless named); `fisher, mean` is the default. The largest error of\n"
@@ -157,7 +157,7 @@ class Case(NamedTuple):
     Attributes:
         model: a NumPyro model.
         args: its arguments.
-        sites: what is compared, the scale last.
+        sites: sites to compare, the scale last.
         nuts_args: arguments with which NUTS samples the same posterior; None for ``args``.
     """
 
@@ -224,7 +224,7 @@ def make_cases() -> dict[str, Case]:
 
 
 def quantities(case: Case, samples: dict) -> np.ndarray:
-    """What is compared, shape (draws, quantities)."""
+    """The quantities to compare, shape (draws, quantities)."""
     parts = []
     for name in case.sites:
         x = np.asarray(samples[name])
@@ -253,18 +253,18 @@ def reference(case: Case, num_draws: int) -> np.ndarray:
 
 
 class Row(NamedTuple):
-    """A model by a method; pairs are plain and weighted.
+    """A model with a method; pairs are without and with weights.
 
     Attributes:
-        model: its name.
-        method: its name.
+        model: name of the model.
+        method: name of the method.
         shape: k of the weights.
         mean: largest error of a mean, in posterior sd.
-        sd: the sd over NUTS's that is furthest from 1.
-        scale: error of the mean of the scale, in posterior sd; the sites' last quantity.
-        failed: share of draws.
+        sd: the ratio to NUTS's sd that is furthest from 1.
+        scale: error of the mean of the scale, in posterior sd; the scale is the last quantity.
+        failed: share of draws that failed.
         parts: for each part of the draws, k and the largest weighted error of a mean.
-        note: why there is nothing.
+        note: reason for an empty row.
     """
 
     model: str
@@ -327,7 +327,7 @@ def grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
 
 
 def thresholds(rows: Sequence[Row], num_draws: int) -> str:
-    """Errors of weighted means by what k says of them, for all draws and for a part."""
+    """Errors of weighted means against the verdict of k, for all draws and for a part."""
     lines = [
         "| draws | k | sets | weighted error of a mean: median | largest |",
         "|---|---|---|---|---|",

@@ -1,19 +1,19 @@
 """Cost of a draw of `RiemannianLaplace` against the number of parameters and of rows.
 
-A network 1-h-h-1 (tanh, D = h^2 + 4 h + 1 parameters with N(0, 1) priors, noise known) on N rows of
-y = sin x + 0.3 e, float32. The mode is near where a few hundred Adam steps end, the same for all
-methods; its quality is not the point. Each method compiles one program of two draws, one after the
-other, from the mode to the ends of the geodesics, with what it computes at the mode. Times are
-medians of its calls, the methods of a size taking turns, and ratios are to Monge's metric at the
-same size and in the same run; temporary bytes are XLA's count for the program. A draw that would
-take more than ``--limit`` seconds, in proportion to the next smaller size, is compiled and not run.
-Rows are passed over in chunks.
+The model is a network 1-h-h-1 (tanh, D = h^2 + 4 h + 1 parameters with N(0, 1) priors, known noise)
+on N rows of y = sin x + 0.3 e, in float32. The position for the mode is where a few hundred Adam
+steps end, the same for all methods; its accuracy does not matter here. Each method compiles one
+program of two draws in sequence, from the mode to the ends of the geodesics, including its work at
+the mode. Times are medians over calls; the methods of a size take turns. Ratios are to Monge's
+metric at the same size in the same run. Temporary bytes are XLA's count for the program. If a draw
+would take more than ``--limit`` seconds, extrapolated from the next smaller size, its program is
+compiled and not run. Rows are processed in chunks.
 
     python examples/benchmarks/laplace_scale.py [--parts dimensions rows-100 rows-1000] [--write]
     python examples/benchmarks/laplace_scale.py --quick
 
-``--write`` writes docs/tables/laplace_scale.md. ``--cells FILE`` keeps finished sizes in a file and
-takes from it what is there, so that the sizes can be run one by one (``--sizes 1``).
+``--write`` writes docs/tables/laplace_scale.md. ``--cells FILE`` stores finished sizes in a file
+and reuses them, so that the sizes can be run one by one (``--sizes 1``).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from numpyro_geom.diagnostics import SamplingWarning
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_scale.md"
 NOISE = 0.3
 LARGEST = 2000
-"""Of D for Cholesky factors and of N for the Woodbury identity."""
+"""Largest D for Cholesky factors, and largest N for the Woodbury identity."""
 DRAWS = 2
 ROUNDS = 3
 ENOUGH = 5.0
-"""Seconds of a method at a size after which it is not called again."""
+"""Total seconds of a method at a size after which it is not called again."""
 ADAM = {"steps": 500, "batch": 256, "rate": 3e-3}
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -61,8 +61,8 @@ class Part(NamedTuple):
     """One series of sizes.
 
     Attributes:
-        title: in words.
-        sizes: hidden units h and rows N of each.
+        title: title in words.
+        sizes: hidden units h and rows N of each size.
     """
 
     title: str
@@ -86,7 +86,7 @@ SETTINGS = (
 
 
 def num_parameters(hidden: int) -> int:
-    """D."""
+    """Number of parameters D."""
     return hidden**2 + 4 * hidden + 1
 
 
@@ -116,7 +116,7 @@ def make_data(num_rows: int) -> tuple[jax.Array, jax.Array]:
 
 
 def near_a_mode(X: jax.Array, y: jax.Array, hidden: int, num_steps: int) -> dict[str, jax.Array]:
-    """Where Adam on minibatches ends, from weights of the size that keeps activations' variance."""
+    """Where Adam on minibatches ends; initial weights keep the variance of activations."""
     num_rows = X.shape[0]
     shapes = {"w1": (1, hidden), "b1": (hidden,), "w2": (hidden, hidden), "b2": (hidden,)}
     shapes |= {"w3": (hidden,), "b3": (1,)}
@@ -131,7 +131,7 @@ def near_a_mode(X: jax.Array, y: jax.Array, hidden: int, num_steps: int) -> dict
         def energy(position: dict, rows: jax.Array) -> jax.Array:
             args = (X[rows], y[rows], hidden)
             prior = sum(jnp.sum(w**2) / 2 for w in position.values())
-            # the rows of a batch stand for all
+            # the rows of a batch represent all rows
             return (potential_energy(network, args, {}, position) - prior) / batch + (
                 prior / num_rows
             )
@@ -151,16 +151,16 @@ def near_a_mode(X: jax.Array, y: jax.Array, hidden: int, num_steps: int) -> dict
 
 
 class Cell(NamedTuple):
-    """A method at a size; times and evaluations are NaN where it was not run.
+    """A method at a size; times and evaluations are NaN if it was not run.
 
     Attributes:
         hidden: h.
         rows: N.
-        method: its name.
-        seconds: of a draw.
-        evaluations: of the acceleration, mean over draws.
-        ratio: of seconds to those of Monge's metric in the same run.
-        failed: draws that were given up.
+        method: name of the method.
+        seconds: seconds per draw.
+        evaluations: evaluations of the acceleration, mean over draws.
+        ratio: ratio of seconds to those of Monge's metric in the same run.
+        failed: number of draws that failed.
         megabytes: temporary memory of the program.
         note: why it was not run.
     """
@@ -177,14 +177,14 @@ class Cell(NamedTuple):
 
 
 def applies(method: str, hidden: int, num_rows: int) -> bool:
-    """Whether the method forms no matrix that is too large."""
+    """Whether the method's largest matrix is small enough."""
     if method == "fisher, cholesky":
         return num_parameters(hidden) <= LARGEST
     return method != "fisher, woodbury" or num_rows <= LARGEST
 
 
 def compile_draws(method: str, mode: dict, X: jax.Array, y: jax.Array, hidden: int) -> tuple:
-    """The compiled program of two draws, and its arguments but the key."""
+    """The compiled program of two draws, and its arguments without the key."""
     batch_size = max(1, X.shape[0] // 2)  # any number below N lets the guide take rows in chunks
     settings = METHODS[method] | {"mode": "euclidean", "precision": "fisher"}
     guide = RiemannianLaplace(network, **settings, batch_size=batch_size)
@@ -192,7 +192,7 @@ def compile_draws(method: str, mode: dict, X: jax.Array, y: jax.Array, hidden: i
         warnings.filterwarnings("ignore", "the search for a mode has not", SamplingWarning)
         params = guide.fit(random.key(0), X, y, hidden, init_params=mode, max_steps=0)
 
-    # the data and the mode as arguments: XLA would compute with constants while it compiles
+    # data and mode are arguments: XLA would compute with constants at compile time
     def two(key: jax.Array, params: dict, X: jax.Array, y: jax.Array) -> tuple:
         draws = guide.draw(key, params, X, y, hidden, sample_shape=(DRAWS,), chunk_size=1)
         return draws.unconstrained, draws.success, draws.num_evaluations
@@ -201,7 +201,7 @@ def compile_draws(method: str, mode: dict, X: jax.Array, y: jax.Array, hidden: i
 
 
 def skip_reason(smaller: Cell, hidden: int, num_rows: int, limit: float) -> str:
-    """Why a cell is not run, by the one of the next smaller size; empty where it is."""
+    """Why a cell is not run, from the cell of the next smaller size; empty if it is run."""
     growth = num_rows / smaller.rows * num_parameters(hidden) / num_parameters(smaller.hidden)
     expected = smaller.seconds * growth
     if expected <= limit:
@@ -219,15 +219,15 @@ def run_size(
     limit: float,
     adam_steps: int,
 ) -> list[Cell]:
-    """Methods at one size.
+    """Run the methods at one size.
 
     Args:
         hidden: h.
         num_rows: N.
         methods: names of methods.
         before: the methods' cells at the next smaller size.
-        limit: seconds of a draw above which a method is not run.
-        adam_steps: to the mode.
+        limit: seconds per draw above which a method is not run.
+        adam_steps: Adam steps to the mode.
     """
     X, y = make_data(num_rows)
     mode = near_a_mode(X, y, hidden, adam_steps)
@@ -269,11 +269,11 @@ def run_size(
 
 
 class Store:
-    """Cells by size and method, in a file of JSON lines where there is one.
+    """Cells by size and method, in a file of JSON lines if ``path`` is given.
 
     Args:
         path: the file, or None.
-        num_new: how many sizes may be run.
+        num_new: how many new sizes may be run.
     """
 
     def __init__(self, path: Path | None, num_new: int) -> None:
@@ -288,12 +288,12 @@ class Store:
             self.sizes.setdefault((c.hidden, c.rows), {})[c.method] = c
 
     def at(self, hidden: int, num_rows: int) -> dict[str, Cell]:
-        """What there is of a size, by method."""
+        """The stored cells of a size, by method."""
         found = self.sizes.get((hidden, num_rows), {})
         return {method: found[method] for method in METHODS if method in found}
 
     def add(self, cells: list[Cell]) -> None:
-        """Keep the cells of a size."""
+        """Store the cells of a size."""
         self._keep(cells)
         self.num_new -= 1
         if self.path is not None:
@@ -304,12 +304,12 @@ class Store:
 def run_part(
     part: Part, store: Store, methods: Sequence[str], limit: float, adam_steps: int
 ) -> list[Cell]:
-    """All sizes of a part, as far as the store lets run or has them."""
+    """All sizes of a part that are in the store or may be run."""
     cells: list[Cell] = []
     before: dict[str, Cell] = {}
     for hidden, num_rows in part.sizes:
         chosen = [method for method in methods if applies(method, hidden, num_rows)]
-        # all of a size are run again where one is missing: ratios are of one run
+        # if a method is missing, the whole size is run again, because ratios are within one run
         if set(chosen) - set(store.at(hidden, num_rows)) and store.num_new > 0:
             print(f"h = {hidden}, N = {num_rows}", flush=True)
             new = run_size(hidden, num_rows, chosen, before, limit, adam_steps)
@@ -326,7 +326,7 @@ def run_part(
 
 
 def slope(cells: Sequence[Cell], method: str) -> float:
-    """Of log temporary bytes on log(D + N); 1 would be linear."""
+    """Slope of log temporary bytes on log(D + N); 1 is linear growth."""
     mine = [c for c in cells if c.method == method]
     size = [num_parameters(c.hidden) + c.rows for c in mine]
     if len(set(size)) < 2:
@@ -335,7 +335,7 @@ def slope(cells: Sequence[Cell], method: str) -> float:
 
 
 def table(part: Part, cells: Sequence[Cell]) -> str:
-    """Markdown rows, and what became of the memory."""
+    """Markdown rows, and the growth of the memory."""
     lines = [
         "| D | N | method | s a draw | evaluations | over monge | failed | temporary MB |",
         "|---" * 8 + "|",

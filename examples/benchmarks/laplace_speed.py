@@ -1,11 +1,12 @@
-"""Draws of a Fisher Laplace guide against the same geodesics through SciPy, one at a time.
+"""Draws of a Fisher Laplace guide against the same geodesics with SciPy, one at a time.
 
 Logistic regression with 1,000 rows and 25 columns, float64. Both integrate the same equation from
-the same velocities with Dormand and Prince's pair at rtol 1e-3 and atol 1e-6; SciPy gets the
-acceleration as a compiled JAX function and, for comparison, as NumPy code written by hand.
+the same velocities with the Dormand-Prince pair at rtol 1e-3 and atol 1e-6. SciPy uses the
+acceleration as a compiled JAX function and, for comparison, as hand-written NumPy code.
 
-Then eight schools from its Euclidean mode, where some geodesics go on to the last step: geodesics
-that leave their chunk after a few steps, against chunks that wait for them.
+Then eight schools from its Euclidean mode, where some geodesics take the largest number of steps.
+Here, geodesics that leave their chunk after a few steps are compared with chunks that wait for the
+slow ones.
 
     python examples/benchmarks/laplace_speed.py
 """
@@ -41,7 +42,7 @@ def model(X, y):
 
 
 def acceleration_jax(X):
-    """The equation written by hand in JAX, compiled."""
+    """The hand-written equation in JAX, compiled."""
 
     @jax.jit
     def acceleration(w, v):
@@ -55,7 +56,7 @@ def acceleration_jax(X):
 
 
 def acceleration_numpy(X):
-    """The same in NumPy."""
+    """The hand-written equation in NumPy."""
     X = np.asarray(X)
 
     def acceleration(w, v):
@@ -85,12 +86,12 @@ def seconds_by_scipy(acceleration, loc, velocities):
 
 
 def operations(rows, columns):
-    """Of one acceleration: three products with X, and the metric from products of its columns."""
+    """Operations of one acceleration: three products with X, and the metric's products."""
     return 2 * rows * (3 * columns + columns * (columns + 1) // 2) + columns**3 / 3
 
 
 def matrix_rate(size=2000):
-    """Operations a second of a product of square matrices, the best of five."""
+    """Operations per second of a product of square matrices, the best of five."""
     a, seconds = np.random.default_rng(0).normal(size=(size, size)), []
     for _ in range(5):
         begin = time.perf_counter()

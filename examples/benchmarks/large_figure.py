@@ -1,8 +1,8 @@
-"""The figure of the home page: seconds to 1,000 effective draws, as rows grow.
+"""The figure of the home page: seconds to 1,000 effective draws against the number of rows.
 
     python examples/benchmarks/large_figure.py
 
-It reads docs/tables/large.md, which `large_tables.py` writes, and measures nothing itself. It
+It reads docs/tables/large.md, which `large_tables.py` writes, and measures nothing. It
 writes docs/figures/time_to_accuracy.png, and the same for dark pages.
 """
 
@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 DOCS = Path(__file__).parents[2] / "docs"
 METHODS = {"NUTS(model, dense_mass=True)": "NUTS", "SGHMC(model)": "SGHMC"}
 BADLY_SCALED = 1e6
-"""Least condition number of the tables that are drawn."""
+"""Smallest condition number of the tables in the figure."""
 COLUMN = "seconds to ESS 1,000"
 
 

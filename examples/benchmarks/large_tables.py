@@ -1,13 +1,13 @@
-"""NUTS, HMCECS, blackjax and this package on large tables, by the seconds each needs.
+"""NUTS, HMCECS, blackjax and this package on large tables: the seconds that each needs.
 
 Bayesian logistic regression with 20 columns. One call measures one table and puts it in its place
 in docs/tables/large.md:
 
     python examples/benchmarks/large_tables.py --rows 100000 [--isotropic] [--methods NAME ...]
 
-Every method is timed in the same four parts: what runs before the first draw (start values, the
-search for a mode), compiling the loop, warm-up, and sampling. Sampling goes on for so many seconds
-(``--seconds``) that each method has the same time. The data are arguments of the loop's program.
+Every method is timed in the same four parts: the work before the first draw (start values, the
+search for a mode), compilation of the loop, warm-up, and sampling. Sampling takes ``--seconds``
+seconds, the same for each method. The data are arguments of the loop's program.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SMALLEST = 5e-4
 """Scale of the flattest direction; the largest is 1."""
 BATCH = 256
 ON_HOST = 10_000_000
-"""From so many rows on, ours read them from the host and NUTS is left out."""
+"""Number of rows from which our kernels read them from the host, and NUTS is left out."""
 ENOUGH = 20
-"""Effective draws below which no rate is given."""
+"""Smallest number of effective draws for a rate."""
 GOAL = 1000
-"""Effective draws of "seconds to"."""
+"""Effective draws in the column "seconds to"."""
 
 HEAD = (
     "| method | warm-up + draws | start, compile, warm-up, sample (s) | ESS "
@@ -64,9 +64,9 @@ class Entrant(NamedTuple):
 
     Attributes:
         start: (key, number of warm-up draws, data) -> state.
-        advance: (state, data) -> the state one draw on, and the draw.
+        advance: (state, data) -> the state after one draw, and the draw.
         num_warmup: draws of warm-up.
-        chunk: draws between two looks at the clock.
+        chunk: draws between two checks of the time.
     """
 
     start: Callable
@@ -102,7 +102,7 @@ def of_kernel(make: Callable, num_warmup: int, chunk: int, *more: Any) -> Entran
 
 
 def newton(data: tuple) -> jax.Array:
-    """A mode, in float32 and one program, as its user would write it."""
+    """A mode, in float32 and in one program, as a user would write it."""
 
     @jax.jit
     def search(data: tuple) -> jax.Array:
@@ -118,13 +118,13 @@ def newton(data: tuple) -> jax.Array:
 
 
 def hmcecs(data: tuple) -> HMCECS:
-    """With a Taylor proxy at a mode, whose search is a part of the start."""
+    """HMCECS with a Taylor proxy at a mode; the search for the mode is part of the start."""
     proxy = HMCECS.taylor_proxy({"w": newton(data)})
     return HMCECS(NUTS(logistic, dense_mass=True), num_blocks=10, proxy=proxy)
 
 
 def of_blackjax(step: Callable, draw_steps: int) -> Entrant:
-    """``step(key, w, minibatch, data) -> w`` from a mode, so many of them to a draw."""
+    """``step(key, w, minibatch, data) -> w`` from a mode, with ``draw_steps`` steps per draw."""
 
     def start(rng_key: jax.Array, num_warmup: int, data: tuple) -> tuple:
         return rng_key, newton(data)
@@ -144,9 +144,10 @@ def of_blackjax(step: Callable, draw_steps: int) -> Entrant:
 
 
 def by_hand(num_rows: int, stiffest: float) -> dict[str, Entrant]:
-    """Blackjax; its steps are the largest that keep the stiffest variance within 10% or so.
+    """Blackjax, with the largest step sizes that keep the stiffest variance within about 10%.
 
-    For a minibatch gradient, whose noise has (rows / batch) times the Hessian for a covariance.
+    The rule is for a minibatch gradient whose noise has the covariance (rows / batch) times the
+    Hessian.
     """
     noise = num_rows / BATCH * stiffest
 
@@ -158,7 +159,7 @@ def by_hand(num_rows: int, stiffest: float) -> dict[str, Entrant]:
     estimate = jax.grad(energy)
     sgld = blackjax.sgld(estimate)
     h = 0.1 / (stiffest / 2 + noise / 2)
-    # a batch serves all steps of a trajectory: with a friction of 0.5 / h it adds
+    # all steps of a trajectory use the same batch: with a friction of 0.5 / h, this adds
     # trajectory x h^2 noise to a variance of 1
     trajectory = 10
     h_momentum = (0.1 / (trajectory * noise)) ** 0.5
@@ -172,7 +173,7 @@ def by_hand(num_rows: int, stiffest: float) -> dict[str, Entrant]:
 
 
 def entrants(num_rows: int, condition: float, stiffest: float) -> dict[str, Entrant]:
-    """All methods; those without a place at this size are left out."""
+    """All methods for this size."""
     large, stiff = num_rows >= 10**6, condition > 1e3
     warmup = 200 if large and not stiff else 500
     diagonal = warmup if not stiff else min(warmup, 5 * 10**6 // num_rows)
@@ -204,7 +205,7 @@ def entrants(num_rows: int, condition: float, stiffest: float) -> dict[str, Entr
 
 
 def measure(entrant: Entrant, data: tuple, seconds: float, limit: float) -> Result | None:
-    """Time the four parts; None where warm-up does not end within the limit."""
+    """Time the four parts; None if warm-up does not end within the limit."""
     jax.clear_caches()  # no method finds programs that another one has compiled
     clock = time.perf_counter()
 
@@ -249,7 +250,7 @@ def line(
     base: list[float] | None,
     limit: float,
 ) -> tuple[str, list[float] | None]:
-    """A line of the table, and the two rates; ``base`` are those of NUTS, in its own line None."""
+    """A line of the table, and the two rates; ``base`` has the rates of NUTS, or None for NUTS."""
     if r is None:
         text = f"{entrant.num_warmup} draws of warm-up took more than {limit:.0f} s"
         return f"| `{name}` | {text} |" + " |" * 9, None
@@ -278,7 +279,7 @@ def line(
 
 
 def table(arguments: argparse.Namespace, folder: Path) -> str:
-    """Measure, and write the lines as they come."""
+    """Measure, and write each line when it is done."""
     num_rows = arguments.rows
     on_host = num_rows >= ON_HOST
     X, y = rows(num_rows, 1.0 if arguments.isotropic else SMALLEST, folder if on_host else None)

@@ -1,10 +1,10 @@
-"""What a model of many scalar sites costs to compile and run, next to NUTS: seconds and memory.
+"""Cost of compiling and running a model of many scalar sites, compared with NUTS.
 
     python examples/benchmarks/many_sites.py [--sites 10 50 200]
 
 A linear regression whose coefficients are one site each. A run has 20 draws of warm-up and 20
-draws, each in a process of its own, so that nearly all of it is compiling. CPU seconds are of
-``MCMC.run``; memory is the peak of the process less what it has before the run. Prints a Markdown
+draws, so nearly all of its time is compilation. Each run is a separate process. CPU seconds are for
+``MCMC.run``; memory is the peak of the process minus its memory before the run. Prints a Markdown
 table and writes it to docs/tables/many_sites.md.
 """
 

@@ -1,8 +1,8 @@
-"""What metrics add to scaled coordinates: effective draws a gradient and a second, with errors.
+"""Gain of metrics over scaled coordinates: effective draws per gradient and per second, and errors.
 
-Every metric in its default settings on small posteriors, all rows, and on one with minibatches.
-Prints a Markdown table and writes it to docs/tables/metrics.md. ``--only NAME`` runs one posterior;
-``--cache FILE`` keeps results between runs.
+Every metric in its default settings on small posteriors with all rows, and on one posterior with
+minibatches. Prints a Markdown table and writes it to docs/tables/metrics.md. ``--only NAME`` runs
+one posterior; ``--cache FILE`` stores results between runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpyro_geom import SGRLD, Monge
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "metrics.md"
 CHAINS, WARMUP, DRAWS = 4, 400, 1000
 SCALED: dict[str, Any] = {"dense_mass": "auto"}
-"""What every kernel is given besides metric and batch size."""
+"""Arguments of every kernel besides metric and batch size."""
 
 
 def regression(num_rows: int = 46, num_columns: int = 5) -> P.Posterior:
@@ -59,7 +59,7 @@ def student() -> P.Posterior:
 
 
 def eight_schools() -> P.Posterior:
-    """Not centred."""
+    """Eight schools, non-centred."""
     y = jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     error = jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
@@ -139,7 +139,7 @@ def run(kernel: Any, posterior: P.Posterior, seed: int = 0) -> tuple[np.ndarray,
     z = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     constrain = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, {}))))
     values = np.asarray(posterior.scalars(constrain(z)), np.float64)
-    # the machine is shared: a part that had to wait says nothing
+    # the machine is shared: the median ignores parts that had to wait
     of_all = float(np.median(seconds)) * len(seconds)
     return values.swapaxes(0, 1), state._replace(num_diverging=undone), of_all
 
@@ -201,7 +201,7 @@ def nuts(posterior: P.Posterior, reference: tuple) -> dict:
 
 
 def write(results: dict) -> str:
-    """The Markdown table: a row for each posterior, two columns of facts, one for each metric."""
+    """The Markdown table: a row for each posterior; for each metric, two columns of facts."""
     lines = [
         "In each cell effective draws of the worst scalar, a gradient and a second, over those of "
         "the identity; below the largest error of a mean in sds, and the range of sds over the "

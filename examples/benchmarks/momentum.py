@@ -1,4 +1,4 @@
-"""Cost of a step with a momentum and of an expansion, and of GGMC's trajectory, side by side.
+"""Cost of a step with a momentum, of an expansion, and of GGMC's trajectory, measured together.
 
 Prints Markdown tables of ratios measured in one run and writes them to docs/tables/momentum.md;
 about five minutes. ``--small`` is a quick look.
@@ -115,7 +115,7 @@ def convolutional(X: Any, y: Any) -> None:
 
 
 def expansion_table(small: bool) -> str:
-    """Forms of expansion against none."""
+    """Forms of expansion against no expansion."""
     num_rows, num_steps = (500, 5) if small else (5_000, 50)
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
@@ -154,14 +154,14 @@ def expansion_table(small: bool) -> str:
 
 
 def trajectory_table(small: bool) -> str:
-    """A trajectory of GGMC against what it is made of."""
+    """A trajectory of GGMC against its parts."""
     num_rows, batch = (20_000, 256) if small else (200_000, 256)
     X, y = logistic_rows(num_rows, 50)
     plan = read_subsampling(logistic, (X, y), {}, batch, "replacement")
     start = {"w": jnp.zeros(50)}
 
     def later(kernel: GGMC) -> Callable[[], Any]:
-        """As `sampler`, after a first draw, which has to find the energy at its start too."""
+        """As `sampler`, after a first draw, which also computes the energy at its start."""
         state = kernel.init(random.key(1), 0, None, (X, y), {})
         step = jax.jit(lambda state: kernel.sample(state, (X, y), {}))
         state = step(state)

@@ -1,13 +1,13 @@
-"""Models as in NumPyro's examples: each kernel with its default settings, next to NUTS.
+"""Models like NumPyro's examples: each kernel with its default settings, compared with NUTS.
 
-4 vectorized chains of 1,000 draws after 1,000 of warm-up; errors of means and standard deviations
-against a long NUTS run in float64, and what `diagnose` says. Prints a Markdown table and writes it
-to docs/tables/numpyro_models.md.
+Each run has 4 vectorised chains of 1,000 draws after 1,000 of warm-up. The table has errors of
+means and standard deviations against a long NUTS run in float64, and the verdict of `diagnose`.
+Prints a Markdown table and writes it to docs/tables/numpyro_models.md.
 
     python examples/benchmarks/numpyro_models.py --cache DIR [--models NAMES] [--kernels NAMES]
 
-``--cache`` names a folder for reference draws and results: what is there is not run again, and
-the table has all of it. Every run is a process of its own that is stopped after ``--seconds``.
+``--cache`` names a folder for reference draws and results. Stored results are not computed again,
+and the table has all of them. Every run is a separate process that is stopped after ``--seconds``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TABLE = Path(__file__).parents[2] / "docs" / "tables" / "numpyro_models.md"
 WRONG = 0.2, 0.15
 """Error of a mean in standard deviations, and of a standard deviation, that must be flagged."""
 RIGHT = 0.1, 0.07
-"""Errors up to which a flag is needless."""
+"""Errors up to which a flag is a false alarm."""
 TOO_FEW = ("R-hat", "effective sample size", "relaxation times")
-"""Flags that ask for more draws: true of a run that is right by luck, and so not needless."""
+"""Flags that ask for more draws. They are not false alarms for a run that is right by luck."""
 REFERENCE_SECONDS = 1200
 
 KERNELS: dict[str, Callable[[Callable], Any]] = {
@@ -65,7 +65,7 @@ def result_path(folder: Path, name: str, label: str, seed: int) -> Path:
 
 
 def measure(name: str, label: str, seed: int, folder: Path) -> None:
-    """The reference if it is not there yet, and one run unless ``label`` is empty."""
+    """The reference if it is missing, and one run unless ``label`` is empty."""
     posterior = MODELS[name]()
     draws = np.asarray(posterior.scalars(reference_draws(name, posterior, folder)), float)
     if label:
@@ -76,7 +76,7 @@ def measure(name: str, label: str, seed: int, folder: Path) -> None:
 
 
 def in_process(name: str, label: str, seed: int, folder: Path, seconds: float) -> None:
-    """`measure` in a process of its own; what stopped it is the result."""
+    """`measure` in a separate process; if it was stopped, the reason is the result."""
     command = [sys.executable, __file__, "--cache", folder, "--one", name, label, str(seed)]
     try:
         done = subprocess.run(command, timeout=seconds, stderr=subprocess.PIPE, text=True)
@@ -131,7 +131,7 @@ whatever is right so far. Seconds are those of one core, with compiling.
 
 
 def table(folder: Path, seed: int) -> str:
-    """All that is done, as Markdown."""
+    """All finished runs, as Markdown."""
     lines = [
         "| model | kernel | gradients per draw | ESS | seconds | error of a mean (sd) | sd ratios "
         "| | flagged |",
@@ -165,7 +165,7 @@ def table(folder: Path, seed: int) -> str:
 
 
 def main() -> None:
-    """Run what is asked for and missing in the cache."""
+    """Run what is requested and missing in the cache."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--models", help=f"some of {','.join(MODELS)}")

@@ -1,4 +1,4 @@
-"""Models as in NumPyro's examples, written from the papers that they come from.
+"""Models like NumPyro's examples, written from their source papers.
 
 Data are generated here with a fixed seed, or are small published tables. Used by
 `numpyro_models.py` and `starts.py`.
@@ -27,7 +27,7 @@ STEPS_A_YEAR = 4
 
 
 def scalars_of(*names: str, logs: tuple[str, ...] = ()) -> Callable[[dict[str, Any]], Any]:
-    """Entries of these sites side by side, those in ``logs`` as logarithms."""
+    """Entries of these sites side by side; those in ``logs`` as logarithms."""
 
     def scalars(draws: dict[str, Any]) -> Any:
         return S.scalars_of(*logs, *names)({**draws, **{n: jnp.log(draws[n]) for n in logs}})
@@ -41,7 +41,7 @@ def singles(*columns: np.ndarray) -> tuple[Any, ...]:
 
 
 HITS = np.array([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
-"""Of 18 players in their first 45 at bats of 1970 (Efron, Morris 1975)."""
+"""Hits of 18 players in their first 45 at bats of 1970 (Efron, Morris 1975)."""
 
 
 def baseball() -> P.Posterior:
@@ -59,7 +59,7 @@ def baseball() -> P.Posterior:
 
 
 def baseball_draws() -> dict[str, np.ndarray]:
-    """Independent draws from the posterior: skills integrate out, and two parameters are a grid."""
+    """Independent draws from the posterior: skills integrate out; two parameters are on a grid."""
     rng = np.random.default_rng(0)
     logit, log_kappa = np.linspace(-2.5, 0.5, 601)[:, None], np.linspace(0, 20, 2001)[1:]
     share = 1 / (1 + np.exp(-logit))
@@ -158,7 +158,7 @@ def gaussian_process() -> P.Posterior:
 
 
 def mortality() -> P.Posterior:
-    """Deaths by age in 40 areas of 5 regions, by Gompertz's law with effects of groups.
+    """Deaths by age in 40 areas of 5 regions, by Gompertz's law with group effects.
 
     The model computes the numbers of groups from NumPy arrays, and does not index its rows.
     """
@@ -189,7 +189,7 @@ def mortality() -> P.Posterior:
 
 
 def zero_inflated() -> P.Posterior:
-    """Counts with more zeros than a Poisson law has (Lambert 1992), 250 rows."""
+    """Counts with more zeros than a Poisson distribution (Lambert 1992), 250 rows."""
     rng = np.random.default_rng(16)
     X = np.column_stack([np.ones(250), rng.normal(size=(250, 2))])
     rate = np.exp(X @ np.array([0.7, 0.5, -0.3]))
@@ -251,7 +251,7 @@ def predator_prey() -> P.Posterior:
             diffrax.Tsit5(),
             *(0.0, years - 1.0, 1 / STEPS_A_YEAR, log_first, rates),
             saveat=diffrax.SaveAt(ts=jnp.arange(float(years))),
-            adjoint=diffrax.DirectAdjoint(),  # which Hessians go through, too
+            adjoint=diffrax.DirectAdjoint(),  # supports Hessians
             max_steps=STEPS_A_YEAR * years,
         )
         return solution.ys
@@ -332,4 +332,4 @@ MODELS: dict[str, Callable[[], P.Posterior]] = {
 }
 
 REFERENCES: dict[str, Callable[[], dict[str, np.ndarray]]] = {"baseball": baseball_draws}
-"""Draws by site, shape (chains, draws, ...), where NUTS is not needed."""
+"""Draws by site, shape (chains, draws, ...), of models that do not need NUTS."""

@@ -1,8 +1,8 @@
-"""What `run` refuses to go on with, and what it goes on with.
+"""Changes with which `run` refuses to continue a run, and changes with which it continues.
 
-Each row of the table is a run that is begun, a change, and a call that is to go on with it: the
-first text of a case is a module that is imported, the second one the same module after the change.
-Draws are on disk, and the call is refused, or not, as a user's would be.
+Each row of the table is a run that is started, a change, and a call that should continue it. The
+first text of a case is an imported module; the second is the same module after the change. Draws
+are on disk. The call is refused or accepted as a user's call would be.
 
     python examples/benchmarks/other_runs.py --table docs/tables/other_runs.md
 """
@@ -71,8 +71,8 @@ class Case(NamedTuple):
     Attributes:
         name: what is changed.
         code: a module's text, after the prelude.
-        old: what of it is replaced.
-        new: by what.
+        old: the part of the text that is replaced.
+        new: its replacement.
     """
 
     name: str
@@ -451,7 +451,7 @@ GOES_ON = [
 
 
 def loaded(folder: Path, text: str, name: str):
-    """A module of the prelude and a text, and its helper, imported anew."""
+    """Import the prelude, a text and its helper anew, as a module."""
     value = 0.2 if "0.2 *" in text else 0.1
     (folder / "helpers.py").write_text(f"CONSTANT = {value}\ndef term(z): return {value} * z\n")
     (folder / f"{name}.py").write_text(PRELUDE + text)
@@ -469,7 +469,7 @@ def loaded(folder: Path, text: str, name: str):
 
 
 def go(folder: Path, text: str, num_samples: int, name: str = "user") -> None:
-    """Run what a text says, in this folder."""
+    """Run the module of a text, with draws in this folder."""
     with contextlib.ExitStack() as held:
         module = loaded(folder, text, name)
         for key, value in module.config.items():
@@ -505,7 +505,7 @@ def go(folder: Path, text: str, num_samples: int, name: str = "user") -> None:
 
 
 def outcome(case: Case) -> str:
-    """What the call that is to go on says: an error, a warning or nothing."""
+    """The result of the continuing call: an error, a warning or nothing."""
     with tempfile.TemporaryDirectory() as name, mock.patch.object(sys, "path", [name, *sys.path]):
         folder = Path(name)
         go(folder, case.code, 1)
@@ -536,7 +536,7 @@ def table(cases: list[tuple[str, Case]]) -> tuple[str, list[str]]:
 
 
 def all_cases() -> list[tuple[str, Case]]:
-    """With what is expected of each."""
+    """All cases with their expected outcomes."""
     return [("refused", x) for x in REFUSED] + [("goes on", x) for x in GOES_ON]
 
 

@@ -1,4 +1,4 @@
-"""Posteriors on which samplers are judged: small, varied, each with reference moments.
+"""Posteriors for tests of samplers: small, varied, each with reference moments.
 
 Used by the tables in this folder and by the tests of the automatic step size.
 """
@@ -21,13 +21,13 @@ from numpyro.infer import MCMC, NUTS
 
 @dataclass(frozen=True)
 class Posterior:
-    """A target, its data, the scalars to compare, and where their moments come from.
+    """A target, its data, the scalars to compare, and the source of their moments.
 
     Attributes:
-        name: for tables.
+        name: name in tables.
         model: a NumPyro model.
         args: its arguments.
-        batch_size: rows a step, or None.
+        batch_size: rows per step, or None.
         scalars: sites (arrays with leading draw axes) -> array (..., number of scalars).
         exact: means and standard deviations of the scalars, or None for NUTS.
     """
@@ -94,7 +94,7 @@ def funnel() -> Posterior:
 
 
 def gaussian(condition: float = 1e4, dim: int = 10) -> Posterior:
-    """A Gaussian whose standard deviations span the root of the condition number."""
+    """A Gaussian; the ratio of its standard deviations is the root of the condition number."""
     sd = np.geomspace(1.0, condition**-0.5, dim)
 
     def model() -> None:
@@ -198,11 +198,11 @@ def run_chains(
     step_factors: tuple[float, ...] = (1.0,),
     seed: int = 0,
 ) -> list[tuple[np.ndarray, Any]]:
-    """Run vectorised chains, warm up once, then sample at multiples of the step size found.
+    """Run vectorised chains: warm up once, then sample at multiples of the step size.
 
     Returns:
-        For each factor the scalars, shape (draws, chains, scalars), and the last state. Draws of
-        the first fifth at a new factor are left out.
+        For each factor the scalars, shape (draws, chains, scalars), and the last state. The first
+        fifth of the draws at a new factor is left out.
     """
     args = posterior.args
     state = kernel.init(random.split(random.key(seed), num_chains), num_warmup, None, args, {})

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 COLUMNS = 20
 PRIOR_SD = 100.0
 CHUNK = 500_000
-"""Rows that are in memory at once, in float64."""
+"""Rows that are in memory in float64 at once."""
 
 
 def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
@@ -25,11 +25,11 @@ def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
 def rows(
     num_rows: int, smallest: float = 1e-3, folder: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Columns whose scales lie in (smallest, 1), in directions of no parameter.
+    """Columns with scales from ``smallest`` to 1, in directions that are not the parameters' axes.
 
     Args:
-        num_rows: of the table.
-        smallest: scale of the flattest direction; the posterior has about the condition number
+        num_rows: rows of the table.
+        smallest: scale of the flattest direction. The posterior has about the condition number
             ``smallest ** -2``. With 1 the columns are independent.
         folder: where the table is written, as memory maps; None keeps it in memory.
     """

@@ -1,7 +1,7 @@
-"""What `run` costs: time beside that of the chains, and memory in a run of very many draws.
+"""Cost of `run`: its time besides that of the chains, and its memory for very many draws.
 
-Within one run both are timed, the chains' program, which is that of `mcmc.run`, and all that is
-done between two segments. Memory is the peak resident size of a fresh process.
+Within one run, two times are measured: that of the chains' program, which is that of `mcmc.run`,
+and that of the work between two segments. Memory is the peak resident size of a fresh process.
 
     python examples/benchmarks/run_overhead.py --table docs/tables/runs.md
 """
@@ -68,7 +68,7 @@ def timed(owner: type, name: str) -> Iterator[list[float]]:
 
 
 def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
-    """Times of a run whose segments take about so many seconds each."""
+    """Times of a run whose segments take about ``seconds`` seconds each."""
     x, y = data(2000, 20)
 
     def go(num_samples: int, length: int) -> tuple[list[float], list[float]]:
@@ -95,13 +95,13 @@ def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
 
 
 def resident_peak() -> float:
-    """MB, of this program alone: what `getrusage` tells begins with the parent's."""
+    """Peak memory of this program in MB; `getrusage` would include the parent's."""
     status = Path("/proc/self/status").read_text()
     return float(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def peak(draws: int, size: int, length: int) -> None:
-    """A Langevin chain on a normal law of so many dimensions; prints peak sizes in MB."""
+    """A Langevin chain on a normal distribution in ``size`` dimensions; prints peak sizes in MB."""
     kernel = SGRLD(potential_fn=lambda z: 0.5 * jnp.sum(z**2), step_size=0.1, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=length, num_samples=draws, progress_bar=False)
     jax.block_until_ready(jnp.zeros(size))
@@ -123,7 +123,7 @@ def peak(draws: int, size: int, length: int) -> None:
 
 
 def measure_peak(draws: int, size: int, length: int) -> list[float]:
-    """The same in a fresh process, whose peak is its own."""
+    """The same in a fresh process with its own peak."""
     command = [sys.executable, __file__, "--peak", str(draws), str(size), str(length)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     return [float(x) for x in told.stdout.split()]

@@ -1,7 +1,7 @@
-"""What scaled coordinates gain on a posterior of condition 1e6, next to NUTS, in one run.
+"""Gain of scaled coordinates on a posterior of condition 1e6, compared with NUTS in one run.
 
 Prints a Markdown table and writes it to docs/tables/scale.md. Bayesian logistic regression with
-20 columns; everything is included in the times: compiling, warm-up and sampling.
+20 columns. Times include compilation, warm-up and sampling.
 """
 
 from __future__ import annotations

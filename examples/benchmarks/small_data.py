@@ -1,10 +1,11 @@
-"""What our kernels do with small data: all rows, default settings, next to NUTS, on many models.
+"""Our kernels on small data: all rows, default settings, compared with NUTS, on many models.
 
-For each model 4 vectorized chains of 1,000 draws after 1,000 of warm-up, in float32: effective
-draws of the worst scalar for each gradient, over those of NUTS with a dense mass matrix; errors of
-means and standard deviations against exact ones or a long NUTS run in float64; and whether
+Each run has 4 vectorised chains of 1,000 draws after 1,000 of warm-up, in float32. The table has:
+effective draws of the worst scalar per gradient, relative to NUTS with a dense mass matrix; errors
+of means and standard deviations against exact ones or a long NUTS run in float64; and whether
 `diagnose` flags the run. Prints a Markdown table and writes it to docs/tables/small_data.md.
-``--models`` runs some of them, ``--cache`` keeps what is done in a file: the table has all of it.
+``--models`` runs some of the models. ``--cache`` stores finished runs in a file; the table has all
+of them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def scalars_of(*names: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def eight_schools(centred: bool) -> P.Posterior:
-    """The classic, centred or not; its reference is a run that is not centred."""
+    """Eight schools, centred or not; the reference is a non-centred run."""
     y = jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     sd = jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
@@ -84,7 +85,7 @@ def eight_schools(centred: bool) -> P.Posterior:
 
 
 def radon() -> P.Posterior:
-    """As the radon data: 40 counties of 1 to 40 houses, floor, uranium of a county; generated."""
+    """Like the radon data: 40 counties of 1 to 40 houses, floor, uranium of a county; generated."""
     rng = np.random.default_rng(3)
     sizes = np.clip(rng.geometric(0.1, 40), 1, 40)
     county = np.repeat(np.arange(40), sizes)
@@ -112,7 +113,7 @@ def radon() -> P.Posterior:
 
 
 def kidney() -> P.Posterior:
-    """As the kidney data: two Weibull times of 38 patients with a frailty each; generated."""
+    """Like the kidney data: two Weibull times of 38 patients with a frailty each; generated."""
     rng = np.random.default_rng(4)
     patient = np.repeat(np.arange(38), 2)
     age, female = rng.normal(size=38)[patient], (rng.uniform(size=38) < 0.7)[patient]
@@ -161,7 +162,7 @@ def _linear(X: Any, y: Any, scale: float, noise: Any) -> None:
 
 
 def diabetes() -> P.Posterior:
-    """Linear regression on scikit-learn's diabetes data, 442 rows, response as it is."""
+    """Linear regression on scikit-learn's diabetes data, 442 rows, with the raw response."""
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True)
@@ -222,7 +223,7 @@ def negative_binomial() -> P.Posterior:
 
 
 def student() -> P.Posterior:
-    """Five independent Student t of 3 degrees of freedom: sd 3^1/2, kurtosis without bound."""
+    """Five independent Student t with 3 degrees of freedom: sd 3^1/2, infinite kurtosis."""
 
     def model() -> None:
         numpyro.sample("x", dist.StudentT(3.0).expand([5]).to_event(1))
@@ -286,7 +287,7 @@ MODELS: dict[str, Callable[[], P.Posterior]] = {
 
 
 def run(kernel: Any, args: tuple, seed: int, num_draws: int = DRAWS) -> MCMC:
-    """Chains side by side."""
+    """Run vectorised chains."""
     mcmc = MCMC(
         kernel,
         num_warmup=DRAWS,
@@ -308,7 +309,7 @@ def reference(name: str, posterior: P.Posterior) -> dict[str, list[float]]:
 
 
 def moments(draws: Any) -> dict[str, list[float]]:
-    """Of scalars, shape (chains, draws, scalars), as `reference` has them."""
+    """Moments of scalars, shape (chains, draws, scalars), in the form of `reference`."""
     draws = np.asarray(draws, float)
     mean, sd = draws.mean((0, 1)), draws.std((0, 1))
     errors = monte_carlo_errors((draws - mean) / sd)
@@ -333,7 +334,7 @@ def reference_run(name: str, posterior: P.Posterior) -> dict[str, Any]:
 
 
 def monte_carlo_errors(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the means, and relative ones of the standard deviations, of centred and scaled draws."""
+    """Errors of means, and relative errors of standard deviations, of centred and scaled draws."""
     squares = draws**2
     of_mean = draws.std((0, 1)) / np.sqrt(effective_sample_size(draws))
     of_sd = squares.std((0, 1)) / np.sqrt(effective_sample_size(squares))
@@ -341,7 +342,7 @@ def monte_carlo_errors(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge(posterior: P.Posterior, kernel: Any, truth: dict[str, list[float]], seed: int) -> dict:
-    """One run: its effective draws a gradient, its errors, and what `diagnose` says."""
+    """One run: its effective draws per gradient, its errors, and the verdict of `diagnose`."""
     start = time.perf_counter()
     mcmc = run(kernel, posterior.args, seed)
     seconds = time.perf_counter() - start
@@ -389,7 +390,7 @@ def judge(posterior: P.Posterior, kernel: Any, truth: dict[str, list[float]], se
 
 
 def learned(mcmc: MCMC) -> dict[str, list[float]]:
-    """What warm-up found, one figure a chain."""
+    """What warm-up found, one figure per chain."""
     state = mcmc.last_state
     if not hasattr(state, "adaptation"):
         fields = {"step_size": state.adapt_state.step_size}
@@ -431,7 +432,7 @@ errors are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last co
 
 
 def table(done: dict[str, Any]) -> str:
-    """All that is done, as Markdown."""
+    """All finished runs, as Markdown."""
     lines = [
         "| model | kernel | gradients a draw | ESS | ESS a gradient | over NUTS | error of a mean "
         "(sd) | sd ratios | | flagged |",
@@ -464,7 +465,7 @@ def table(done: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, or what is missing in the cache."""
+    """Run what is requested, or what is missing in the cache."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help=f"some of {','.join(MODELS)}")
     parser.add_argument("--kernels", help="some of " + ",".join(KERNELS))

@@ -27,7 +27,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "tables" / "speed.md"
 
 
 def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function; rounds are interleaved so that all see the same machine."""
+    """Median seconds of each function; rounds are interleaved, so all have the same conditions."""
     for fn in entrants.values():
         jax.block_until_ready(fn())
     times: dict[str, list[float]] = {name: [] for name in entrants}
@@ -40,7 +40,7 @@ def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
 
 
 def sampler(kernel: Any, *args: Any) -> Callable[[], Any]:
-    """A compiled call of the kernel's `sample`; each goes on where the last one ended."""
+    """A compiled call of the kernel's `sample`; each call continues where the last one ended."""
     states = [kernel.init(random.key(1), 0, None, args, {})]
     step = jax.jit(lambda state: kernel.sample(state, args, {}))
 
@@ -70,7 +70,7 @@ def logistic_rows(num_rows: int, num_columns: int) -> tuple:
 
 
 def logistic_table(small: bool) -> str:
-    """Our loop against loops written by hand, by blackjax, and with NumPyro's subsampling."""
+    """Our loop against hand-written loops, blackjax, and NumPyro's subsampling."""
     import blackjax
 
     num_rows, num_columns, batch, num_steps, h = 100_000, 50, 256, 100, 1e-7
@@ -196,7 +196,7 @@ def network_table(small: bool) -> str:
 
 
 def expansion_table(small: bool) -> str:
-    """Parameter expansion against the same kernel without."""
+    """Parameter expansion against the same kernel without it."""
     num_rows, num_steps = (1_000, 5) if small else (20_000, 50)
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
@@ -240,7 +240,7 @@ def expansion_table(small: bool) -> str:
 
 
 def memory_table() -> str:
-    """Bytes that one call of `sample` needs besides its arguments, by XLA's own account."""
+    """Bytes that one call of `sample` needs besides its arguments, as counted by XLA."""
     lines = [
         "Temporary memory of one compiled `sample`, logistic regression with 50 columns.",
         "",

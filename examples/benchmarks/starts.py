@@ -1,12 +1,13 @@
-"""Where chains start: 100 of them, on hierarchical posteriors and networks, next to draws of NUTS.
+"""Where chains start: 100 starts on hierarchical posteriors and networks, compared with NUTS.
 
-A start is the state after ``SGHMC(model).init``, default settings, before the first draw. Compared
-are its energy U, on all data and in unconstrained coordinates, and its hyperparameters. Prints a
-Markdown table and writes it to docs/tables/starts.md.
+A start is the state after ``SGHMC(model).init`` with default settings, before the first draw. The
+comparison is of its energy U, on all data and in unconstrained coordinates, and of its
+hyperparameters with those of draws of NUTS. Prints a Markdown table and writes it to
+docs/tables/starts.md.
 
     python examples/benchmarks/starts.py --cache DIR [--models NAMES]
 
-``--cache`` names a folder for reference draws, which `numpyro_models.py` shares, and results.
+``--cache`` names a folder for results and for reference draws, which `numpyro_models.py` shares.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from numpyro_geom import SGHMC
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "starts.md"
 CHAINS = 100
 TAIL = 0.001
-"""Share of the reference's energies on either side of their range."""
+"""Share of the reference's energies beyond each end of their range."""
 
 
 class Case(NamedTuple):
@@ -115,7 +116,7 @@ reference is NUTS in float64, 20,000 draws, and of baseball the exact law.
 
 
 def table(done: dict[str, Any]) -> str:
-    """All that is done, as Markdown."""
+    """All finished runs, as Markdown."""
     lines = [
         "| posterior | parameters | U of the reference | U of starts, lowest, median, highest | "
         "inside | below | deviation, median | largest |",
@@ -135,7 +136,7 @@ def table(done: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, or what is missing in the cache."""
+    """Run what is requested, or what is missing in the cache."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--models", help=f"some of {','.join(CASES)}")

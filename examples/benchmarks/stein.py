@@ -1,7 +1,7 @@
-"""Time and peak memory of the Stein diagnostics, each in a process of its own.
+"""Time and peak memory of the Stein diagnostics, each in a separate process.
 
-Standard normal draws, float32. The first call compiles, the second does not; the peak is that of
-the whole process, of which importing the libraries is a part that the first row shows.
+Standard normal draws, float32. The first call compiles, the second does not. The peak is that of
+the whole process. It includes the import of the libraries, which the first row shows.
 
     python examples/benchmarks/stein.py [--draws 10000] [--dimensions 50] [--work "ksd V"]
 """
@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 WORK = ("import", "ksd V", "ksd U, covariance", "ksd_test, 1000 bootstrap", "thin to 1000")
-"""In the order of the table. Nothing heavy is imported in the parent: its peak is inherited."""
+"""In the order of the table. The parent imports nothing heavy, because its peak is inherited."""
 
 
 def measure(work: str, num_draws: int, dim: int) -> dict[str, float]:
@@ -29,7 +29,7 @@ def measure(work: str, num_draws: int, dim: int) -> dict[str, float]:
 
 
 def work_here(work: str, num_draws: int, dim: int) -> dict[str, float]:
-    """As `measure`, in this process."""
+    """The same as `measure`, in this process."""
     import jax
     import numpy as np
 

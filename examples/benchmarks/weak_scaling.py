@@ -1,8 +1,8 @@
-"""What each device does as rows, minibatch and devices grow together: operations, memory, traffic.
+"""Work per device as rows, minibatch and devices grow together: operations, memory, traffic.
 
-Counted in compiled programs, not timed: devices that are forced on one host share its cores, so
-that their times say nothing of devices apart. Of a loop XLA counts one trip: here one step of
-SGRLD and the energy after it, or one leapfrog step of NUTS.
+The figures are counted in compiled programs, not timed. Devices that are simulated on one host
+share its cores, so their times would be meaningless. XLA counts one iteration of a loop: here one
+step of SGRLD and the energy after it, or one leapfrog step of NUTS.
 
     python examples/benchmarks/weak_scaling.py --table docs/tables/weak_scaling.md
 """
@@ -39,10 +39,10 @@ TRAVEL = r"= (.*?) (?:all-\w+|reduce-scatter|collective-\w+)(?:-start)?\("
 
 
 class Work(NamedTuple):
-    """Of each device.
+    """Work of each device.
 
     Attributes:
-        flops: operations on entries of arrays as XLA counts them, one trip of each loop.
+        flops: operations on entries of arrays as XLA counts them, one iteration of each loop.
         data: bytes of its rows.
         batch: bytes of the minibatch that are exchanged in a step.
         others: bytes of gradients, energies and flags that are exchanged.
@@ -63,7 +63,7 @@ def model(x, y):
 def work(
     name: str, shape: tuple[int, int], chains: int, rows: int, batch: int, columns: int
 ) -> Work:
-    """Counts on a mesh of this shape for so many chains and, of all devices together, rows."""
+    """Counts on a mesh of this shape, for these chains and rows (of all devices together)."""
     kernels = {
         "SGRLD": lambda: SGRLD(model, batch_size=batch, step_size=1e-6, num_steps=1),
         "SGRLD, stratified": lambda: SGRLD(

@@ -1,4 +1,4 @@
-"""What a run says: export to ArviZ, reports and warnings, comparisons, scores and pictures."""
+"""Results of a run: export to ArviZ, reports and warnings, comparisons, scores and plots."""
 
 from .._warning import SamplingWarning
 from . import plots, predictive, stein

@@ -1,4 +1,4 @@
-"""Draws against reference draws: every difference with its Monte Carlo error."""
+"""Compare draws with reference draws: every difference comes with its Monte Carlo error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reference_table import Comparison, ScalarDifference
 from .sources import read_draws, to_scalars
 
 INTERVAL = 0.9
-"""Of the reference, whose share of the draws is compared."""
+"""Probability of the reference's central interval in which the shares of draws are compared."""
 
 
 def compare(
@@ -26,43 +26,49 @@ def compare(
     wasserstein: bool = False,
     seed: int = 0,
 ) -> Comparison:
-    """Compare draws with reference draws of the same posterior, from NUTS for instance.
+    """Compare draws with reference draws of the same posterior, for instance from NUTS.
 
-    For each scalar, in units of the reference's standard deviation: the error of the mean, the
-    ratio of standard deviations, the Wasserstein-1 distance and the share of draws in the
-    reference's central 90% interval. For all of them together: sliced Wasserstein-2 over 32
-    directions, and MMD with the kernel exp(-|x - y|^2 / 2 l^2), l the median distance, both of
-    standardised draws. Nothing is compared without its noise, which counts the effective draws
-    of both sides:
+    For each scalar, in units of the reference's standard deviation (sd), the table has the error of
+    the mean, the ratio of sds, the Wasserstein-1 distance (W1), and the share of draws in the
+    reference's central 90% interval (coverage). For all scalars jointly, it has two distances
+    between the standardised draws: sliced Wasserstein-2 over 32 directions, and the maximum mean
+    discrepancy (MMD) with the kernel exp(-|x - y|^2 / 2 l^2), where l is the median distance.
+    Every figure comes with its Monte Carlo noise, from the effective sample sizes (ESS) of both
+    sides:
 
-    - means and sds: standard errors; of an sd by the delta method, from the ESS of the squares;
-    - coverage: p (1 - p) over the ESS of the indicator, of both sides;
-    - W1: by chance it is on average ``sqrt(2 / pi) int sqrt(F (1 - F) (1 / n + 1 / m)) dx``, and
-      exceeds that with Gaussian tails whose scale is at most the error of the mean (inequality of
-      Borell, Tsirelson, Ibragimov and Sudakov);
-    - joint distances: permutations of labels over up to 500 draws a side, thinned until they
-      are about independent.
+    - means and sds: standard errors. Those of an sd use the delta method and the ESS of the
+      squares;
+    - coverage: p (1 - p) over the ESS of the indicator, for both sides;
+    - W1: if both sides have the same distribution, its mean is
+      ``sqrt(2 / pi) int sqrt(F (1 - F) (1 / n + 1 / m)) dx``. It exceeds this mean with Gaussian
+      tails whose scale is at most the error of the mean (inequality of Borell, Tsirelson, Ibragimov
+      and Sudakov);
+    - joint distances: permutations of the labels over up to 500 draws per side. The draws are
+      thinned until they are about independent.
 
-    The verdict is "within noise" unless a comparison is larger than chance allows; the level is
-    corrected for their number (Bonferroni), so that two good runs are said to differ at most about
-    once in a hundred. What is within noise may still differ by less than the errors in the table.
-    Errors of an sd are too small where tails are so heavy that its square has no variance.
+    The verdict is "within noise" unless a difference is larger than chance allows. The level is
+    corrected for the number of comparisons (Bonferroni). So two correct runs are said to differ at
+    most about once in a hundred times. Draws that are "within noise" may still differ by less than
+    the errors in the table. The error of an sd is too small if the tails are so heavy that the
+    square has no variance.
 
     Args:
-        draws: a run MCMC, an InferenceData or DataTree, or a dict of arrays (chains, draws, ...).
-        reference: draws to hold against, likewise.
-        var_names: variable or variables to compare; None for all numeric ones that both have.
-        wasserstein: add the exact Wasserstein-1 distance (some 20 assignment problems).
-        seed: of directions and permutations.
+        draws: an MCMC that has run, an InferenceData or DataTree, or a dict of arrays of shape
+            (chains, draws, ...).
+        reference: the reference draws, in one of the same forms.
+        var_names: variable or variables to compare; None for all numeric variables of both sides.
+        wasserstein: add the exact Wasserstein-1 distance (about 20 assignment problems).
+        seed: seed of the directions and permutations.
 
     Returns:
         The comparison; ``print`` shows it.
 
     Raises:
         TypeError: for draws in another form.
-        ValueError: for runs without common variables, for shapes that differ, values that are not
-            finite, fewer than 8 draws a chain, plain arrays with more than 10 times as many chains
-            as draws, and scalars that vary in the draws alone.
+        ValueError: for runs without common variables; for shapes that differ; for values that are
+            not finite; for fewer than 8 draws per chain; for plain arrays with more than 10 times
+            as many chains as draws; for scalars that are constant in the reference and vary in the
+            draws.
 
     Examples:
         >>> import numpy as np
@@ -94,7 +100,7 @@ def compare(
 def common(
     draws: Any, reference: Any, var_names: str | Sequence[str] | None
 ) -> tuple[Scalars, Scalars, tuple[str, ...], tuple[str, ...]]:
-    """Scalars of both sides, names of variables left out, and of scalars that are constant."""
+    """Scalars of both sides, names of variables left out, and names of constant scalars."""
     mine, theirs = read_draws(draws, "draws"), read_draws(reference, "reference")
     if var_names is None:
         names = [name for name in mine if name in theirs]
@@ -138,13 +144,13 @@ def differences(
     mean_error = (own.mean - other.mean) / scale
     mean_parts = own.mean_error / scale, other.mean_error / scale
     ratio = own.sd / scale
-    # on the log scale, where the error of an sd is the same whatever the sd
+    # on the log scale, the error of an sd does not depend on the sd
     safe = np.where(own.sd > 0, own.sd, np.finfo(float).tiny)
     relative = own.sd_error / safe, other.sd_error / scale
     means = own.mean_size, other.mean_size
     coverage, share, coverage_parts = _coverage(x.values, y.values, means)
     w1, unit_floor = _wasserstein(x.values, y.values, scale)
-    # no more than there are draws
+    # an effective size above the number of draws is cut to that number
     n, m = (np.minimum(size, s.values[..., 0].size) for size, s in zip(sizes, (x, y), strict=True))
     floor = unit_floor * np.sqrt(1 / n + 1 / m)
     degrees = [size - 1 for size in sizes]
@@ -157,7 +163,7 @@ def differences(
         ]
     )
     p_value = np.minimum(1.0, p_values.min(axis=0) * p_values.size)
-    p_value = np.where(own.sd > 0, p_value, 0.0)  # no chance at all where the reference varies
+    p_value = np.where(own.sd > 0, p_value, 0.0)  # constant draws, varying reference
     mean_noise, sd_noise = np.hypot(*mean_parts), ratio * np.hypot(*relative)
     table = (mean_error, mean_noise, ratio, sd_noise, w1, floor, mean_noise, coverage)
     rows = np.stack([*table, np.hypot(*coverage_parts), *sizes, p_value], axis=1)
@@ -169,7 +175,7 @@ def differences(
 def _two_sided(
     value: np.ndarray, parts: tuple[np.ndarray, np.ndarray], degrees: list[np.ndarray]
 ) -> np.ndarray:
-    """Probability of a deviation as large, by Student's t with Welch's degrees of freedom."""
+    """Two-sided p-value of a deviation: Student's t with Welch's degrees of freedom."""
     own, other = (part**2 for part in parts)
     total = own + other
     safe = np.where(total > 0, total, 1.0)
@@ -184,8 +190,8 @@ def _coverage(
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Shares of the draws and of the reference within its central interval, and their errors.
 
-    Where all draws are inside, or none, autocovariances tell nothing, and the effective sizes of
-    the means, ``sizes``, are used.
+    If all draws of a side are inside the interval, or none, the indicator is constant. Then the
+    effective sample sizes of the means, ``sizes``, are used.
     """
     tail = (1 - INTERVAL) / 2
     low, high = np.quantile(y, [tail, 1 - tail], axis=(0, 1))
@@ -200,7 +206,7 @@ def _coverage(
 
 
 def _wasserstein(x: np.ndarray, y: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """W1 over sd, and sqrt(2 / pi) int sqrt(F (1 - F)) dx over sd with F of both together."""
+    """W1 / sd, and sqrt(2 / pi) int sqrt(F (1 - F)) dx / sd with F of both sides pooled."""
     w1, floor = np.empty(scale.size), np.empty(scale.size)
     for k, sd in enumerate(scale):
         a, b = x[..., k].ravel(), y[..., k].ravel()

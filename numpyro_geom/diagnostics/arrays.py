@@ -1,4 +1,4 @@
-"""Arrays by name, from pytrees and from ArviZ containers."""
+"""Named arrays, from pytrees and from ArviZ containers."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Scalars(NamedTuple):
     values: np.ndarray  # shape (chains, draws, scalars), float64
 
     def keep(self, flags: Any) -> Scalars:
-        """Those that are flagged."""
+        """The scalars whose flag is True."""
         return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
 
 
 def named(names: Sequence[str], flags: Any) -> tuple[str, ...]:
-    """Names that are flagged."""
+    """The names whose flag is True."""
     return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
 def host(x: Any) -> np.ndarray:
     """A NumPy array of a type that can be stored."""
     array = np.asarray(jax.device_get(x))
-    # bfloat16 and its like are unknown to xarray and netCDF
+    # xarray and netCDF do not support bfloat16 and similar types
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def is_numeric(x: Any) -> bool:
-    """Whether it is an array of numbers or of truth values."""
+    """Whether ``x`` is an array of numbers or booleans."""
     return isinstance(x, (np.ndarray, jax.Array)) and (
         jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
     )
@@ -46,7 +46,7 @@ def is_numeric(x: Any) -> bool:
 def paths(
     tree: PyTree, root: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Leaves of a pytree, named by path; ``root`` comes before paths that start with a number."""
+    """Leaves of a pytree, named by path; ``root`` is put before paths that start with a number."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
         keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
         if not keys or not isinstance(keys[0], str):
@@ -55,17 +55,17 @@ def paths(
 
 
 def stored_name(name: Any) -> str:
-    """What an export calls a site: netCDF reserves the slash."""
+    """The name of a site in an export; netCDF reserves the slash."""
     return str(name).replace("/", ".")
 
 
 def evenly(size: int, most: int) -> np.ndarray:
-    """Numbers of up to ``most`` of so many entries, spread over all of them."""
+    """Up to ``most`` indices of ``size`` entries, evenly spaced."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
 
 
 def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalars:
-    """Entries of all variables side by side; of each up to ``most``, spread over all of them."""
+    """Entries of all variables side by side; up to ``most`` evenly spaced entries of each."""
     names: list[str] = []
     columns = []
     for name, x in arrays.items():
@@ -78,7 +78,7 @@ def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalar
 
 
 def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The names of one or several variables, each once; an error for none and unknown ones."""
+    """The names of one or several variables, each once; an error for no names and unknown names."""
     given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     missing = [name for name in given if name not in known]
     if not given:
@@ -89,7 +89,7 @@ def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[
 
 
 def variables_of(dataset: Any) -> Arrays:
-    """Variables of a Dataset, or DataTree node, that have chains and draws, these first."""
+    """Variables of a Dataset or DataTree node with chains and draws, as their first axes."""
     return {
         str(name): x.transpose("chain", "draw", ...).values
         for name, x in dataset.data_vars.items()
@@ -98,17 +98,17 @@ def variables_of(dataset: Any) -> Arrays:
 
 
 def numeric(arrays: Arrays) -> Arrays:
-    """Those of numbers or truth values."""
+    """The arrays of numbers or booleans."""
     return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
 
 
 def group_of(container: Any, name: str) -> Arrays:
-    """Numeric variables of a group of an InferenceData or DataTree; none if it is missing."""
+    """Numeric variables of a group of an InferenceData or DataTree; empty without the group."""
     return numeric(variables_of(container[name])) if hasattr(container, name) else {}
 
 
 def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
-    """An array in 64 bits, finite unless said otherwise."""
+    """The value as a float64 array; it must be finite unless ``finite`` is False."""
     x = np.asarray(jax.device_get(value))
     if x.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")

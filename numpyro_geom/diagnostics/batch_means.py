@@ -1,4 +1,4 @@
-"""R-hat and effective draws of scalars whose draws come and go, from means of batches."""
+"""R-hat and effective draws from batch means, for draws that are not kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 MOST_BATCHES = 64
-"""Batches of a chain; where there are more, each two become one."""
+"""Largest number of batches of a chain; at this number, each two batches become one."""
 LEAST_DRAWS = 16
-"""Draws of a chain from which anything can be said."""
+"""Smallest number of draws of a chain for an estimate."""
 
 
 class BatchMeans:
-    """Sums and sums of squares over batches of successive draws, all of one length.
+    """Sums and sums of squares over batches of successive draws; all batches have the same length.
 
     Args:
         chains: number of chains.
@@ -23,11 +23,11 @@ class BatchMeans:
     def __init__(self, chains: int, scalars: int) -> None:
         self.chains = chains
         self._length = 1
-        self._sums: list[np.ndarray] = []  # of (2, chains, scalars): values, and their squares
+        self._sums: list[np.ndarray] = []  # each (2, chains, scalars): values, and squares
         self._open, self._count = np.zeros((2, chains, scalars)), 0
 
     def add(self, values: np.ndarray) -> None:
-        """Count draws in, shape (chains, draws, scalars)."""
+        """Add draws, shape (chains, draws, scalars)."""
         for k in range(values.shape[1]):
             x = values[:, k]
             self._open, self._count = self._open + np.stack([x, x**2]), self._count + 1
@@ -39,9 +39,10 @@ class BatchMeans:
                 self._length *= 2
 
     def rhat_and_ess(self) -> tuple[np.ndarray, np.ndarray]:
-        """R-hat of split chains, and effective draws of all; NaN where nothing varies.
+        """R-hat of split chains, and effective draws of all chains; NaN if a scalar does not vary.
 
-        As many batches as are as long as they are many. A batch that has begun is left out.
+        The batches for effective draws are chosen such that their number is about their length. An
+        unfinished batch is left out.
 
         Source: Gelman et al., Bayesian Data Analysis, 3rd ed., section 11.4, for R-hat; Flegal and
         Jones, Annals of Statistics 38, 2010, for batch means.
@@ -69,7 +70,7 @@ class BatchMeans:
         return np.where(varies, rhat, np.nan), np.where(varies, ess, np.nan)
 
     def _joined(self, count: int) -> list[np.ndarray]:
-        """So many batches made one, the last ones; what is left over at the beginning is out."""
+        """Sums over ``count`` successive batches; batches left over at the start are dropped."""
         rest = len(self._sums) % count
         return [
             sum(self._sums[k : k + count])  # type: ignore[misc]

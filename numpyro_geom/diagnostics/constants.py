@@ -12,7 +12,7 @@ from .arrays import Arrays, host, is_numeric, paths
 from .full_data import FullDataModel
 
 MAX_CONSTANT_SIZE = 10**6
-"""Entries up to which an argument of the model is stored without being asked for."""
+"""Largest number of entries of an array argument that is stored by default."""
 
 
 def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Arrays:
@@ -43,7 +43,7 @@ def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
     try:
         signature = inspect.signature(fn)
         bound = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # no signature to read
+    except (TypeError, ValueError):  # there is no signature
         return dict(kwargs)
     found: dict[str, Any] = {}
     for name, value in bound.items():

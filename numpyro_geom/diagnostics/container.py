@@ -16,7 +16,7 @@ SAMPLE_DIMS = ["chain", "draw"]
 
 
 def container(datasets: dict[str, Any]) -> Any:
-    """The one place that knows the lines of ArviZ: what the installed one works on."""
+    """The object for the installed version of ArviZ; only this function knows the version."""
     import arviz  # slow to import, and only needed here
 
     if int(arviz.__version__.partition(".")[0]) >= 1:
@@ -41,7 +41,7 @@ class Labels:
         self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}
 
     def datasets(self, run: RunRecord, created_at: str) -> dict[str, xr.Dataset]:
-        """The groups that are not empty as datasets; what is known of the run as attributes."""
+        """The groups that are not empty, as datasets; facts about the run are attributes."""
         created = {"created_at": created_at, **run.library}
         found = {
             group: self._dataset(group, arrays).assign_attrs(created)
@@ -64,7 +64,7 @@ class Labels:
         if site is not None:
             rows = len(shape) - (site.event_dim if has_events else 0)
             for order, (plate, dim) in enumerate(site.plates):
-                # which axes of a deterministic site are events is not known: plates come first
+                # the event axes of a deterministic site are unknown: assume that plates come first
                 axis = order if site.kind == "deterministic" else rows + dim
                 if 0 <= axis < len(shape) and shape[axis] == self._sizes[plate]:
                     taken = stored_name(plate) in {*self._variables, *SAMPLE_DIMS}

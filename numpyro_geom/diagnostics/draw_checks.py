@@ -1,4 +1,4 @@
-"""Checks of the draws themselves: how well chains mix, and what a guide says of its draws."""
+"""Checks of the draws: mixing of the chains, and weights and geodesics of a guide."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .run_checks import advice_on_length
 from .run_record import RunRecord
 
 MAX_ENTRIES = 500
-"""Entries of a variable that R-hat, sample sizes and the shift look at, evenly spaced."""
+"""Number of entries of a variable, evenly spaced, for R-hat, sample sizes and the shift."""
 
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
-    """R-hat and effective sample sizes of these draws, or why there are none."""
+    """R-hat and effective sample sizes of the draws, or the reason why there are none."""
     posterior = {name: x for name, x in posterior.items() if x.size}
     if not posterior:
         return
@@ -31,7 +31,7 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
         where = f"{names[int(np.argmin(finite))]}, for instance"
         advice = "check that the model is proper there; other figures leave them out"
         yield none_of("entries that are not finite", np.sum(~finite), where, advice)
-    if "guide" in run.attributes:  # independent draws, to which none of this applies
+    if "guide" in run.attributes:  # independent draws need no check of mixing
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
     if values.shape[1] < checks.LEAST_DRAWS:
@@ -63,10 +63,10 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
 
 
 def _arviz_figures(values: np.ndarray) -> Arrays:
-    """Effective sample sizes of each entry, 0 for none, and R-hat of several chains."""
+    """Effective sample sizes of each entry (0 if undefined), and R-hat of several chains."""
     import arviz  # slow to import, and only needed here
 
-    # a dataset is what both lines of ArviZ take
+    # ArviZ 0.2x and 1.x both accept a dataset
     data = xr.Dataset({"x": (["chain", "draw", "entry"], values)})
     found = {}
     with np.errstate(divide="ignore", invalid="ignore"):  # chains that do not move
@@ -92,7 +92,7 @@ def _batches(run: RunRecord) -> str:
 
 
 def guide_checks(run: RunRecord) -> Iterator[Check]:
-    """Failed geodesics and the Pareto shape of weights, where there are such."""
+    """Failed geodesics and the Pareto shape of weights, if a guide has them."""
     stats, attributes = run.sample_stats, run.attributes
     is_fisher = attributes.get("metric") == "fisher"
     if "success" in stats:

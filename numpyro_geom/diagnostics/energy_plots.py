@@ -1,4 +1,4 @@
-"""Pictures of an energy: along lines between draws, and in the plane with metric and geodesics."""
+"""Plots of an energy: along lines between draws, and in the plane with metric and geodesics."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..laplace.metrics import dense_metric
 
 PyTree = Any
 LEVELS = (0.99, 0.95, 0.8, 0.6, 0.4, 0.2)
-"""Probabilities that the contours of a density hold."""
+"""Probability masses inside the contours of a density."""
 ELLIPSE_LEVEL = 0.8
-"""Probability of the region that metric ellipses are in."""
+"""Probability mass of the region in which metric ellipses are drawn."""
 
 
 def pyplot() -> Any:
-    """Matplotlib's pyplot, or an ImportError that says how to get it."""
+    """Matplotlib's pyplot, or an ImportError that says how to install it."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -31,7 +31,7 @@ def pyplot() -> Any:
 
 
 def axes_or_new(ax: Any, size: tuple[float, float]) -> Any:
-    """The axes given, or those of a new figure of this size in inches."""
+    """The given axes, or those of a new figure of this size in inches."""
     plt = pyplot()
     return plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax
 
@@ -44,16 +44,17 @@ def plot_connectivity(
     num_points: int = 51,
     ax: Any = None,
 ) -> Any:
-    """Energy along straight lines between draws: are they in one mode, or is there a barrier?
+    """Energy along straight lines between draws, to see whether they are in one mode.
 
-    Lines are straight in unconstrained space. Between draws of one convex mode in D dimensions U
-    falls by about D / 4 in the middle, since draws live off the mode; a hump is a barrier.
+    Lines are straight in unconstrained space. Between draws of one convex mode in D dimensions, U
+    falls by about D / 4 in the middle, because typical draws are far from the mode. A hump is a
+    barrier between modes.
 
     Args:
-        energy: U, a function of one position; compiled, and mapped over points one at a time.
+        energy: U, a function of one position. It is compiled, and evaluated at one point at a time.
         draws: positions, a pytree whose leaves have a leading axis of draws.
-        pairs: indices of the two ends of each line; None for each draw and the next, up to 8.
-        num_points: points on a line, ends included.
+        pairs: indices of the two ends of each line; None for each draw and the next, up to 8 lines.
+        num_points: number of points on a line, ends included.
         ax: axes to draw on.
 
     Raises:
@@ -104,21 +105,22 @@ def plot_density_2d(
     """A density in two dimensions with draws, metric ellipses and geodesics.
 
     Contours hold 20, 40, 60, 80, 95 and 99% of the mass within the limits. An ellipse at theta
-    is theta + r A^{1/2} u over the unit circle, A = G^{-1}: where it is long, steps are. All have
-    one r, for which they hardly overlap.
+    is theta + r A^{1/2} u over the unit circle, with A = G^{-1}. Steps are long where the ellipse
+    is long. All ellipses have the same r, chosen such that they hardly overlap.
 
     Args:
         log_density: log p up to a constant, a function of one position of shape (2,).
         draws: shape (..., 2), or None.
         metric: ``theta -> G``, shape (2, 2), positive definite.
-        geodesics: paths, shape (number, points, 2), see `geodesic_paths`; or a list of (points, 2).
-        limits: of both axes; None for those of the draws or paths, with a margin.
-        num_ellipses: how many, spread over the region of 80% of the mass.
+        geodesics: paths, shape (number, points, 2), see `geodesic_paths`; or a list of arrays
+            (points, 2).
+        limits: limits of both axes; None for the range of the draws and paths, with a margin.
+        num_ellipses: number of ellipses, spread over the region of 80% of the mass.
         ax: axes to draw on.
 
     Raises:
-        ValueError: for draws of another shape, without limits, draws or paths, and for a density
-            that is nowhere finite, or infinite.
+        ValueError: for draws of another shape; if there are no limits, draws or paths; for a
+            density that is nowhere finite, or infinite somewhere.
     """
     points = None if draws is None else np.asarray(draws, float).reshape(-1, np.shape(draws)[-1])
     if points is not None and points.shape[1] != 2:
@@ -172,18 +174,18 @@ def geodesic_paths(
     Args:
         metric: ``theta -> G``, shape (D, D), positive definite.
         start: theta(0), shape (D,).
-        velocities: theta'(0) of each, shape (number, D).
-        num_points: on each path.
+        velocities: theta'(0) of each path, shape (number, D).
+        num_points: number of points on each path.
 
     Returns:
-        Paths, shape (number, num_points, D); NaN from where the solver did not get through.
+        Paths, shape (number, num_points, D); NaN from the point at which the solver failed.
     """
     acceleration = dense_metric(metric).acceleration
     times = jnp.linspace(0.0, 1.0, check_int("num_points", num_points, least=2))
     position = jnp.asarray(start, float)
 
     def point(velocity: jax.Array, t: jax.Array) -> jax.Array:
-        # geodesics are affinely parametrised: theta(t) is where t times the velocity leads
+        # geodesics have an affine parameter: theta(t) is the end point for t times the velocity
         end = exponential_map(acceleration, position, t * velocity)
         return jnp.where(end.success, end.position, jnp.nan)
 
@@ -192,7 +194,7 @@ def geodesic_paths(
 
 
 def _spots(axis: list[np.ndarray], mass: np.ndarray, level: float, number: int) -> np.ndarray:
-    """Centres of ellipses: the mode, then whatever point of much density is farthest from all."""
+    """Centres of ellipses: the mode, then repeatedly the dense point that is farthest from all."""
     j, i = np.nonzero(mass >= level)
     scaled = np.stack([i, j], axis=-1) / len(axis[0])
     chosen = [int(np.argmax(mass[j, i]))]
@@ -217,8 +219,8 @@ def _ellipses(
             f"{centres[np.argmin(values.min(1))]}"
         )
     roots = np.einsum("nik,nk,njk->nij", vectors, values**-0.5, vectors)
-    # half widths of the boxes around them against the distance to the nearest other, in widths
-    # of the picture: most keep clear of each other
+    # compare half widths of their bounding boxes with the distance to the nearest other ellipse,
+    # in widths of the plot, so that most ellipses do not overlap
     span = np.array(limits)[:, 1] - np.array(limits)[:, 0]
     widths = (np.sqrt(np.einsum("nij,nij->ni", roots, roots)) / span).max(1)
     apart = np.linalg.norm((centres[:, None] - centres) / span, axis=-1)

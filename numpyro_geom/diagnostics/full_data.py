@@ -1,4 +1,4 @@
-"""A model on all rows, whatever the sampler subsampled: sites, plates, values and gradients."""
+"""A model on all rows, even if the sampler subsamples: sites, plates, values and gradients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..target.plates import abstract_trace
 from .arrays import Arrays, host
 
 LARGE_ARRAY = 10**4
-"""Entries from which an argument of the model is passed to compiled code."""
+"""Number of entries from which an array argument of the model is an input of compiled code."""
 
 
 class SiteLayout(NamedTuple):
-    """A sample or deterministic site, all rows: what it is and what its axes mean."""
+    """A sample or deterministic site on all rows: its kind and the meaning of its axes."""
 
     kind: str  # latent, observed, factor or deterministic
     shape: tuple[int, ...]
@@ -34,14 +34,14 @@ class SiteLayout(NamedTuple):
 
 
 class FullDataModel(NamedTuple):
-    """A model with its arguments, `param` sites fixed, and its sites.
+    """A model with its arguments and its sites; `param` sites have fixed values.
 
-    Compiled code copies the arrays that it closes over, so large ones are passed to it.
+    Compiled code copies the arrays that it closes over. So large arrays are passed as inputs.
     """
 
     fn: Callable
-    arrays: list[jax.Array]  # the large ones among the arguments
-    fill: Callable[[list], tuple[tuple, dict[str, Any]]]  # to the arguments with others for these
+    arrays: list[jax.Array]  # the large arrays among the arguments
+    fill: Callable[[list], tuple[tuple, dict[str, Any]]]  # arguments with ``arrays`` replaced
     sites: dict[str, SiteLayout]
     sizes: dict[str, int]
 
@@ -62,7 +62,7 @@ class FullDataModel(NamedTuple):
 
 
 def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> FullDataModel:
-    """The model's sites and plates, without computing anything."""
+    """The model's sites and plates, without numerical computation."""
     trace, declared = abstract_trace(fn, args, kwargs, {})
     sites = {
         name: _site(site)
@@ -75,7 +75,7 @@ def read_model(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> FullDataMod
     if arrays:
         try:
             jax.eval_shape(_values_fn(model, []), arrays)
-        except Exception:  # the model wants to know values, for instance the largest of an index
+        except Exception:  # the model needs concrete values, such as the largest of an index
             return model._replace(arrays=[], fill=lambda _: (args, kwargs))
     return model
 
@@ -98,7 +98,7 @@ def _site(site: dict[str, Any]) -> SiteLayout:
 
 
 def latent_draws(model: FullDataModel, posterior: Arrays) -> Arrays:
-    """Draws of the latent sites, chains one after the other."""
+    """Draws of the latent sites, with chains concatenated."""
     latent = model.of_kind("latent")
     missing = [name for name in latent if name not in posterior]
     if missing:

@@ -1,7 +1,7 @@
 """Likelihoods and predictions of a model on all rows, for all draws.
 
-They are evaluated in chunks of draws and rows, so that the device holds a bounded number of values,
-and are collected on the host.
+They are computed in chunks of draws and rows, so that the device holds a bounded number of values.
+The results are collected on the host.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .arrays import Arrays
 from .full_data import FullDataModel
 
 CHUNK_SIZE = 2**18
-"""Pointwise values that are evaluated at once, rows times draws, unless memory forbids."""
+"""Pointwise values (rows times draws) that are evaluated at once, unless memory is too small."""
 CHUNK_MEMORY = 2**28
 """Bytes of temporary device memory above which the automatic chunk is made smaller."""
 DRAWS_AT_ONCE = 64
-"""Draws that share one pass over a chunk of rows, where there are enough rows."""
+"""Draws that share one pass over a chunk of rows, if there are enough rows."""
 PROBE_ROWS = 8
-"""Rows on which a model is tried to find out whether its rows can be taken apart."""
+"""Number of rows in the test of whether a model's rows can be evaluated separately."""
 
 
 def pointwise_log_prob(
     model: FullDataModel, draws: Arrays, names: list[str], chunk_size: int | None
 ) -> Arrays:
-    """Pointwise log likelihood, sites together that are indexed by the same largest plate."""
+    """Pointwise log likelihood; sites with the same largest plate are computed together."""
     by_plate: dict[str | None, list[str]] = {}
     for name in names:
         by_plate.setdefault(row_plate(model, draws, name), []).append(name)
@@ -53,7 +53,7 @@ def _log_prob_fn(model: FullDataModel, names: list[str], plate: str | None) -> C
 
 
 def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
-    """Latent sites that live in the plate, with the axis of its rows (after that of draws)."""
+    """Latent sites in the plate, with the axis of its rows (counted after that of draws)."""
     return {
         name: 1 + len(site.batch_shape) + dim
         for name, site in model.sites.items()
@@ -63,11 +63,11 @@ def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
 
 
 def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
-    """The largest plate of an observed site, or None where its rows cannot be taken apart.
+    """The largest plate of an observed site; None if its rows cannot be evaluated separately.
 
-    The model is tried on a few rows, twice, in other company and order. One that does not index
-    its data by the plate fails or keeps another shape; one that mixes its rows (a cumulative sum,
-    a normalisation over the batch) gives other values.
+    The model is evaluated twice on a few rows, with different other rows and in another order. A
+    model that does not index its data by the plate fails, or returns another shape. A model that
+    mixes its rows (a cumulative sum, a normalisation over the batch) returns other values.
     """
     site = model.sites[name]
     if not site.plates:
@@ -90,14 +90,14 @@ def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
         }
         try:
             values = log_prob(model.arrays, np.int32(0), draw, rows.astype(np.int32))[name]
-        except Exception:  # whatever a user's model raises when shapes do not fit
+        except Exception:  # a user's model can raise anything if shapes do not fit
             return None
         if values.shape != tuple(expected):
             return None
         found.append(np.asarray(values))
     even = np.arange(0, PROBE_ROWS, 2)
     alone, again = np.take(found[0], even, dim), np.take(found[1], PROBE_ROWS - 1 - even, dim)
-    # rounding is far smaller, and rows that depend on each other far more different
+    # rounding errors are far smaller, and rows that depend on each other differ far more
     return plate if np.allclose(alone, again, rtol=1e-3, atol=1e-3, equal_nan=True) else None
 
 
@@ -109,9 +109,9 @@ def predictive_values(
     rng_key: Any,
     chunk_size: int | None,
 ) -> Arrays:
-    """Values of sites with observed ones drawn anew, all rows, for each draw (or from the prior).
+    """Values of all sites on all rows, for each draw or from the prior; observed sites are redrawn.
 
-    A draw has its own key, so the result does not depend on the chunks.
+    Each draw has its own key, so the result does not depend on the chunks.
     """
 
     def sample(arrays: list, number: jax.Array, draw: dict, _: Any) -> dict[str, jax.Array]:
@@ -138,8 +138,8 @@ def _evaluate(
 ) -> Arrays:
     """All values of ``fn(arrays, number of the draw, draw, rows of the plate)``, on the host.
 
-    The function is pure, and its results, by site, have an axis for the rows of the plate unless
-    that is None. At most ``chunk_size`` entries of all of them together are computed at once.
+    The function is pure. Its results, by site, have an axis for the rows of the plate, unless the
+    plate is None. At most ``chunk_size`` entries of all results together are computed at once.
     """
     batched = jax.vmap(fn, (None, 0, 0, None))
     local_axes = _local_axes(model, plate)
@@ -170,7 +170,7 @@ def _evaluate(
 
     found = {name: np.empty(s.shape, s.dtype) for name, s in whole.items()}
     for first in range(0, num_draws, n_draws):
-        # the last chunk repeats its last entry, so that all have one shape: one compilation
+        # the last chunk repeats its last entry: all chunks have one shape and one compilation
         numbers = np.minimum(np.arange(first, first + n_draws, dtype=np.int32), num_draws - 1)
         some = {name: x[numbers] for name, x in draws.items()}
         shared = {name: jnp.asarray(x) for name, x in some.items() if name not in local_axes}
@@ -191,7 +191,7 @@ def _evaluate(
 def _chunk_shape(
     num_draws: int, num_rows: int, per_row: int, held: int, limit: int
 ) -> tuple[int, int]:
-    """Draws and rows of a chunk: many draws share a pass over rows, the rest goes to rows."""
+    """Number of draws and rows of a chunk: first enough draws to share a pass, then rows."""
     most = max(1, min(num_draws, limit // held, limit // per_row))
     n_draws = min(most, DRAWS_AT_ONCE)
     n_rows = max(1, min(num_rows, limit // (per_row * n_draws)))

@@ -1,4 +1,4 @@
-"""Energies and gradients on all rows at the draws of a run, and between them."""
+"""Energies and gradients on all rows, at the draws of a run and on lines between draws."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from .arrays import Arrays, host
 from .full_data import FullDataModel, latent_draws
 
 POSITION, GRADIENT = "z.", "grad_U."
-"""What the names of a site's arrays begin with."""
+"""Prefixes of the names of a site's arrays."""
 MAX_WORK = 2**28
-"""Observed values times draws for which gradients are evaluated; beyond, draws are left out."""
+"""Largest number of observed values times draws for gradients; beyond it, draws are left out."""
 MAX_OPERATIONS = 2**37
-"""Floating-point operations of all gradients, likewise: half a minute of a core or less."""
+"""Largest number of floating-point operations of all gradients: at most half a minute on one
+core."""
 BLOCK_DRAWS = 1024
-"""Positions at a time at which the gradient is evaluated."""
+"""Number of positions at which the gradient is evaluated together."""
 LINE_POINTS = 65
-"""Points of a line between two draws on which U is compared with its gradient."""
+"""Points of a line between two draws at which U is compared with its gradient."""
 FEWEST_LINES = 4
-"""Below which there is no looking for jumps."""
+"""Smallest number of lines for the search for jumps."""
 LARGEST_ROUNDING = 0.1
-"""Change of an unconstrained coordinate, in sd, from one floating-point number to the next in the
-constrained draw, above which the draw does not tell the coordinate."""
+"""Largest rounding error of an unconstrained coordinate, in sd. It is the change of the coordinate
+if the constrained draw changes to the next floating-point number. Above it, the coordinate is
+hidden."""
 
 
 def gradients_at_draws(
@@ -39,16 +41,17 @@ def gradients_at_draws(
 ) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
-    For each latent site ``w`` with entries the arrays ``z.w`` and ``grad_U.w``, in nats, shaped
-    (chains, draws, ...). All draws, unless that takes more than `MAX_WORK` rows in total or more
-    than `MAX_OPERATIONS`; none where that leaves fewer than ``least_draws`` of each chain. The
-    gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
-    tell (the small entries of a sparse simplex in float32).
+    For each latent site ``w`` with entries, there are the arrays ``z.w`` and ``grad_U.w`` (in
+    nats), shaped (chains, draws, ...). All draws are used, unless they need more than `MAX_WORK`
+    rows in total or more than `MAX_OPERATIONS` operations. There are no arrays if fewer than
+    ``least_draws`` of each chain would be left. The gradient is NaN in coordinates that the
+    constrained draws, as floating-point numbers, do not determine (the small entries of a sparse
+    simplex in float32).
 
     Returns:
-        The arrays; and ``gradients_every``, of which draws one in so many is taken, with
-        ``energy_jump``, the largest of `energy_jumps`, unless draws are too few. Without arrays
-        ``gradient_operations``, of one gradient.
+        The arrays and a dict. If there are arrays, the dict has ``gradients_every``, k if every
+        k-th draw is used, and ``energy_jump``, the largest of `energy_jumps`, unless there are too
+        few draws. Otherwise it has ``gradient_operations``, the operations of one gradient.
     """
     summed = model.summed_out(posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
@@ -132,25 +135,26 @@ def _operations(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> in
 
 
 def _energy(model: FullDataModel, summed: list[str], fn: Callable, data: tuple, z: dict) -> Any:
-    """U, without the discrete sites that are summed out."""
+    """U, with the discrete sites summed out."""
     if summed:
         fn = enumerating(fn, model.sites.values())
     return potential_energy(fn, *data, z, enum=bool(summed))
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:
-    """Jumps of U along lines between draws, in nats: its change that its gradient does not say.
+    """Jumps of U along lines between draws, in nats: changes that its gradient does not explain.
 
-    In the cell of each line where the trapezoidal rule is worst, the line is cut again. There the
-    error of the rule is that much smaller, also at a kink; a jump stays what it is.
+    Each line is cut into cells. The cell with the largest error of the trapezoidal rule is cut
+    again. In the smaller cells, the error of the rule is much smaller, also at a kink, but a jump
+    keeps its size.
 
     Args:
         energies: ``z -> (U, gradient)``, with a leading axis of positions.
-        z: unconstrained draws, likewise.
-        num_lines: how many lines.
+        z: unconstrained draws, with a leading axis of draws.
+        num_lines: number of lines.
 
     Returns:
-        The largest jump of each line, 0 below what rounding can make; None without lines.
+        The largest jump of each line, or 0 if rounding explains it; None without lines.
     """
     count = next(iter(z.values())).shape[0]
     if num_lines < FEWEST_LINES or count < 2 * num_lines:
@@ -182,6 +186,6 @@ def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -
 
 
 def _between(ends: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Points at these shares of the way, a leading axis."""
+    """Points at these fractions of the way, with a leading axis of points."""
     shares = shares.reshape(-1, *[1] * (ends.ndim - 1))
     return (ends[0] + shares * (ends[1] - ends[0])).astype(ends.dtype)

@@ -1,8 +1,8 @@
 """Export of a run to ArviZ: InferenceData under ArviZ 0.2x, a DataTree under ArviZ 1.x.
 
-Groups are built as xarray datasets, which both lines of ArviZ share; only `container` knows which
-of them is installed. What needs the data replays the model on all rows, in chunks, whatever the
-sampler subsampled.
+Groups are built as xarray datasets, which both versions of ArviZ accept. Only `container` knows
+which version is installed. Groups that need the data replay the model on all rows, in chunks,
+even if the sampler used subsamples.
 """
 
 from __future__ import annotations
@@ -47,77 +47,81 @@ def to_inference_data(
     num_samples: int = 500,
     chunk_size: int | None = None,
 ) -> Any:
-    """Put a finished run, or the draws of a guide, into the form that ArviZ works on.
+    """Convert a finished run, or the draws of a guide, to the form that ArviZ uses.
 
-    Any kernel of NumPyro will do, and so will what `RiemannianLaplace.draw` returns. Groups:
+    The run can have any kernel of NumPyro. The draws of a guide are the result of
+    `RiemannianLaplace.draw`. Groups:
 
     - ``posterior``: draws of latent and deterministic sites, in the model's own space. With
-      ``potential_fn`` the entries of ``z``: an array is called ``z``, the leaves of other pytrees
-      are named by their path.
-    - ``sample_stats``: ``diverging``, ``energy`` (U in nats where the last step of a draw
-      started, a minibatch estimate if rows were drawn), ``lp`` (its negative), ``step_size``,
-      ``n_steps``, ``grad_norm``, ``configurational_temperature``, ``kinetic_temperature`` for
-      kernels with a momentum, ``acceptance_rate`` for kernels with a Metropolis test, and every
-      array among the run's ``extra_fields``. Of a guide's draws: ``success``, whether the geodesic
-      was followed to its end; ``n_fevals``, evaluations of its acceleration; and ``log_weight``,
-      log target minus log density of the draw up to a constant, where it was asked for. There is
-      no ``lp``, which would take a pass over the data for each draw.
+      ``potential_fn`` it holds the entries of ``z``: an array is called ``z``, and the leaves of
+      other pytrees are named by their path.
+    - ``sample_stats`` of a run: ``diverging``; ``energy`` (U in nats at the start of the last step
+      of a draw; a minibatch estimate if rows were subsampled); ``lp`` (minus ``energy``);
+      ``step_size``; ``n_steps``; ``grad_norm``; ``configurational_temperature``;
+      ``kinetic_temperature`` for kernels with a momentum; ``acceptance_rate`` for kernels with a
+      Metropolis test; every array among the run's ``extra_fields``.
+    - ``sample_stats`` of a guide's draws: ``success``, whether the geodesic was followed to its
+      end; ``n_fevals``, the number of evaluations of its acceleration; ``log_weight``, log target
+      minus log density of the draw up to a constant, if weights were requested. There is no ``lp``,
+      because it would take a pass over the data per draw.
     - ``observed_data``: the values of observed sites, all rows.
     - ``constant_data``: the other array arguments of the model.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
-      in `numpyro.infer.log_likelihood` a masked row has 0, and the factors of ``scale``
+      in `numpyro.infer.log_likelihood`, a masked row has 0, and the factors of ``scale``
       handlers and of plates are left out.
-    - ``unconstrained_posterior``: on request, of each latent site ``w`` the unconstrained values
-      ``z.w`` and the gradients ``grad_U.w`` there, on the full data.
+    - ``unconstrained_posterior``: on request. For each latent site ``w`` it holds the unconstrained
+      values ``z.w`` and the gradients ``grad_U.w`` there, on the full data.
     - ``posterior_predictive``, ``prior``, ``prior_predictive``: on request.
 
-    A site in a plate has the plate's name as a dimension, with coordinates 0, 1, ...; other axes
-    are called ``<site>_dim_0`` and so on, or as the model says in ``infer={"event_dims": ...}``.
-    A plate with the name of a variable gets ``_dim`` appended, and ``/`` in names becomes ``.``
-    (netCDF reserves it). The attributes of ``posterior`` hold kernel, settings, N, batch sizes,
-    seeds, what warm-up has measured, and versions; or guide, settings, ``seconds_per_draw`` and
-    ``pareto_k``. All of it can be written to netCDF.
+    A site in a plate has the plate's name as a dimension, with coordinates 0, 1, .... Other axes
+    are called ``<site>_dim_0`` and so on, or have the names in ``infer={"event_dims": ...}`` of the
+    site. If a plate and a variable have the same name, the plate's dimension gets the suffix
+    ``_dim``. A ``/`` in a name becomes ``.``, because netCDF reserves ``/``. For a run, the
+    attributes of ``posterior`` hold the kernel, settings, N, batch sizes, seeds, versions, and what
+    warm-up measured. For a guide, they hold the guide, settings, ``seconds_per_draw`` and
+    ``pareto_k``. All groups can be written to netCDF.
 
-    A guide's draws are independent, and of an approximation: ``posterior`` holds them as they are,
-    without weights. ArviZ's R-hat and effective sample sizes tell nothing of its error, and
-    ``az.loo`` takes them for draws of the posterior.
+    A guide's draws are independent draws of an approximation. ``posterior`` holds them as they are,
+    without weights. ArviZ's R-hat and effective sample sizes cannot detect the error of the
+    approximation, and ``az.loo`` treats these draws as draws of the posterior.
 
     Args:
-        mcmc: a run `numpyro.infer.MCMC`, or a guide's `LaplaceDraws`, drawn with
+        mcmc: a `numpyro.infer.MCMC` that has run; or a guide's `LaplaceDraws`, drawn with
             ``sample_shape=(chains, draws)``, or ``(draws,)`` for one chain.
-        log_likelihood: True for all observed sites, or names of some (the only way for a
-            ``numpyro.factor`` site to get in). Size: chains x draws x rows.
-        gradients: True for gradients of U on all rows at the draws, from which
-            `numpyro_geom.diagnostics.diagnose` tells errors of means and standard deviations.
+        log_likelihood: True for all observed sites, or the names of some. A ``numpyro.factor`` site
+            is included only if it is named. Size: chains x draws x rows.
+        gradients: True for gradients of U on all rows at the draws. From them
+            `numpyro_geom.diagnostics.diagnose` computes errors of means and standard deviations.
         posterior_predictive: True to draw observed sites anew for each posterior draw (needs
             ``rng_key``), or draws by name, shaped (chains, draws, ...) or (chains * draws, ...).
         prior: True to draw ``num_samples`` times from the prior (needs ``rng_key``), or draws by
-            name, shaped (draws, ...) or (chains, draws, ...); those of observed sites go to
+            name, shaped (draws, ...) or (chains, draws, ...). Draws of observed sites go to
             ``prior_predictive``.
         constant_data: True for all array arguments, False for none, None for those of up to
             a million entries; or arrays by name. An argument that holds the values of an
             observed site is not stored a second time.
-        coords: labels of dimensions, by name; in place of 0, 1, ...
-        dims: names of a variable's dimensions after chain and draw, by variable; in place of
-            those from plates. None, or a list that is too short, leaves the rest as it was.
-        rng_key: a key for what is drawn.
-        num_samples: draws from the prior.
+        coords: labels of dimensions, by name of the dimension. They replace 0, 1, ....
+        dims: names of a variable's dimensions after chain and draw, by variable. They replace
+            the names from plates. An entry None, or a missing entry at the end of a list, keeps
+            the original name.
+        rng_key: a key for predictive and prior draws.
+        num_samples: number of draws from the prior.
         chunk_size: pointwise values, rows times draws, that the device holds at once. None for
-            262,144, or fewer if the model's temporary arrays then exceed 256 MiB. Where the
-            model does not index its data by the plate, a chunk has at least all rows of a draw.
+            262,144, or fewer if the model's temporary arrays would exceed 256 MiB. If the
+            model does not index its data by the plate, a chunk has at least all rows of one draw.
 
     Returns:
         An ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x.
 
     Raises:
         TypeError: if ``mcmc`` is neither of the two, and for other arguments of the wrong type.
-        ValueError: if it has not run; for a guide's draws with no dimension, none in one, or more
-            than two; if the model that a group needs, a key, or the draws of a site are missing;
-            for unknown sites; for labels that do not fit.
+        ValueError: if the MCMC has not run; for a guide's draws with no dimension, an empty
+            dimension, or more than two dimensions; if a group needs a model, a key, or the draws
+            of a site that is missing; for unknown sites; for labels that do not fit.
 
     Warns:
-        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`; for a guide's draws
-            where geodesics failed and where ``pareto_k`` is too large for the number of draws.
+        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`. For a guide's draws: if
+            geodesics failed, or if ``pareto_k`` is too large for the number of draws.
 
     Examples:
         >>> import jax, numpyro
@@ -199,7 +203,7 @@ def to_inference_data(
 
 
 def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
-    """Names of the sites whose log likelihood is asked for."""
+    """Names of the sites whose log likelihood is requested."""
     if request is False:
         return []
     if model is None:
@@ -236,7 +240,7 @@ def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: 
 
 
 def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
-    """Posterior predictive draws split into chains, where they are not yet."""
+    """Posterior predictive draws, split into chains if they are flat."""
     found = {}
     for name, value in draws.items():
         x = host(value)

@@ -1,8 +1,8 @@
-"""Distances between joint laws, with what they are where both sides have one law.
+"""Distances between joint distributions, with their values under equal distributions.
 
-Draws are thinned until they are about independent. If both laws are one, labels "draws" and
-"reference" can be permuted without changing the law of a distance: its values under random
-permutations are what it has by chance, its floor.
+Draws are thinned until they are about independent. If both distributions are equal, a permutation
+of the labels "draws" and "reference" does not change the distribution of a distance. So random
+permutations of the labels give the values of the distance by chance, its floor.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.stats import t
 
 MOST_DRAWS = 500
-"""Draws a side that enter a distance."""
+"""Largest number of draws per side in a distance."""
 FEWEST_DRAWS = 20
 PERMUTATIONS = 599
-"""Of labels; the smallest probability that they can show is 1 in 600."""
+"""Number of permutations of the labels; their smallest possible p-value is 1 in 600."""
 SOLVED_PERMUTATIONS = 19
-"""Of labels, where each costs an assignment problem."""
+"""Number of permutations if each needs the solution of an assignment problem."""
 PROJECTIONS = 32
 ROWS = 256
 """Rows of a kernel matrix in memory at once."""
 
 
 class Distance(NamedTuple):
-    """A distance between two joint laws.
+    """A distance between two joint distributions.
 
     Attributes:
-        name: which.
-        value: of the draws, in reference standard deviations.
-        floor: mean where both laws are one.
-        floor_error: standard deviation there.
-        p_value: probability there of a value as large.
+        name: name of the distance.
+        value: the distance, in reference standard deviations.
+        floor: its mean if both distributions are equal.
+        floor_error: its standard deviation in that case.
+        p_value: probability of a value at least as large in that case.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Distance(NamedTuple):
 
 
 def thin(values: np.ndarray, size: float, most: int = MOST_DRAWS) -> np.ndarray:
-    """About independent draws of all chains: every k-th, k twice the autocorrelation time.
+    """About independent draws of all chains: every k-th draw, k twice the autocorrelation time.
 
-    From shape (chains, draws, scalars), with ``size`` effective draws of the slowest scalar, to
-    (number, scalars).
+    From shape (chains, draws, scalars) to (number, scalars). ``size`` is the number of effective
+    draws of the slowest scalar.
     """
     number = values.shape[0] * values.shape[1]
     time = number / size
-    every = 1 if time <= 1.2 else int(np.ceil(2 * time))  # e^-4 of the correlation is left
+    every = 1 if time <= 1.2 else int(np.ceil(2 * time))  # the remaining correlation is e^-4
     every = max(every, -(-number // most))
     return values[:, ::every].reshape(-1, values.shape[2])[:most]
 
@@ -62,7 +62,7 @@ def distances(
 ) -> tuple[Distance, ...]:
     """Sliced Wasserstein-2, MMD and, on request, exact Wasserstein-1.
 
-    Of standardised draws and as many of the reference, both of shape (n, scalars).
+    Both sides are standardised and have the same number of draws, shape (n, scalars).
     """
     n = len(x)
     pooled = np.concatenate([x, y])
@@ -79,11 +79,11 @@ def distances(
 def _judge(name: str, value: float, *by_permutation: float) -> Distance:
     chance = np.array(by_permutation)
     mean, sd = chance.mean(), chance.std(ddof=1)
-    if chance.size <= SOLVED_PERMUTATIONS:  # so few suffice to fit a normal law
+    if chance.size <= SOLVED_PERMUTATIONS:  # few, but enough to fit a normal distribution
         score = (value - mean) / (sd * np.sqrt(1 + 1 / chance.size))
         p_value = t.sf(score, chance.size - 1)
     else:
-        # a value that rounding alone tells from the first is as large
+        # values that differ by rounding alone count as equal
         p_value = (1 + np.sum(chance >= value * (1 - 1e-9))) / (1 + chance.size)
     return Distance(name, *map(float, (value, mean, sd, p_value)))
 
@@ -91,8 +91,8 @@ def _judge(name: str, value: float, *by_permutation: float) -> Distance:
 def _sliced(pooled: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Root mean square over directions of the one-dimensional W2, for each labelling.
 
-    Bonneel, Rabin, Peyre and Pfister (2015); both sides have as many draws, so that sorted ones
-    are matched in order.
+    Bonneel, Rabin, Peyre and Pfister (2015). Both sides have the same number of draws, so the
+    sorted draws are matched in order.
     """
     total = np.zeros(len(labels))
     half = labels.shape[1] // 2
@@ -102,17 +102,17 @@ def _sliced(pooled: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
         order = np.argsort(line, kind="stable")
         ranked = labels[:, order]
         ranks = np.broadcast_to(line[order], ranked.shape)
-        # a mask picks row by row, in order
+        # a mask selects entries row by row, in order
         gaps = ranks[ranked].reshape(-1, half) - ranks[~ranked].reshape(-1, half)
         total += np.einsum("ij,ij->i", gaps, gaps) / half
     return np.sqrt(total / PROJECTIONS)
 
 
 def _mmd(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Maximum mean discrepancy for each labelling, the kernel exp(-|x - y|^2 / 2 l^2).
+    """Maximum mean discrepancy for each labelling, with the kernel exp(-|x - y|^2 / 2 l^2).
 
-    Gretton, Borgwardt, Rasch, Schoelkopf and Smola (JMLR 13, 2012), the biased estimate, which is
-    not negative; l is the median distance between two draws.
+    Gretton, Borgwardt, Rasch, Schoelkopf and Smola (JMLR 13, 2012). This is the biased estimate,
+    which is never negative; l is the median distance between two draws.
     """
     number = len(pooled)
     weights = np.where(labels, 1.0, -1.0).T / (number // 2)
@@ -127,6 +127,6 @@ def _mmd(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _exact(pooled: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Wasserstein-1 with Euclidean cost for each labelling: the best matching of both sides."""
+    """Wasserstein-1 with Euclidean cost for each labelling: the optimal matching of both sides."""
     costs = (cdist(pooled[row], pooled[~row]) for row in labels)
     return np.array([cost[linear_sum_assignment(cost)].mean() for cost in costs])

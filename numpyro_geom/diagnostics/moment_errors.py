@@ -1,23 +1,25 @@
-r"""Errors of means and standard deviations that gradients at the draws reveal.
+r"""Errors of means and standard deviations, computed from gradients at the draws.
 
 For a target exp(-U / tau) and a vector field phi, integration by parts gives
 
     E[phi . grad U] = tau E[div phi].
 
-Two fields a coordinate j turn it into errors of moments, whatever the kernel and however the draws
-came about. With the draws' mean m, covariance S and standard deviations s, and those of the
-target with a star,
+Two fields per coordinate j turn this identity into errors of moments, for any kernel. Let m, S and
+s be the mean, the covariance and the standard deviations of the draws. A star marks those of the
+target. Then
 
     phi = S e_j:                  mean[(S grad U)_j] / (tau s_j)       is about (m_j - m*_j) / s_j
     phi = S e_j (theta_j - m_j):  mean[(theta_j - m_j) (S grad U)_j] / (tau s_j^2)
                                                                        is about (s_j / s*_j)^2
 
-In expectation draws of any target give 0 and 1. For a Gaussian one the first is the error of the
-mean, and the second that of the variance to first order, Monte Carlo error of these draws included.
-S makes them errors of coordinate j: with phi = e_j (theta_j - m_j), the configurational temperature
-of a coordinate, stiff directions that hardly contribute to its variance would dominate. That is
-what is left where draws are too few to know S, and its diagonal stands in: 0 and 1 are still right
-for draws of the target, and what differs from that is no error of a moment.
+For draws of any target, the expectations are 0 and 1. For a Gaussian target, the first is the error
+of the mean, and the second minus 1 is the relative error of the variance, to first order. Both
+include the Monte Carlo error of these draws. The factor S makes them errors of coordinate j. With
+the field phi = e_j (theta_j - m_j), the configurational temperature of a coordinate, stiff
+directions that hardly contribute to its variance would dominate.
+
+If there are too few draws to estimate S, its diagonal replaces S. Draws of the target still have 0
+and 1, but a deviation is then not an error of a moment.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from .monte_carlo import effective_size
 from .run_record import RunRecord
 
 MAX_FULL_COVARIANCE = 200
-"""Coordinates above which S is diagonal."""
+"""Number of coordinates above which S is diagonal."""
 DRAWS_A_COORDINATE = 10
-"""Effective draws for each coordinate below which S is diagonal: its noise would be the result."""
+"""Effective draws per coordinate below which S is diagonal, because its noise would dominate."""
 MAX_ENTRIES = 500
-"""Coordinates that are looked at where S is diagonal, evenly spaced."""
+"""Number of coordinates, evenly spaced, that are checked if S is diagonal."""
 
 
 class MomentErrors(NamedTuple):
@@ -52,9 +54,9 @@ class MomentErrors(NamedTuple):
     sd: np.ndarray  # relative error of the standard deviation
     sd_error: np.ndarray
     sd_size: np.ndarray
-    full: bool  # whether S is more than its diagonal; if not, see the module's docstring
+    full: bool  # whether S is the full covariance; if not, see the module's docstring
     left_out: int  # draws whose position or gradient is not finite
-    hidden: tuple[str, ...]  # coordinates that are left out: no draw has a gradient there
+    hidden: tuple[str, ...]  # coordinates that are left out, because no draw has a gradient there
 
 
 def moment_checks(run: RunRecord) -> Iterator[Check]:
@@ -77,7 +79,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         return
     positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]
     if not any(np.ptp(x, axis=(0, 1)).any() for x in positions):
-        return  # no draw moves, which other checks say
+        return  # no draw moves, which other checks report
     found = moment_errors(run.unconstrained, run.temperature)
     if not found.names:
         advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
@@ -144,9 +146,9 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
-    """Errors from what `gradients_at_draws` returns, at four draws or more, and tau above 0.
+    """Errors from the arrays of `gradients_at_draws`, for at least four draws and tau above 0.
 
-    S comes from the other half of each chain, so that its noise does not add up.
+    For each half of a chain, S comes from the other halves, so that the noise of S does not add up.
     """
     sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
     position = entries({site: arrays[POSITION + site] for site in sites})
@@ -178,7 +180,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
         pull = pull @ (others.T @ others / len(others)) if full else pull * variance
         mean[:, here] = pull / (temperature * np.sqrt(scale))
         ratio[:, here] = centred[:, here] * pull / (temperature * scale)
-    # of a Gaussian the spreads are 1 and 2^1/2; a low estimate has a low spread of its own
+    # for a Gaussian, the spreads are 1 and 2^1/2; an estimate that is too low has a low spread
     mean, mean_error, mean_size = _mean_and_error(mean, finite, 1.0)
     ratio, error, sd_size = _mean_and_error(ratio, finite, 2**0.5)
     sd = np.sqrt(np.maximum(ratio, 0.0))

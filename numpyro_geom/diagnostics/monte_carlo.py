@@ -1,7 +1,8 @@
-"""How sure draws are of means and spreads.
+"""Monte Carlo errors of means and standard deviations.
 
-Monte Carlo errors are s / sqrt(n), s the standard deviation of what is averaged and n its own
-effective sample size: that of (x - mean)^2 for a spread, of an indicator for a share.
+An error is s / sqrt(n), where s is the standard deviation of the averaged quantity and n is the
+effective sample size of the same quantity. For a standard deviation, the quantity is (x - mean)^2;
+for a share, it is an indicator.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
 COLUMNS = 128
-"""Scalars whose autocovariances are in memory at once."""
+"""Number of scalars whose autocovariances are in memory at once."""
 
 
 class MomentEstimates(NamedTuple):
-    """Means and spreads of scalars with their Monte Carlo errors, arrays of shape (scalars,)."""
+    """Means and sds of scalars with their Monte Carlo errors, arrays of shape (scalars,)."""
 
     mean: np.ndarray
     mean_error: np.ndarray
     sd: np.ndarray
     sd_error: np.ndarray
     mean_size: np.ndarray  # effective sample size of the mean
-    sd_size: np.ndarray  # and of the squared deviation from it
+    sd_size: np.ndarray  # effective sample size of the squared deviation from the mean
 
     @property
     def least_size(self) -> np.ndarray:
@@ -34,8 +35,8 @@ class MomentEstimates(NamedTuple):
 def effective_size(values: np.ndarray) -> np.ndarray:
     """Effective size of each scalar's mean, from draws of shape (chains, draws, scalars).
 
-    Between 1 and n log10(n). Chains count as two halves each, so that one that drifts is seen to.
-    A scalar that never changes has 1.
+    It is between 1 and n log10(n). Each chain is split into two halves, so that a drift reduces the
+    size. A scalar that never changes has size 1.
     """
     half = values.shape[1] // 2
     halves = np.concatenate([values[:, :half], values[:, -half:]])
@@ -46,13 +47,13 @@ def effective_size(values: np.ndarray) -> np.ndarray:
         some = np.flatnonzero(moves[start : start + COLUMNS]) + start
         if some.size:
             sizes[some] = effective_sample_size(halves[..., some])
-    # without variance within chains it is not a number; so anticorrelated is no estimate reliable
+    # NaN: no variance within chains; negative: anticorrelated beyond what can be estimated
     sizes = np.where(np.isfinite(sizes) & (sizes > 0), sizes, np.where(sizes < 0, np.inf, 1.0))
     return np.clip(sizes, 1.0, number * max(1.0, np.log10(number)))
 
 
 def estimate_moments(values: np.ndarray) -> MomentEstimates:
-    """From draws of shape (chains, draws, scalars); errors of an sd by the delta method."""
+    """Moments of draws (chains, draws, scalars); errors of an sd by the delta method."""
     mean = values.mean(axis=(0, 1))
     squares = (values - mean) ** 2
     sd = np.sqrt(squares.mean(axis=(0, 1)))

@@ -1,4 +1,4 @@
-"""How a network bends with its inputs, at the draws of a posterior."""
+"""Curvature of a network with respect to its inputs, at the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import lax, random
 from .._checks import check_int, check_key
 
 EPSILON = 1e-6
-"""Added to the norm of the gradient, as Srinivas et al. have it."""
+"""Added to the norm of the gradient, as in Srinivas et al."""
 ROWS_AT_ONCE = 256
 """Rows whose Hessian-vector products are in memory at once."""
 
@@ -29,27 +29,28 @@ def input_curvature(
 ) -> np.ndarray:
     """Curvature of a network with respect to its inputs, C(theta) at each row for each draw.
 
-    ``C = |lambda| / (|grad f| + 1e-6)``, with lambda the eigenvalue of largest modulus of the
-    Hessian of f in its input, by power iteration on Hessian-vector products. Its mean over rows
-    and draws is the measure of a posterior. The iteration comes from below, and slowly where the
-    two largest moduli are close; two eigenvalues of opposite sign do no harm.
+    ``C = |lambda| / (|grad f| + 1e-6)``, where lambda is the eigenvalue of largest modulus of the
+    Hessian of f in its input. lambda is computed by power iteration on Hessian-vector products. The
+    mean of C over rows and draws is the measure of a posterior. The iteration converges from below,
+    slowly if the two largest moduli are close. Two eigenvalues of opposite sign are handled
+    correctly.
 
-    Costs about 4 ``num_iterations`` evaluations of the gradient's size for a row and a draw.
+    The cost is about 4 ``num_iterations`` gradient evaluations per row and draw.
 
     Args:
         fn: ``(parameters of one draw, input of one row) -> scalar``, a loss or a logit, twice
             differentiable in the input.
         draws: a pytree of parameters with a leading axis of draws.
         X: inputs, shape (rows, ...).
-        num_iterations: of the power iteration.
-        rng_key: for its start; None for a fixed one.
+        num_iterations: number of power iterations.
+        rng_key: a key for the start of the iteration; None for a fixed one.
 
     Returns:
-        Shape (draws, rows).
+        Array of shape (draws, rows).
 
     Raises:
-        TypeError: where ``fn`` is not a function or gives no real scalar.
-        ValueError: without draws or rows, for draws of unequal number, or where C is not finite.
+        TypeError: if ``fn`` is not a function or does not return a real scalar.
+        ValueError: without draws or rows, for draws of unequal number, or if C is not finite.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -94,7 +95,7 @@ def input_curvature(
 def _curvatures(
     fn: Callable, rng_key: jax.Array, num_iterations: int, draws: Any, X: jax.Array
 ) -> jax.Array:
-    """Of all draws at all rows, shape (draws, rows), in memory that does not grow with either."""
+    """C of all draws at all rows, shape (draws, rows), in memory that does not grow with either."""
 
     def unit(v: jax.Array) -> jax.Array:
         norm = jnp.linalg.norm(v.ravel())
@@ -104,7 +105,7 @@ def _curvatures(
         gradient, product = jax.linearize(jax.grad(partial(fn, params)), x)
         start = unit(random.normal(rng_key, x.shape, x.dtype))
         v = lax.fori_loop(0, num_iterations - 1, lambda _, v: unit(product(v)), start)
-        # |H v| is right also where v swings between eigenvalues of opposite sign
+        # |H v| is also right if v alternates between eigenvectors of opposite eigenvalues
         largest = jnp.linalg.norm(product(v).ravel())
         return largest / (jnp.linalg.norm(gradient.ravel()) + EPSILON)
 

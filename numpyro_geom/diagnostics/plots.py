@@ -1,8 +1,8 @@
-"""Pictures of draws and of what the other diagnostics found; each returns its axes.
+"""Plots of draws and of the results of the other diagnostics; each function returns its axes.
 
-All take ``ax=``, the axes to draw on in place of new ones, and draw with Matplotlib alone (an
-ImportError says how to get it), so that they are the same under both lines of ArviZ, whose own
-plots differ in names, arguments and what they return.
+All functions take ``ax=``, the axes to draw on; the default is new axes. They use Matplotlib alone,
+so they look the same under ArviZ 0.2x and 1.x, whose own plots differ in names, arguments and
+return values. Without Matplotlib, an ImportError says how to install it.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ MOST_PANELS = 16
 MOST_LINES = 6
 RANK_BINS = 20
 BAND = 0.99
-"""Probability with which one rank bar is in its band by chance."""
+"""Probability that a rank bar is in its band by chance."""
 DRAWS, REFERENCE = "tab:blue", "0.75"
 
 
 def plot_comparison(
     draws: Any, reference: Any, var_names: str | Sequence[str] | None = None, *, ax: Any = None
 ) -> Any:
-    """Posterior over reference, one panel a scalar, with rank bars below.
+    """Histograms of draws and reference, one panel per scalar, with rank bars below.
 
-    Rank bars are the shares of the draws between neighbouring 5% quantiles of the reference: level
-    where both are alike, a hump in the middle where the draws are too narrow, a slope where they
-    are shifted. The grey band holds a bar with probability 99% by chance, given the effective
-    sample sizes of both sides.
+    Rank bars are the shares of the draws between neighbouring 5% quantiles of the reference. They
+    are level if both agree, have a hump in the middle if the draws are too narrow, and have a slope
+    if the draws are shifted. By chance, a bar is in the grey band with probability 99%, given the
+    effective sample sizes of both sides.
 
     Args:
         draws: as for `numpyro_geom.diagnostics.compare`.
-        reference: likewise.
+        reference: as for `numpyro_geom.diagnostics.compare`.
         var_names: variable or variables to draw; None for all that both have, up to 16 scalars.
-        ax: axes for one scalar, or an array of as many as there are scalars.
+        ax: axes for one scalar, or an array with one axes object per scalar.
 
     Returns:
-        An array of the panels' axes, without those of the bars.
+        An array of the panels' axes, without the axes of the bars.
 
     Raises:
-        TypeError, ValueError: as `compare`; and for more than 16 scalars or other axes than that.
+        TypeError, ValueError: as `compare`; also for more than 16 scalars, or a wrong number of
+            axes.
     """
     plt = pyplot()
     x, y, _, _ = common(draws, reference, var_names)
@@ -114,7 +115,7 @@ def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, lege
     cuts = np.quantile(y, np.linspace(0, 1, RANK_BINS + 1)[1:-1])
     bins = np.searchsorted(cuts, x)
     shares = RANK_BINS * np.bincount(bins.ravel(), minlength=RANK_BINS) / x.size
-    # by chance: the share of a bin, of both sides
+    # the standard error of the share of a bin, from both sides
     p = 1 / RANK_BINS
     sizes = [
         effective_size((np.searchsorted(cuts, z) == RANK_BINS // 2).astype(float)[..., None])[0]
@@ -126,24 +127,24 @@ def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, lege
     bars.axhline(1, color="0.5", linewidth=0.8)
     bars.bar(np.arange(RANK_BINS) + 0.5, shares, width=0.85, color=DRAWS, alpha=0.8)
     bars.set(xlim=(0, RANK_BINS), yticks=[], xticks=[], ylim=(0, max(2.2, 1.3 * shares.max())))
-    # inside, since layouts do not see these axes and would cut off labels below them
+    # labels are inside, because layouts ignore these axes and would cut off labels below them
     style = {"fontsize": "x-small", "va": "top", "color": "0.3", "transform": bars.transAxes}
     bars.text(0.01, 0.95, "rank in reference", **style)
 
 
 def plot_energy(idata: Any, *, ax: Any = None) -> Any:
-    """Trace of the energy U, a line a chain; draws with failed steps are marked.
+    """Trace of the energy U, one line per chain; draws with failed steps are marked.
 
-    A trend says that warm-up was too short. The energy of a minibatch kernel is an estimate, and
-    noisier than U itself.
+    A trend means that warm-up was too short. The energy of a minibatch kernel is an estimate, which
+    is noisier than U itself.
 
     Args:
         idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
         ax: axes to draw on.
 
     Raises:
-        TypeError: for anything without ``sample_stats``.
-        ValueError: where they have neither ``energy`` nor ``lp``.
+        TypeError: for an object without ``sample_stats``.
+        ValueError: if ``sample_stats`` has neither ``energy`` nor ``lp``.
     """
     stats = _stats(idata)
     if "energy" not in stats and "lp" not in stats:
@@ -165,16 +166,16 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
 def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
     """Configurational and kinetic temperature, smoothed over a twentieth of a run, against tau.
 
-    Both estimate the temperature of the target. One that stays above or below it says that the
-    chain has not reached the target or that the step size is too large.
+    Both estimate the temperature of the target. If one stays above or below tau, the chain has not
+    reached the target, or the step size is too large.
 
     Args:
         idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
         ax: axes to draw on.
 
     Raises:
-        TypeError: for anything without ``sample_stats``.
-        ValueError: where they have no temperature.
+        TypeError: for an object without ``sample_stats``.
+        ValueError: if ``sample_stats`` has no temperature.
     """
     stats = _stats(idata)
     names = [n for n in ("configurational_temperature", "kinetic_temperature") if n in stats]
@@ -213,17 +214,18 @@ def _stats(idata: Any) -> Arrays:
 def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax: Any = None) -> Any:
     """Bias of means and sds against the step size, with the fitted lines.
 
-    The vertical axis is the distance from the fitted value at h = 0, over the sd at the smallest h;
-    bars are one Monte Carlo error to either side, that at h = 0 of the extrapolated value. An sd
-    whose line is below 0 there has "no verdict" in the legend.
+    The vertical axis is the distance from the fitted value at h = 0, over the sd at the smallest h.
+    Bars are one Monte Carlo error to either side; the bar at h = 0 is the error of the extrapolated
+    value. An sd whose fitted line is negative at h = 0 has "no verdict" in the legend.
 
     Args:
-        curve: from `numpyro_geom.diagnostics.bias_vs_step`.
-        names: scalar or scalars to draw; None for the six means and sds that stand out the most.
+        curve: the result of `numpyro_geom.diagnostics.bias_vs_step`.
+        names: scalar or scalars to draw; None for the six means and sds whose bias is the largest
+            relative to its error.
         ax: axes to draw on.
 
     Raises:
-        TypeError: for another object than a BiasCurve.
+        TypeError: for an object that is not a BiasCurve.
         ValueError: for unknown names.
     """
     if not isinstance(curve, BiasCurve):
@@ -239,7 +241,7 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     ends = np.array([0.0, 1.03 * h.max()])
     for k, s in enumerate(shown):
         is_sd, sd, color = s.moment == "sd", sds[s.name], f"C{k}"
-        # a little to the side of the others
+        # shifted a little, so that the bars of different scalars do not overlap
         at = np.append(h, 0.0) + 0.004 * h.max() * (k - len(shown) / 2)
         values = np.append((np.array(s.values) - s.limit) / sd, 0.0)
         errors = np.append(np.array(s.errors), s.limit_error) / sd
@@ -260,10 +262,10 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
 def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None) -> Any:
     """Share of correct predictions against their confidence, with the number in each bin below.
 
-    Confidence is the largest class probability, in bins of equal width. On the diagonal a
-    prediction is right as often as it says; below it, it is overconfident. Bars are standard
-    errors of the share. The title has the expected calibration error, the mean distance from the
-    diagonal, weighted by the number of predictions.
+    Confidence is the largest class probability, in bins of equal width. On the diagonal, the share
+    of correct predictions equals the confidence. Below the diagonal, predictions are overconfident.
+    Bars are standard errors of the share. The title has the expected calibration error: the mean
+    distance from the diagonal, weighted by the number of predictions.
 
     Args:
         probs: class probabilities, shape (rows, classes), or of class 1, shape (rows,).
@@ -273,8 +275,8 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
 
     Raises:
         TypeError: for labels that are not integers.
-        ValueError: for shapes that do not fit, probabilities out of range or that do not sum to 1,
-            labels that are not those of classes, and fewer bins than one.
+        ValueError: for shapes that do not fit; for probabilities that are out of range or do not
+            sum to 1; for labels that are not a class; for less than one bin.
 
     Source: Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """

@@ -1,4 +1,4 @@
-"""Measures of a classifying ensemble whose draws come and go: sums are kept, and no draw."""
+"""Measures of a classifying ensemble from a stream of draws: sums are kept, draws are not."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from .batch_means import BatchMeans
 from .predictive_input import by_confidence, check_labels, normalised, read_array
 
 FUNCTION_ROWS = 1000
-"""Rows, evenly spaced, whose R-hat and effective draws are followed."""
+"""Number of rows, evenly spaced, for which R-hat and effective draws are computed."""
 BLOCK_ENTRIES = 2**22
-"""Probabilities that are in memory in float64 at a time."""
+"""Number of probabilities that are in memory in float64 at once."""
 
 
 class Classification(NamedTuple):
-    """Measures of an ensemble of M draws on N rows; means over rows, logarithms natural.
+    """Measures of an ensemble of M draws on N rows: means over rows, with natural logarithms.
 
     Attributes:
-        accuracy: share of rows where the most probable class (the first of equal ones) is right.
+        accuracy: share of rows where the most probable class is right (the first one in a tie).
         error: 1 - accuracy.
         nll: negative log-likelihood of the ensemble, - log of the mean over draws of p(label).
-        nll_draws: of each draw alone, shape (M,); infinite where a draw gives a label 0.
-        brier: sum over classes of (mean p - one-hot label)^2; half of it for two classes, which
+        nll_draws: negative log-likelihood of each draw, shape (M,); infinite if a draw gives a
+            label probability 0.
+        brier: sum over classes of (mean p - one-hot label)^2. For two classes, half of it, which
             is (p - y)^2, as in scikit-learn.
         calibration_error: see `expected_calibration_error`.
         confidence: mean probability of the most probable class.
         entropy: mean entropy of the ensemble's prediction, in nats.
-        mutual_information: ``entropy`` minus the mean entropy of the draws' own predictions: what
-            the draws disagree on.
+        mutual_information: ``entropy`` minus the mean entropy of the single draws' predictions.
+            It measures how much the draws disagree.
         ambiguity: mean of ``nll_draws`` minus ``nll``; never negative.
-        ambiguity_geometric: the same for the ensemble that averages logits, the normalised
-            geometric mean: the ambiguity of Wood et al. (2023) and of Kim et al. (2025), Eq. 41.
-            It does not depend on labels.
-        variance: variance of p over the draws (divided by M), summed over classes as ``brier`` is:
-            the mean of the draws' own Brier scores is ``brier + variance``.
+        ambiguity_geometric: the same for the ensemble that averages logits (the normalised
+            geometric mean). It is the ambiguity of Wood et al. (2023) and of Kim et al. (2025),
+            Eq. 41. It does not depend on labels.
+        variance: variance of p over the draws (divided by M), summed over classes as in ``brier``.
+            The mean Brier score of the single draws is ``brier + variance``.
     """
 
     accuracy: float
@@ -56,11 +57,11 @@ class Classification(NamedTuple):
 
 
 class FunctionSpace(NamedTuple):
-    """How well chains mix in what they predict: the probability of the label, of some rows.
+    """How well chains mix in function space: in the predicted probability of the label.
 
     Attributes:
-        rhat: R-hat of split chains, shape (rows,); NaN where nothing varies.
-        ess: effective draws of all chains together, by batch means, likewise.
+        rhat: R-hat of split chains, shape (rows,); NaN for a row whose probability does not vary.
+        ess: effective draws of all chains together, by batch means, of the same shape.
     """
 
     rhat: np.ndarray
@@ -68,18 +69,18 @@ class FunctionSpace(NamedTuple):
 
 
 class PredictionStream:
-    """Measures of an ensemble's predictions, gathered while draws come and go.
+    """Measures of an ensemble's predictions, computed from a stream of draws.
 
-    A network's draws take gigabytes, its predictions megabytes, and what is kept here some arrays
-    of the size of one prediction, whatever the number of draws. Give `add` to
-    `numpyro_geom.runs.run` as ``monitor``, or call it with each draw that should count: draws
-    of an ensemble of chains, or those at the end of each cycle.
+    A network's draws take gigabytes, and its predictions take megabytes. This object keeps a few
+    arrays of the size of one prediction, whatever the number of draws. Pass `add` to
+    `numpyro_geom.runs.run` as ``monitor``, or call it with each draw of the ensemble: for instance
+    with the draws of several chains, or with the draws at the end of each cycle.
 
     Args:
-        labels: classes 0, 1, ..., shape (rows,). None for rows that have none, such as images of
-            another kind: `probabilities`, `entropy` and `mutual_information` are there without.
-        logits: whether logits are added; they do not underflow where probabilities do.
-        bins: of the calibration error.
+        labels: classes 0, 1, ..., shape (rows,). None for rows without labels, such as images of
+            another kind; `probabilities`, `entropy` and `mutual_information` need no labels.
+        logits: whether `add` gets logits. Logits do not underflow where probabilities do.
+        bins: number of bins of the calibration error.
 
     Raises:
         TypeError: for labels that are not integers.
@@ -107,35 +108,37 @@ class PredictionStream:
 
     @property
     def num_draws(self) -> int:
-        """Draws that have been added, of all chains."""
+        """Number of draws added so far, over all chains."""
         return self._draws
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of the ensemble, shape (rows, classes)."""
+        """Class probabilities of the ensemble, shape (rows, classes)."""
         self._check_any()
         return self._sums[0] / self._draws
 
     @property
     def entropy(self) -> np.ndarray:
-        """Of the ensemble's prediction of each row, in nats, shape (rows,): how unsure it is."""
+        """Entropy of the ensemble's prediction in nats, shape (rows,): its total uncertainty."""
         return entr(self.probabilities).sum(axis=-1)
 
     @property
     def mutual_information(self) -> np.ndarray:
-        """What of `entropy` the draws disagree on, shape (rows,); the rest they all see.
+        """The part of `entropy` that comes from disagreement between draws, in nats, shape (rows,).
 
-        Both tell rows that are unlike those the draws are conditioned on.
+        The rest of `entropy` is uncertainty on which all draws agree. Both can detect rows that are
+        unlike the rows that the draws are conditioned on.
         """
         return self.entropy - self._sums[3] / self._draws
 
     def add(self, predictions: Any) -> None:
-        """Count draws in.
+        """Add draws.
 
         Args:
             predictions: probabilities (or logits) of shape (chains, draws, rows, classes), or
-                (chains, draws, rows) for class 1 of two; or a dict with one such array, as
-                `numpyro_geom.runs.run` gives to its ``monitor``. The chains are always the same.
+                (chains, draws, rows) for class 1 of two; or a dict with one such array, which
+                `numpyro_geom.runs.run` passes to its ``monitor``. Every call must have the same
+                chains.
 
         Raises:
             TypeError, ValueError: as `classification`.
@@ -158,10 +161,10 @@ class PredictionStream:
             self._add(x[:, first : first + step])
 
     def classification(self) -> Classification:
-        """All measures of what has been added.
+        """All measures of the draws added so far.
 
         Raises:
-            ValueError: where there is nothing or no labels, or all draws give a label
+            ValueError: if there are no draws or no labels, or if all draws give a label
                 probability 0.
         """
         y = self._check_labelled()
@@ -197,10 +200,10 @@ class PredictionStream:
         )
 
     def function_space(self) -> FunctionSpace:
-        """R-hat and effective draws of the label's probability, of up to 1,000 rows.
+        """R-hat and effective draws of the label's probability, for up to 1,000 rows.
 
         Raises:
-            ValueError: where there are no labels, or a chain has fewer than 16 draws.
+            ValueError: if there are no labels, or if a chain has fewer than 16 draws.
         """
         self._check_labelled()
         assert self._functions is not None
@@ -228,7 +231,7 @@ class PredictionStream:
         self._draws += chains * draws
 
     def _add_of_label(self, log_p: np.ndarray, y: np.ndarray, chains: int) -> None:
-        """What needs labels y, of log probabilities of shape (chains * draws, rows, classes)."""
+        """Update the sums that need labels y; ``log_p`` is (chains * draws, rows, classes)."""
         rows = len(y)
         of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
         some = evenly(rows, min(rows, FUNCTION_ROWS))
@@ -251,6 +254,6 @@ class PredictionStream:
 
 
 def calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
-    """The gap of accuracy and confidence, by bin of confidence."""
+    """Expected calibration error: the gap of accuracy and confidence, by bin of confidence."""
     counts, sure, right = by_confidence(mean, y, bins)
     return float(np.abs(right - sure).sum() / counts.sum())

@@ -1,8 +1,8 @@
-"""Predictive measures of a classifying ensemble: its draws are the members.
+"""Predictive measures of a classifying ensemble, whose members are the draws.
 
-Everything here takes class probabilities (or logits) of each draw, as an array or as a variable of
-an ArviZ object, and is accumulated in float64. `regression`, `draw_distances` and
-`input_curvature` are in the same family and are exported from here too.
+Every function here takes class probabilities (or logits) of each draw, as an array or as a
+variable of an ArviZ object. Sums are in float64. This module also exports `regression`,
+`draw_distances` and `input_curvature`.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def classification(
 
     Args:
         source: probabilities, shape (draws, rows, classes), or (draws, rows) for the probability
-            of class 1 of two; or an ArviZ object, where chains are put one after the other. One
+            of class 1 of two; or an ArviZ object, whose chains are concatenated. A single
             prediction is an ensemble of one draw: ``p[None]``.
         labels: classes 0, 1, ..., shape (rows,).
-        var_name: of an ArviZ object, the variable in ``posterior_predictive``, or ``posterior``.
-        logits: whether ``source`` holds logits; they do not underflow where probabilities do.
-        bins: of the calibration error.
+        var_name: the variable of an ArviZ object, in ``posterior_predictive`` or ``posterior``.
+        logits: whether ``source`` holds logits. Logits do not underflow where probabilities do.
+        bins: number of bins of the calibration error.
 
     Returns:
         A `Classification`.
 
     Raises:
         TypeError: for labels that are not integers, or values that are not real numbers.
-        ValueError: for shapes that do not fit, labels that are no class, probabilities that are
-            negative, do not sum to 1 or are not finite; where all draws give a label probability 0
-            (its NLL is infinite); and for a variable that is missing.
+        ValueError: for shapes that do not fit; for labels that are not a class; for probabilities
+            that are negative, do not sum to 1 or are not finite; if all draws give a label
+            probability 0 (the NLL is then infinite); for a missing variable.
 
     Examples:
         >>> import numpy as np
@@ -88,17 +88,17 @@ def classification(
 def expected_calibration_error(
     source: Any, labels: Any, *, var_name: str | None = None, logits: bool = False, bins: int = 15
 ) -> float:
-    """Expected calibration error: the gap of accuracy and confidence, by bin of confidence.
+    """Expected calibration error: the difference of accuracy and confidence, by bin of confidence.
 
-    The sum over bins of (share of rows in it) |accuracy in it - mean confidence in it|, with
-    ``bins`` equal-width bins (l, r] of the ensemble's largest probability; a probability of 0
-    belongs to the first.
+    The sum over bins of (share of rows in the bin) |accuracy in the bin - mean confidence in the
+    bin|. The ``bins`` bins (l, r] of the ensemble's largest probability have equal width. A
+    probability of 0 belongs to the first bin.
 
     Args:
         source: as in `classification`.
-        labels: likewise.
-        var_name: likewise.
-        logits: likewise.
+        labels: as in `classification`.
+        var_name: as in `classification`.
+        logits: as in `classification`.
         bins: number of bins.
 
     Returns:
@@ -125,8 +125,8 @@ def confidence(source: Any, *, var_name: str | None = None, logits: bool = False
 
     Args:
         source: as in `classification`.
-        var_name: likewise.
-        logits: likewise.
+        var_name: as in `classification`.
+        logits: as in `classification`.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -146,8 +146,8 @@ def predictive_entropy(
 
     Args:
         source: as in `classification`.
-        var_name: likewise.
-        logits: likewise.
+        var_name: as in `classification`.
+        logits: as in `classification`.
 
     Raises:
         TypeError, ValueError: as `classification`.
@@ -161,12 +161,13 @@ def predictive_entropy(
 
 
 class OutOfDistribution(NamedTuple):
-    """How well a score tells rows in distribution (the positives) from others (the negatives).
+    """How well a score separates in-distribution rows (positives) from other rows (negatives).
 
     Attributes:
-        auroc: probability that a row in distribution has the higher score, ties counted half.
-        tnr95: share of the others that a threshold rejects which accepts 95% of the rows in
-            distribution.
+        auroc: probability that an in-distribution row has a higher score than another row; ties
+            count half.
+        tnr95: share of the other rows that are rejected at the threshold that accepts 95% of the
+            in-distribution rows.
         tnr99: the same at 99%.
     """
 
@@ -178,14 +179,14 @@ class OutOfDistribution(NamedTuple):
 def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
     """AUROC, and true negative rate at true positive rates of 95% and 99%.
 
-    Rows in distribution are the positives, and a row is accepted if its score is at or above the
-    threshold. The threshold is the highest at which at least 95% (99%) of the positives are
-    accepted, and the true negative rate is the share of ``outside`` strictly below it.
+    In-distribution rows are the positives. A row is accepted if its score is at or above the
+    threshold. The threshold is the highest score at which at least 95% (99%) of the positives are
+    accepted. The true negative rate is the share of ``outside`` strictly below the threshold.
 
     Args:
-        inside: scores of rows in distribution, shape (n,): higher for what is more in it, such as
-            ``confidence(p)`` or ``-predictive_entropy(p)``.
-        outside: scores of rows out of distribution, shape (m,).
+        inside: scores of in-distribution rows, shape (n,). A higher score means more
+            in-distribution; for instance ``confidence(p)`` or ``-predictive_entropy(p)``.
+        outside: scores of out-of-distribution rows, shape (m,).
 
     Returns:
         An `OutOfDistribution`.

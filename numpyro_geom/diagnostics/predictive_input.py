@@ -1,4 +1,4 @@
-"""What the measures of a classifying ensemble take: probabilities, labels and scores, checked."""
+"""Checked inputs of the measures of a classifying ensemble: probabilities, labels and scores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .._checks import check_flag
 from .arrays import group_of, real_numbers
 
 GROUPS = ("posterior_predictive", "posterior")
-"""Where an ArviZ object is searched for the variable, in this order."""
+"""Groups of an ArviZ object that are searched for the variable, in this order."""
 TOLERANCE = 1e-3
-"""Of a sum of probabilities; float32 softmax over a thousand classes is off by some 1e-5."""
+"""Largest deviation of a sum of probabilities from 1. A float32 softmax over a thousand classes
+deviates by about 1e-5."""
 
 
 class Prediction(NamedTuple):
-    """What an ensemble predicts, in float64."""
+    """Predictions of an ensemble, in float64."""
 
     p: np.ndarray  # probabilities of each draw, shape (draws, rows, classes), summing to 1
-    log_p: np.ndarray  # their logarithms, which of logits do not underflow
+    log_p: np.ndarray  # their logarithms; computed from logits, they do not underflow
 
     @property
     def mean(self) -> np.ndarray:
@@ -36,7 +37,7 @@ def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
 
 
 def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
-    """The numbers of a source as they are, of a shape that predictions can have."""
+    """The numbers of a source as they are, in a shape that predictions can have."""
     check_flag("logits", logits)
     what = "logits" if logits else "probabilities"
     x = real_numbers(what, _values(source, var_name), finite=False)
@@ -49,7 +50,7 @@ def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
 
 
 def normalised(x: np.ndarray, logits: bool) -> Prediction:
-    """Probabilities of numbers of shape (draws, rows, classes) or (draws, rows)."""
+    """Probabilities from numbers of shape (draws, rows, classes) or (draws, rows)."""
     what = "logits" if logits else "probabilities"
     bad = ~np.isfinite(x)
     if bad.any():
@@ -82,7 +83,7 @@ def normalised(x: np.ndarray, logits: bool) -> Prediction:
 
 
 def read_array(predictions: Any) -> np.ndarray:
-    """An array, or the only one of a dict."""
+    """An array, or the only array of a dict."""
     if isinstance(predictions, Mapping):
         if len(predictions) != 1:
             raise ValueError(
@@ -94,12 +95,12 @@ def read_array(predictions: Any) -> np.ndarray:
 
 
 def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
-    """Numbers of classes, one for each row that is predicted."""
+    """Class numbers, one for each predicted row."""
     return check_labels(labels, predicted.p.shape[1:])
 
 
 def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
-    """Numbers of classes, for predictions of shape (rows, classes)."""
+    """Class numbers, for predictions of shape (rows, classes)."""
     y = np.asarray(jax.device_get(labels))
     if y.dtype.kind not in "iub":
         raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
@@ -119,7 +120,10 @@ def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarra
 def by_confidence(
     mean: np.ndarray, y: np.ndarray, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, sums of confidences and right predictions in bins (l, r] of equal width."""
+    """Number of rows, sum of confidences and number of right predictions, for each bin (l, r].
+
+    The bins of confidence have equal width.
+    """
     sure = mean.max(axis=1)
     number = np.digitize(sure, np.linspace(0, 1, bins + 1), right=True) - 1
     number = np.clip(number, 0, bins - 1)
@@ -139,7 +143,7 @@ def sorted_scores(name: str, value: Any) -> np.ndarray:
 
 
 def _values(source: Any, var_name: str | None) -> np.ndarray:
-    """The array itself, or a variable with chains one after the other."""
+    """The array itself, or a variable with its chains concatenated."""
     groups = [group for group in GROUPS if hasattr(source, group)]
     if not groups:
         if var_name is not None:

@@ -1,4 +1,4 @@
-"""What a comparison of draws with reference draws found, as a table with a verdict."""
+"""The comparison of draws with reference draws, as a table with a verdict."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .joint_distances import Distance
 from .text_table import Table, TextTable
 
 FALSE_ALARM = 0.01
-"""Probability that two runs on one target are said to differ."""
+"""Probability that two runs on the same target are said to differ."""
 SHOWN = 25
-"""Scalars in the text of a comparison; the table has them all."""
+"""Number of scalars in the printed comparison; the data frame has all."""
 FEW = 100
-"""Effective draws below which a verdict says little."""
+"""Number of effective draws below which a verdict means little."""
 COLUMNS = {
     "mean_error": ("mean error", "+.3f"),
     "mean_noise": ("+-", ".3f"),
@@ -28,26 +28,27 @@ COLUMNS = {
     "reference_ess": ("ref. ESS", ".0f"),
     "p_value": ("p, corrected", ".2g"),
 }
-"""Of the table in the text: title and format of each figure."""
+"""Columns of the printed table: title and format of each figure."""
 
 
 class ScalarDifference(NamedTuple):
     """How the draws of one scalar differ from the reference's; errors are standard errors.
 
     Attributes:
-        name: of the scalar.
+        name: name of the scalar.
         mean_error: (mean - reference mean) / reference sd.
-        mean_noise: Monte Carlo error of that.
+        mean_noise: Monte Carlo error of ``mean_error``.
         sd_ratio: sd / reference sd.
-        sd_noise: Monte Carlo error of that.
+        sd_noise: Monte Carlo error of ``sd_ratio``.
         w1: Wasserstein-1 distance / reference sd.
-        w1_floor: its mean where both have one law.
-        w1_noise: bound on its standard deviation there.
+        w1_floor: mean of ``w1`` if both sides have the same distribution.
+        w1_noise: bound on the standard deviation of ``w1`` in that case.
         coverage: share of the draws in the reference's central 90% interval.
-        coverage_noise: Monte Carlo error of that.
-        ess: effective sample size of the draws, the smaller of those of mean and sd.
-        reference_ess: the same of the reference.
-        p_value: smallest of the four comparisons, corrected for their number over all scalars.
+        coverage_noise: Monte Carlo error of ``coverage``.
+        ess: effective sample size of the draws, the smaller one of mean and sd.
+        reference_ess: the same for the reference.
+        p_value: smallest p-value of the four comparisons, corrected for the number of comparisons
+            over all scalars.
     """
 
     name: str
@@ -66,7 +67,7 @@ class ScalarDifference(NamedTuple):
 
     @property
     def least_ess(self) -> float:
-        """Effective sample size of the side that has fewer."""
+        """The smaller effective sample size of both sides."""
         return min(self.ess, self.reference_ess)
 
 
@@ -75,11 +76,11 @@ class Comparison(TextTable):
     """What `compare` found; prints as a table and a verdict.
 
     Attributes:
-        scalars: the differences, one a scalar, in the order of the draws.
-        joint: distances between the joint laws; none where there are too few effective draws.
-        left_out: variables that only one of the two has.
-        constant: scalars that are one and the same number in both.
-        sizes: chains and draws of each, of the draws and of the reference.
+        scalars: the differences, one per scalar, in the order of the draws.
+        joint: distances between the joint distributions; empty for too few effective draws.
+        left_out: variables that only one side has.
+        constant: scalars that are the same constant on both sides.
+        sizes: (chains, draws) of the draws and of the reference.
     """
 
     scalars: tuple[ScalarDifference, ...]
@@ -103,12 +104,12 @@ class Comparison(TextTable):
 
     @property
     def within_noise(self) -> bool:
-        """Whether nothing is larger than chance allows, at 1% for all together."""
+        """Whether no difference is larger than chance allows, at 1% for all together."""
         return not self._differing
 
     @property
     def verdict(self) -> str:
-        """That in words."""
+        """The result in words."""
         number = len(self.scalars)
         if self._differing:
             worst = min(self.scalars, key=lambda s: s.p_value)

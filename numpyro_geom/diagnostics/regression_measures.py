@@ -17,9 +17,9 @@ class Regression(NamedTuple):
 
     Attributes:
         rmse: root mean square of y minus the mean over draws of the predicted means.
-        nll: mean over rows of - log of the mixture's density, in nats per row, with
-            the mixture (1/M) sum over draws of N(y; mean, sd^2).
-        nll_draws: of each draw alone, shape (M,).
+        nll: mean over rows of - log of the mixture's density, in nats per row. The mixture is
+            (1/M) sum over draws of N(y; mean, sd^2).
+        nll_draws: the same for each draw alone, shape (M,).
         ambiguity: mean of ``nll_draws`` minus ``nll``; never negative.
         variance: mean over rows of the variance of the predicted means over draws (divided
             by M), in squared units of y.
@@ -33,12 +33,12 @@ class Regression(NamedTuple):
 
 
 def regression(means: Any, sds: Any, y: Any) -> Regression:
-    """Root mean square error and the likelihood of the whole Gaussian mixture.
+    """Root mean square error and negative log-likelihood of the Gaussian mixture of all draws.
 
     Args:
         means: predicted means, shape (draws, rows), in units of y.
-        sds: predicted standard deviations: a number, shape (draws,) for one a draw, or
-            (draws, rows).
+        sds: predicted standard deviations in units of y: a number; shape (draws,) for one per
+            draw; or shape (draws, rows).
         y: observed values, shape (rows,).
 
     Returns:

@@ -1,7 +1,7 @@
-"""One report of a run, each line a figure, what it should be, and what to do.
+"""One report of a run: each line has a figure, its expected value, and what to do.
 
-`diagnose` has all of it; `step_size_summary`, `print_summary` and `warn_if_unreliable` what needs
-neither draws nor gradients at them.
+`diagnose` runs all checks. `step_size_summary`, `print_summary` and `warn_if_unreliable` run only
+the checks that need neither the draws nor gradients at the draws.
 """
 
 from __future__ import annotations
@@ -35,61 +35,73 @@ def diagnose(
     gradients: bool = True,
     seconds: float | None = None,
 ) -> Report:
-    r"""Say whether the draws of a run can be trusted, and what to do where they cannot.
+    r"""Say whether the draws of a run can be trusted, and what to do if they cannot.
 
-    The first line is a verdict with its cause. Figures follow in the groups Mixing, Bias, Step and
-    Cost; those that do not apply are left out. One is flagged (``!!``, and ``ok`` is False) if it
-    is not as expected, and undecided (``?``, and ``ok`` is None) where Monte Carlo error is too
-    large to say; ``ok`` is None too where nothing is expected. `warn_if_unreliable` warns of the
-    flagged ones of the last four kinds, which need neither draws nor gradients, and
-    `step_size_summary` shows these:
+    The first line is a verdict with its cause. The figures follow in the groups Mixing, Bias, Step
+    and Cost. Figures that do not apply are left out. Each figure has one of four outcomes:
 
-    - **draws**: values that are not finite; effective sample sizes, bulk and tail, of at least 400
-      in all; R-hat (rank-normalised) at most 1.01, or, of more than four chains, what 400
-      effective draws make of it, (1 + 2 chains / 400)^1/2. They see chains that are too short or
-      disagree, and nothing of a bias that all chains share.
-    - **moments**: error of the means, in standard deviations, and relative error of the standard
-      deviations, both of the worst unconstrained coordinate, from gradients of U on all rows at the
-      draws: for draws of exp(-U / tau), with m and S their mean and covariance,
+    - as expected: ``ok`` is True;
+    - flagged (``!!``), because the figure is not as expected: ``ok`` is False;
+    - undecided (``?``), because Monte Carlo error is too large to decide: ``ok`` is None;
+    - without an expected value: ``ok`` is None.
 
-          E[(S grad U)_j] = 0,    E[(theta_j - m_j) (S grad U)_j] = tau S_jj,
+    The checks are listed here. Those from **temperatures** on need neither the draws nor gradients
+    at the draws. `step_size_summary` shows them, and `warn_if_unreliable` warns if one of them is
+    flagged.
 
-      and what is off from that is, on a Gaussian, the error itself
-      (see `numpyro_geom.diagnostics.moment_errors`). That of the standard deviations sees bias of
-      any kernel, in the region where the draws are, and overstates it where it is large. That of
-      the means sees chains that have not arrived; a constant step with a constant metric keeps
-      E[grad U] at 0 whatever its bias. A mode that no chain visits neither can see. Flagged where
-      larger than 0.25 and 0.05, and than Monte Carlo error explains with a chance of 1% in all
-      coordinates together. In more dimensions than the draws can tell correlations of (a tenth of
-      the effective draws of half the run, at most 200), S is its diagonal, they are called
-      **scaled force** and **scaled virial**, and they are flagged or not told.
-    - **shift of the means**: of Langevin kernels (`numpyro_geom.SGRLD`), what the step size moves
-      the mean of the worst unconstrained coordinate by, in standard deviations, to first order:
-      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws. Flagged above 0.15. Without
-      thinning. It sees a scale that is shared by many parameters, each of them a little too wide.
-    - **temperatures**: the mean of (theta - c) . grad U / D over all steps, from the minibatch
-      gradients that the kernel used, in total and for each site, and that of r'M^-1 r / D. Both
-      are tau for the target. Flagged where off by more than ``bias_tolerance``, beyond Monte Carlo
-      error.
-    - **step size**: its bias of variances to first order, h lam_H / 2 from discretisation and
-      h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says); the sum at most
-      ``bias_tolerance``. Measured under ``step_size="auto"`` or ``num_steps="auto"``.
-    - **length**: relaxation times 1 / (h lam_min) that a chain spans, at least 50; and the ratio of
-      the largest to the smallest curvature in the second half of warm-up, at most 15 in the median
-      chain: above it one step size does not fit all of the posterior.
-    - failed steps or divergences; acceptance, at least half of what was aimed at; clamped noise, at
-      most 5%; of a guide's draws failed geodesics and the Pareto shape of weights; effort.
+    - **draws**: values that are not finite; bulk and tail effective sample sizes, at least 400 over
+      all chains; rank-normalised R-hat, at most 1.01. For more than four chains, the bound on R-hat
+      is its value at 400 effective draws, (1 + 2 chains / 400)^1/2. These checks detect chains that
+      are too short or that disagree. They cannot detect a bias that all chains share.
+    - **moments**: the error of the means, in standard deviations, and the relative error of the
+      standard deviations. Both are for the worst unconstrained coordinate, and both are computed
+      from gradients of U on all rows at the draws. Let m and S be the mean and the covariance of
+      the draws. Draws of exp(-U / tau) satisfy
+
+          E[(S grad U)_j] = 0,    E[(theta_j - m_j) (S grad U)_j] = tau S_jj.
+
+      On a Gaussian target, the deviation from these identities is the error itself
+      (see `numpyro_geom.diagnostics.moment_errors`). The error of the standard deviations detects
+      the bias of any kernel in the region where the draws are. It overstates a large bias. The
+      error of the means detects chains that have not reached the target. It does not detect bias
+      under a constant step size and a constant metric, because E[grad U] then stays 0. Neither
+      detects a mode that no chain visits. An error is flagged if it exceeds its tolerance (0.25 for
+      means, 0.05 for standard deviations) and also exceeds what Monte Carlo error explains with a
+      chance of 1% over all coordinates together. In high dimensions, the draws cannot determine
+      all correlations. The full S is used in up to 200 dimensions, and at most a tenth of the
+      effective draws of half the run. Above that, S is its diagonal, the figures are called
+      **scaled force** and **scaled virial**, and each is either flagged or undecided.
+    - **shift of the means**: only for Langevin kernels (`numpyro_geom.SGRLD`) without thinning. It
+      is the shift of the mean that the step size causes, to first order, in standard deviations:
+      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws, for the worst unconstrained
+      coordinate. It is flagged above 0.15. It detects a scale that many parameters share when each
+      of these parameters is a little too wide.
+    - **temperatures**: the mean of (theta - c) . grad U / D over all steps, in total and for each
+      site, and the mean of r'M^-1 r / D. The gradients are the minibatch gradients that the kernel
+      used. Both means are tau for the target. A temperature is flagged if it differs from tau by
+      more than ``bias_tolerance``, beyond Monte Carlo error.
+    - **step size**: the bias of variances that the step size causes, to first order. It is the sum
+      of h lam_H / 2 from discretisation and h lam_C / (2 tau) from minibatch noise (or as the
+      kernel's docstring says). The sum must be at most ``bias_tolerance``. It is measured under
+      ``step_size="auto"`` or ``num_steps="auto"``.
+    - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
+      and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
+      15 in the median chain. Above 15, one step size does not fit the whole posterior.
+    - **other**: failed steps or divergences; the acceptance rate, at least half of its target;
+      clamped noise, at most 5%; for the draws of a guide, failed geodesics and the Pareto shape of
+      the weights; the number of passes over the data.
 
     Args:
-        source: an `MCMC` that has run, with any kernel; or what `to_inference_data` made of it
-            (``gradients=True`` there gives the checks of moments), or any other InferenceData or
+        source: an `MCMC` that has run, with any kernel; or the result of `to_inference_data` (with
+            ``gradients=True`` it includes the checks of moments); or any other InferenceData or
             DataTree with a ``posterior`` group.
-        var_names: names of the variables of ``posterior`` whose R-hat and effective sample sizes
-            to look at; None for all.
-        gradients: evaluate the gradient on all rows at the draws of an MCMC, for the checks of
-            moments. It costs a pass over the data for each draw; where eight draws of each chain
-            take more than some half a minute, these checks are undecided.
-        seconds: how long sampling took, for effective draws a second; None for the attribute
+        var_names: names of the variables of ``posterior`` for R-hat and effective sample sizes;
+            None for all.
+        gradients: if True, and ``source`` is an MCMC, evaluate the gradient on all rows at the
+            draws, for the checks of moments. It costs one pass over the data per draw. The
+            checks are undecided if eight draws of each chain would take more than about half a
+            minute.
+        seconds: sampling time in seconds, for effective draws per second. None for the attribute
             ``sampling_time`` of ``posterior``, if there is one.
 
     Returns:
@@ -97,7 +109,8 @@ def diagnose(
 
     Raises:
         TypeError: for another source.
-        ValueError: if the MCMC has not run, there is no ``posterior`` or no such variable.
+        ValueError: if the MCMC has not run, if there is no ``posterior``, or if a variable does not
+            exist.
 
     Examples:
         >>> import jax, numpyro
@@ -179,16 +192,21 @@ def _check_container(source: Any) -> None:
 
 
 def step_size_summary(mcmc: MCMC) -> str:
-    """What step size a run had, what bias that causes, and what limits it, as a table.
+    """A table of the step size of a run, the bias that it causes, and what limits it.
 
-    These are the checks of `numpyro_geom.diagnose` that need neither draws nor gradients at them,
-    and so are at hand at once: temperatures against tau; step size and steps a draw; the bias of
-    variances against ``bias_tolerance``, h lam_H / 2 from discretisation plus h lam_C / (2 tau)
-    from minibatch noise to first order in the worst direction, which of the two binds and what to
-    do; relaxation times 1 / (h lam_min) that the run spans; failed steps.
+    It has the checks of `numpyro_geom.diagnose` that need neither the draws nor gradients at the
+    draws, so it takes almost no time:
+
+    - temperatures against tau;
+    - the step size and the steps per draw;
+    - the bias of variances against ``bias_tolerance``, to first order in the worst direction:
+      h lam_H / 2 from discretisation plus h lam_C / (2 tau) from minibatch noise, which of the two
+      is the limit, and what to do;
+    - the number of relaxation times 1 / (h lam_min) that the run spans;
+    - failed steps.
 
     Args:
-        mcmc: a run MCMC whose kernel is one of this package's.
+        mcmc: an MCMC that has run with a kernel of this package.
 
     Returns:
         The table, as `numpyro_geom.diagnose` prints it.
@@ -207,14 +225,14 @@ def step_size_summary(mcmc: MCMC) -> str:
 
 
 def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-    """Print NumPyro's table of a run, then `step_size_summary`, and warn where needed.
+    """Print NumPyro's table of a run, then `step_size_summary`, and warn of problems.
 
-    With a kernel that is not one of this package's only the table is printed.
+    With a kernel of another package, only NumPyro's table is printed.
 
     Args:
-        mcmc: a run MCMC.
-        prob: mass of the credible intervals in the table.
-        exclude_deterministic: leave deterministic sites out of the table.
+        mcmc: an MCMC that has run.
+        prob: probability of the credible intervals in the table.
+        exclude_deterministic: whether to leave deterministic sites out of the table.
 
     Raises:
         TypeError: if ``mcmc`` is not an MCMC.
@@ -231,13 +249,13 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
 
 
 def warn_if_unreliable(mcmc: MCMC) -> None:
-    """Warn where a run's draws are biased, too few, or not the target's.
+    """Warn if the draws of a run are biased, too few, or not draws of the target.
 
-    A `SamplingWarning` is issued for each check of `step_size_summary` that is flagged. Kernels
-    that are not this package's cause no warning.
+    Each flagged check of `step_size_summary` issues a `SamplingWarning`. Kernels of other packages
+    cause no warning.
 
     Args:
-        mcmc: a run MCMC.
+        mcmc: an MCMC that has run.
 
     Raises:
         TypeError: if ``mcmc`` is not an MCMC.
@@ -248,9 +266,9 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
 
 
 def warn_of_record(run: RunRecord) -> None:
-    """Warn of what a run or a guide says of its draws, unless another package drew.
+    """Issue the warnings of a run or a guide; none for kernels of other packages.
 
-    Of checks with the same advice the first one is enough.
+    Checks with the same advice cause one warning, that of the first of them.
     """
     if run.of_this_package or "guide" in run.attributes:
         given: set[str] = set()

@@ -12,7 +12,7 @@ from .checks import Check
 from .text_table import FLAGGED, html_row
 
 WIDTH = 100
-"""Columns of the text."""
+"""Width of the text in columns."""
 UNDECIDED = "?"
 GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
 KINDS: dict[str, tuple[str, str]] = {
@@ -48,17 +48,17 @@ KINDS: dict[str, tuple[str, str]] = {
     "effective draws per second": ("Cost", ""),
     "passes over the data": ("Cost", ""),
 }
-"""Of each figure, without what follows a comma, its group; and what is wrong where it is flagged.
-What comes first is the cause of what comes later."""
+"""For each figure (its name up to a comma): its group, and the problem if it is flagged. An earlier
+entry is the cause of a later one."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What `diagnose` found; printed as a table, in notebooks too.
+    """What `diagnose` found; prints as a table, also in notebooks.
 
     Attributes:
-        checks: of `Check`, in the order in which they are printed.
-        of_step: whether they are those of `step_size_summary`, which does not look at the draws.
+        checks: tuple of `Check`, in the order of printing.
+        of_step: whether these are the checks of `step_size_summary`, which does not use the draws.
     """
 
     checks: tuple[Check, ...]
@@ -70,17 +70,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is flagged."""
+        """Whether no check is flagged."""
         return not self.flagged
 
     @property
     def flagged(self) -> tuple[Check, ...]:
-        """Checks whose figure is not what it should be."""
+        """Checks whose figure is not as expected."""
         return tuple(check for check in self.checks if check.ok is False)
 
     @property
     def undecided(self) -> tuple[Check, ...]:
-        """Checks that have an expectation, and cannot tell whether it is met."""
+        """Checks with an expected value for which Monte Carlo error prevents a decision."""
         return tuple(check for check in self.checks if check.ok is None and check.threshold)
 
     @property
@@ -99,7 +99,7 @@ class Report:
         return f"{subject}: {_kind(cause)[1]} ({figure})."
 
     def to_dataframe(self) -> Any:
-        """A `pandas.DataFrame`, one row a check, indexed by name."""
+        """A `pandas.DataFrame` with one row per check, indexed by name."""
         import pandas as pd  # comes with xarray
 
         return pd.DataFrame(self.checks, columns=Check._fields).set_index("name")
@@ -143,7 +143,7 @@ class Report:
         return text + (". diagnose(mcmc) looks at the draws too." if self.of_step else ".")
 
     def _groups(self) -> Iterator[tuple[str, list[tuple[Check, str]]]]:
-        """Checks by group, each with advice that was not given before."""
+        """Checks by group; each has its advice, unless an earlier check has the same advice."""
         given: set[str] = set()
         for group in GROUPS:
             found = []
@@ -175,7 +175,7 @@ def _join(cells: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _lines(check: Check, advice: str, widths: list[int]) -> Iterator[str]:
-    """A line with the figure; what does not fit in it is below."""
+    """A line with the figure, and further lines for text that does not fit."""
     line = _join(_cells(check), widths)
     start = sum(widths) + 2 * len(widths)
     fits = start + len(check.where) <= WIDTH

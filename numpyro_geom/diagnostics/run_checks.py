@@ -1,4 +1,4 @@
-"""Checks of what a run says of itself: temperatures, step size, length, and steps that failed."""
+"""Checks of the records of a run: temperatures, step size, length, and failed steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run_record import SITE_TEMPERATURE, RunRecord
 
 
 def run_checks(run: RunRecord) -> Iterator[Check]:
-    """All that need no draws and no gradients at them."""
+    """All checks that need neither draws nor gradients at the draws."""
     yield from _temperatures(run)
     yield from _step_size(run)
     yield from _length(run)
@@ -27,7 +27,7 @@ def _tolerance(run: RunRecord) -> float:
 
 
 def _temperatures(run: RunRecord) -> Iterator[Check]:
-    """In total, of each site, and of the momentum."""
+    """Temperatures: in total, of each site, and of the momentum."""
     tau, tolerated = run.temperature, _tolerance(run)
     if tau <= 0:
         return
@@ -41,7 +41,7 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
             effective = float(effective_size(values[..., None])[0]) if values.std() > 0 else 1.0
             error = float(values.std() / np.sqrt(effective))
             allowed = checks.by_chance(len(sites) if name in sites else 1, effective) * error
-            # the bias that is tolerated shows up here too
+            # the tolerated bias also changes the temperature
             wrong = abs(mean - tau) > tolerated * tau + allowed
             ok = checks.verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
         title = name.replace("_", " ")
@@ -65,7 +65,7 @@ def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
-    """The step size and what it costs, to first order."""
+    """The step size and its bias, to first order."""
     attrs = run.attributes
     for title, name in (("step size", "step_size"), ("steps per draw", "n_steps")):
         if run.of_this_package and name in run.sample_stats:
@@ -112,7 +112,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
 def _what_binds(
     attrs: Mapping[str, Any], parts: list[float], total: float, tolerance: float
 ) -> tuple[str, str]:
-    """What keeps the step size from being larger, by the terms as they are shown; and a remedy."""
+    """The term that limits the step size, as the table shows the terms; and a remedy."""
     shrink = float(np.min(attrs.get("warmup_shrink", 1.0)))
     if attrs.get("step_size") == "auto" and shrink < 1:
         return (
@@ -125,7 +125,7 @@ def _what_binds(
             return "neither binds: the integrator is not stable at larger steps", ""
         return "neither binds", ""
     if parts[1] <= parts[0]:
-        scaled = "scale_condition" in attrs  # then no metric does better
+        scaled = "scale_condition" in attrs  # then no other metric is better
         return "discretisation binds", "" if scaled else "dense_mass=True allows larger steps"
     known = "control_variate" not in attrs or attrs["control_variate"] or "num_data" not in attrs
     others = "" if known else "control_variate=True or "
@@ -133,7 +133,7 @@ def _what_binds(
 
 
 def _length(run: RunRecord) -> Iterator[Check]:
-    """What warm-up's measurements say of the run's length, and of one step size for all of it."""
+    """Checks from the measurements of warm-up: length of the run, and range of curvatures."""
     attrs = run.attributes
     if "relaxations" in attrs:
         spanned = _relaxations(run)
@@ -156,7 +156,7 @@ def _length(run: RunRecord) -> Iterator[Check]:
 
 
 def _relaxations(run: RunRecord) -> float:
-    """Relaxation times that the median chain spans; steps that moved nothing do not count."""
+    """Relaxation times that the median chain spans; steps that did not move are not counted."""
     moved = 1.0
     if "acceptance_rate" in run.sample_stats:
         moved = float(np.mean(run.sample_stats["acceptance_rate"]))
@@ -166,7 +166,7 @@ def _relaxations(run: RunRecord) -> float:
 
 
 def advice_on_length(run: RunRecord) -> str:
-    """What to do about draws that are too few in effect: more of them, unless that is hopeless."""
+    """Advice for too few effective draws: draw more, unless far too many would be needed."""
     attrs = run.attributes
     if "relaxations" not in attrs:
         return "increase num_samples, or reparametrise the model"
@@ -190,7 +190,7 @@ def advice_on_length(run: RunRecord) -> str:
 
 
 def _trouble(run: RunRecord) -> Iterator[Check]:
-    """Noise that was clamped, steps that failed or were rejected, and the effort."""
+    """Clamped noise, failed or rejected steps, and passes over the data."""
     attrs, stats = run.attributes, run.sample_stats
     if "clamped" in attrs:
         where = (
@@ -214,7 +214,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
 
 
 def _failed(run: RunRecord) -> Check:
-    """Draws with steps that failed, or with trajectories that were rejected as hopeless."""
+    """Draws with failed steps, or with trajectories that were rejected because of huge errors."""
     diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
     where = f"of {diverging.size} draws"
     if not run.of_this_package:

@@ -1,7 +1,7 @@
-"""What checks need to know of a run besides its draws and their figures, as attributes.
+"""Facts that the checks need about a run, besides its draws and sample statistics.
 
-They are numbers, one a chain or one for all, and texts: what netCDF can store. So a run and what it
-was exported to are judged by the same facts.
+They are numbers (one per chain or one for all) and texts, which netCDF can store as attributes. So
+a run and its export are judged by the same facts.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from ..kernel import SGKernel
 
 
 def is_measured(mcmc: MCMC) -> bool:
-    """Whether warm-up has measured curvature and noise: not where nothing was automatic."""
+    """Whether warm-up has measured curvature and noise; False if nothing was automatic."""
     kernel = mcmc.sampler
-    # the first measurement is before the second draw
+    # the first measurement happens before the second draw
     return isinstance(kernel, SGKernel) and kernel.measures and int(np.min(mcmc.last_state.i)) > 1
 
 
 def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
-    """Facts of a run of one of this package's kernels.
+    """Facts of a run with one of this package's kernels.
 
     Returns:
-        ``gradients`` and ``passes`` over the data of a chain; where they apply ``target_accept``;
-        ``clamped``, the share of entries with more noise than is injected; ``relaxation_steps`` in
-        which the slowest direction relaxes, and ``relaxations``, how many of these a chain spans;
-        ``scale_condition``, of the scaled coordinates' covariance; largest eigenvalues of the
-        minibatch noise ``noise_without_control_variate`` and with it, where that was chosen;
-        ``curvature_ratio``, largest over smallest in the second half of warm-up;
-        ``warmup_shrink``, what failed steps in warm-up left of the step size;
-        ``bias_discretisation`` and ``bias_noise``, relative errors of variances, with
-        ``bias_terms``, their formulas; or ``bias_note``, why there are none.
+        A dict with these entries, each only if it applies:
+
+        - ``gradients`` and ``passes``: gradients, and passes over the data, of a chain;
+        - ``target_accept``;
+        - ``clamped``: share of entries with more minibatch noise than injected noise;
+        - ``relaxation_steps``: steps in which the slowest direction relaxes; ``relaxations``: how
+          many such times a chain spans;
+        - ``scale_condition``: condition number of the covariance of the scaled coordinates;
+        - ``noise_without_control_variate`` and ``noise_with_control_variate``: largest eigenvalues
+          of the minibatch noise, if the control variate was chosen automatically;
+        - ``curvature_ratio``: largest over smallest curvature in the second half of warm-up;
+        - ``warmup_shrink``: factor on the step size from failed steps in warm-up;
+        - ``bias_discretisation`` and ``bias_noise``: relative errors of variances; ``bias_terms``:
+          their formulas; or ``bias_note``: why there are none.
     """
     kernel, state = mcmc.sampler, mcmc.last_state
     fields = jax.device_get(mcmc.get_extra_fields(group_by_chain=True))
@@ -78,13 +83,13 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
             "not measured, because step_size and num_steps are both given (num_steps='auto' "
             "measures it, and the relaxation time)"
         )
-    # of a single chain a number
+    # for a single chain, a number
     numbers = {name: np.squeeze(np.asarray(x, float)).tolist() for name, x in found.items()}
     return {**numbers, **text}
 
 
 def learned_scale(mcmc: MCMC) -> xr.DataArray | None:
-    """The covariance of each chain's scaled coordinates, its entries named; None without."""
+    """The covariance of each chain's scaled coordinates, with named entries, or None."""
     scale = getattr(mcmc.last_state, "scale", ())
     if not scale:
         return None
@@ -112,7 +117,7 @@ def _by_chain(x: Any) -> np.ndarray:
 
 
 def _without_bias(kernel: SGKernel) -> str:
-    """Why the step size of a kernel has no such bias; empty where it has."""
+    """Why the step size of a kernel has no such bias; empty if it has one."""
     if kernel.facts.adjusted:
         return "none, steps are Metropolis-adjusted"
     if kernel.settings.temperature == 0:

@@ -1,4 +1,4 @@
-"""Draws and what is known of them, in one form, whether of a run, a guide or a file."""
+"""Draws and facts about them in one form, for a run, a guide or a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .run_facts import facts_as_attributes, is_measured, learned_scale
 from .sources import draws_by_name
 
 SITE_TEMPERATURE = "configurational_temperature."
-"""What the name of a site's temperature among ``sample_stats`` begins with."""
+"""Prefix of the name of a site's temperature in ``sample_stats``."""
 RENAMED = {
     "adapt_state.step_size": "step_size",
     "num_steps": "n_steps",
@@ -32,28 +32,28 @@ RENAMED = {
 
 
 class RunRecord(NamedTuple):
-    """Draws and what is known of them."""
+    """Draws and facts about them."""
 
     posterior: Arrays  # draws by name, shaped (chains, draws, ...)
-    sample_stats: Arrays  # figures of each draw by name, shaped likewise
-    attributes: Mapping[str, Any]  # of the posterior: settings of what drew, and its facts
-    unconstrained: Arrays = {}  # from `gradients_at_draws`, where it was asked for
+    sample_stats: Arrays  # figures of each draw by name, shaped (chains, draws, ...)
+    attributes: Mapping[str, Any]  # of the posterior: settings and facts of the sampler
+    unconstrained: Arrays = {}  # from `gradients_at_draws`, if it was requested
     model: Callable | None = None  # `param` sites at their values; None with a potential_fn
     args: tuple = ()  # of the model
     kwargs: dict[str, Any] = {}
-    descriptions: dict[str, str] = {}  # what the figures are, by name
+    descriptions: dict[str, str] = {}  # of the figures, by name
     library: dict[str, str] = {}  # attributes of every group
-    targets_model: bool = False  # whether the draws are meant to be of the model's posterior
-    scale: xr.DataArray | None = None  # covariance for which each chain's coordinates are made
+    targets_model: bool = False  # whether the model's posterior is the target
+    scale: xr.DataArray | None = None  # covariance of each chain's scaled coordinates
 
     @property
     def temperature(self) -> float:
-        """Tau of the target."""
+        """The temperature tau of the target."""
         return float(self.attributes.get("temperature", 1.0))
 
     @property
     def of_this_package(self) -> bool:
-        """Whether a stochastic-gradient kernel drew them."""
+        """Whether the draws come from a stochastic-gradient kernel."""
         return "final_step_size" in self.attributes
 
 
@@ -65,7 +65,7 @@ def record_of_container(container: Any) -> RunRecord:
 
 
 def record_of_mcmc(mcmc: MCMC) -> RunRecord:
-    """Read a run that has been checked."""
+    """Read a run that `check_run` has accepted."""
     kernel = mcmc.sampler
     model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
     library, targets_model = "numpyro", model is not None
@@ -132,11 +132,11 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
 
 
 def sample_stats(mcmc: MCMC) -> Arrays:
-    """Figures of each draw, by the names that ArviZ has for them."""
+    """Figures of each draw, under the names that ArviZ uses."""
     kernel = mcmc.sampler
     stats: Arrays = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
-        if field == "site_temperatures" and len(value) > 1:  # of a single site it is that of all
+        if field == "site_temperatures" and len(value) > 1:  # for one site it is the total
             stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
         if not is_numeric(value):
             continue
@@ -150,7 +150,7 @@ def sample_stats(mcmc: MCMC) -> Arrays:
         else:
             stats[RENAMED.get(field, field)] = x
     if isinstance(kernel, SGKernel) and not kernel.facts.trajectory and "diverging" in stats:
-        # a step that fails may have begun where the draw before had ended
+        # a step that fails may have started at the end of the previous draw
         failed = stats["diverging"].astype(bool)
         after = np.roll(failed, -1, 1)
         after[:, -1:] = False
@@ -161,7 +161,7 @@ def sample_stats(mcmc: MCMC) -> Arrays:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that draws depend on."""
+    """Versions of the packages that the draws depend on."""
     from .. import __version__  # not yet defined while the package is being imported
 
     return {
@@ -173,7 +173,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _attributes(mcmc: MCMC) -> dict[str, Any]:
-    """What is needed to repeat a run, and its facts."""
+    """The settings that are needed to repeat a run, and its facts."""
     kernel, state = mcmc.sampler, mcmc.last_state
     attrs: dict[str, Any] = {
         "kernel": type(kernel).__name__,
@@ -196,13 +196,13 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
     if is_measured(mcmc):
         names = {"lam_H": "curvature", "lam_C": "noise", "lam_min": "slowest"}
         figures |= {name: getattr(state.adaptation, x) for name, x in names.items()}
-    # a number, or one a chain
+    # a number, or one number per chain
     attrs.update({name: np.asarray(x).tolist() for name, x in figures.items()})
     return {**attrs, **facts_as_attributes(mcmc)}
 
 
 def _descriptions(kernel: Any) -> dict[str, str]:
-    """What the figures in ``sample_stats`` are, energies above all."""
+    """Descriptions of the figures in ``sample_stats``, mainly of energies."""
     if not isinstance(kernel, SGKernel):
         return {}
     if kernel.plan is None:

@@ -1,4 +1,4 @@
-"""Draws from whatever holds them: a run MCMC, an ArviZ object or a dict of arrays."""
+"""Draws from several sources: an MCMC that has run, an ArviZ object or a dict of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .arrays import Arrays, Scalars, entries, host, numeric, paths, stored_name,
 from .checks import LEAST_DRAWS
 
 MOST_CHAINS = 10
-"""Times as many chains as draws: in a plain array that is rather draws of a vector."""
+"""A plain array with more than this many times as many chains as draws is an error: its first axis
+is probably one of draws."""
 
 
 def check_run(mcmc: Any) -> None:
@@ -27,7 +28,7 @@ def check_run(mcmc: Any) -> None:
     if states_of(mcmc) is None:
         raise ValueError("the MCMC has not run: call `mcmc.run(rng_key, ...)` first")
     state = mcmc.last_state
-    if state is not None and state is mcmc.post_warmup_state:  # so it is before a run is resumed
+    if state is not None and state is mcmc.post_warmup_state:  # as before a run is resumed
         draws = getattr(state, "i", None)
         if draws is not None and int(np.max(draws)) <= mcmc.num_warmup:
             raise ValueError(
@@ -46,7 +47,7 @@ def draws_by_name(mcmc: MCMC) -> Arrays:
 
 
 def draws_of(source: Any) -> Arrays | None:
-    """Draws by name, shaped (chains, draws, ...), of a run MCMC or an ArviZ object; else None."""
+    """Draws by name, (chains, draws, ...), of an MCMC or an ArviZ object; None for others."""
     if isinstance(source, MCMC):
         check_run(source)
         return draws_by_name(source)
@@ -54,7 +55,7 @@ def draws_of(source: Any) -> Arrays | None:
 
 
 def read_draws(source: Any, what: str) -> Arrays:
-    """Numeric variables of a source, called ``what`` in errors, each (chains, draws, ...).
+    """Numeric variables of a source, each (chains, draws, ...); errors call the source ``what``.
 
     A slash in a name becomes a dot, as in exports. A dict whose axis of chains seems to be one of
     draws is an error.
@@ -93,7 +94,7 @@ def read_draws(source: Any, what: str) -> Arrays:
 
 
 def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
-    """Entries of all variables side by side, checked: as many draws of each, enough, finite."""
+    """Entries of all variables side by side: finite, of equal length, and enough draws."""
     lead = next(iter(arrays.values())).shape[:2]
     for name, x in arrays.items():
         if x.shape[:2] != lead:
@@ -122,10 +123,10 @@ def as_if_run(
     last_state: Any = None,
     **kwargs: Any,
 ) -> MCMC:
-    """A copy of an MCMC as `run` would have left it, with draws that were made elsewhere.
+    """A copy of an MCMC as after ``run``, with draws that were made elsewhere.
 
-    They are what its ``sample_field`` would hold, and ``fields`` the other fields of the state,
-    all shaped (chains, draws, ...); ``args`` and ``kwargs`` are the model's.
+    ``draws`` are the values of its ``sample_field``, and ``fields`` are the other fields of the
+    state. All are shaped (chains, draws, ...). ``args`` and ``kwargs`` are the model's arguments.
     """
     states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
     return holding(mcmc, (args, kwargs), states, last_state)

@@ -1,8 +1,8 @@
-"""Stein discrepancies: how far draws are from their target, from its scores alone.
+"""Stein discrepancies: how far draws are from their target, from the scores of the target alone.
 
-`ksd` measures, `ksd_test` tests and `thin` picks draws; `scores` gets the scores of a NumPyro
-model, on all data or on a minibatch of its own for each draw (a stochastic Stein discrepancy).
-No normalising constant and no reference draws are needed.
+`ksd` measures the discrepancy, `ksd_test` tests it, and `thin` selects draws. `scores` computes the
+scores of a NumPyro model, on all data or on a separate minibatch for each draw (a stochastic Stein
+discrepancy). No normalising constant and no reference draws are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .stein_scores import ScoredDraws, scores
 __all__ = ["ScoredDraws", "SteinTest", "ksd", "ksd_test", "scores", "thin"]
 
 CHUNK_SIZE = 512
-"""Draws whose kernel with as many others is held at once: it stays in a processor's cache."""
+"""Size of a square block of the kernel matrix in memory; such a block fits a processor's cache."""
 
 
 def ksd(
@@ -41,36 +41,41 @@ def ksd(
         V = 1/n^2 sum over i, j of k0(i, j)        U = 1/(n (n - 1)) sum over i != j of k0(i, j)
 
     Both estimate KSD^2, which is 0 if and only if the draws are from the target. V is never
-    negative and on n exact draws about E[k0(x, x)] / n. U has no bias, and is negative about half
-    of the time on exact draws. Draws that depend on each other bias U, upwards as a rule.
+    negative. On n exact draws, V is about E[k0(x, x)] / n. U is unbiased, and on exact draws it is
+    negative about half of the time. If the draws depend on each other, U is biased, usually
+    upwards.
 
-    The Stein operator is that of S: div(L g) + s' L g with S = L L' and g in the kernel's space,
-    which is the usual one on z = L^-1 x. So the result has no units, and with
-    ``precondition="covariance"`` it is the same for all affine transformations of theta. S comes
-    from the draws unless it is given: to compare samplers, give one array to all of them.
+    The Stein operator is div(L g) + s' L g, with S = L L' and g in the kernel's space. It is the
+    usual operator on z = L^-1 x. So the result has no units. With ``precondition="covariance"``,
+    the result is invariant under affine transformations of theta. By default S comes from the
+    draws. To compare samplers, give the same array S to all of them.
 
-    The weights of separate modes do not show, since scores do not tell them, and nor does a bias
-    of few among many dimensions: a small value is no proof.
+    A small value is no proof that the draws are right. Scores do not determine the weights of
+    separate modes, so KSD does not detect wrong weights. KSD also hardly detects a bias in a few
+    of many dimensions.
 
-    With scores from minibatches, one for each draw, this is the stochastic Stein discrepancy. The
-    noise of the scores adds E|L' noise|^2 / n to V and nothing to U, so take U there.
+    With one minibatch of scores per draw, this is the stochastic Stein discrepancy. The noise of
+    the scores adds E|L' noise|^2 / n to V and nothing to the expectation of U, so use U in this
+    case.
 
-    Costs n^2 (4 D + 20) multiplications and memory of n D.
+    The cost is n^2 (4 D + 20) multiplications and memory of n D.
 
     Args:
-        draws: unconstrained, shape (n, D), or (chains, draws, D).
+        draws: unconstrained draws, shape (n, D), or (chains, draws, D).
         scores: grad log target at the draws, or unbiased estimates of it, of the same shape.
         statistic: ``"V"`` or ``"U"``.
-        precondition: S. ``"scale"``, the draws' variances; ``"covariance"``, for n well above D;
-            ``"median"``, the square of the median distance of draws times the identity;
-            ``"identity"``; or an array, variances of shape (D,) or a matrix of shape (D, D).
-        chunk_size: the kernel is held for this many draws squared.
+        precondition: S. ``"scale"`` for the variances of the draws; ``"covariance"`` for their
+            covariance, if n is much larger than D; ``"median"`` for the identity times the square
+            of the median distance of draws; ``"identity"``; or an array: variances of shape (D,) or
+            a matrix of shape (D, D).
+        chunk_size: number of rows and of columns of the kernel matrix that are in memory at once.
 
     Returns:
         KSD^2, a number.
 
     Raises:
-        TypeError: for arrays that are not of real numbers, or a ``chunk_size`` that is no integer.
+        TypeError: for arrays that are not of real numbers, or a ``chunk_size`` that is not an
+            integer.
         ValueError: for shapes that do not fit, values that are not finite, a single draw with
             ``"U"``, an S that is not positive definite, or an unknown name.
 
@@ -84,10 +89,11 @@ def ksd(
         0.084
 
     References:
-        Gorham and Mackey, "Measuring Sample Quality with Kernels" (ICML 2017), the kernel and
-        its exponent; Liu, Lee and Jordan, "A Kernelized Stein Discrepancy for Goodness-of-fit
-        Tests" (ICML 2016), U and V; Gorham, Raj and Mackey, "Stochastic Stein Discrepancies"
-        (NeurIPS 2020). S enters the operator too, where Riabiz et al. (2022) put it into k alone.
+        Gorham and Mackey, "Measuring Sample Quality with Kernels" (ICML 2017), for the kernel and
+        its exponent. Liu, Lee and Jordan, "A Kernelized Stein Discrepancy for Goodness-of-fit
+        Tests" (ICML 2016), for U and V. Gorham, Raj and Mackey, "Stochastic Stein Discrepancies"
+        (NeurIPS 2020). Deviation: Riabiz et al. (2022) use S in k alone; here S is also in the
+        operator.
     """
     check_choice("statistic", statistic, ("V", "U"))
     chunk_size = check_int("chunk_size", chunk_size)
@@ -101,12 +107,13 @@ def ksd(
 
 
 class SteinTest(NamedTuple):
-    """A test of whether draws are from their target.
+    """Result of a test of whether draws are from their target.
 
     Attributes:
         statistic: the U-statistic of KSD^2.
-        p_value: share of bootstrap values at or above it, (1 + count) / (1 + num_bootstrap).
-        bootstrap: values that U takes under the null hypothesis, shape (num_bootstrap,).
+        p_value: share of bootstrap values at or above the statistic,
+            (1 + count) / (1 + num_bootstrap).
+        bootstrap: bootstrap values of U under the null hypothesis, shape (num_bootstrap,).
     """
 
     statistic: float
@@ -129,31 +136,33 @@ def ksd_test(
 
         U* = sum over i != j of (w_i - 1/n) (w_j - 1/n) k0(i, j)
 
-    The draws must be INDEPENDENT. Those of a chain are not, and the test then rejects good chains:
-    thin to the effective sample size first (``x[:: math.ceil(n / ess)]`` with the smallest ess
-    of all coordinates). With scores from minibatches, one for each draw, the level holds as well,
-    and power is lost to their noise. With enough draws every biased sampler is rejected: the
-    statistic says whether the bias matters.
+    The draws must be INDEPENDENT. The draws of a chain are not independent, and the test then
+    rejects good chains. Thin a chain to its effective sample size first:
+    ``x[:: math.ceil(n / ess)]`` with the smallest ess of all coordinates. With one minibatch of
+    scores per draw, the level still holds, but the noise of the scores reduces the power. With
+    enough draws the test rejects every biased sampler. The statistic then shows whether the bias
+    matters.
 
-    Power is modest. Of 200 tests at level 0.05 on N(0, sd^2 I) against N(0, I), these shares
-    reject::
+    The power is modest. The table has the share of rejections in 200 tests at level 0.05, for draws
+    of N(0, sd^2 I) against the target N(0, I)::
 
         D, n        sd 0.8: "scale"  "median"  "covariance"    sd 1.2: "scale"  "median"
         1, 100               0.47     0.46       0.47                    0.25     0.25
         20, 100              0.63     0.31       0.10                    0.14     0.10
         50, 200              0.86     0.46       0.07                    0.22     0.12
 
-    ``"covariance"`` hardly ever rejects, exact draws neither, unless n is far above D.
+    ``"covariance"`` hardly ever rejects, not even exact draws, unless n is much larger than D.
 
-    Costs as `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap`` numbers.
+    The cost is that of `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap``
+    numbers in memory.
 
     Args:
-        draws: unconstrained, shape (n, D), or (chains, draws, D).
+        draws: unconstrained draws, shape (n, D), or (chains, draws, D).
         scores: grad log target at the draws, or unbiased estimates of it, of the same shape.
-        rng_key: for the weights.
-        num_bootstrap: bootstrap values.
+        rng_key: a key for the weights.
+        num_bootstrap: number of bootstrap values.
         precondition: S, see `ksd`.
-        chunk_size: the kernel is held for this many draws squared.
+        chunk_size: see `ksd`.
 
     Returns:
         A `SteinTest`.
@@ -189,7 +198,7 @@ def ksd_test(
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _weights(rng_key: jax.Array, num_draws: int, num_bootstrap: int) -> jax.Array:
-    """Ones, and n (w - 1/n) of each bootstrap value: shape (n, 1 + num_bootstrap)."""
+    """A column of ones, and n (w - 1/n) for each bootstrap value: shape (n, 1 + num_bootstrap)."""
     picked = random.randint(rng_key, (num_bootstrap, num_draws), 0, num_draws)
     counts = jax.vmap(lambda rows: jnp.bincount(rows, length=num_draws))(picked)
     ones = jnp.ones((1, num_draws), counts.dtype)
@@ -203,32 +212,33 @@ def thin(
     *,
     precondition: Literal["scale", "covariance", "median", "identity"] | ArrayLike = "scale",
 ) -> np.ndarray:
-    """Greedy Stein thinning: numbers of the draws that together represent the target best.
+    """Greedy Stein thinning: indices of draws that together represent the target best.
 
-    Each step adds the draw that makes KSD of those chosen so far smallest::
+    Each step adds the draw that minimises the KSD of all chosen draws::
 
         argmin over i of k0(i, i) / 2 + sum over chosen j of k0(i, j)
 
-    so that burn-in is left out and what is over-represented is taken less often. A draw can be
-    chosen more than once. Unlike a chain, the result is not a sample: means over it are estimates,
-    effective sample sizes are not.
+    So burn-in is left out, and over-represented regions are chosen less often. A draw can be chosen
+    more than once. Unlike a chain, the result is not a sample: means over it are estimates, but
+    effective sample sizes have no meaning.
 
-    Costs n ``num_points`` (4 D + 20) multiplications and memory of n D.
+    The cost is n ``num_points`` (4 D + 20) multiplications and memory of n D.
 
     Args:
-        draws: unconstrained, shape (n, D), or (chains, draws, D).
+        draws: unconstrained draws, shape (n, D), or (chains, draws, D).
         scores: grad log target at the draws, of the same shape.
-        num_points: draws to choose, m.
+        num_points: number of draws to choose, m.
         precondition: S, see `ksd`.
 
     Returns:
-        Integers of shape (m,), in the order in which they were chosen, so that any first few of
-        them are a thinning too. With chains they count through one chain after the other:
-        ``idata.posterior.stack(sample=("chain", "draw")).isel(sample=indices)``, and under ArviZ
-        1.x ``idata.posterior.dataset.stack`` and so on.
+        Integers of shape (m,), in the order in which they were chosen. So the first few of them are
+        a thinning too. With several chains, the indices run over the concatenated chains:
+        ``idata.posterior.stack(sample=("chain", "draw")).isel(sample=indices)``. Under ArviZ 1.x
+        use ``idata.posterior.dataset.stack`` and so on.
 
     Raises:
-        TypeError: for arrays that are not of real numbers, or a ``num_points`` that is no integer.
+        TypeError: for arrays that are not of real numbers, or a ``num_points`` that is not an
+            integer.
         ValueError: as `ksd`.
 
     Examples:

@@ -1,11 +1,11 @@
-"""The Stein kernel of the inverse multiquadric, and sums of it over all pairs of draws.
+"""The Stein kernel of the inverse multiquadric, and its sums over all pairs of draws.
 
-Everything happens in whitened coordinates z = L^-1 x with t = L' s, where S = L L' is the
-preconditioner and s the score of x. There, with r = z - z', q = 1 + |r|^2 and k = q^(-1/2)::
+All computations use whitened coordinates z = L^-1 x with t = L' s, where S = L L' is the
+preconditioner and s is the score of x. With r = z - z', q = 1 + |r|^2 and k = q^(-1/2)::
 
     k0(z, z') = D q^(-3/2) - 3 |r|^2 q^(-5/2) + r . (t - t') q^(-3/2) + t . t' q^(-1/2)
 
-which has expectation 0 under the target in either argument.
+Under the target, k0 has expectation 0 in either argument.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .._checks import check_choice
 from .arrays import evenly, real_numbers
 
 MEDIAN_DRAWS = 1000
-"""Draws, spread over all of them, whose distances the median is taken of."""
+"""Number of draws, evenly spaced, for the median distance."""
 PRECONDITIONERS = ("scale", "covariance", "median", "identity")
 
 
 class Whitened(NamedTuple):
-    """Draws and scores in the coordinates of the kernel, both of shape (n, D)."""
+    """Draws and scores in the whitened coordinates of the kernel, both of shape (n, D)."""
 
     z: jax.Array  # draws, centred and whitened
     t: jax.Array  # scores there
 
 
 def whiten(draws: Any, scores: Any, precondition: Any) -> Whitened:
-    """Check the arguments of `ksd`, flatten chains, and go to the coordinates of the kernel."""
+    """Check the arguments of `ksd`, flatten chains, and transform to whitened coordinates."""
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     x, s = _matrix("draws", draws), _matrix("scores", scores)
     if np.shape(draws) != np.shape(scores):
@@ -42,7 +42,7 @@ def whiten(draws: Any, scores: Any, precondition: Any) -> Whitened:
             f"draws and scores must have one shape, got {np.shape(draws)} and {np.shape(scores)}"
         )
     root = _root(x, precondition)
-    # far from the origin float32 would lose the distances between draws
+    # far from the origin, float32 would round away the distances between draws
     x = x - x.mean(axis=0)
     if root.ndim == 1:
         z, t = x / root, s * root
@@ -59,7 +59,7 @@ def kernel(a: Whitened, b: Whitened) -> jax.Array:
 
     square = jnp.sum(a.z**2, 1)[:, None] + jnp.sum(b.z**2, 1) - 2 * dot(a.z, b.z)
     square = jnp.maximum(square, 0.0)
-    # r . (t - t') without the differences of all pairs
+    # r . (t - t') without an array of all pairwise differences
     cross = jnp.sum(a.z * a.t, 1)[:, None] + jnp.sum(b.z * b.t, 1)
     cross = cross - dot(a.z, b.t) - dot(a.t, b.z)
     k = lax.rsqrt(1.0 + square)
@@ -76,7 +76,7 @@ def diagonal(a: Whitened) -> jax.Array:
 def off_diagonal(a: Whitened, weights: jax.Array, chunk_size: int) -> np.ndarray:
     """``sum over i != j of w_i w_j k0(i, j)`` for each column w of ``weights``.
 
-    The kernel is held for ``chunk_size`` draws squared, and the last sum is in 64 bits.
+    A block of ``chunk_size`` squared entries is in memory at once. The final sum is in 64 bits.
     """
     rows = a.z.shape[0]
     chunk = min(chunk_size, rows)
@@ -88,7 +88,7 @@ def off_diagonal(a: Whitened, weights: jax.Array, chunk_size: int) -> np.ndarray
 
 @jax.jit
 def _forms(z: jax.Array, t: jax.Array, weights: jax.Array) -> jax.Array:
-    """Quadratic forms by chunk of rows; the diagonal counts as 0, and padded draws weigh 0."""
+    """Quadratic forms, by chunk of rows. The diagonal counts as 0; padded draws have weight 0."""
     numbers = jnp.arange(z.shape[0])
     same = jnp.eye(z.shape[1], dtype=bool)
 
@@ -108,7 +108,7 @@ def _forms(z: jax.Array, t: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _matrix(name: str, value: Any) -> np.ndarray:
-    """Chains one after the other, in 64 bits, all finite."""
+    """The array with chains concatenated, in 64 bits; all values must be finite."""
     x = real_numbers(name, value, finite=False)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
@@ -126,7 +126,7 @@ def _matrix(name: str, value: Any) -> np.ndarray:
 
 
 def _root(x: np.ndarray, precondition: Any) -> np.ndarray:
-    """L with L L' = S: of shape (D,) where it is diagonal, else (D, D)."""
+    """L with L L' = S: shape (D,) if S is diagonal, else (D, D)."""
     num_draws, dim = x.shape
     if isinstance(precondition, str):
         kind = check_choice("precondition", precondition, PRECONDITIONERS)
@@ -160,7 +160,7 @@ def _spread(x: np.ndarray, kind: str) -> np.ndarray:
     else:
         distances = pdist(x[evenly(num_draws, MEDIAN_DRAWS)])
         root = np.full(dim, np.median(distances) if distances.size else 0.0)
-    # equal draws have a spread of rounding errors
+    # the spread of equal draws is a rounding error
     still = np.flatnonzero(root <= 1e-12 * np.abs(x).max(axis=0))
     if still.size:
         raise ValueError(
@@ -178,7 +178,7 @@ def _cholesky(matrix: np.ndarray, needs: str) -> np.ndarray:
             root = np.linalg.cholesky((matrix + matrix.T) / 2)
         except np.linalg.LinAlgError:
             root = np.full_like(matrix, np.nan)
-        # variance that is left given the coordinates before: rounding makes it positive
+        # the conditional variance given the earlier coordinates; rounding can make 0 positive
         if (np.diag(root) ** 2 > 1e-12 * np.diag(matrix)).all():
             return root
     raise ValueError(f"precondition must be symmetric and positive definite: pass {needs}")

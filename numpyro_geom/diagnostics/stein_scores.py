@@ -1,4 +1,4 @@
-"""Scores of a NumPyro model at draws, on the unconstrained space."""
+"""Scores of a NumPyro model at draws, in unconstrained space."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ROWS_AT_ONCE = 2**18
 
 
 class ScoredDraws(NamedTuple):
-    """Draws on the unconstrained space and their scores.
+    """Unconstrained draws and their scores.
 
-    Sites stand in the order of their sorted names, the entries of one in row-major order (as
-    `jax.flatten_util.ravel_pytree` has them); chains stand one after the other.
+    Sites are in the order of their sorted names, and the entries of a site are in row-major order
+    (the order of `jax.flatten_util.ravel_pytree`). Chains are concatenated.
 
     Attributes:
         draws: unconstrained positions, shape (n, D).
@@ -55,35 +55,36 @@ def scores(
     draws_at_once: int | None = None,
     **kwargs: Any,
 ) -> ScoredDraws:
-    """Scores of a model's posterior at draws: s = -grad U on the unconstrained space.
+    """Scores of a model's posterior at draws: s = -grad U in unconstrained space.
 
-    U has the log-Jacobians of the constraining transforms. The target is that of temperature 1;
-    divide the scores by tau for exp(-U / tau).
+    U includes the log-Jacobians of the constraining transforms. The target has temperature 1. For
+    the target exp(-U / tau), divide the scores by tau.
 
     Args:
-        model: a NumPyro model, its `param` sites substituted; or as it was run, if ``source`` is an
-            `MCMC` of this package.
-        source: draws in the model's own space: an `numpyro.infer.MCMC` that has run; an ArviZ
+        model: a NumPyro model with its `param` sites substituted; or the model of the run, if
+            ``source`` is an `MCMC` of this package.
+        source: draws in the model's own space: a `numpyro.infer.MCMC` that has run; an ArviZ
             object with a ``posterior``; or a dict of arrays, shaped (n, ...) or
             (chains, draws, ...) for a site of shape (...). Sites that are not latent are ignored.
-        args: the model's arguments, with the data. Of an `MCMC` those of its run, where neither
-            these nor ``kwargs`` are given.
-        batch_size: None for all rows; or rows of a minibatch, drawn with replacement for each
-            draw anew: unbiased estimates, for a stochastic Stein discrepancy. An int for the only
-            plate with observed rows, or a dict plate -> int.
-        rng_key: for minibatches.
-        draws_at_once: draws whose gradients are computed together; None for as many as have
-            262,144 rows between them.
+        args: the model's arguments, with the data. For an `MCMC`, the default is the arguments of
+            its run, if both ``args`` and ``kwargs`` are empty.
+        batch_size: None for all rows; or the number of rows of a minibatch, drawn with replacement
+            for each draw separately. The scores are then unbiased estimates, for a stochastic Stein
+            discrepancy. An int for the only plate with observed rows, or a dict plate -> int.
+        rng_key: a key for the minibatches.
+        draws_at_once: number of draws whose gradients are computed together; None for as many
+            draws as have 262,144 rows in total.
         kwargs: the model's keyword arguments.
 
     Returns:
-        `ScoredDraws`, what `ksd`, `ksd_test` and `thin` take.
+        `ScoredDraws`, the input of `ksd`, `ksd_test` and `thin`.
 
     Raises:
         TypeError: for another kind of ``source``.
-        ValueError: for an `MCMC` that has not run; a model without latent sites, with discrete
-            ones, or with `param` sites; draws that are missing, of a wrong shape or of unequal
-            number; ``batch_size`` without ``rng_key``; and draws or scores that are not finite.
+        ValueError: for an `MCMC` that has not run; for a model without latent sites, with discrete
+            latent sites, or with `param` sites; for draws that are missing, of a wrong shape or of
+            unequal number; for ``batch_size`` without ``rng_key``; for draws or scores that are not
+            finite.
 
     Examples:
         >>> import jax, numpyro
@@ -188,7 +189,7 @@ def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
-    """Raise where a `param` site has no value."""
+    """Raise if a `param` site has no value."""
     free: list[str] = []
     start = init_to_uniform()
 

@@ -1,13 +1,13 @@
-r"""How far the step size shifts the means of a Langevin kernel's draws, to first order.
+r"""First-order shift of the means of a Langevin kernel's draws by the step size.
 
 A step theta - h grad U + (2 h tau)^1/2 xi leaves exp(-U / tau + h rho) invariant up to h^2, with
-rho = |grad U|^2 / (4 tau) - laplacian U / 2. So a function f has an error of h Cov(f, rho), and for
-a coordinate integration by parts leaves only the gradient in it:
+rho = |grad U|^2 / (4 tau) - laplacian U / 2. So the mean of a function f has the error
+h Cov(f, rho). For a coordinate, integration by parts leaves only the gradient:
 
     E_h[theta_j] - E[theta_j] is about -Cov(theta_j, h |grad U|^2 / 4 tau).
 
-The same holds in coordinates of a constant metric. On a Gaussian it is 0. Where one parameter sets
-the scale of many others, each of them too wide by little, it is not.
+The same formula holds in coordinates of a constant metric. On a Gaussian, the shift is 0. It is not
+0 if one parameter sets the scale of many others, each of which is a little too wide.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .run_record import RunRecord
 
 
 def shift_checks(run: RunRecord) -> Iterator[Check]:
-    """The largest shift of a mean, where draws come with their squared drift."""
+    """The largest shift of a mean, if the draws have recorded squared drifts."""
     positions = {n: x for n, x in run.unconstrained.items() if n.startswith(POSITION)}
     drift = run.sample_stats.get("squared_drift")
     if drift is None or not positions or int(run.attributes.get("thinning", 1)) > 1:
-        return  # with draws left out, drifts are not those at the draws
+        return  # with thinning, the recorded drifts are not at the kept draws
     every = int(run.attributes.get("gradients_every", 1))
-    drift = np.asarray(drift[:, 1:], float)[:, ::every]  # the drift at a draw comes with the next
+    drift = np.asarray(drift[:, 1:], float)[:, ::every]  # the next draw has the drift at a draw
     sites = {n.removeprefix(POSITION): x[:, : drift.shape[1]] for n, x in positions.items()}
     names, z = entries(sites, MAX_ENTRIES)
     z = z - z.mean(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Bias of the step size without a reference: runs at several step sizes, and a line to h = 0."""
+"""Bias of the step size without a reference: runs at several step sizes, extrapolated to h = 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sources import to_scalars
 from .step_size_bias_table import BiasCurve, ScalarBias
 
 SETTLING = 5
-"""A fifth as many draws as are kept are dropped first at each new step size."""
+"""At each new step size, the first draws are dropped: one for every five draws that are kept."""
 
 
 def bias_vs_step(
@@ -41,45 +41,48 @@ def bias_vs_step(
 ) -> BiasCurve:
     """Run a kernel at several step sizes and extrapolate its means and sds to h = 0.
 
-    Without a Metropolis test the bias of a mean or an sd is b h to first order, from
-    discretisation and minibatch noise alike. So a line is fitted to each moment, with the inverse
-    squares of its Monte Carlo errors for weights; it meets h = 0 at the unbiased value (Richardson
-    extrapolation), and b h over the sd at the smallest h is the bias, with an error bar, and
-    without any reference. An F test tells where a line does not fit. Both allow for few effective
-    draws, whose errors are themselves uncertain.
+    Without a Metropolis test, the bias of a mean or a standard deviation (sd) is b h to first
+    order, for discretisation and minibatch noise alike. So a line is fitted to each moment over h,
+    weighted by the inverse squares of the Monte Carlo errors. The line gives the unbiased value at
+    h = 0 (Richardson extrapolation). The bias is b h over the sd at the smallest h. It has an error
+    bar and needs no reference. An F test detects moments that a line does not fit. The bias errors
+    and the F test account for small effective sample sizes, whose errors are themselves uncertain.
 
-    The kernel warms up once, by its own rules, and so learns metric, friction and step size; its
-    own step size, a number or the median over chains of the automatic one, times each of
-    ``factors`` is then run from where the last run ended. Draws are the same time apart at every
-    step size: the number of steps grows as h falls, so that all have about as many effective
-    draws. All runs share one compiled program. Expect the cost of ``sum(1 / f)`` ordinary runs.
+    The kernel warms up once, by its own rules, and learns metric, friction and step size. The
+    kernel's own step size h is a number, or the median over chains of the automatic step sizes.
+    Then the kernel is run at h times each of ``factors``, from the last state of the previous run.
+    The time between draws is the same at every step size: the number of steps grows as h falls. So
+    all runs have about the same number of effective draws. All runs share one compiled program. The
+    cost is about that of ``sum(1 / f)`` ordinary runs.
 
-    What h -> 0 leaves invariant need not be the posterior: Adam-SGLD, and SGRLD with
-    ``gamma="none"`` or ``"published"``, are biased there too, which this cannot see. A metric that
-    keeps adapting (``gamma="corrected"``) has a bias in h of its own, and rarely a straight one.
+    The limit h -> 0 need not be the posterior. Adam-SGLD, and SGRLD with ``gamma="none"`` or
+    ``"published"``, are biased in this limit too, and this function cannot detect that bias. A
+    metric that keeps adapting (``gamma="corrected"``) has an additional bias in h, which is rarely
+    a straight line.
 
     Args:
-        kernel: with ``step_size="auto"`` or a number; it is not changed.
+        kernel: a kernel with ``step_size="auto"`` or a number; it is not changed.
         rng_key: a key.
-        *args: of the model.
+        *args: the model's arguments.
         factors: multiples of the kernel's own step size, at least three.
         num_warmup: draws of warm-up.
-        num_samples: draws of each chain at each step size; a fifth as many are dropped before.
-        num_chains: vectorised chains; with many, errors are better known.
-        var_names: site or sites to report, deterministic ones included; None for the latent ones.
+        num_samples: draws of each chain at each step size. Before them, a fifth as many draws are
+            dropped.
+        num_chains: number of vectorised chains. With more chains, the errors are better known.
+        var_names: site or sites to report, which can be deterministic; None for the latent sites.
             Entries that never change, such as those above the diagonal of a Cholesky factor, are
             left out.
-        init_params: start of each chain, as for `numpyro.infer.MCMC.run`: with a leading axis of
+        init_params: start of each chain, as for `numpyro.infer.MCMC.run`; with a leading axis of
             chains if there are several.
-        **kwargs: of the model.
+        **kwargs: the model's keyword arguments.
 
     Returns:
         The curve; ``print`` shows it, `numpyro_geom.diagnostics.plots.plot_bias` draws it.
 
     Raises:
-        TypeError: for another kernel than this package's, and for other arguments of a wrong type.
-        ValueError: for kernels whose bias is not that of a step size, a step size that changes,
-            temperature 0, values out of range, unknown sites, and scalars that stand still in a
+        TypeError: for kernels of other packages, and for other arguments of a wrong type.
+        ValueError: for kernels without a bias from a step size, a step size that changes,
+            temperature 0, values out of range, unknown sites, and scalars that do not move in a
             run.
 
     Examples:
@@ -123,13 +126,13 @@ def bias_vs_step(
 
     @jax.jit
     def reported(z: Any) -> dict[str, jax.Array]:
-        # within the program: what is not asked for is neither computed nor kept
+        # within the program, so that only the requested sites are computed and kept
         found = dict(paths(jax.vmap(constrain)(z), "z"))
         return {name: found[name] for name in names}
 
     step_sizes = tuple(step_size * factor for factor in sizes)
     steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
-    # all runs share one program: a draw is so many draws of the largest number of steps that fits
+    # all runs share one program, with `unit` steps per call; a draw is one or several calls
     unit = math.gcd(*steps)
     dropped = -(-num_samples // SETTLING)
     values, ends = jnp.asarray(step_sizes), jnp.cumsum((dropped + num_samples) * jnp.asarray(steps))
@@ -185,7 +188,7 @@ def _run(
 
 
 def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
-    """The factors in falling order, once the kernel has been found fit."""
+    """Check the kernel and return the factors in falling order."""
     if not isinstance(kernel, SGKernel):
         raise TypeError(
             f"expected a kernel of numpyro_geom, such as SGRLD(model), got {type(kernel).__name__}"
@@ -219,13 +222,13 @@ def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str
 
 
 def _standing(scalars: Scalars) -> np.ndarray:
-    """The value of a scalar that is one in all draws; NaN of one that moves."""
+    """The value of a scalar that is constant over all draws; NaN for a scalar that moves."""
     first = scalars.values[0, 0]
     return np.where(np.all(scalars.values == first, axis=(0, 1)), first, np.nan)
 
 
 def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
-    """Which scalars are one same value in all runs; ``standing`` has shape (runs, scalars)."""
+    """Which scalars have one value in all runs; ``standing`` has shape (runs, scalars)."""
     same = np.all(standing == standing[0], axis=0)
     stuck = np.any(np.isfinite(standing), axis=0) & ~same
     if np.any(stuck):
@@ -241,7 +244,7 @@ def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
 def fit_biases(
     names: tuple[str, ...], own: float, step_sizes: np.ndarray, found: list[MomentEstimates]
 ) -> tuple[ScalarBias, ...]:
-    """Weighted least squares of mean and sd of all scalars, one estimate a step size."""
+    """Weighted least squares for mean and sd of all scalars, with one estimate per step size."""
     runs = MomentEstimates(*map(np.stack, zip(*found, strict=True)))
     size, scale = runs.least_size.min(0), own / runs.sd[-1]  # the limit can be below 0
     fits = {
@@ -264,9 +267,10 @@ def fit_biases(
 def _fit(
     h: np.ndarray, values: np.ndarray, errors: np.ndarray, size: np.ndarray, scale: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Values = limit + slope h, weights 1 / errors^2; fields as in `ScalarBias`.
+    """Fit values = limit + slope h with weights 1 / errors^2; fields as in `ScalarBias`.
 
-    Errors are known from ``size`` effective draws, and squares of residuals have an F law.
+    The errors are estimated from ``size`` effective draws, so the test of the residuals uses an F
+    distribution.
     """
     weights = 1 / errors**2
     total = weights.sum(0)

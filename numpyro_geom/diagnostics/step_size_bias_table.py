@@ -1,4 +1,4 @@
-"""What runs at several step sizes found, as a table with a verdict."""
+"""Results of runs at several step sizes, as a table with a verdict."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from .reference_table import FALSE_ALARM, FEW
 from .text_table import Table, TextTable
 
 SHOWN = 30
-"""Lines of the table in the text; the data frame has them all."""
+"""Number of lines of the printed table; the data frame has all lines."""
 
 
 class ScalarBias(NamedTuple):
     """How the mean or the sd of one scalar depends on the step size; errors are standard errors.
 
     Attributes:
-        name: of the scalar.
+        name: name of the scalar.
         moment: ``"mean"`` or ``"sd"``.
         values: the moment at each step size.
-        errors: Monte Carlo errors of these.
-        limit: the fitted line at h = 0.
-        limit_error: its error.
-        slope: of the line, per unit of h.
-        slope_error: its error.
-        bias: slope times the kernel's own step size over the sd at the smallest h, which unlike
-            the limit is always positive: for a mean in sds, for an sd relative.
-        bias_error: its error.
-        fit: probability of deviations from the line as large, by chance (F test).
-        ess: least effective sample size of mean and sd over the runs.
+        errors: Monte Carlo errors of the values.
+        limit: value of the fitted line at h = 0.
+        limit_error: standard error of the limit.
+        slope: slope of the line, per unit of h.
+        slope_error: standard error of the slope.
+        bias: slope times the kernel's own step size, over the sd at the smallest h. (That sd is
+            always positive; the limit of an sd may not be.) The bias of a mean is in sds, the bias
+            of an sd is relative.
+        bias_error: standard error of the bias.
+        fit: p-value of the F test that the line fits.
+        ess: smallest effective sample size of mean and sd over the runs.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ScalarBias(NamedTuple):
 
     @property
     def is_negative(self) -> bool:
-        """Whether it is an sd whose line is not above 0 at h = 0."""
+        """Whether this is an sd whose fitted line is not above 0 at h = 0."""
         return self.moment == "sd" and self.limit <= 0
 
 
@@ -59,11 +60,11 @@ class BiasCurve(TextTable):
 
     Attributes:
         scalars: mean and sd of each scalar.
-        step_size: h, the kernel's own.
-        step_sizes: those that were run.
-        num_steps: steps a draw at each of them.
-        undone: draws with failed steps at each of them.
-        constant: scalars that are one and the same number in all runs, left out.
+        step_size: the kernel's own step size h.
+        step_sizes: the step sizes of the runs.
+        num_steps: steps per draw at each of them.
+        undone: number of draws with failed steps at each of them.
+        constant: names of scalars that have one value in all runs; they are left out.
     """
 
     scalars: tuple[ScalarBias, ...]
@@ -88,10 +89,10 @@ class BiasCurve(TextTable):
 
     @property
     def biased(self) -> tuple[ScalarBias, ...]:
-        """Those with more bias than chance allows, at 1% for all together; the largest first.
+        """Scalars with a bias larger than chance allows, at 1% for all together; the largest first.
 
-        By Student's t, with one degree of freedom less than effective draws; without those in
-        ``negative``.
+        The test uses Student's t, with effective draws minus one degrees of freedom. Scalars in
+        ``negative`` are left out.
         """
         level = FALSE_ALARM / 2 / len(self.scalars)
         limits = t.isf(level, np.maximum([s.ess - 1 for s in self.scalars], 1.0))
@@ -104,18 +105,18 @@ class BiasCurve(TextTable):
 
     @property
     def negative(self) -> tuple[ScalarBias, ...]:
-        """Sds whose line is not above 0 at h = 0, of which nothing can be said."""
+        """Sds whose fitted line is not above 0 at h = 0; they have no verdict."""
         return tuple(s for s in self.scalars if s.is_negative)
 
     @property
     def bent(self) -> tuple[ScalarBias, ...]:
-        """Those that a line in h does not fit, at 1% for all together; the worst first."""
+        """Moments that a line in h does not fit, at 1% for all together; the worst first."""
         ranked = sorted(self.scalars, key=lambda s: s.fit)
         return tuple(s for s in ranked if s.fit < FALSE_ALARM / len(ranked))
 
     @property
     def verdict(self) -> str:
-        """The largest bias at the kernel's own step size, or how much could have been seen."""
+        """The largest bias at the kernel's own step size, or how large a bias was detectable."""
         where = f"at h = {self.step_size:.3g}, the kernel's own"
         if self.biased:
             worst = self.biased[0]
@@ -149,7 +150,7 @@ class BiasCurve(TextTable):
         return text
 
     def ranked(self, most: int) -> tuple[ScalarBias, ...]:
-        """Those whose bias stands out the most against its error."""
+        """The moments with the largest ratio of bias to its error."""
         return tuple(sorted(self.scalars, key=lambda s: -abs(s.bias) / s.bias_error)[:most])
 
     def _table(self) -> Table:
@@ -180,6 +181,6 @@ class BiasCurve(TextTable):
 
 
 def _named(scalars: tuple[ScalarBias, ...]) -> str:
-    """How many, and the first of them."""
+    """The number of scalars, and the first names."""
     names = ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
     return f"{len(scalars)} of them ({names})"

@@ -1,4 +1,4 @@
-"""How far apart successive draws are."""
+"""Distances between successive draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .arrays import chosen, real_numbers
 from .sources import draws_of
 
 MANY = 10
-"""Times as long is the second axis of arrays whose first is rather one of chains."""
+"""If the second axis is this many times longer than the first, the first is probably one of
+chains."""
 
 
 def draw_distances(
@@ -22,23 +23,23 @@ def draw_distances(
     """Euclidean distances between successive draws, |theta' - theta| or |theta' - theta| / |theta|.
 
     Args:
-        draws: a run MCMC; an ArviZ object with a ``posterior``; an array, shape (draws, D) or
-            (chains, draws, D); or a dict of arrays by site (nested ones too) of one chain, each
-            shaped (draws, ...), which ``get_samples(group_by_chain=True)`` does not give: pass
-            the MCMC. All sites count together.
-        normalised: divide by the norm of the earlier draw, which takes out the scale that
+        draws: an MCMC that has run; an ArviZ object with a ``posterior``; an array, shape (draws,
+            D) or (chains, draws, D); or a dict of arrays by site (which may be nested) of one
+            chain, each shaped (draws, ...). The result of ``get_samples(group_by_chain=True)`` has
+            another shape: pass the MCMC instead. A distance is over all sites together.
+        normalised: divide by the norm of the earlier draw. This removes the scale that
             normalisation layers leave free.
-        var_names: of an ArviZ object, the variable or variables to take; None for all, and
-            deterministic sites are among them.
+        var_names: for an ArviZ object, the variable or variables to use; None for all, including
+            deterministic sites.
 
     Returns:
-        Shape (draws - 1,), or (chains, draws - 1) with chains.
+        Array of shape (draws - 1,), or (chains, draws - 1) with chains.
 
     Raises:
         TypeError: for values that are not real numbers.
-        ValueError: for shapes that do not fit, fewer than two draws, values that are not finite,
-            unknown variables, a dict whose leading axis seems to be one of chains, an MCMC that
-            has not run, or a draw of norm 0 that is to be divided by.
+        ValueError: for shapes that do not fit; for fewer than two draws; for values that are not
+            finite; for unknown variables; for a dict whose leading axis seems to be one of chains;
+            for an MCMC that has not run; with ``normalised``, for a draw of norm 0.
 
     Examples:
         >>> from numpyro_geom.diagnostics.predictive import draw_distances

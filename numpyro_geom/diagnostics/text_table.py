@@ -1,4 +1,4 @@
-"""Results that print as a table with lines of text below, in notebooks too."""
+"""Results that print as a table with lines of text below, also in notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 class TextTable:
-    """What has a table and lines of text; shown by ``print``, and as HTML in a notebook."""
+    """A result with a table and lines of text; ``print`` shows text, and a notebook shows HTML."""
 
     def _table(self) -> Table:
         """Header and rows."""
@@ -34,7 +34,7 @@ class TextTable:
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A text table: the first column to the left, the others to the right."""
+    """A text table: the first column is left-aligned, the others are right-aligned."""
     table = [list(header), *map(list, rows)]
     columns = []
     for k, column in enumerate(zip(*table, strict=True)):
@@ -44,7 +44,7 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def html_row(cells: Sequence[str], tag: str) -> str:
-    """Cells of a row of an HTML table, in colour if the first says so."""
+    """Cells of a row of an HTML table; a flagged row is coloured."""
     style = ' style="background:#fdd;color:#000"' if cells[0] == FLAGGED else ""
     return f"<tr{style}>" + "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in cells) + "</tr>"
 

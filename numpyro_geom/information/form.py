@@ -1,8 +1,8 @@
-"""A metric J'FJ as a feature map and a root, never formed whole: products, force, Gram matrix.
+"""A metric J'FJ as a feature map and a root: products, force and Gram matrix without the full J'FJ.
 
-A site's distribution has parameters eta(theta); with F(eta) the Fisher information of the
-distribution and J the Jacobian of eta, the site contributes J' F J. Here it is kept as a function
-of the position and a vector, K(theta) v with K = F^{1/2}' J, so that
+A site's distribution has parameters eta(theta). With F(eta) the Fisher information of the
+distribution and J the Jacobian of eta, the site contributes J' F J. Here it is a function
+of the position and a vector, K(theta) v with K = F^{1/2}' J. Then
 
     G v = K' (K v)     v' G v = |K v|^2     geodesic force b = (d_v G) v - grad_theta (v' G v) / 2
 
@@ -26,16 +26,17 @@ Flat = jax.Array
 
 HIGHEST = lax.Precision.HIGHEST
 MAX_PAIRS = 2**23
-"""Entries of a table of products of columns that `gram` may keep instead of multiplying anew."""
+"""Largest number of entries of a table of products of columns that `gram` stores. Beyond it, `gram`
+recomputes the products."""
 
 
 class Structure(NamedTuple):
-    """What of a form can be known before any value: it saves work and changes no result.
+    """Properties of a form that are known before its values. They save work and change no result.
 
     Attributes:
         constant: for each leaf of eta, whether it does not depend on the position.
-        diagonal: whether the rows of the root are the entries of the one varying leaf, each times
-            a factor of its own.
+        diagonal: whether the rows of the root are the entries of the only varying leaf, each times
+            its own factor.
         affine: whether eta is an affine function of the position.
     """
 
@@ -48,11 +49,11 @@ class Form(NamedTuple):
     """A metric J' F J as a feature map eta(theta) and a root of F on the features' tangents.
 
     Attributes:
-        features: ``(position, batch) -> (eta, rest)``: ``eta`` is a list of the floating
-            point arrays that may vary, ``rest`` what else the root needs.
+        features: ``(position, batch) -> (eta, rest)``. ``eta`` is a list of the floating-point
+            arrays that may vary, ``rest`` is all else that the root needs.
         root: ``(eta, tangent, rest) -> w``, a vector with ``|w|^2 = tangent' F(eta) tangent``,
             linear in the tangent.
-        structure: see there.
+        structure: a `Structure`.
     """
 
     features: Callable[[PyTree, Batch], tuple[list, PyTree]]
@@ -61,7 +62,7 @@ class Form(NamedTuple):
 
 
 def root_product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> jax.Array:
-    """K v, shape (rows of K,), for a vector like the position."""
+    """K v, shape (rows of K,), for a vector with the structure of the position."""
     eta, tangent, rest = jax.jvp(
         lambda x: form.features(x, batch), (position,), (vector,), has_aux=True
     )
@@ -76,17 +77,17 @@ def root_transpose(form: Form, position: PyTree, batch: Batch) -> Callable[[jax.
 
 
 def product(form: Form, position: PyTree, vector: PyTree, batch: Batch) -> PyTree:
-    """G v = K' (K v), like the position."""
+    """G v = K' (K v), with the structure of the position."""
     return root_transpose(form, position, batch)(root_product(form, position, vector, batch))
 
 
 def force(form: Form, position: PyTree, velocity: PyTree, batch: Batch) -> PyTree:
-    """(d_v G) v - grad_theta (v' G v) / 2, like the position; geodesics have G theta'' = -force.
+    """(d_v G) v - grad_theta (v' G v) / 2, like the position. Geodesics satisfy G theta'' = -force.
 
-    With the path eta(theta + t v) and its derivatives eta', eta'' at t = 0 this is
-    J' [F eta'' + (d_eta' F) eta' - grad_eta (eta'' F eta') / 2]: derivatives of the model are taken
-    along one direction only, and those of F act on each row alone. For a constant F the last two
-    terms vanish.
+    With the path eta(theta + t v) and its derivatives eta', eta'' at t = 0, the force is
+    J' [F eta'' + (d_eta' F) eta' - grad_eta (eta'^T F eta') / 2]. So derivatives of the model are
+    needed along one direction only, and derivatives of F act on each row alone. For a constant F,
+    the last two terms vanish.
     """
 
     def path(x: PyTree) -> tuple[tuple[list, list], PyTree]:
@@ -144,5 +145,5 @@ def gram(form: Form, position: Flat, batch: Batch) -> jax.Array:
 
 
 def num_rows(form: Form, position: PyTree, batch: Batch) -> int:
-    """Rows of K for a batch, without computing anything."""
+    """Rows of K for a batch, without numerical computation."""
     return jax.eval_shape(lambda x: root_product(form, x, x, batch), position).shape[0]

@@ -24,22 +24,22 @@ from .prior import prior_root, relative_to_location
 from .root import fisher_root
 
 Sites = Callable[[PyTree, Batch], tuple[Mapping[str, dict], dict]]
-"""From an unconstrained position and rows: the trace of a model, and values of its latent sites."""
+"""Function of an unconstrained position and rows: a trace of the model, and its latent values."""
 _CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "remat", "checkpoint")
-"""Primitives that are calls of a function, into which `dependence` looks."""
+"""Primitives that call a function; `dependence` analyses these functions too."""
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """What is known without values, as a pytree without leaves."""
+    """Static data, as a pytree without leaves."""
 
     treedef: Any
     floating: tuple[bool, ...]
 
 
 def model_sites(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -> Sites:
-    """The sites of a model, ``param`` sites substituted, run on some of its rows."""
+    """The sites of a model, with ``param`` sites substituted, on some of its rows."""
 
     def sites(position: PyTree, batch: Batch) -> tuple[Mapping[str, dict], dict]:
         values = minibatch.gather_local(plan, position, batch)
@@ -55,14 +55,14 @@ def model_sites(model: Callable, plan: Subsampling, args: tuple, kwargs: dict) -
 def likelihood_form(
     sites: Sites, *, empirical: bool = False, structure: Structure | None = None
 ) -> Form:
-    """The Fisher information of a model's observed sites, on its unconstrained space.
+    """The Fisher information of a model's observed sites, in unconstrained space.
 
-    ``empirical`` takes the outer products of the scores at the data in place of their expectations:
-    a comparison only, it is not the Fisher information. Without a structure from `learn_structure`
-    no work is saved.
+    With ``empirical``, the outer products of the scores at the data replace their expectations.
+    This is not the Fisher information, and is for comparison only. Without a structure from
+    `learn_structure`, no work is saved.
     """
     structure = Structure() if structure is None else structure
-    if empirical:  # the score has no entries of its own for each leaf
+    if empirical:  # the score has no separate entries for each leaf
         structure = structure._replace(diagonal=False)
 
     def features(position: PyTree, batch: Batch) -> tuple[list, PyTree]:
@@ -86,7 +86,7 @@ def likelihood_form(
 
 
 def learn_structure(sites: Sites, position: PyTree) -> Structure:
-    """The `Structure` of a likelihood form, from its program and one set of values, not traced."""
+    """The `Structure` of a likelihood form, from its program and one set of concrete values."""
     form = likelihood_form(sites)
     constant = tuple(not d for d in dependence(lambda x: form.features(x, {})[0], position))
     structure = Structure(constant)
@@ -111,9 +111,9 @@ def learn_structure(sites: Sites, position: PyTree) -> Structure:
 
 
 def dependence(fn: Callable, *args: Any) -> list[frozenset[int]]:
-    """For each output leaf of ``fn(*args)`` the positions of the arguments that it may depend on.
+    """For each output leaf of ``fn(*args)``, the arguments (by position) that it may depend on.
 
-    An argument that is left out certainly has no influence; one that is named may have none.
+    An argument that is not in the set has no influence. An argument in the set may have none.
 
     ``args`` are pytrees of arrays, or of their shapes.
     """
@@ -136,7 +136,7 @@ def _reach(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
         inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
         if equation.primitive.name in _CALLS and inner is not None:
             outputs = _reach(getattr(inner, "jaxpr", inner), given)
-        else:  # loops and branches too: everything may depend on everything
+        else:  # also loops and branches: each output may depend on each input
             outputs = [frozenset().union(*given)] * len(equation.outvars)
         known.update(zip(equation.outvars, outputs, strict=True))
     return [of(v) for v in jaxpr.outvars]
@@ -145,10 +145,10 @@ def _reach(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
 def prior_form(sites: Sites) -> Form:
     """The expected information of a model's priors, block by block; positive definite.
 
-    Each latent site gives the expected negative Hessian of its log density in its own unconstrained
-    value, and the Fisher information of its distribution in the values of the sites above it. Of
-    the mixed blocks between a value and the parameters of its own distribution those with the
-    location of a location-scale family are there; others are left out.
+    Each latent site contributes two parts: the expected negative Hessian of its log density in its
+    own unconstrained value, and the Fisher information of its distribution in the values of its
+    parent sites. There are also mixed blocks between a value and the parameters of its
+    distribution. Only those with the location of a location-scale family are included.
     """
 
     def features(position: PyTree, batch: Batch) -> tuple[list, PyTree]:
@@ -173,8 +173,8 @@ def prior_form(sites: Sites) -> Form:
 def prior_energy(sites: Sites, position: PyTree, batch: Batch) -> jax.Array:
     """The part of the energy that `likelihood_form` leaves out.
 
-    That is minus the log density of the latent sites, with the log-Jacobians of their transforms,
-    and of ``numpyro.factor`` sites, which have no distribution to take a Fisher information of.
+    It is minus the log density of the latent sites, with the log-Jacobians of their transforms, and
+    of ``numpyro.factor`` sites, which have no distribution and so no Fisher information.
     """
     total = jnp.zeros(())
     for site in sites(position, batch)[0].values():
@@ -188,12 +188,12 @@ def prior_energy(sites: Sites, position: PyTree, batch: Batch) -> jax.Array:
 
 
 def has_information(site: Mapping[str, Any]) -> bool:
-    """Whether a site is observed and has a distribution, which a ``numpyro.factor`` has not."""
+    """Whether a site is observed and has a distribution; a ``numpyro.factor`` site has none."""
     return site["type"] == "sample" and site["is_observed"] and not is_unit(site["fn"])
 
 
 def is_unit(fn: Any) -> bool:
-    """Whether a distribution is that of a ``numpyro.factor``, in whatever it is wrapped."""
+    """Whether a distribution is that of a ``numpyro.factor``, possibly inside wrappers."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, dist.Unit)
@@ -205,18 +205,18 @@ def _weight(site: Mapping[str, Any]) -> Any:
 
 
 def _weighted(w: jax.Array, weight: jax.Array) -> jax.Array:
-    """Rows of a root times the square root of their weight, as one vector."""
+    """Rows of a root times the square roots of their weights, as one vector."""
     root = jnp.sqrt(weight).astype(w.dtype)
     return (w * root[..., None] if jnp.ndim(root) else w * root).reshape(-1)
 
 
 def is_float(x: Any) -> bool:
-    """Whether it is an array or number of floating point."""
+    """Whether ``x`` is an array or number of floating-point type."""
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _split(tree: PyTree, others: PyTree, constant: tuple[bool, ...] = ()) -> tuple[list, PyTree]:
-    """Floating point leaves that may vary, and the rest from which `_merge` rebuilds the tree."""
+    """Floating-point leaves that may vary, and the rest, from which `_merge` rebuilds the tree."""
     leaves, treedef = jax.tree.flatten(tree)
     fixed_ones = iter(constant)
     floating = tuple(is_float(x) and not next(fixed_ones, False) for x in leaves)
@@ -228,10 +228,10 @@ def _split(tree: PyTree, others: PyTree, constant: tuple[bool, ...] = ()) -> tup
 def _merge(
     eta: list, tangent: list, rest: PyTree, *, zeros: bool = False
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """The tree of values, that of tangents, and what was handed to `_split` beside it.
+    """The tree of values, the tree of tangents, and the other data that `_split` received.
 
-    Leaves that do not vary have the tangent None, with which `fisher_root` leaves out what only
-    they would reach, or zeros.
+    Leaves that do not vary have the tangent None, or zeros. With None, `fisher_root` leaves out the
+    components of these leaves.
     """
     fixed, others, static = rest
     treedef, floating = static.treedef, static.floating

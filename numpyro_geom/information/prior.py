@@ -1,12 +1,12 @@
-"""Expected information of a prior on its unconstrained value, as a root applied to tangents.
+"""Expected information of a prior in its unconstrained value, as a root applied to tangents.
 
 For a latent site with the prior d and the bijection T = biject_to(d.support) of NumPyro, u is the
-unconstrained value, T(u) the constrained one, and
+unconstrained value and T(u) is the constrained value. The expected information is
 
-    I = E[-d^2 log p(u) / du^2],    log p(u) = log d(T(u)) + log |det dT / du|,  u ~ p,
+    I = E[-d^2 log p(u) / du^2],    log p(u) = log d(T(u)) + log |det dT / du|,  u ~ p.
 
-which depends on the parameters of d and not on u. It is positive definite where the Hessian itself
-need not be. `prior_root` gives w with sum_k w_k^2 = u' I u' for a tangent u'.
+It depends on the parameters of d and not on u. It is positive definite, even if the Hessian itself
+is not. `prior_root` gives w with sum_k w_k^2 = u' I u' for a tangent u'.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .arrays import as_float, is_constant, masked, merge_events, solve_lower, st
 from .root import LOCATION_SCALE, core, is_reparametrised
 
 NUM_DRAWS = 256
-"""Draws of the Monte Carlo fallback. They cost time, and no components."""
+"""Draws of the Monte Carlo fallback. They cost time, but add no components."""
 
 
 @singledispatch
@@ -47,30 +47,32 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     With w the result, ``sum(w**2, -1)`` is tangent' I tangent per batch entry, and w is linear in
     the tangent. By type of ``d``:
 
-    - a family that a shift of u moves along its location or log scale (Normal, StudentT, Cauchy,
-      Laplace, Logistic, Gumbel; LogNormal, Gamma, InverseGamma, Exponential, Weibull, HalfNormal,
-      HalfCauchy in u = log y): its information on that parameter.
-    - Beta a b / (a + b + 1), Uniform 1 / 3, Dirichlet that of its independent stick-breaking Betas.
-    - MultivariateNormal: its precision, with LowRankMultivariateNormal, MultivariateStudentT and
+    - a family in which a shift of u changes its location or log scale (Normal, StudentT, Cauchy,
+      Laplace, Logistic, Gumbel; and LogNormal, Gamma, InverseGamma, Exponential, Weibull,
+      HalfNormal, HalfCauchy in u = log y): its information on that parameter.
+    - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: that of its independent stick-breaking
+      Betas.
+    - MultivariateNormal: its precision; also LowRankMultivariateNormal, MultivariateStudentT and
       GaussianRandomWalk.
-    - Independent, ExpandedDistribution, MaskedDistribution; TransformedDistribution of shifts and
-      scales, with NumPyro's own bijection as the last transform or none.
+    - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
+      TransformedDistribution too, if its transforms are shifts and scales, optionally followed by
+      NumPyro's own bijection.
     - ImproperUniform: no component.
     - any other: the diagonal of E[score score'] from `NUM_DRAWS` draws with a fixed key, drawn as
       in `numpyro_geom.information.fisher_root`. Correlations within an event are left out.
 
-    Laplace has the information E[score^2], which counts the kink of its density.
+    The information of Laplace is E[score^2], which includes the kink of its density.
 
     Args:
         d: the prior of a continuous site.
-        tangent: of the unconstrained value, shape ``batch + event`` of u; its batch may be larger
-            than that of ``d``.
+        tangent: tangent of the unconstrained value, with the shape ``batch + event`` of u. Its
+            batch may be larger than that of ``d``.
 
     Returns:
         w of shape ``batch + (k,)``; k is the number of entries of u in one event.
 
     Raises:
-        TypeError: for discrete sites, and where the prior cannot be sampled or differentiated.
+        TypeError: for discrete sites, and if the prior cannot be sampled or differentiated.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -113,7 +115,7 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @prior_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Undo shifts and scales, where what they act on is the unconstrained value."""
+    """Undo shifts and scales that act on the unconstrained value."""
     steps = list(d.transforms)
     bijection = biject_to(d.support)
     while isinstance(bijection, IndependentTransform):
@@ -142,10 +144,10 @@ def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
 
 
 def relative_to_location(d: Any, of_fn: Any, of_value: jax.Array) -> tuple[Any, jax.Array]:
-    """Tangents of a prior and of its value, with the location's moved to the value.
+    """Tangents of a prior and of its value, with the location's tangent moved to the value.
 
-    The density of a location family is one of their difference, so that this gives the expected
-    information of both at once, their mixed block included. Other families are left as they are.
+    The density of a location family depends on the difference of value and location. So the result
+    gives the expected information of both, with their mixed block. Other families are unchanged.
     """
     loc: Any = getattr(core(of_fn), "loc", None)
     if not isinstance(core(d), LOCATION_SCALE) or is_constant(loc):
@@ -191,7 +193,7 @@ ROOTS: dict[Any, Callable[..., jax.Array]] = {
     dist.Uniform: lambda low: jnp.full_like(low, math.sqrt(1 / 3)),
     dist.Beta: _of_beta,
 }
-"""Families with one unconstrained value -> the root of I, of the parameters by name."""
+"""Families with one unconstrained value -> function from named parameters to the root of I."""
 
 
 def _register(kind: Any, rule: Callable[..., jax.Array]) -> None:

@@ -5,12 +5,13 @@ tangent, with
 
     sum_k w_k^2 = eta' F(eta) eta',    F = E[score score'],  score = d log p(y; eta) / d eta,
 
-per batch entry. So J' F J of a model is a sum of squares of what forward mode returns, and no
+per batch entry. So J' F J of a model is a sum of squares of forward-mode derivatives, and no
 matrix is built. `prior_root` does the same for a prior and its unconstrained value. Closed forms
-are in `scalars` and `vectors`; here are distributions made of others, and the fallbacks.
+are in `scalars` and `vectors`. This module has the fallbacks and the distributions that wrap or
+combine others.
 
-Accuracy: closed forms hold in the arithmetic of the parameters, also where a naive formula cancels
-(large concentrations, nearly Poisson counts) and where probabilities underflow (w is 0 there).
+Accuracy: closed forms are accurate in the precision of the parameters, even where a naive formula
+cancels (large concentrations, nearly Poisson counts) or probabilities underflow (w is 0 there).
 """
 
 from __future__ import annotations
@@ -29,46 +30,46 @@ from numpyro.distributions.transforms import AbsTransform, AffineTransform
 from .arrays import as_float, drop_null, is_constant, leaves, masked, merge_events, spread, stack
 
 NUM_SCORES = 64
-"""Draws of the Monte Carlo fallback of `fisher_root`: one component each. The error of one entry's
-information is about sqrt(2 / NUM_SCORES) of it, and averages out over entries."""
+"""Draws of the Monte Carlo fallback of `fisher_root`; each draw is one component. The relative
+error of one entry's information is about sqrt(2 / NUM_SCORES), and averages out over entries."""
 
 
 @singledispatch
 def fisher_root(d: Any, tangent: Any) -> jax.Array:
     """A root of the Fisher information of a distribution, applied to a tangent.
 
-    With w the result, ``sum(w**2, -1)`` is tangent' F tangent, F = E[score score'], per batch
-    entry, and w is linear in the tangent: F = R' R and w = R tangent.
+    With w the result, ``sum(w**2, -1)`` is tangent' F tangent per batch entry, F = E[score score'].
+    w is linear in the tangent: F = R' R and w = R tangent.
 
-    By type of ``d``, along its bases:
+    The method depends on the type of ``d``, or else on its base classes:
 
-    - a closed form, with as few components as F has rank: 1 for Bernoulli or Poisson, 2 for Normal
-      or Gamma, K - 1 for K categories, D + D (D + 1) / 2 for MultivariateNormal.
+    - a closed form, with as many components as the rank of F: 1 for Bernoulli or Poisson, 2 for
+      Normal or Gamma, K - 1 for K categories, D + D (D + 1) / 2 for MultivariateNormal.
     - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
-      TransformedDistribution too where no parameter is in the transforms (information is
-      invariant), or where they shift and scale a location-scale family.
-    - ``Unit`` (`numpyro.factor`) and ImproperUniform have no component: they hold no data.
+      TransformedDistribution is unwrapped too if the transforms have no parameters (the
+      information is invariant), or if they shift and scale a location-scale family.
+    - ``Unit`` (`numpyro.factor`) and ImproperUniform have no component, because they hold no data.
     - any other with ``enumerate_support``: sqrt(p(y)) times the score at each y, exact.
-    - any other: scores at `NUM_SCORES` draws with a fixed key, over sqrt(NUM_SCORES). Where NumPyro
-      reparametrises the draws they move with the parameters, so that w is smooth; other draws are
-      taken as constants, and w jumps where they do. Gamma draws have no second derivative by
-      reverse over reverse mode (a loop inside of JAX); forward over reverse mode has it.
+    - any other: scores at `NUM_SCORES` draws with a fixed key, over sqrt(NUM_SCORES). If NumPyro
+      reparametrises the draws, they move with the parameters, and w is smooth. Other draws are
+      treated as constants, and w jumps where they jump. Gamma draws have no second derivative by
+      reverse over reverse mode (JAX uses a loop); forward over reverse mode works.
 
-    Uniform and Pareto move the ends of their support: what is returned is E[score score'], which
-    is not the information in the usual sense. NegativeBinomial: the mean part is exact, the part of
-    the dispersion is a quadrature of 48 nodes.
+    Uniform and Pareto: the parameters move the ends of the support. The result is E[score score'],
+    which is not the information in the usual sense. NegativeBinomial: the part of the mean is
+    exact, the part of the dispersion is a quadrature with 48 nodes.
 
     Args:
         d: the distribution; under `jax.vmap` it must be built inside the mapped function.
         tangent: of the same structure, as `jax.jvp` of a function that builds ``d`` returns it. A
-            leaf that is None or of type float0 is a parameter that is known to be constant: its
-            components are left out (1 in place of 2 for Normal with a known scale).
+            leaf that is None or of type float0 marks a constant parameter. Its components are left
+            out (1 instead of 2 for Normal with a known scale).
 
     Returns:
         w of shape ``d.batch_shape + (k,)``.
 
     Raises:
-        TypeError: where there is neither a closed form nor a sampler with a differentiable
+        TypeError: if there is neither a closed form nor a sampler with a differentiable
             ``log_prob``, and for Delta.
 
     Examples:
@@ -132,7 +133,7 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @fisher_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Move shifts and scales into the base, and drop what is left if it has no parameter."""
+    """Move shifts and scales into the base; drop other transforms if they have no parameters."""
     base, dbase = core(d.base_dist), core(tangent.base_dist)
     steps = list(zip(d.transforms, tangent.transforms, strict=True))
     bijective = not any(isinstance(t, AbsTransform) for t in d.transforms)
@@ -173,7 +174,7 @@ def _(d: dist.Delta, tangent: Any) -> jax.Array:
 
 
 def core(d: Any) -> Any:
-    """What is inside of Independent and ExpandedDistribution; of a tangent as well."""
+    """The distribution inside Independent and ExpandedDistribution; also for a tangent."""
     while isinstance(d, (dist.Independent, dist.ExpandedDistribution)):
         d = d.base_dist
     return d
@@ -223,7 +224,7 @@ def _by_draws(d: Any, tangent: Any) -> jax.Array:
 
 
 def _scores(d: Any, tangent: Any, values: Any) -> tuple[jax.Array, jax.Array]:
-    """Log p(y) and its derivative along the tangent, y held fixed; y along the first axis."""
+    """Log p(y) and its derivative along the tangent for fixed y; the first axis is that of y."""
     values_of, treedef = jax.tree.flatten(d, is_leaf=lambda x: x is None)
     dots = leaves(tangent)
     moving = [i for i, t in enumerate(dots) if not is_constant(t)]
@@ -239,8 +240,8 @@ def _scores(d: Any, tangent: Any, values: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def is_reparametrised(d: Any) -> bool:
-    """Whether draws are differentiable functions of the parameters, with the right law."""
-    # NumPyro calls what has no parameters of its own reparametrised, mixtures among them
+    """Whether draws are differentiable functions of the parameters, with the right distribution."""
+    # NumPyro marks distributions without own parameters as reparametrised, also mixtures
     if isinstance(d, dist.TransformedDistribution):
         return is_reparametrised(core(d.base_dist))
     return bool(d.arg_constraints) and d.has_rsample

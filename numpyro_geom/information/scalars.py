@@ -22,7 +22,7 @@ from .special import bessel_ratio_slope, dispersion_root, student_t_tail, trigam
 Row = dict[str, jax.Array]
 """Parameter -> coefficient of its tangent: a row of the root R of F = R' R."""
 Rule = Callable[..., Sequence[Row]]
-"""Parameters, by name -> rows."""
+"""Function from named parameters to rows."""
 
 
 def _location_scale(of_loc: float, of_scale: float) -> Rule:
@@ -146,7 +146,7 @@ RULES: dict[Any, Rule] = {
 
 
 def _register(kind: Any, rule: Rule) -> None:
-    """Parameters that are known to be constant drop out; one that is left has one row."""
+    """Register a rule. Constant parameters drop out; if one parameter is left, there is one row."""
     names = tuple(inspect.signature(rule).parameters)
 
     def root(d: Any, tangent: Any) -> jax.Array:

@@ -1,6 +1,6 @@
 """Special functions of Fisher informations, accurate where a naive formula cancels.
 
-Each has two branches, with what the other would spoil clipped.
+Each function has two branches; the argument of each branch is clipped to the range of that branch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _by_precision(x: jax.Array, single: float, double: float) -> float:
 def _trigamma(x: jax.Array) -> jax.Array:
     """Eight steps of the recurrence, then the asymptotic series.
 
-    For x > 0.5, where it is exact to rounding. JAX's polygamma is a zeta function: its derivatives
-    take seconds to compile.
+    Exact to rounding for x > 0.5. JAX's polygamma is a zeta function, whose derivatives take
+    seconds to compile.
     """
     u = 1 / (x + 8)
     bernoulli = [7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6]
@@ -46,7 +46,7 @@ def trigamma_excess(a: jax.Array) -> jax.Array:
 
 
 def student_t_tail(df: jax.Array) -> jax.Array:
-    """df^2 times the information on df that is left when the scale is unknown."""
+    """df^2 times the information on df that remains if the scale is unknown."""
 
     def direct(df: jax.Array) -> jax.Array:
         x = df / 2
@@ -79,8 +79,8 @@ def bessel_ratio_slope(k: jax.Array) -> jax.Array:
     return _either(k, _by_precision(k, 16.0, 60.0), direct, asymptotic)
 
 
-# x = exp(y - exp(-y)) maps the line to (0, inf) so that the trapezoid rule converges fast also for
-# integrands that change on many scales of x
+# x = exp(y - exp(-y)) maps the line to (0, inf). The trapezoidal rule then converges fast, even for
+# integrands that change on many scales of x.
 _GRID = np.linspace(-3.3, 3.75, 48)
 _NODES = np.exp(_GRID - np.exp(-_GRID))
 _WEIGHTS = (_GRID[1] - _GRID[0]) * _NODES * (1 + np.exp(-_GRID)) * np.exp(-_NODES)
@@ -89,10 +89,10 @@ _WEIGHTS = (_GRID[1] - _GRID[0]) * _NODES * (1 + np.exp(-_GRID)) * np.exp(-_NODE
 def dispersion_root(r: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
     """Square root of the information on r at a fixed mean, for p = m / (m + r) and q = 1 - p.
 
-    The part of the score of r that is orthogonal to the counts, in Meixner polynomials, gives
-    sum_{k >= 2} p^k B(k, r) / k, all terms positive; with B as an integral the sum over k is
-    p^2 integral_0^1 (1 - v)^(r - 1) v psi(p v) dv, psi(z) = (-log(1 - z) - z) / z^2, and
-    1 - v = exp(-x / r).
+    Take the part of the score of r that is orthogonal to the counts, in Meixner polynomials. Its
+    variance is sum_{k >= 2} p^k B(k, r) / k, with all terms positive. With B as an integral, the
+    sum over k is p^2 integral_0^1 (1 - v)^(r - 1) v psi(p v) dv, where psi(z) = (-log(1 - z) - z) /
+    z^2 and 1 - v = exp(-x / r).
     """
     r, p, q = (x[..., None] for x in jnp.broadcast_arrays(r, p, q))
     ratio = jnp.asarray(_NODES, r.dtype) / r
@@ -103,7 +103,7 @@ def dispersion_root(r: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
         z,
         0.1,
         lambda z: jnp.polyval(jnp.asarray(terms, z.dtype), z),
-        # log of the exact 1 - z, which z near 1 has lost
+        # log of the exact 1 - z, because 1 - z loses precision for z near 1
         lambda z: (-jnp.log(jnp.clip(z_rest, jnp.finfo(z.dtype).tiny, 0.9)) - z) / z**2,
     )
     return p[..., 0] * jnp.sqrt(jnp.sum(jnp.asarray(_WEIGHTS, r.dtype) * v * psi / r, -1))

@@ -78,8 +78,8 @@ def _(d: dist.Dirichlet, tangent: Any) -> jax.Array:
 def _dirichlet(d: Any, alpha: jax.Array, dot: jax.Array) -> jax.Array:
     """Root of diag(trigamma(alpha)) - trigamma(s) 1 1', s the sum of alpha, in x = dalpha / alpha.
 
-    The symmetric root of I - c q q' between the roots of the diagonal, with what cancels in
-    1 - c |q|^2 taken out: it is ``rest``.
+    It is the symmetric root of I - c q q', multiplied by the roots of the diagonal. ``rest`` is
+    1 - c |q|^2, computed without cancellation.
     """
     s = jnp.sum(alpha, -1, keepdims=True)
     g, g_s, share = trigamma_excess(alpha), trigamma_excess(s), alpha / s

@@ -1,1 +1,1 @@
-"""Rows of data: which come next, where they are, and how they travel to the device."""
+"""Rows of data: their order, where they are stored, and how they travel to the device."""

@@ -1,4 +1,4 @@
-"""Rows of the data that hold what is not finite: named, or left out."""
+"""Rows of the data with values that are not finite: an error names them, or they are left out."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .reader import check_mapped
 ON_BAD_ROWS = ("error", "drop", "keep")
 CHUNK_BYTES = 2**26
 NAMED = 10
-"""Rows that an error names."""
+"""Largest number of rows that an error names."""
 SOME_ROWS = 1024
-"""Rows that are not finite on which the model is tried."""
+"""Number of rows with values that are not finite on which the model is tried."""
 
 
 def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple[tuple, dict]:
     """The model's arguments, without rows that hold NaN if those are to be dropped.
 
-    A row is an index of an array's first axis. Dropped rows are taken out of every array with as
-    many rows as the one that holds NaN; ``on_bad_rows="keep"`` does not look.
+    A row is an index of an array's first axis. Dropped rows are removed from every array with the
+    same number of rows as the array that holds NaN. ``on_bad_rows="keep"`` checks nothing.
 
     Raises:
-        ValueError: for ``"error"`` and NaN, naming arguments and rows; for ``"drop"`` if no row
-            would be left.
+        ValueError: for ``"error"`` and NaN (the message names arguments and rows); for ``"drop"``
+            if no row would be left.
     """
     check_choice("on_bad_rows", on_bad_rows, ON_BAD_ROWS)
     _check_readable({"args": list(args), "kwargs": dict(kwargs)})
@@ -74,17 +74,17 @@ def check_finite(
     energy: Callable[[dict[str, np.ndarray]], tuple] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Raise where rows that are not finite make the energy or its gradient so.
+    """Raise if rows with values that are not finite make the energy or its gradient not finite.
 
     Args:
-        model: the user's.
-        args: its arguments; rows that stay on the host are not looked at.
+        model: the user's model.
+        args: its arguments. Rows that stay on the host are not checked.
         kwargs: its keyword arguments.
-        energy: ``(rows of each plate) -> (energy, gradient)``; None where it is known to be not
+        energy: ``(rows of each plate) -> (energy, gradient)``; None if it is known to be not
             finite.
-        sizes: of the plates whose rows ``energy`` takes.
+        sizes: sizes of the plates whose rows ``energy`` takes.
     """
-    if is_traced((args, kwargs, jnp.zeros(()))):  # within a transformation nothing is known
+    if is_traced((args, kwargs, jnp.zeros(()))):  # values are unknown within a transformation
         return
     named = {n: x for n, x in by_name(model, args, kwargs).items() if not host_rows_in(x)}
     bad, told = _found(named, lambda x: ~np.isfinite(x))
@@ -112,7 +112,7 @@ class _Selected:
 
 
 def _check_readable(named: dict[str, Any]) -> None:
-    """See that arrays can be read, and tell of whole numbers that the device will not hold."""
+    """Check that arrays can be read, and warn of integers that the device cannot hold."""
     for name, array in _arrays(named, np.number):
         source = array.source if isinstance(array, HostRows) else array
         check_mapped(source, name)
@@ -129,7 +129,7 @@ def _check_readable(named: dict[str, Any]) -> None:
 
 
 def _found(named: dict[str, Any], is_bad: Callable) -> tuple[dict[int, np.ndarray], str]:
-    """Bad rows by the number of rows of the arrays that hold them, and a text that names them."""
+    """Bad rows, by the number of rows of the arrays that hold them, and a text that names them."""
     bad: dict[int, np.ndarray] = {}
     told = []
     for name, array in _arrays(named, np.floating):
@@ -150,12 +150,12 @@ def _arrays(named: dict[str, Any], kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _has_rows(x: Any) -> bool:
-    here = getattr(x, "is_fully_addressable", True)  # of another process nothing can be read
+    here = getattr(x, "is_fully_addressable", True)  # parts on other processes cannot be read
     return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
 
 
 def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
-    """Indices of rows with an entry that is bad: NaN at least; reads a part at a time."""
+    """Indices of rows with a bad entry (NaN, for instance); reads one part at a time."""
     if isinstance(array, jax.Array) and bool(jnp.isfinite(jnp.sum(array))):
         return np.zeros(0, int)
     size = array.shape[0]
@@ -165,7 +165,7 @@ def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
     for first in range(0, size, step):
         rows = slice(first, min(size, first + step))
         part = np.asarray(array[rows]).reshape(-1, width)
-        # a sum is not finite where an entry is not, also where values overflow: look at those
+        # a sum that is not finite means a bad entry or an overflow: check the entries there
         with np.errstate(all="ignore"):
             suspects = np.flatnonzero(~np.isfinite(part.sum(1)))
         bad = is_bad(part[suspects]).any(1)

@@ -1,6 +1,6 @@
-"""Rows from the host within a computation: by one call back for as many as can be told.
+"""Rows from the host within a computation, with as few callbacks as possible.
 
-A loop over minibatches knows which rows come next. It fetches those of many steps at once and
+A loop over minibatches knows which rows come next. It fetches the rows of many steps at once and
 passes them by `hints` to the `HostRows` that the model indexes.
 """
 
@@ -20,24 +20,24 @@ from jax.custom_batching import custom_vmap
 HostRows = Any
 """`numpyro_geom.HostRows`."""
 PIECE = 16384
-"""Entries of an index that travel to the host in one array: JAX copies arrays above 100 KiB in
-a thread of the pool in which computations wait for the call back, and that can deadlock."""
+"""Entries of an index that travel to the host in one array. JAX copies arrays above 100 KiB in a
+thread of the pool in which computations wait for the callback, and that can deadlock."""
 
 BLOCK_ROWS = 65536
-"""Rows that travel from the host at once, over all batches and arrays that they are for."""
+"""Rows that travel from the host at once, over all their batches and arrays."""
 BLOCK_BYTES = 2**25
-"""Bytes likewise."""
+"""Bytes that travel from the host at once."""
 BLOCK_BATCHES = 64
-"""Batches likewise."""
+"""Batches whose rows travel from the host at once."""
 
 
 class Hint(NamedTuple):
-    """What is known of an index with which a model will ask for rows.
+    """What is known about an index with which a model will request rows.
 
     Attributes:
         index: the traced index.
         rows: rows that are on the device already.
-        used: a list in which to note who was asked.
+        used: a list that collects the arrays that were indexed.
         ordered: whether it has one row from each of equal stretches of all rows, in their order.
     """
 
@@ -52,7 +52,7 @@ _hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, 
 
 @contextmanager
 def hints(*given: Hint) -> Iterator[None]:
-    """Tell `HostRows` what is known of an index, for as long as a model is traced."""
+    """Tell `HostRows` what is known about an index while a model is traced."""
     token = _hints.set([*given, *_hints.get()])
     try:
         yield
@@ -61,7 +61,7 @@ def hints(*given: Hint) -> Iterator[None]:
 
 
 def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
-    """Pass what is known of an index on to a stretch of it."""
+    """Pass what is known about an index on to a slice of it."""
     for hint in hints_of(index):
         if hint.rows:
             rows = {x: found[start:stop] for x, found in hint.rows.items()}
@@ -69,12 +69,12 @@ def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
 
 
 def hints_of(index: Any) -> list[Hint]:
-    """What is known of an index."""
+    """What is known about an index."""
     return [hint for hint in _hints.get() if hint.index is index]
 
 
 def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
-    """For how many batches rows should travel together, if one has so many of each array."""
+    """For how many batches rows should travel together, given the rows per batch of each array."""
     rows = sum(sizes.values())
     size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
     return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))
@@ -83,12 +83,12 @@ def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
 def fetch(
     wanted: tuple[tuple[HostRows, int], ...], here: tuple, then: tuple = ()
 ) -> tuple[jax.Array, ...]:
-    """Rows by one call back to the host, also under `jax.vmap`.
+    """Rows by one callback to the host, also under `jax.vmap`.
 
     Args:
-        wanted: pairs of whose rows and the place of their index in ``here``.
+        wanted: pairs of an array and the place of its index in ``here``.
         here: traced indices of any shape.
-        then: those that will be wanted next; empty if that is not known.
+        then: indices that will be needed next; empty if they are not known.
 
     Returns:
         For each pair, rows of shape ``index.shape + X.shape[1:]``.
@@ -111,14 +111,14 @@ def fetch(
 
 
 def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-    # as the host has them, where nothing of JAX may be asked
+    # plain values, because the callback must not call JAX
     rows = [(x.reader, k, x.dtype, here[k].shape + x.shape[1:]) for x, k in wanted]
 
     def on_host(here: list, then: list) -> tuple[np.ndarray, ...]:
         now = [np.concatenate(pieces) for pieces in here]
-        # nothing but first rows: the loop is at its end
+        # only rows with index 0: the loop is at its end
         soon = [p if p.any() else None for p in map(np.concatenate, then)] or [None] * len(now)
-        # all begin before one is waited for
+        # all gathers begin before the first wait
         for reader, k, dtype, _ in rows[1:]:
             reader.prepare(now[k], dtype)
         return tuple(
@@ -139,9 +139,9 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
 
 
 def _is_wide(x: Any) -> bool:
-    """Whether it is sent as pairs of words.
+    """Whether the array is sent as pairs of words.
 
-    JAX rounds 64 bits from the host in threads, where ``jax.enable_x64()`` does not hold.
+    JAX rounds 64 bits from the host in threads, where ``jax.enable_x64()`` has no effect.
     """
     return x.dtype.itemsize == 8 and x.dtype.kind in "iuf"
 

@@ -1,7 +1,8 @@
-"""HostRows: a model argument in the place of an array whose rows stay on the host.
+"""HostRows: a model argument that replaces an array and keeps its rows on the host.
 
-A traced index becomes a call back to the host, which gathers the rows (`rows.fetch`). A loop over
-minibatches fetches those of many steps by one call, while a thread gathers the next (`rows.loop`).
+A traced index becomes a callback to the host, which gathers the rows (`rows.fetch`). A loop over
+minibatches fetches the rows of many steps by one call, while a thread gathers the next rows
+(`rows.loop`).
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ from .reader import Reader
 
 
 class HostRows:
-    """An array whose rows stay on the host, in the place of a device array in a model.
+    """An array whose rows stay on the host; it replaces a device array in a model.
 
-    The model indexes it by the rows of a plate, ``X[i]``, and only those travel to the device;
-    the next minibatches are gathered while it computes. Draws are those from
-    ``jnp.asarray(array_like)``. Anything that needs all of it at once, ``X @ w`` say, is an error.
+    The model indexes it by the rows of a plate, ``X[i]``, and only those rows travel to the device.
+    The rows of the next minibatches are gathered while the device computes. The draws are the same
+    as with ``jnp.asarray(array_like)``. Any operation that needs the whole array at once, for
+    instance ``X @ w``, raises an error.
 
     Args:
-        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or anything else that has
+        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or any other object that has
             ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
-        timeout: seconds that the source may take for a gather before it counts as stalled; None
-            for any.
+        timeout: seconds that one gather of the source may take before the source counts as stalled;
+            None for no limit.
 
     Attributes:
-        source: the array it was made of.
+        source: the original array.
         timeout: as given.
-        shape: of the whole, as it was at the beginning.
-        reader: what gathers the rows.
+        shape: of the whole array, when the object was made.
+        reader: the object that gathers the rows.
 
     Raises:
-        TypeError: for what is not such an array.
-        ValueError: for one without rows; for a memory map of a file that was cut short.
+        TypeError: for an object that is not such an array.
+        ValueError: for an array without rows; for a memory map of a file that was cut short.
         TimeoutError: if the source stalls.
 
     Examples:
@@ -78,13 +80,13 @@ class HostRows:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the entries on the device: 32 bits for 64 unless x64 is enabled."""
+        """Type of the entries on the device: 32 bits instead of 64 unless x64 is enabled."""
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype)).newbyteorder("=")
 
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
-        """The rows on the host, in stretches of about so many bytes.
+        """The rows on the host, in blocks of about ``block_bytes`` bytes.
 
-        All of them, or some from all over if they are more than ``at_most`` bytes.
+        All rows, or a sample spread over the whole array if it has more than ``at_most`` bytes.
         """
         row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
         length = min(len(self), max(1, block_bytes // row_bytes))
@@ -110,7 +112,7 @@ class HostRows:
         return partial(HostRows, timeout=self.timeout), (self.source,)
 
     def __getitem__(self, item: Any) -> jax.Array:
-        """Rows, and of them what further indices (numbers and slices) pick."""
+        """The rows; further indices (numbers and slices) select entries of them."""
         first, rest = (item[0], item[1:]) if isinstance(item, tuple) and item else (item, ())
         if isinstance(first, slice):
             first = jnp.arange(*first.indices(len(self)))
@@ -153,24 +155,24 @@ class HostRows:
     __rtruediv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
-# no leaves: it goes through jit, vmap and MCMC as part of the structure, the same if it is
+# no leaves: jit, vmap and MCMC treat it as part of the structure, equal only to itself
 jax.tree_util.register_static(HostRows)
 
 
 def is_host_rows(x: Any) -> bool:
-    """Whether it is one of them: for ``is_leaf``, since it has no leaves."""
+    """Whether ``x`` is a HostRows; for ``is_leaf``, because a HostRows has no leaves."""
     return isinstance(x, HostRows)
 
 
 def host_rows_in(tree: PyTree) -> list[HostRows]:
-    """Those in a pytree, which has them in its structure and not among its leaves."""
+    """The HostRows in a pytree, which are in its structure and not among its leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
     return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
 
 
 @contextmanager
 def source_errors(tree: PyTree) -> Iterator[None]:
-    """Raise what a source of ``tree`` raised, not what the computation made of it."""
+    """Raise the original error of a source of ``tree``, not the error that JAX made of it."""
     readers = [x.reader for x in host_rows_in(tree)]
     for reader in readers:
         reader.error = None

@@ -1,7 +1,7 @@
-"""The loop over minibatches that every kernel runs: which batch, which key, and then its step.
+"""The loop over minibatches of every kernel: choose the batch and the key, then take a step.
 
-Where model arguments are `HostRows`, rows of several steps travel at once, and while the device
-takes these steps the host gathers those of the next ones.
+If model arguments are `HostRows`, the rows of several steps travel at once. While the device takes
+these steps, the host gathers the rows of the next steps.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def loop_over_batches(
     """``carry = body(k, rng_key, batch, carry)`` for each of the next minibatches.
 
     Args:
-        potential: draws them.
+        potential: the potential, which draws the minibatches.
         position: a position of the model, for its shapes.
-        rng_key: for batches and steps.
+        rng_key: key for batches and steps.
         stream: state of the row stream.
-        num_steps: how often; may be traced.
-        body: pure; gets the number of the step, a key and the minibatch.
-        carry: where it starts.
+        num_steps: number of steps; may be traced.
+        body: a pure function of the number of the step, a key, the minibatch and the carry.
+        carry: initial value of the carry.
 
     Returns:
-        The advanced stream, and what the last step returned.
+        The advanced stream, and the last carry.
     """
     start = rng_key, stream
     used = _used(potential, position, *start) if potential.on_host else {}
@@ -68,7 +68,7 @@ def _next(potential: Potential, state: tuple) -> tuple:
 
 
 def _used(potential: Potential, position: PyTree, key: Any, stream: Any) -> dict:
-    """Whose rows the model asks for, by plate."""
+    """The arrays whose rows the model requests, by plate."""
     found: dict[str, list[HostRows]] = {}
 
     def probe(position: PyTree, key: jax.Array, stream: Any) -> jax.Array:
@@ -104,7 +104,7 @@ def _in_blocks(
         return lax.scan(lambda s, _: _next(potential, s), state, None, length=length)
 
     def indices(batches: dict, steps: Any) -> tuple:
-        """Those of the block's steps; for what comes after the last one a row is enough."""
+        """Indices of the block's steps; after the last step, one row is enough."""
         taken = (jnp.arange(length) < steps)[:, None]
         return tuple(jnp.where(taken, batches[plate], 0) for plate in plates)
 

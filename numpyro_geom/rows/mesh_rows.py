@@ -1,4 +1,4 @@
-"""MeshRows: an array whose rows are shared out over an axis of a device mesh."""
+"""MeshRows: an array whose rows are split over an axis of a device mesh."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .fetch import hints_of
 )
 @dataclasses.dataclass(eq=False, repr=False)
 class MeshRows:
-    """An array whose rows are shared out over an axis of a mesh.
+    """An array whose rows are split over an axis of a mesh.
 
-    ``X[i]`` with an array of row numbers is what it is for a plain array, computed such that
-    rows travel and the whole does not: each device picks those that it has, and what they have
-    is added up word by word, the other devices' words being zero. The rows of a stratified
-    minibatch do not travel. Anything else that is done to it is done to the plain array, which XLA
-    keeps where it is.
+    ``X[i]`` with an array of row numbers has the same result as for a plain array. Only the
+    selected rows travel, not the whole array: each device selects those rows that it holds, the
+    words of all other rows are zero, and the devices' words are summed. The rows of a stratified
+    minibatch do not travel. All other operations are applied to the plain array, which XLA keeps in
+    place.
 
     Args:
-        blocks: shape (devices, rows of each, ...), the first axis shared out. Where rows cannot be
-            shared out evenly, each block begins with some rows of the one before, because the
-            stretches do.
-        num_rows: rows that there are; the last block may be padded.
+        blocks: shape (devices, rows of each, ...); the first axis is split. If rows cannot be
+            split evenly, each block begins with some rows of the block before, because the
+            stretches of a stratified minibatch do.
+        num_rows: number of rows; the last block may be padded.
         mesh: the devices.
-        axis: of the mesh.
+        axis: axis of the mesh.
     """
 
     blocks: Any
@@ -48,7 +48,7 @@ class MeshRows:
 
     @classmethod
     def of(cls, array: Any, mesh: Mesh, axis: str) -> MeshRows:
-        """Share out an array, of which each process reads the rows of its devices alone."""
+        """Split an array; each process reads only the rows of its own devices."""
         parts = mesh.shape[axis]
         rows, before = _shares(array.shape[0], parts)
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
@@ -71,7 +71,7 @@ class MeshRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the plain array."""
+        """Shape of the plain array."""
         return (self.num_rows, *self.blocks.shape[2:])
 
     @property
@@ -86,7 +86,7 @@ class MeshRows:
 
     @property
     def dtype(self) -> Any:
-        """Of the entries."""
+        """Type of the entries."""
         return self.blocks.dtype
 
     def __len__(self) -> int:
@@ -121,11 +121,11 @@ class MeshRows:
         return getattr(self.__jax_array__(), name)
 
     def rows(self, i: jax.Array) -> jax.Array:
-        """Those with the numbers in a flat array."""
+        """The rows with the numbers in a flat array."""
         i = jnp.where(i < 0, i + self.num_rows, i).clip(0, self.num_rows - 1)
         if i.shape[0] != self.num_rows:
             return self._gathered(i)
-        # a plate at its full size asks for all rows in order, and those are in place
+        # a plate at its full size requests all rows in order, which are already in place
         in_order = jnp.all(self._shared_out(i) == jnp.arange(self.num_rows, dtype=i.dtype))
         return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
 
@@ -157,7 +157,7 @@ class MeshRows:
         return self._shared_out(found.reshape(i.shape[0], *self.shape[1:]))
 
     def _shared_out(self, x: jax.Array) -> jax.Array:
-        if not isinstance(x, jax.core.Tracer):  # only compiled code can share out unevenly
+        if not isinstance(x, jax.core.Tracer):  # only compiled code can split unevenly
             return x
         spec = PartitionSpec(self.axis)
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
@@ -188,7 +188,7 @@ def _shares(num_rows: int, parts: int) -> tuple[int, int]:
 
 
 def _words(x: jax.Array) -> jax.Array:
-    """Entries as whole numbers, whose sum with zeros is exact for -0 and NaN too."""
+    """Entries as integers, whose sum with zeros is exact, also for -0 and NaN."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x.astype(jnp.uint8)
     if jnp.issubdtype(x.dtype, jnp.floating):

@@ -1,8 +1,8 @@
 """Keyed pseudo-random permutations of ``range(size)``, evaluated one index at a time.
 
-A fresh permutation of 10^5 rows for each epoch costs a sort and an array of 10^5 indices. The
-permutations here are functions: the image of an index costs a few integer operations, so a batch
-of B indices costs O(B) work and memory whatever the size.
+An explicit permutation of 10^5 rows per epoch costs a sort and an array of 10^5 indices. The
+permutations here are functions: the image of an index costs a few integer operations. So a batch
+of B indices costs O(B) work and memory, whatever the size.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from jax.typing import ArrayLike
 from .._checks import check_int
 
 NUM_ROUNDS = 8
-"""Feistel rounds. Over 2 million keys and sizes 65 to 127 the joint law of the images of two
-indices is told from uniform at 4 to 6 rounds (5 to 30 standard deviations at 6, up to 7 at 7),
-not at 8, and larger sizes need fewer."""
+"""Number of Feistel rounds. Test: the joint distribution of the images of two indices, over 2
+million keys and sizes 65 to 127. It differs from uniform at 4 to 6 rounds (by 5 to 30 standard
+deviations at 6, and up to 7 at 7 rounds), but not at 8 rounds. Larger sizes need fewer rounds."""
 
 _SMALL_SIZE = 64
-"""Largest size that is permuted by ranking: a Feistel network of so few cells is far from uniform
-(at size 16 and 8 rounds the joint law of two images is off by 1.2%)."""
+"""Largest size that is permuted by ranking. A Feistel network on so few cells is far from uniform:
+at size 16 and 8 rounds, the joint distribution of two images is off by 1.2%."""
 
 _MAX_SIZE = 2**31 - 1
 
@@ -32,9 +32,10 @@ _MAX_SIZE = 2**31 - 1
 def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
     """Expand a PRNG key into the keys of the rounds of `permute`.
 
-    The words w of the key are hashed in turn, one chain per round r:
+    The words w of the key are hashed in turn, in one chain per round r:
     ``k_r = mix(... mix(mix(c_r ^ w_0) ^ w_1) ...)`` with ``c_r = (r + 1) * 2654435769``.
-    (``jax.random.bits`` of the ``rbg`` generator depends, under ``vmap``, on the rest of a batch.)
+    (``jax.random.bits`` is not used: with the ``rbg`` generator under ``vmap``, its result depends
+    on the rest of the batch.)
 
     Returns:
         uint32 array of shape (num_rounds,).
@@ -54,18 +55,18 @@ def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
 def permute(round_keys: Array, index: ArrayLike, size: int) -> Array:
     """Image of each index under a keyed permutation of ``range(size)``.
 
-    Write ``index = l * b + r`` on a grid of a rows and b columns, the smallest nearly square one
-    with a b >= size cells. Rounds alternate ``l <- l + F(r) mod a`` and ``r <- r + F(l) mod b``,
-    each a bijection of the grid whatever F; F(x) is the murmur3 finaliser of x XOR the round's key,
-    scaled to the range. An image outside ``range(size)`` is mapped again until it is inside (cycle
-    walking), which keeps a bijection; the excess a b - size is so small that this is rare. Up to
-    size 64 the image is the rank of the index's hash among all hashes, close to uniform over all
-    permutations.
+    Write ``index = l * b + r`` on a grid of a rows and b columns, the smallest nearly square grid
+    with a b >= size cells. The rounds alternate ``l <- l + F(r) mod a`` and
+    ``r <- r + F(l) mod b``. Each round is a bijection of the grid for any F. F(x) is the murmur3
+    finaliser of x XOR the round's key, scaled to the range. An image outside ``range(size)`` is
+    mapped again until it is inside (cycle walking), which is still a bijection. This is rare,
+    because the excess a b - size is small. Up to size 64, the image is the rank of the index's hash
+    among all hashes, close to uniform over all permutations.
 
     Args:
-        round_keys: uint32 array from `round_keys`, of shape (num_rounds,), or of shape
-            ``index.shape + (num_rounds,)`` where each index has a permutation of its own.
-        index: integer array of any shape, entries in [0, size); others are clipped to it.
+        round_keys: uint32 array from `round_keys`, of shape (num_rounds,); or of shape
+            ``index.shape + (num_rounds,)`` if each index has its own permutation.
+        index: integer array of any shape, entries in [0, size); others are clipped to this range.
         size: number of elements, a Python integer from 1 to 2^31 - 1.
 
     Returns:
@@ -99,16 +100,18 @@ def epoch_indices(
 ) -> tuple[Array, Array, Array]:
     """Draw the next batch of an endless stream that shuffles ``range(size)`` anew in each epoch.
 
-    Epoch e is the permutation keyed by ``fold_in(key, e)``. The batch takes its elements number
-    offset, ..., offset + batch_size - 1; those past its end are the first ones of epoch e + 1. So
-    each index occurs exactly once in an epoch, and a batch that spans two epochs can hold an index
-    twice. O(batch_size) work and memory: no array of length ``size``.
+    Epoch e is the permutation keyed by ``fold_in(key, e)``. The batch has the elements with numbers
+    offset, ..., offset + batch_size - 1. Elements past the end of the epoch are the first elements
+    of epoch e + 1. So each index occurs exactly once per epoch, and a batch that spans two epochs
+    can hold an index twice. The cost is O(batch_size) work and memory; there is no array of length
+    ``size``.
 
     Args:
-        key: PRNG key, typed or legacy, the same in every call. Not of JAX's ``unsafe_rbg``
-            generator, whose ``fold_in`` depends on the rest of a batch.
+        key: PRNG key, typed or legacy, the same in every call. JAX's ``unsafe_rbg`` generator must
+            not be used, because its ``fold_in`` depends on the rest of a batch.
         epoch: integer scalar, 0 at the start.
-        offset: integer scalar, elements of this epoch already taken, in [0, size), 0 at the start.
+        offset: integer scalar, the number of elements already taken of this epoch, in [0, size);
+            0 at the start.
         batch_size: number of indices, a Python integer from 1 to ``size``.
         size: number of elements, a Python integer from 1 to 2^31 - 1.
 
@@ -150,7 +153,7 @@ def _check_size(size: int) -> int:
 
 
 def _mix(x: Array) -> Array:
-    """Apply the finaliser of murmur3, a bijection of uint32 in which each bit affects all."""
+    """Apply the finaliser of murmur3, a bijection of uint32 in which each bit affects all bits."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
@@ -158,7 +161,7 @@ def _mix(x: Array) -> Array:
 
 @functools.cache
 def _grid(size: int) -> tuple[int, int]:
-    """Choose the rows and columns with the fewest cells >= size and at most 2 columns a row."""
+    """Choose the grid with the fewest cells >= size and at most 2 columns per row."""
     root = int(np.sqrt(size))
     rows = np.arange(root, int(np.ceil(root / np.sqrt(2))) - 1, -1)
     best = int(rows[np.argmin(-size % rows)])
@@ -179,13 +182,13 @@ def _feistel(keys: Array, x: Array, rows: int, columns: int) -> Array:
 def _shift(x: Array, bits: Array, modulus: int) -> Array:
     """Add floor(bits * modulus / 2^32) to x, modulo the modulus, which is at most 2^16."""
     m = jnp.uint32(modulus)
-    # The high word of a 48-bit product in 32-bit arithmetic; far cheaper than a division.
+    # The high word of a 48-bit product in 32-bit arithmetic, far cheaper than a division.
     x = x + (((bits >> 16) * m + (((bits & 0xFFFF) * m) >> 16)) >> 16)
     return jnp.where(x >= m, x - m, x)
 
 
 def _rank(keys: Array, x: Array, size: int) -> Array:
-    """Count the elements whose hash is below that of x; hashes differ, as each is a bijection."""
+    """Count elements with a hash below that of x; hashes differ, because each is a bijection."""
     table = jnp.arange(size, dtype=jnp.uint32)
     for i in range(keys.shape[-1]):
         x = _mix(x ^ keys[..., i])

@@ -1,6 +1,6 @@
-"""Rows of an array on the host: gathered by a thread, ahead of time where that can be told.
+"""Rows of an array on the host, gathered by a thread, in advance if the next rows are known.
 
-Nothing here is JAX's: what runs inside a computation must not call it.
+This module does not use JAX, because code that runs inside a computation must not call JAX.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 MAX_COMING = 32
-"""Gathers that may wait for someone to ask for them; the oldest is dropped."""
+"""Largest number of gathers that wait for a `take`; beyond it, the oldest is dropped."""
 
 
 class Reader:
-    """Gathers rows of a source in a thread of its own; errors name the source.
+    """Gathers rows of a source in its own thread; errors name the source.
 
-    The source's shape is that of the beginning, also if it grows.
+    The source's shape is fixed at the start, even if the source grows.
     """
 
     def __init__(self, source: Any, name: str, shape: tuple[int, ...], timeout: float | None):
@@ -36,7 +36,7 @@ class Reader:
             check_mapped(source, name)
             self._gather: Callable = _from_numpy
             return
-        # a source may stall from the beginning
+        # a source may stall from the start
         with self._lock:
             found = self._submit(_takes_arrays, source, shape)
         try:
@@ -47,7 +47,7 @@ class Reader:
             raise self._stalled("its first rows") from None
 
     def _begin(self) -> None:
-        """Nothing is under way: at the start, and in a forked child, which has no threads."""
+        """Reset all state: at the start, and in a forked child, which has no threads."""
         self._process = os.getpid()
         self._coming: OrderedDict[Any, Future] = OrderedDict()
         self._lock = threading.Lock()
@@ -55,17 +55,17 @@ class Reader:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
 
     def prepare(self, index: np.ndarray, dtype: Any) -> None:
-        """Begin to gather rows for which `take` will ask."""
+        """Begin to gather rows that `take` will request."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:
             self._start(_key(index, dtype), index, dtype)
 
     def take(self, index: np.ndarray, dtype: Any, then: np.ndarray | None = None) -> np.ndarray:
-        """The rows of a flat index, in its order; ``then`` says which will be wanted next.
+        """The rows of a flat index, in its order; ``then`` is the index of the next request.
 
         Raises:
-            RuntimeError: if the source raises, from what it raised.
+            RuntimeError: if the source raises; the source's error is its cause.
             TimeoutError: if it takes longer than ``timeout``.
         """
         key = _key(index, dtype)
@@ -92,7 +92,7 @@ class Reader:
         return future
 
     def _submit(self, function: Callable, *args: Any, future: Future | None = None) -> Future:
-        """Have the thread call a function."""
+        """Let the thread call a function."""
         future = Future() if future is None else future
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
@@ -103,7 +103,7 @@ class Reader:
         return future
 
     def read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
-        """The rows of a flat index, here and now.
+        """The rows of a flat index, read in this thread.
 
         Raises:
             ValueError: for rows of another shape, and for values that the type cannot hold.
@@ -125,7 +125,7 @@ class Reader:
         return RuntimeError(f"{self.name} could not read {rows}: {type(error).__name__}: {error}")
 
     def _stalled(self, rows: str) -> TimeoutError:
-        with self._lock:  # the thread may never come back: the next gather gets a new one
+        with self._lock:  # the thread may never return: the next gather uses a new thread
             self._jobs.put(None)
             self._thread = None
             self._coming.clear()
@@ -136,12 +136,12 @@ class Reader:
 
 
 def check_mapped(array: Any, name: str) -> None:
-    """See that the file under a memory map is as long as the map.
+    """Check that the file under a memory map is as long as the map.
 
-    Reading what was cut off would end the process by SIGBUS, or give zeros.
+    Reading beyond the end of the file would end the process by SIGBUS, or give zeros.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if the file is shorter.
     """
     offset, base = 0, array
     while base is not None and not isinstance(base, mmap.mmap):
@@ -149,7 +149,7 @@ def check_mapped(array: Any, name: str) -> None:
         base = base.base if isinstance(base, np.ndarray) else getattr(base, "obj", None)
     if base is None:
         return
-    # a map begins where a page does
+    # a map begins at the start of a page
     expected = offset - offset % mmap.ALLOCATIONGRANULARITY + len(base)
     found = base.size()
     if found < expected:
@@ -160,7 +160,7 @@ def check_mapped(array: Any, name: str) -> None:
 
 
 def _converted(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Rows in another type, as long as no value becomes another one but by rounding."""
+    """Rows in another type; values may change only by rounding."""
     if rows.dtype == dtype:
         return np.ascontiguousarray(rows)
     is_number = rows.dtype.kind in "biufc"
@@ -189,14 +189,14 @@ def _serve(jobs: queue.SimpleQueue) -> None:
                 future.set_result(function(*args))
             except Exception as error:
                 future.set_exception(error)
-            except BaseException as error:  # of a thread's no one else would take notice
+            except BaseException as error:  # otherwise an error in a thread would be lost
                 future.set_exception(RuntimeError(f"it raised {error!r}"))
-        # a thread that waits must not keep rows or their source
+        # a waiting thread must not keep rows or their source in memory
         del job, future, function, args
 
 
 def _takes_arrays(source: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a source can be indexed by an array of rows, increasing and without repeats."""
+    """Whether a source can be indexed by an increasing array of rows without repeats."""
     last = shape[0] - 1
     index = np.unique([0, last // 2, last])
     try:
@@ -206,7 +206,7 @@ def _takes_arrays(source: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _orthogonal(source: Any) -> Any:
-    return getattr(source, "oindex", source)  # Zarr's name of it
+    return getattr(source, "oindex", source)  # the attribute of Zarr arrays
 
 
 def _from_numpy(source: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -228,7 +228,7 @@ def _row_by_row(source: Any, index: np.ndarray) -> np.ndarray:
 
 
 def _stretch(index: np.ndarray) -> slice | None:
-    """The slice that an index is, if it is one without a step."""
+    """The slice with step 1 that equals an index, or None."""
     if not len(index) or index[-1] - index[0] != len(index) - 1:
         return None
     if len(index) > 1 and not (np.diff(index) == 1).all():

@@ -1,8 +1,8 @@
 """Checkpoints: the state of a chain after each segment, as arrays with a checksum.
 
-A checkpoint is an ``.npz`` of plain arrays, read without pickle. Its structure is not stored: it
-is that of the state that the kernel's ``init`` makes, so that nothing read from disk decides
-what is built.
+A checkpoint is an ``.npz`` file of plain arrays, read without pickle. The file does not store the
+structure of the state. The structure is that of the state from the kernel's ``init``, so files on
+disk cannot decide which objects are built.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .files import own_folder, remove, remove_temporaries, write_atomically
 from .fingerprint import warn
 
 KEEP_EVERY = 10
-"""Of the checkpoints before the last two, those with a number that this divides are kept."""
+"""Before the last two checkpoints, only those whose number is divisible by this are kept."""
 
 
 class Checkpoint(NamedTuple):
     """A position in a run.
 
     Attributes:
-        number: segments done, those of warm-up included.
+        number: number of finished segments, including those of warm-up.
         state: the kernel's state.
-        record: what else there is to know of the run, as JSON can hold it.
+        record: other facts about the run, in types of JSON.
     """
 
     number: int
@@ -43,14 +43,14 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A file whose content does not agree with its checksum or its place."""
+    """A file whose content does not match its checksum or its name."""
 
 
 class Checkpoints:
     """The checkpoints of a run, in one folder, which is made if it is missing.
 
-    What a checkpoint is of, the run and the number of segments, is in its record: neither a file
-    with another name nor one of another run is taken for it. ``run`` names the run; "" for any.
+    The record of a checkpoint has the name of the run and the number of segments. So a renamed
+    file, or a file of another run, is not accepted. ``run`` names the run; "" accepts any run.
     """
 
     def __init__(self, folder: Path, run: str | None = "") -> None:
@@ -59,12 +59,12 @@ class Checkpoints:
         remove_temporaries(folder)
 
     def numbers(self) -> list[int]:
-        """Those that are there, damaged ones included, the newest first."""
+        """Numbers of all checkpoints in the folder, including damaged ones, the newest first."""
         found = (re.fullmatch(r"(\d{8,})\.npz", path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one in full or not at all, and let go of old ones."""
+        """Write a checkpoint completely or not at all, and remove old ones."""
         arrays = {f"leaf_{k}": _stored(x) for k, x in enumerate(jax.tree.leaves(checkpoint.state))}
         record = {**checkpoint.record, "number": checkpoint.number}
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
@@ -78,7 +78,10 @@ class Checkpoints:
                 remove(self._path(number))
 
     def newest(self, read: Callable[[int], Any], at_most: float = math.inf) -> Any:
-        """What a function returns for the newest that it can read, warning of others; or None."""
+        """Apply a function to the newest checkpoint that it can read; None if there is none.
+
+        It warns of the checkpoints that cannot be read.
+        """
         for number in self.numbers():
             if number <= at_most:
                 try:
@@ -88,11 +91,11 @@ class Checkpoints:
         return None
 
     def record(self, number: int) -> dict[str, Any]:
-        """What is known of the run, without the state."""
+        """The facts about the run, without the state."""
         return self._read(number)[1]
 
     def load(self, number: int, like: PyTree) -> Checkpoint:
-        """Read one, whose state has the structure, shapes and types of another.
+        """Read a checkpoint whose state has the structure, shapes and types of ``like``.
 
         Raises:
             DamagedError: if the file is damaged.
@@ -113,17 +116,17 @@ class Checkpoints:
     def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         path = self._path(number)
         try:
-            # opened here, because NumPy leaves a file open that it cannot read
+            # opened here, because NumPy does not close a file that it cannot read
             with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             digest = arrays.pop("sha256").tobytes()
             intact = digest == _digest(arrays)
             record = json.loads(arrays.pop("record").tobytes()) if intact else {}
-        except Exception as error:  # whatever a reader makes of flipped bits
+        except Exception as error:  # flipped bits can cause any error
             raise DamagedError(f"{path} cannot be read ({error})") from error
         if not intact:
             raise DamagedError(f"{path} does not agree with its checksum")
-        # earlier versions gave neither
+        # earlier versions stored neither
         if record.get("number", number) != number:
             raise DamagedError(f"{path} is the state after {record['number']} segments")
         if self.run not in ("", record.get("run")):
@@ -136,12 +139,12 @@ class Checkpoints:
 
 def _stored(x: Any) -> np.ndarray:
     array = np.asarray(words(x))
-    # bfloat16 and its like are unknown to NumPy's format
+    # NumPy's format does not support bfloat16 and similar types
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "V" else array
 
 
 def _restored(array: np.ndarray, like: Any) -> jax.Array | None:
-    """An array of the type and shape of another one; None if it is not."""
+    """The array with the type and shape of ``like``; None if they do not match."""
     wanted = words(like)
     if wanted.dtype.kind == "V" and array.dtype.itemsize == wanted.dtype.itemsize:
         array = array.view(wanted.dtype)

@@ -1,4 +1,4 @@
-"""Segments of draws as the groups of an ArviZ container, and back."""
+"""Converts segments of draws to the groups of an ArviZ container, and back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Datasets = dict[str, xr.Dataset]
 
 
 class Describer:
-    """Names, dimensions and attributes of a run's draws, those of `to_inference_data`.
+    """Names, dimensions and attributes of a run's draws, the same as in `to_inference_data`.
 
     Args:
-        mcmc: whose draws they are.
-        arguments: the model's, positional and by keyword.
-        created_at: when the run was begun, in ISO format.
+        mcmc: the MCMC of the draws.
+        arguments: the model's arguments, positional and by keyword.
+        created_at: start time of the run, in ISO format.
     """
 
     def __init__(self, mcmc: MCMC, arguments: tuple, created_at: str) -> None:
@@ -55,17 +55,17 @@ class Describer:
             "sample_stats": results.sample_stats,
             **self._static,
         }
-        # those that depend on the draws are set when there are all
+        # attributes that depend on the draws are set when all draws exist
         later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
         settings = {name: x for name, x in results.attributes.items() if name not in later}
-        # the scale is still to be learned: it is in the state of the chains
+        # the scale is not learned yet; the state of the chains will have it
         results = results._replace(attributes=settings, scale=None)
         return Labels(groups, self._model).datasets(results, self._created_at)
 
     def summarise(
         self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
     ) -> None:
-        """Set attributes that depend on all draws, which may do without the draw itself."""
+        """Set attributes that depend on all draws; ``states`` may lack the draws themselves."""
         if _is_ours(self._mcmc):
             states = {**states, sample_field(self._mcmc): {}}
             view = holding(self._mcmc, self._arguments, states, last_state)
@@ -82,18 +82,18 @@ def _is_ours(mcmc: MCMC) -> bool:
 
 
 def _quietly(function: Callable[[MCMC], Any], mcmc: MCMC) -> Any:
-    """Before the first segment draws are zero, and means of them say nothing."""
+    """Call a function without warnings: before the first segment, all draws are zero."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return function(mcmc)
 
 
 class Names:
-    """Where each field of the state is in an ArviZ container.
+    """The place of each field of the state in an ArviZ container.
 
-    Found by export of a draw whose every entry is another number, so that it holds whatever
-    names the export chooses. A field that the export leaves out is in no container. ``shapes`` are
-    a segment's, by field, the draw first.
+    The places are found by exporting one draw in which every entry has a different number. So they
+    are right for any names that the export chooses. A field that the export leaves out has no
+    place. ``shapes`` are a segment's shapes by field, the field of the draw first.
     """
 
     def __init__(self, mcmc: MCMC, shapes: Mapping[str, PyTree]) -> None:
@@ -101,7 +101,7 @@ class Names:
         field, *others = shapes
         self.draw = [(name, leaf) for name, leaf in paths(shapes[field], "z")]
         leaves, structure = jax.tree.flatten({name: shapes[name] for name in others})
-        # no whole numbers, which the export might compute
+        # not integers, because the export might produce the same integers
         marks = [np.full((1, 1), k + 0.5) for k in range(len(leaves))]
         fields: dict[str, PyTree] = jax.tree.unflatten(structure, marks)
         view = holding(mcmc, ((), {}), {field: {}, **fields})
@@ -117,7 +117,7 @@ class Names:
         }
 
     def read(self, groups: Any, *, all_of_them: bool = True) -> dict[str, PyTree]:
-        """Fields of all draws, shaped (chains, draws, ...); or only those with a number a draw."""
+        """Fields of all draws, (chains, draws, ...); or only those with one number per draw."""
         found: dict[str, PyTree] = {}
         field, *others = self.shapes
         if all_of_them:
@@ -135,7 +135,7 @@ class Names:
         return found
 
     def read_draws(self, posterior: Any) -> PyTree:
-        """The draws themselves, likewise."""
+        """The draws themselves, shaped (chains, draws, ...)."""
         field, *_ = self.shapes
         leaves = [_read(posterior, name, leaf) for name, leaf in self.draw]
         return jax.tree.unflatten(jax.tree.structure(self.shapes[field]), leaves)

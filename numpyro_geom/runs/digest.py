@@ -1,4 +1,4 @@
-"""A short text for values, the same in another process; and for functions on the host."""
+"""Short digests of values and of functions on the host, the same in every process."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from ..rows.host_rows import HostRows
 from ..rows.reader import Reader
 
 MAX_HASHED_BYTES = 2**32
-"""Size of an array up to which all of it is hashed; of a larger one a thousand blocks are."""
+"""Largest size of an array that is hashed completely. Of a larger array, a thousand blocks are
+hashed."""
 ROW_BLOCK_BYTES = 2**22
-"""Size of what is read and hashed at a time of rows on the host."""
+"""Size of the blocks of rows on the host that are read and hashed."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 KEPT_APART = ("_kernels", "_specs", "_weights")
-"""Settings of NumPyro's kernels that are not under the names of their arguments."""
+"""Settings of NumPyro's kernels whose attributes do not have the names of the arguments."""
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 FUNCTION = "a function"
-"""In the place of the name of any function or object of the user, whose work is in the program."""
+"""Replaces the name of a user's function or object; the program contains what it computes."""
 OTHER_CLASS = "a class of the user"
 
 
 class Digests:
-    """Digests of values by their content; of an array once, however often it is asked for."""
+    """Digests of values by their content; each array is hashed only once."""
 
     def __init__(self) -> None:
-        # with the values, kept alive since an id is only unique while its value lives
+        # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
 
     def of(self, value: Any) -> str:
-        """A text of 16 digits; no function and no object of a class that is not known counts."""
+        """A text of 16 digits; functions and objects of unknown classes do not count."""
         if not (is_array(value) or isinstance(value, HostRows)):
             return self._new(value)
         if id(value) not in self._known:
@@ -55,7 +56,7 @@ class Digests:
         return self._known[id(value)][1]
 
     def text(self, value: Any) -> str:
-        """A digest, with the value itself where that is short; for people."""
+        """A digest for people to read, with the value itself if it is short."""
         if isinstance(value, PLAIN):
             return repr(value)
         if callable(value) and not dataclasses.is_dataclass(value):
@@ -63,17 +64,17 @@ class Digests:
             return f"{name} {self.of(value)}" if isinstance(value, functools.partial) else name
         ours = dataclasses.is_dataclass(value) and class_name(value) != OTHER_CLASS
         text = without_addresses(repr(value)) if ours else ""
-        text = "" if "<" in text else text  # the name of a function
+        text = "" if "<" in text else text  # it has the name of a function
         return f"{text} {self.of(value)}" if 0 < len(text) < 80 else self.of(value)
 
     def data(self, leaf: Any) -> str:
-        """Of an argument of the model: for arrays with type and shape."""
+        """Digest of an argument of the model; for arrays, with type and shape."""
         if is_array(leaf) or isinstance(leaf, HostRows):
             return f"{leaf.dtype}{list(leaf.shape)} {self.of(leaf)}"
         return repr(leaf) if isinstance(leaf, PLAIN) else self.of(leaf)
 
     def reader(self, reader: Reader) -> str:
-        """Of the rows that it gathers."""
+        """Digest of the rows that a reader gathers."""
         if id(reader) not in self._known:
             rows = HostRows(reader.source, timeout=reader.timeout)
             self._known[id(reader)] = reader, self.of(rows)
@@ -86,7 +87,7 @@ class Digests:
         return found.hexdigest()[:16]
 
     def _parts(self, value: Any) -> Iterator[Any]:
-        """Texts and bytes that tell a value from others."""
+        """Texts and bytes that distinguish a value from others."""
         if isinstance(value, PLAIN):
             yield f"{type(value).__name__} {value!r}"
         elif isinstance(value, HostRows):
@@ -115,24 +116,24 @@ class Digests:
 
 
 def is_array(x: Any) -> bool:
-    """Whether it is an array of NumPy or JAX, of whatever class they are there."""
+    """Whether ``x`` is an array of NumPy or JAX, of any of their classes."""
     kinds = (np.ndarray, np.generic, jax.Array)
     of_jax = type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
     return isinstance(x, kinds) or (of_jax and hasattr(x, "__array__") and hasattr(x, "dtype"))
 
 
 def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
-    """Arguments of a kernel's constructor, all of them or as far as it keeps them."""
-    if isinstance(kernel, SGKernel):  # as they were before it has seen a model
+    """Arguments of a kernel's constructor, as far as the kernel keeps them."""
+    if isinstance(kernel, SGKernel):  # their values before ``init``
         return kernel.replace().settings.as_dict()
     found = {name: x for name, x in _kept(kernel).items() if name != "model"}
     return found | {name: x for name, x in vars(kernel).items() if name in KEPT_APART}
 
 
 def code_of(function: Callable, digests: Digests) -> str:
-    """Of a function that a program calls on the host: its byte code, and what that reads.
+    """Digest of a function that a program calls on the host: its byte code and what it reads.
 
-    Names, comments and annotations do not count. Byte code changes with Python's version.
+    Names, comments and annotations do not count. Byte code depends on Python's version.
     """
     found = hashlib.sha256()
     for part in _Code(digests).parts(function):
@@ -141,14 +142,14 @@ def code_of(function: Callable, digests: Digests) -> str:
 
 
 class _Code:
-    """Goes through functions and what they read, each once."""
+    """Visits functions and the values that they read, each once."""
 
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
         self._seen: dict[int, Any] = {}
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """Texts and bytes of a function, or of a value that one reads."""
+        """Texts and bytes of a function, or of a value that a function reads."""
         if isinstance(value, Reader):
             yield self.digests.reader(value)
             return
@@ -188,7 +189,7 @@ class _Code:
         for cell in function.__closure__ or ():
             try:
                 yield from self.parts(cell.cell_contents)
-            except ValueError:  # not yet filled
+            except ValueError:  # an empty cell
                 yield "empty;"
         if library:
             yield function.__qualname__
@@ -207,7 +208,7 @@ class _Code:
 
 
 def _tables(value: Any) -> Iterator[Any]:
-    """Arrays and labels of pandas' tables, and of sparse matrices."""
+    """Arrays and labels of pandas objects, and arrays of sparse matrices."""
     if hasattr(value, "tocsr"):
         found = value.tocsr()
         yield from (found.shape, found.data, found.indices, found.indptr)
@@ -241,7 +242,7 @@ def _array(value: Any) -> Iterator[Any]:
 
 
 def _name(value: Any) -> str:
-    """Of a function of NumPyro, such as where chains start; the user's may be renamed."""
+    """Name of a function of NumPyro, such as an init strategy; a user's may be renamed."""
     if isinstance(value, functools.partial):
         return _name(value.func)
     root = (getattr(value, "__module__", None) or "").partition(".")[0]
@@ -249,16 +250,16 @@ def _name(value: Any) -> str:
 
 
 def class_name(value: Any) -> str:
-    """Of an object's class, if it is of this package or NumPyro; the user's may be renamed."""
+    """Name of an object's class if it is of this package or NumPyro; a user's may be renamed."""
     cls = type(value)
     known = cls.__module__.partition(".")[0] in ("numpyro", "numpyro_geom")
     return cls.__qualname__ if known else OTHER_CLASS
 
 
 def _kept(value: Any) -> dict[str, Any]:
-    """What an object was made of: public attributes, and arguments kept under private names.
+    """The values that define an object: public attributes, and arguments kept under private names.
 
-    What else objects keep for themselves changes while they are used.
+    Other private attributes can change while the object is used.
     """
     found = {name: x for name, x in vars(value).items() if not name.startswith("_")}
     for cls in type(value).__mro__:
@@ -270,7 +271,7 @@ def _kept(value: Any) -> dict[str, Any]:
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and all within it."""
+    """A code object and all code objects within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -278,13 +279,13 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def without_addresses(text: str) -> str:
-    """The ``repr`` of an object as it is in another process."""
+    """The ``repr`` of an object without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 @functools.cache
 def _of_library(module: str | None) -> bool:
-    """Whether versions already tell what code a module has: of a package that is installed."""
+    """Whether a module is in an installed package, whose version already identifies its code."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     first = (module or "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""A run whose segments are on disk when they are done."""
+"""A run whose finished segments are on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .store import DrawStore, check_free
 STORE = "draws.zarr"
 STATES = "state"
 OTHER_PROGRAM = "other_program"
-"""Value of ``resume`` with which the program may be another one."""
+"""Value of ``resume`` that allows a different program."""
 _NOT_BEGUN = (
     "cannot be prepared for the run. What was stored before is safe: make it writable, with room "
     "for more, and call `run` again with the same arguments"
@@ -36,16 +36,17 @@ _NOT_BEGUN = (
 
 
 class OnDisk:
-    """Keeps the segments of a run in a folder, and begins it there or goes on with it.
+    """Keeps the segments of a run in a folder; starts or continues the run there.
 
-    Of several processes the first alone writes to the folder and reads states from it; the others
-    open the draws at the end.
+    With several processes, only the first one writes to the folder and reads states from it. The
+    others open the draws at the end.
 
     Attributes:
-        segments: of the run; their length may be that of the run that the folder holds.
-        visible: draws that readers of the store see.
-        damaged: numbers of segments to do again before the newest state is gone on from.
-        newest: the newest state, to which the run comes back after repairs.
+        segments: the segments of the run. Their length may be that of the run in the folder.
+        visible: number of draws that readers of the store see.
+        damaged: numbers of segments to compute again before the run continues from the newest
+            state.
+        newest: the newest state, to which the run returns after repairs.
     """
 
     to_go_on = "call `run` again with the same arguments to go on"
@@ -60,7 +61,7 @@ class OnDisk:
         self._begins = record is None
         if record is not None and length is None:
             length = record["length"]
-        # a run may go on with another mesh: its program is told as it is without one
+        # a run may continue on another mesh, so its digest is that of the program without a mesh
         plain = None if layout.mesh is None else without_mesh(job, length)
         self.segments = Segments(job, length, layout)
         self.about = self.processes.first(lambda: self._about(record, plain or self.segments))
@@ -84,27 +85,27 @@ class OnDisk:
         self.newest: Checkpoint | None = None
 
     def start(self) -> Checkpoint:
-        """Where to go on, or begin: after the last segment that is good, and so are all before."""
+        """Where to start or continue: after the last segment before which all segments are good."""
         with advised(f"{self.folder} {_NOT_BEGUN}"):
             found = self._shared(self._find)
         self.processes.all(self._check_visible)
         return found
 
     def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
-        """Store a segment; returns where to go on."""
+        """Store a segment; returns the checkpoint to continue from."""
         after = after._replace(record={**self.about, **after.record})
         if self.processes.first(lambda: self._keep(number, done, after)):
             return after
         return self._shared(lambda: self.newest)
 
     def draws(self, first: int, last: int) -> PyTree:
-        """Draws with numbers from the first to before the last."""
+        """Draws ``first`` to ``last - 1``."""
         with self.store.open() as groups:
             some = groups["posterior"].to_dataset().isel(draw=slice(first, last))
             return Names(self.segments.job.mcmc, self.segments.shapes).read_draws(some)
 
     def result(self, here: Checkpoint) -> Run:
-        """All draws, as they are in the store."""
+        """The result, with all draws in the store."""
         job, draws = self.segments.job, here.record["draws"]
         names = Names(job.mcmc, self.segments.shapes)
         if draws:
@@ -117,12 +118,12 @@ class OnDisk:
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
     def _about(self, record: Any, plain: Segments) -> dict[str, Any]:
-        """What is saved of the run with each state."""
-        digests = Digests()  # of which each reads an array once
+        """The facts about the run that are saved with each state."""
+        digests = Digests()  # shared, so that each array is read once
         length, mesh = self.segments.lengths.length, self.segments.layout.mesh
         axes = [] if mesh is None else [f"{name} {size}" for name, size in mesh.shape.items()]
         return {
-            # one that was begun by an earlier version has no name
+            # a run from an earlier version has no name
             "run": secrets.token_hex(8) if record is None else record.get("run"),
             "length": length,
             "fingerprint": fingerprint(self.segments.job, length, digests),
@@ -140,7 +141,7 @@ class OnDisk:
             )
 
     def _summarise(self, names: Names, here: Checkpoint) -> None:
-        """Give the store the attributes that depend on all draws."""
+        """Write the attributes that depend on all draws to the store."""
         datasets = self._no_draws(here.state)
         with self.store.open() as groups:
             states = names.read(groups, all_of_them=False)
@@ -159,12 +160,12 @@ class OnDisk:
         lengths = self.segments.lengths
         if self._begins:
             start, record = self.segments.start, {**self.about, "draws": 0, "divergences": 0}
-            self.store.create(self._no_draws(start), 0)  # where a state is, a store is
+            self.store.create(self._no_draws(start), 0)  # a state always comes with a store
             self.checkpoints.save(Checkpoint(0, start, record))
         self.newest = self._load(lengths.segments)
         self.visible = self.newest.record["draws"]
         if self.visible < lengths.draws(self.newest.number):
-            # a run that is made longer: its last segment was a short one, and is done again
+            # a longer run: the last segment was short and is computed again
             self.newest = self._load(self.newest.number - 1)
         datasets = self._no_draws(self.newest.state)
         self.store.check_same_run(datasets)
@@ -178,7 +179,7 @@ class OnDisk:
         return self._load(min(self.damaged)) if self.damaged else self.newest
 
     def _shared(self, find: Callable[[], Any]) -> Checkpoint:
-        """What the first process finds, for all of them."""
+        """The checkpoint that the first process finds, for all processes."""
         found: list[Checkpoint] = []
 
         def look() -> tuple[int, Any]:
@@ -190,7 +191,7 @@ class OnDisk:
         return Checkpoint(number, self.processes.spread(state), record)
 
     def _keep(self, number: int, done: Done, after: Checkpoint) -> bool:
-        """Store a segment; whether to go on after it, and not after the newest."""
+        """Store a segment; returns whether to continue after it (else after the newest state)."""
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
         datasets: Datasets = {}
@@ -217,7 +218,7 @@ class OnDisk:
         return newest is None or bool(self.damaged) or after.number >= newest.number
 
     def _load(self, at_most: int) -> Checkpoint:
-        """The newest good checkpoint with a number of at most so many."""
+        """The newest good checkpoint with a number of at most ``at_most``."""
         found = self.checkpoints.newest(
             lambda number: self.checkpoints.load(number, self.segments.start), at_most
         )
@@ -235,7 +236,7 @@ def _read(store: DrawStore, names: Names) -> dict[str, PyTree]:
 
 
 def _newest_record(folder: Path, resume: bool | str) -> Any:
-    """What the newest checkpoint that can be read knows of the run; None if there is no run."""
+    """Record of the newest checkpoint that can be read; None if there is no run."""
     checkpoints = Checkpoints(folder / STATES)
     numbers = checkpoints.numbers()
     if numbers and resume is False:

@@ -1,8 +1,8 @@
-"""Files that are there in full or not at all, one writer a directory, and signals that wait.
+"""Atomic files, a lock for one writer per directory, and delayed signals.
 
-Nothing is written through a symbolic link, and no file that may be a user's is opened for writing:
-a file gets its content under a name that was free, in a folder that is no link, and takes its own
-name in one instant.
+Nothing is written through a symbolic link, and a file that may be a user's is never opened for
+writing. A file is written under a new temporary name, in a folder that is not a link, and is then
+renamed atomically.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 LOCK = "lock"
 HOLDER = re.compile(rb"(\d+( on [^\n]*)?\n)?")
-"""What a lock holds: nothing yet, or who took it last."""
+"""Content of a lock file: empty, or the name of the last process that took it."""
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.new")
-"""Names of files that are being written, or that a process died with."""
+"""Names of files that are being written, or were being written when a process died."""
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder, or see that there is one; never one that a link leads to.
+    """Make a folder, or check that it exists and is not reached through a link.
 
     Raises:
         FileExistsError: if there is something else.
@@ -46,10 +46,10 @@ def own_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
-    """Write a file such that a reader, and a crash at any instant, sees the old one or the new.
+    """Write a file such that a reader sees the old or the new file, even after a crash.
 
-    Parts are bytes, or contiguous arrays of bytes. ``durable`` waits until the disk has them, which
-    a loss of power needs and a killed process does not.
+    Parts are bytes, or contiguous arrays of bytes. ``durable`` waits until the data are on disk.
+    This protects against a loss of power; a killed process does not need it.
 
     Raises:
         OSError: if it cannot be written, or its folder is a link.
@@ -69,18 +69,18 @@ def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        if durable:  # the name in its folder too
+        if durable:  # also the entry in the folder
             os.fsync(folder)
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there, of a folder that is no link."""
+    """Remove a file, if it exists, from a folder that is not a link."""
     with _opened(path.parent) as folder, contextlib.suppress(FileNotFoundError):
         os.unlink(path.name, dir_fd=folder)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what a process that died was writing."""
+    """Remove the unfinished files of a process that died."""
     with os.scandir(folder) as found:
         for entry in found:
             if TEMPORARY.fullmatch(entry.name):
@@ -89,7 +89,7 @@ def remove_temporaries(folder: Path) -> None:
 
 @contextlib.contextmanager
 def advised(advice: str) -> Iterator[None]:
-    """Add to an error of the system's what to do about it; others have a text of their own."""
+    """Add advice to an error of the operating system; other errors have their own text."""
     try:
         yield
     except OSError as error:
@@ -100,10 +100,10 @@ def advised(advice: str) -> Iterator[None]:
 
 
 class Lock:
-    """A directory held against a second writer; a dying process lets go of it.
+    """A lock of a directory against a second writer; it ends when the process dies.
 
-    The lock is ``flock``'s on a file, which stays. Its text names who took it last, so that a loss
-    is noticed also where a file system does not keep ``flock``'s promise to all hosts.
+    It is the lock of ``flock`` on a file, which stays. The content of the file names the last
+    holder. So a loss is detected even on file systems where ``flock`` does not work between hosts.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -112,11 +112,11 @@ class Lock:
         self._holder = f"{os.getpid()} on {socket.gethostname()}\n".encode()
 
     def take(self) -> None:
-        """Make the directory if it is missing, and hold it.
+        """Make the directory if it is missing, and lock it.
 
         Raises:
             RuntimeError: if another run holds it.
-            FileExistsError: if the file is not of a run's making.
+            FileExistsError: if the file was not made by a run.
             OSError: if it cannot be made or locked.
         """
         directory = self.directory
@@ -144,7 +144,7 @@ class Lock:
                 raise
 
     def check(self) -> None:
-        """Look whether the directory is still held.
+        """Check that this process still holds the directory.
 
         Raises:
             OSError: if not.
@@ -168,13 +168,13 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _opened(self) -> int:
-        """The file, made if missing; never another one."""
+        """The lock file, made if it is missing; other files are not opened."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             file = os.open(self.path, flags, 0o666)
@@ -209,7 +209,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _kind(path: Path) -> str:
-    """What is there in the place of what should be."""
+    """What exists at the path of an expected file or folder."""
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return f"a symbolic link to {os.readlink(path)}"
@@ -220,9 +220,9 @@ def _kind(path: Path) -> str:
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[list[str]]:
-    """Take note of SIGINT and SIGTERM, by name, in place of ending; only in the main thread.
+    """Record SIGINT and SIGTERM, by name, instead of ending; only in the main thread.
 
-    A second SIGINT is a KeyboardInterrupt.
+    A second SIGINT raises KeyboardInterrupt.
     """
     noted: list[str] = []
 
@@ -239,5 +239,5 @@ def stop_on_signal() -> Iterator[list[str]]:
         yield noted
     finally:
         for number, handler in old.items():
-            # a handler that was not set from Python cannot be set from it
+            # Python cannot restore a handler that was not set from Python
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

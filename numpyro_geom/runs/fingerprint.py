@@ -1,4 +1,4 @@
-"""What a run is of, as texts that tell two runs apart: model, kernel, settings, key and data."""
+"""The identity of a run, as texts: model, kernel, settings, key and data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .program import Program
 from .segments import Segments, without_mesh
 
 SCHEME = "4: the program, and settings by name"
-"""How runs are compared."""
+"""Version of the comparison of runs."""
 LENGTHS = ("num_", "thinning", "chain_method", "extra_fields", "draws_per_segment")
-"""Of what is told of a run, what earlier schemes told alike."""
+"""Prefixes of the names whose texts are the same in earlier schemes."""
 CONFIG = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -30,11 +30,11 @@ CONFIG = (
     "jax_random_seed_offset",
     "jax_threefry_partitionable",
 )
-"""Settings of JAX that decide numbers, some of which a traced program does not show."""
+"""Settings of JAX that affect numbers; a traced program does not show some of them."""
 
 
 def fingerprint(job: Job, length: int, digests: Digests | None = None) -> dict[str, str]:
-    """What decides the draws of a run apart from its program, by name."""
+    """Everything besides the program that determines the draws of a run, by name."""
     mcmc, digests = job.mcmc, Digests() if digests is None else digests
     method = mcmc.chain_method
     found = {
@@ -62,12 +62,12 @@ def fingerprint(job: Job, length: int, digests: Digests | None = None) -> dict[s
 
 
 def versions() -> dict[str, str]:
-    """What may change the last bits of draws without being a mistake."""
+    """Versions that may change the last bits of draws without being an error."""
     return {**package_versions(), "python": PYTHON, "device": jax.devices()[0].device_kind}
 
 
 def program_of(segments: Segments, digests: Digests) -> Program:
-    """What a run executes, whether the data are part of the program or given to it."""
+    """The program of a run, whether the data are inside the program or inputs of it."""
     arguments = {k: digests.of(_as_on_device(x)) for k, x in segments.arguments().items()}
     return Program.of(segments.traced(), digests, arguments)
 
@@ -75,7 +75,7 @@ def program_of(segments: Segments, digests: Digests) -> Program:
 def differences(
     old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()
 ) -> list[str]:
-    """Names of what differs, some left out, with both values where they can be read."""
+    """Names of the texts that differ, except ``but``, with both values if they are readable."""
     found = []
     for name in sorted((old.keys() | new.keys()) - set(but)):
         before, now = old.get(name, "absent"), new.get(name, "absent")
@@ -87,12 +87,12 @@ def differences(
 def check_same(
     where: Any, old: Mapping[str, Any], new: Mapping[str, Any], other_program: bool = False
 ) -> None:
-    """Compare the record of a run with that of one that is to go on with it.
+    """Compare the record of a run with the record of the call that continues it.
 
-    ``other_program`` lets programs differ.
+    ``other_program`` allows different programs.
 
     Raises:
-        ValueError: if the runs differ; the text names what does.
+        ValueError: if the runs differ; the message names the differences.
     """
     before, now = old["fingerprint"], new["fingerprint"]
     earlier = before.get("fingerprint") != SCHEME
@@ -143,10 +143,10 @@ def _check_programs(where: Any, old: Program, new: Program, versions: str) -> No
 
 
 def check_alike(processes: Processes, job: Job, **others: Any) -> None:
-    """Check that all processes were given the same, of arrays the same shapes.
+    """Check that all processes were given the same arguments; for arrays, the same shapes.
 
     Raises:
-        ValueError: if not; the text names what differs.
+        ValueError: if not; the message names the differences.
     """
     if not processes.several:
         return
@@ -175,20 +175,20 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Warn where the caller of the package is."""
+    """Warn at the line of user code that called the package."""
     warn_outside(message, RuntimeWarning)
 
 
 def _as_on_device(x: Any) -> Any:
-    """An array in the type that it has within a program."""
+    """An array in the type that it has inside a program."""
     return x if isinstance(x, jax.Array) else x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _setting(name: str, value: Any, digests: Digests) -> str:
-    """By its content; a schedule also by what it computes of the number of a step."""
+    """Digest of a setting by its content; for a schedule, also of the program that computes it."""
     text = digests.text(value)
     if name == "step_size" and callable(value):
-        with contextlib.suppress(Exception):  # it may be none
+        with contextlib.suppress(Exception):  # it may not be a schedule that JAX can trace
             traced = jax.make_jaxpr(value)(jnp.zeros((), jnp.int32))
             text += f" {Program.of(traced, digests, {}).digest[:16]}"
     return text

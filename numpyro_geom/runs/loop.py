@@ -1,8 +1,8 @@
-"""Long runs: in segments, with every finished segment on disk, resumed after a crash.
+"""Long runs in segments: every finished segment is on disk, and a crashed run can be resumed.
 
-A run is a row of segments, those of warm-up first. After each its draws are added to a Zarr store
-and the state of the chains is saved; the saved state says that the segment is done. A run that
-goes on from it does to the chains what it would have done without the break, bit for bit.
+A run is a sequence of segments; those of warm-up come first. After each segment, its draws are
+added to a Zarr store, and then the state of the chains is saved. The saved state marks the
+segment as done. A resumed run gives the same draws, bit for bit, as a run without a break.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .mesh import Layout
 from .segments import Done, Segments
 
 FROZEN = 0.25
-"""Share of the steps of a draw that are undone, above which a chain hardly moves."""
+"""Share of undone steps of a draw above which a chain hardly moves."""
 
 
 def run(
@@ -55,80 +55,80 @@ def run(
     data_axis: str | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Run an MCMC in segments that are on disk when they are done.
+    """Run an MCMC in segments and store each finished segment on disk.
 
-    Called again with the same arguments after a crash it goes on where the last finished segment
-    ended, and the draws are, bit for bit, those of a run without a break. Any kernel of NumPyro
-    will do. With a larger ``num_samples`` a finished run is continued.
+    After a crash, call `run` again with the same arguments. The run then continues where the last
+    finished segment ended. The draws are, bit for bit, those of a run without a break. Any kernel
+    of NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
 
-    In ``directory`` there are ``draws.zarr``, which ``xarray.open_datatree`` opens at any time,
-    also while the run is under way; ``state``, what is needed to go on; and ``lock``. Memory does
-    not grow with the number of draws. SIGINT and SIGTERM end the run after the segment at hand;
-    a second SIGINT ends it at once.
+    ``directory`` holds three entries: ``draws.zarr``, which ``xarray.open_datatree`` can open at
+    any time, also during the run; ``state``, which a continued run starts from; and ``lock``.
+    Memory does not grow with the number of draws. SIGINT and SIGTERM end the run after the current
+    segment. A second SIGINT ends it at once.
 
-    Differences from ``mcmc.run``: draws are ``num_samples // thinning``, and if that leaves a
-    remainder no steps are skipped for it. ``mcmc`` itself holds no draws afterwards: those are
-    in the result.
+    Differences from ``mcmc.run``: the number of draws is ``num_samples // thinning``, and a
+    remainder of this division skips no steps. ``mcmc`` itself holds no draws afterwards; the result
+    of `run` holds them.
 
     Args:
         mcmc: kernel, lengths and chains; need not have run.
         rng_key: a key, such as ``jax.random.key(0)``, or one for each chain.
         args: the model's arguments.
         directory: where to keep the run; None for memory only.
-        draws_per_segment: draws of each chain in a segment, the unit of what a crash can lose and
-            of what is held in memory; a segment should take a second at least, for what is
-            done between two takes some hundredths. None for up to 1,000 and 32 MiB.
-        resume: ``"auto"`` to go on with what is in the directory, if there is something; True to
-            insist that there is; False to insist that there is not; ``"other_program"`` to go on
-            though the program is not the one that began the run, as with another version of JAX.
-            Settings, key and data must be the same even so.
-        on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"``;
-            ``"drop"`` to leave them out of every array with as many rows; ``"keep"`` for models
-            that mask them.
+        draws_per_segment: draws of each chain in a segment. A crash can lose at most one segment,
+            and one segment is held in memory. A segment should take at least a second, because
+            the work between two segments takes some hundredths of a second. None for up to 1,000
+            draws and 32 MiB.
+        resume: ``"auto"`` to continue the run in the directory if there is one; True to require
+            a run there; False to require that there is none; ``"other_program"`` to continue even
+            if a different program began the run, for instance one compiled by another version of
+            JAX. Settings, key and data must be the same in every case.
+        on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"`` to
+            raise; ``"drop"`` to leave the rows out of every array with the same number of rows;
+            ``"keep"`` for models that mask them.
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
-        monitor: called with the draws of each segment, shaped (chains, draws, ...), when it is
-            done; draws of earlier calls of `run` that are on disk come first. What the draws are
-            is the MCMC's ``postprocess_fn``: have it return predictions, and a
-            `numpyro_geom.diagnostics.predictive.PredictionStream` gathers them, while weights
-            are not kept at all. Of several processes the first one calls it.
+        monitor: called after each segment with its draws, shaped (chains, draws, ...). Draws on
+            disk from earlier calls of `run` come first. The draws are what the MCMC's
+            ``postprocess_fn`` returns. If it returns predictions, a
+            `numpyro_geom.diagnostics.predictive.PredictionStream` can gather them, and no weights
+            are stored. With several processes, only the first one calls it.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
-            guide. Draws are the same on any mesh, up to the rounding of sums. A run may go on
-            with another mesh, or with none.
-        chain_axis: axis of the mesh that shares out the chains.
-        data_axis: axis of the mesh that shares out the rows of the data: of each argument with as
-            many rows as a plate with observed sites.
+            guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
+            on another mesh, or on none.
+        chain_axis: axis of the mesh over which the chains are split.
+        data_axis: axis of the mesh over which the rows of the data are split: those of each
+            argument with as many rows as a plate with observed sites.
         kwargs: the model's keyword arguments.
 
     Returns:
-        Draws so far, as an MCMC and as an ArviZ object.
+        The draws so far, as an MCMC and as an ArviZ object.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: if mesh, axes, chains and data do not fit each other, or several processes
+        ValueError: if mesh, axes, chains and data do not fit each other, or if several processes
             were given different arguments.
-        ValueError: for NaN in the arguments (the text names the rows).
-        ValueError: if the directory holds another run, which is one of other settings, data or
-            program (the text names what differs), one with more draws, or one none of whose
-            states can be read.
+        ValueError: for NaN in the arguments (the message names the rows).
+        ValueError: if the directory holds a run with other settings, data or program (the message
+            names the difference), a run with more draws, or a run whose states cannot be read.
         ValueError: if draws and states in the directory are of different runs, or a site has a name
             that cannot be stored.
         FileExistsError: if the directory holds a run and ``resume`` is False; if it holds draws
             without states; if ``lock``, ``state`` or ``draws.zarr`` is a link, or a file or folder
             that no run has made.
-        FileNotFoundError: if it holds none and ``resume`` is True.
-        RuntimeError: if another process is writing to the directory, or the source of `HostRows`
-            raises.
+        FileNotFoundError: if the directory holds no run and ``resume`` is True.
+        RuntimeError: if another process is writing to the directory, or if the source of
+            `HostRows` raises.
         TimeoutError: if the source of `HostRows` stalls.
-        OSError: if a segment cannot be stored, or the lock was lost; all segments before it are
+        OSError: if a segment cannot be stored, or if the lock was lost. All earlier segments are
             stored.
         ImportError: if there is a directory and Zarr is missing.
 
     Warns:
-        SamplingWarning: once, where over a quarter of the steps of a chain's last draw in a segment
+        SamplingWarning: once, if over a quarter of the steps of a chain's last draw in a segment
             were undone.
-        RuntimeWarning: where a file is damaged and its segment is done again; where versions have
-            changed, and with them perhaps the last bits; where a signal ended the run.
+        RuntimeWarning: if a file is damaged and its segment is computed again; if versions have
+            changed, which may change the last bits; if a signal ended the run.
 
     Examples:
         >>> import jax, numpyro, tempfile
@@ -158,7 +158,7 @@ def run(
     with source_errors((args, kwargs)), contextlib.ExitStack() as held:
         if directory is None:
             return _all_of_it(InMemory(job, draws_per_segment, layout), monitor)
-        # absolute, for a program may go elsewhere while it runs, and before it reads the result
+        # absolute, because a program may change its working directory before it reads the result
         lock = Lock(Path(directory).expanduser().absolute())
         held.callback(lock.release)
         layout.processes.first(lock.take)
@@ -177,8 +177,8 @@ class InMemory:
         self._describer = Describer(job.mcmc, arguments, now())
 
     def start(self) -> Checkpoint:
-        """Before the first segment."""
-        # names that cannot be exported are an error before there are draws
+        """The checkpoint before the first segment."""
+        # names that cannot be exported raise before there are draws
         self._describer.datasets(self.segments.no_draws, self.segments.start)
         return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
 
@@ -189,12 +189,12 @@ class InMemory:
         return after
 
     def draws(self, first: int, last: int) -> PyTree:
-        """Draws of a segment, numbers from the first to before the last."""
+        """Draws ``first`` to ``last - 1``, which are those of one segment."""
         kept = self._kept[1 + first // self.segments.lengths.length]
         return kept[self.segments.fields[0]]
 
     def result(self, here: Checkpoint) -> Run:
-        """All draws."""
+        """The result, with all draws."""
         job = self.segments.job
         states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *self._kept)
         mcmc = holding(job.mcmc, self._arguments, states, here.state)
@@ -207,13 +207,13 @@ class InMemory:
 
 
 def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | None) -> Run:
-    """Do segment after segment, to the end or until a signal."""
+    """Compute segment after segment, until the end or a signal."""
     segments = keeper.segments
     lengths, signal_of = segments.lengths, segments.layout.processes.signal
     here, shown = keeper.start(), 0
 
     def show(shown: int) -> int:
-        """Give the monitor what it has not seen; returns how many draws it has."""
+        """Pass new draws to the monitor; returns how many draws it has seen."""
         first_process = segments.layout.processes.is_first
         for first in range(shown, here.record["draws"], lengths.length):
             last = min(first + lengths.length, here.record["draws"])
@@ -246,7 +246,7 @@ def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | Non
 
 
 def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyTree) -> None:
-    """The segment with this number is done: steps, divergences and the mean step size."""
+    """Show on the progress bar: steps, divergences and the mean step size after this segment."""
     facts = {"divergences": str(divergences)}
     step_size = getattr(getattr(state, "adapt_state", state), "step_size", None)
     if step_size is not None:
@@ -258,7 +258,11 @@ def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyT
 
 
 def _told_of_frozen_chains(state: PyTree, draw: int) -> bool:
-    """Warn where more steps of a chain's last draw were undone than `FROZEN`; whether it did."""
+    """Warn if more than `FROZEN` of the steps of a chain's last draw were undone.
+
+    Returns:
+        Whether it warned.
+    """
     undone, steps = (getattr(state, name, None) for name in ("num_diverging", "num_steps"))
     if undone is None or steps is None:  # not of a kernel of this package
         return False

@@ -1,9 +1,9 @@
-"""Chains over one axis of a device mesh, rows of the data over another.
+"""Chains over one axis of a device mesh, rows of the data over another axis.
 
-Row indices are drawn globally, so that draws do not depend on how many devices there are. Each
-device has its own rows; those of a minibatch come from where they are and are dealt out evenly,
-or, if the minibatch is stratified, are there already. The gradients of the shares are summed. XLA
-derives the communication from where arrays are placed
+Row indices are drawn globally, so draws do not depend on the number of devices. Each device holds
+its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; those
+of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
+the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 """
 
@@ -33,14 +33,14 @@ from .processes import Processes
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a run are.
+    """The placement of the arrays of a run.
 
     Attributes:
-        mesh: the devices; None for one, wherever JAX has them.
-        chain_axis: axis of the mesh that shares out the chains, or None.
-        data_axis: axis that shares out the rows of the data, or None.
-        num_chains: chains of the run.
-        abstract: whether shapes alone are asked for, and nothing is computed.
+        mesh: the devices; None for one device, which JAX chooses.
+        chain_axis: axis of the mesh over which the chains are split, or None.
+        data_axis: axis over which the rows of the data are split, or None.
+        num_chains: number of chains of the run.
+        abstract: whether only shapes are needed and nothing is computed.
     """
 
     mesh: Mesh | None = None
@@ -51,10 +51,10 @@ class Layout:
 
     @classmethod
     def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout:
-        """Check what the user gave.
+        """Check the user's arguments.
 
         Raises:
-            TypeError: if ``mesh`` is no mesh.
+            TypeError: if ``mesh`` is not a mesh.
             ValueError: if axes, chains and mesh do not fit each other.
         """
         axes = {"chain_axis": chain_axis, "data_axis": data_axis}
@@ -83,24 +83,24 @@ class Layout:
                 f"num_chains={mcmc.num_chains} cannot be shared out evenly over the "
                 f"{mesh.shape[chain_axis]} devices of axis {chain_axis!r}: expected a multiple"
             )
-        # of automatic axes, whatever those given are: models are written without placements
+        # always with automatic axes, because models do not specify placements
         mesh = Mesh(mesh.devices, mesh.axis_names)
         return cls(mesh, chain_axis, data_axis, mcmc.num_chains)
 
     @property
     def processes(self) -> Processes:
-        """The processes that do this run."""
+        """The processes of this run."""
         return Processes(self._is_shared)
 
     def at(self, *axes: str | None) -> NamedSharding:
-        """Shared out over these axes of the mesh, by axis of the array; otherwise the same."""
+        """Sharding that splits an array's axes over these mesh axes; None leaves an axis whole."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[arg-type]
 
     def arguments(self, model: Callable | None, data: tuple) -> tuple:
-        """The model's arguments; on a mesh rows shared out, other arrays on each device.
+        """The model's arguments. On a mesh, rows are split and other arrays are on each device.
 
         Raises:
-            ValueError: if there is an axis for rows and no argument has any; for `HostRows`.
+            ValueError: if there is an axis for rows and no argument has rows; for `HostRows`.
         """
         if self.mesh is None:
             return data
@@ -130,7 +130,7 @@ class Layout:
         return fill([place(*each) for each in zip(arrays, has_rows, strict=True)])
 
     def readable(self, data: tuple) -> tuple:
-        """The arguments for a model that is run as it is: NumPy arrays may do on a mesh alone."""
+        """The arguments for a model outside the program; on a mesh, as JAX arrays."""
         if self.mesh is None:
             return data
         arrays, fill = split_arrays(data)
@@ -139,9 +139,10 @@ class Layout:
     def start(
         self, kernel: Any, init: Callable, rng_key: jax.Array, init_params: PyTree, data: tuple
     ) -> PyTree:
-        """What ``init(rng_key, init_params, data)``, the kernel's, returns.
+        """The result of ``init(rng_key, init_params, data)`` of the kernel.
 
-        On a mesh it is compiled: several processes can only do together what is one program.
+        On a mesh it is compiled, because several processes can only compute together in one
+        program.
         """
         if self.mesh is None and not self.abstract:
             return init(rng_key, init_params, data)
@@ -163,19 +164,19 @@ class Layout:
         return state
 
     def outputs(self, state: PyTree) -> dict[str, Any]:
-        """Arguments for ``jax.jit`` of a program that returns states of chains, and draws."""
+        """Arguments for ``jax.jit`` of a program that returns states of chains and draws."""
         if self.mesh is None:
             return {}
         return {"out_shardings": (self.shardings(state), self.at())}
 
     def draws(self, tree: PyTree, axis: int = 0) -> PyTree:
-        """Within compiled code: arrays whose chains, on this axis, are shared out."""
+        """Within compiled code: arrays whose chains, on this axis, are split."""
         if self.chain_axis is None or self.num_chains == 1:
             return tree
         return lax.with_sharding_constraint(tree, self.at(*[None] * axis, self.chain_axis))
 
     def shardings(self, state: PyTree) -> PyTree:
-        """Where the state of the chains is."""
+        """The placement of the state of the chains."""
 
         def one(x: Any) -> NamedSharding:
             by_chain = self.num_chains > 1 and x.ndim and x.shape[0] == self.num_chains
@@ -184,7 +185,7 @@ class Layout:
         return jax.tree.map(one, state)
 
     def place(self, state: PyTree) -> PyTree:
-        """The state of the chains where the program needs it, from wherever it is."""
+        """The state of the chains, moved to where the program needs it."""
         if self.mesh is None:
             return state
         if not self._is_shared:
@@ -192,7 +193,7 @@ class Layout:
         return _moved(state, self, to_chains=True)
 
     def visible(self, state: PyTree) -> PyTree:
-        """The state of the chains as every process can read it."""
+        """The state of the chains in a form that every process can read."""
         if not self._is_shared:
             return state
         return jax.tree.map(
@@ -207,7 +208,7 @@ class Layout:
 
 @functools.partial(jax.jit, static_argnames=("layout", "to_chains"))
 def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
-    """A state from everywhere to where its chains are, or back."""
+    """Move a state from all devices to the devices of its chains, or back."""
     shardings = layout.shardings(state) if to_chains else layout.at()
     return lax.with_sharding_constraint(state, shardings)
 
@@ -229,7 +230,7 @@ def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:
             if site["type"] == "sample" and site["is_observed"]:
                 sizes.update(frame.size for frame in site["cond_indep_stack"])
 
-    # shapes alone: the data may be too large for one device
+    # only shapes, because the data may be too large for one device
     jax.eval_shape(
         look,
         [jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays],

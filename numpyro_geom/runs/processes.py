@@ -1,7 +1,7 @@
-"""Several processes that do one run: what the first decides and reads, all of them know.
+"""Several processes for one run: the first one decides and reads, and informs the others.
 
-Only the first process touches the run's directory. What it finds there, and whether it could
-write, goes to the others, so that an error in one is an error in all and nobody waits for ever.
+Only the first process uses the run's directory. It sends what it finds there, and whether it could
+write, to the others. So an error in one process is an error in all, and no process waits forever.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .._util import PyTree, from_words, words
 
 
 class Processes:
-    """The processes of a run, all of which call the same methods in the same order.
+    """The processes of a run; all of them call the same methods in the same order.
 
     Attributes:
-        several: whether there are several.
-        is_first: whether this is the first one.
+        several: whether there are several processes.
+        is_first: whether this is the first process.
     """
 
     def __init__(self, several: bool) -> None:
@@ -32,7 +32,7 @@ class Processes:
         self.is_first = not several or jax.process_index() == 0
 
     def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, as JSON has it; or the error it raises."""
+        """A function's result in the first process, in JSON types, or the error that it raises."""
         if not self.several:
             return function()
         error: Exception | None = None
@@ -56,7 +56,7 @@ class Processes:
         return found["value"]
 
     def all(self, function: Callable[[], None]) -> None:
-        """Call a function in each process; an error in one of them is an error in all."""
+        """Call a function in each process; an error in one process is an error in all."""
         if not self.several:
             return function()
         error = None
@@ -73,7 +73,7 @@ class Processes:
         return None
 
     def spread(self, state: PyTree) -> PyTree:
-        """Arrays and keys of the first process."""
+        """Send arrays and keys of the first process to all processes."""
         if not self.several:
             return state
         plain = multihost_utils.broadcast_one_to_all(jax.tree.map(words, state))
@@ -82,7 +82,7 @@ class Processes:
         )
 
     def signal(self, noted: list[str]) -> str | None:
-        """The last of the signals that this process was sent, or one that another was."""
+        """The last signal that this process got, or one that another process got."""
         if not self.several:
             return noted[-1] if noted else None
         number = int(self._gather(signal.Signals[noted[-1]].value if noted else 0).max())

@@ -1,11 +1,11 @@
-"""What a program computes, as a short text: of its operations, numbers and arrays, of no names.
+"""A digest of what a program computes: of operations, numbers and arrays, but not of names.
 
-A traced program is a graph: each value comes of an operation, its parameters and the values that it
-takes (`jax.extend.core.Jaxpr <https://docs.jax.dev/en/latest/jaxpr.html>`_). The digest of a value
-is that of its operation and of the digests of what it takes, back to the arguments; the digest of
-a program is that of its results and of the calls to the host that have effects. What the results
-do not depend on, the order of lines, names of functions and variables, and where arrays are do
-therefore not count.
+A traced program is a graph: each value is the result of an operation with parameters and input
+values (`jax.extend.core.Jaxpr <https://docs.jax.dev/en/latest/jaxpr.html>`_). The digest of a value
+is computed from its operation and the digests of its inputs, back to the arguments. The digest of
+a program is that of its results and of the calls to the host that have effects. So the digest does
+not depend on unused values, the order of lines, names of functions and variables, or the placement
+of arrays.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from .._util import is_key
 from .digest import Digests, code_of, is_array, without_addresses
 
 NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
-"""Parameters of operations that only say what something is called."""
+"""Parameters of operations that are only names."""
 PLACES = {
     "compiler_options_kvs", "context_mesh", "copy_semantics", "ctx_mesh", "devices",
     "donated_invars", "in_layouts", "in_shardings", "inline", "keep_unused", "linear", "mesh",
     "out_layouts", "out_shardings", "policy", "prevent_cse", "sharding", "srcs", "transforms",
 }  # fmt: skip
-"""Those that say where and how something is computed, not what."""
+"""Parameters that say where and how something is computed, not what."""
 RULES = {
     "bwd", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "out_tree", "out_trees", "rule",
     "symbolic_zeros",
 }  # fmt: skip
-"""Those for derivatives and ``vmap``, which have been applied where they are needed."""
+"""Rules for derivatives and ``vmap``, which have already been applied."""
 LEFT_OUT = NAMES | PLACES | RULES
 
 
 class Program(NamedTuple):
-    """What tells a program from others.
+    """The facts that distinguish a program from others.
 
     Attributes:
-        digest: of all that it computes.
-        operations: how many of each kind there are, those of a part that is used twice once.
-        numbers: likewise of the numbers in it.
-        arrays: digests of the arrays in it, by type and shape.
-        host: digests of the functions on the host that it calls.
+        digest: digest of all computations.
+        operations: number of operations of each kind; a part that is used twice counts once.
+        numbers: number of occurrences of each number.
+        arrays: digests of the arrays in the program, by type and shape.
+        host: digests of the functions on the host that the program calls.
     """
 
     digest: str
@@ -59,13 +59,13 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, traced: ClosedJaxpr, digests: Digests, arguments: Mapping[int, str]) -> Program:
-        """Of a traced program.
+        """The `Program` of a traced program.
 
         Args:
             traced: the program.
-            digests: of arrays and host rows; what it knows it does not read again.
-            arguments: digests of some arguments, by their number. A program that is given an array
-                is then the same as one that has it inside.
+            digests: digests of arrays and host rows; known ones are not read again.
+            arguments: digests of some arguments, by their number. A program that has such an array
+                as an argument then equals one that contains the array.
         """
         walk = _Walk(digests)
         found = walk.program(traced, arguments)
@@ -74,7 +74,7 @@ class Program(NamedTuple):
         return cls(found, operations, numbers, arrays, " ".join(walk.host))
 
     def after(self, old: Program) -> str:
-        """How it differs from an old one, in words."""
+        """How the program differs from an old one, in words."""
         operations = _counted(old.operations, self.operations)
         if operations:
             return f"other operations, in number: {_some(operations)}"
@@ -98,7 +98,7 @@ def _some(texts: list[str]) -> str:
 
 
 class _Walk:
-    """Goes once through each part of a program."""
+    """Visits each part of a program once."""
 
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
@@ -106,33 +106,32 @@ class _Walk:
         self.numbers: Counter[str] = Counter()
         self.arrays: dict[str, set[str]] = {}
         self.host: list[str] = []
-        # with what they are of, since an id is only unique while that lives
+        # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
         self._partitionable = jax.config.jax_threefry_partitionable  # type: ignore
 
     def program(self, traced: ClosedJaxpr, arguments: Mapping[int, str] | None = None) -> str:
-        """Digest of a part, all of whose values come of its arguments; it is gone through once."""
+        """Digest of a part whose values depend only on its arguments; each part is visited once."""
         if id(traced) not in self._known or arguments:
             self._known[id(traced)] = traced, self._jaxpr(traced, arguments or {}, 0)
         return self._known[id(traced)][1]
 
     def _jaxpr(self, part: ClosedJaxpr | Jaxpr, bound: Mapping[int, str], depth: int) -> str:
-        """Digest of a part some of whose arguments are values of the part around it.
+        """Digest of a part; some of its arguments are values of the part around it.
 
-        ``depth`` is the number of parts around it, by which arguments of one are not taken for
-        those of another.
+        ``depth`` is the number of parts around it. It keeps arguments of different parts apart.
         """
         jaxpr = part.jaxpr if isinstance(part, ClosedJaxpr) else part
         equations, needed = _needed(jaxpr)
         values: dict[Any, str] = {}
-        # from JAX 0.12 on the two classes are one, with constants
+        # from JAX 0.12 on, the two classes are one, with constants
         consts = part.consts if isinstance(part, ClosedJaxpr) else ()
         for k, x in enumerate(jaxpr.constvars):
             if k >= len(consts):
                 values[x] = f"constant {k}"
             elif x in needed:
                 values[x] = self.array(consts[k])
-        # how many there are of those that are bound is nobody's business
+        # the number of bound arguments does not count
         numbers = itertools.count()
         for k, x in enumerate(jaxpr.invars):
             free = bound.get(k)
@@ -154,7 +153,7 @@ class _Walk:
         name, params = equation.primitive.name, dict(equation.params)
         self.operations[name] += 1
         texts = [name]
-        # what loops and branches close over is bound in them, whatever its order and number
+        # values that loops and branches close over are bound; their order and number do not count
         if name == "while":
             split = params.pop("cond_nconsts"), params.pop("body_nconsts")
             for k, part in enumerate((params.pop("cond_jaxpr"), params.pop("body_jaxpr"))):
@@ -172,7 +171,7 @@ class _Walk:
         for key, x in sorted(params.items()):
             if key not in LEFT_OUT:
                 texts += [key, self._parameter(x)]
-        # unless it is that of all of the program, which is told by itself
+        # only if it differs from that of the whole program, which has its own digest
         if getattr(equation.ctx, "threefry_partitionable", None) is (not self._partitionable):
             texts.append("threefry")
         return _hash(*texts, "of", *values)
@@ -182,7 +181,7 @@ class _Walk:
         return f"{_aval(aval)} {self.array(literal.val, aval.dtype)}"
 
     def array(self, x: Any, dtype: Any = None) -> str:
-        """Digest of an array in the program, which is noted."""
+        """Digest of an array in the program; the array is added to `Program.arrays`."""
         if np.ndim(x) == 0 and not (hasattr(x, "dtype") and is_key(x)):
             number = str(np.asarray(x, dtype))
             self.numbers[number] += 1
@@ -192,7 +191,7 @@ class _Walk:
         return found
 
     def _parameter(self, value: Any) -> str:
-        """A text for a parameter of an operation, which holds no addresses and no names."""
+        """A text for a parameter of an operation, without addresses and names."""
         if isinstance(value, ClosedJaxpr):
             return self.program(value)
         if isinstance(value, Jaxpr):
@@ -203,7 +202,7 @@ class _Walk:
             return _hash(*(f"{key!r} {self._parameter(value[key])}" for key in sorted(value)))
         if isinstance(value, (frozenset, set)):
             return _hash(*sorted(map(self._parameter, value)))
-        if hasattr(value, "tag"):  # a way to make random numbers
+        if hasattr(value, "tag"):  # an implementation of random numbers
             return str(value.tag)
         if isinstance(value, (list, tuple)):
             return _hash(type(value).__name__, *map(self._parameter, value))
@@ -221,7 +220,7 @@ class _Walk:
         return without_addresses(repr(value))
 
     def _called(self, function: Callable) -> str:
-        """Note a function on the host; which Python's version tells is not in the program."""
+        """Record a function on the host. Its digest depends on Python's version; it is separate."""
         if id(function) not in self._known:
             self._known[id(function)] = function, f"host {len(self.host)}"
             self.host.append(code_of(function, self.digests))
@@ -229,7 +228,7 @@ class _Walk:
 
 
 def _counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many values a scan closes over, and how many it carries; taken out of its parameters."""
+    """How many values a scan closes over, and how many it carries; removed from its parameters."""
     if "ft_in" not in params:  # before JAX 0.12
         return params.pop("num_consts"), params.pop("num_carry")
     params.pop("ft_out")
@@ -238,7 +237,7 @@ def _counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _needed(jaxpr: Jaxpr) -> tuple[list[JaxprEqn], set[Any]]:
-    """Equations that results or effects depend on, and the values that these take."""
+    """Equations that results or effects depend on, and their input values."""
     needed = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
     found = []
     for equation in reversed(jaxpr.eqns):
@@ -249,17 +248,17 @@ def _needed(jaxpr: Jaxpr) -> tuple[list[JaxprEqn], set[Any]]:
 
 
 def _has_effects(equation: JaxprEqn) -> bool:
-    """Whether it does something on the host; what prints is for people, and does not count."""
+    """Whether an operation has an effect on the host. Printing does not count."""
     names = (type(effect).__name__ for effect in equation.effects)
     return any("Debug" not in name for name in names)
 
 
 def _aval(aval: Any) -> str:
-    """Type and shape; not where it is."""
+    """Type and shape, without the placement."""
     weak = " weak" if getattr(aval, "weak_type", False) else ""
     return f"{getattr(aval, 'dtype', aval)}{list(getattr(aval, 'shape', ()))}{weak}"
 
 
 def _hash(*texts: str) -> str:
-    # a length before each, lest two texts be taken for one
+    # the length before each text keeps their boundaries
     return hashlib.sha256("".join(f"{len(x)}:{x}" for x in texts).encode()).hexdigest()[:32]

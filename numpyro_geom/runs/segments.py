@@ -1,7 +1,7 @@
-"""One compiled program that takes a chain through any number of draws.
+"""One compiled program that advances a chain by any number of draws.
 
-Warm-up, full segments and a shorter last one differ in two counts that the program is given at
-run time, so it is compiled once. What it does to a chain does not depend on where a segment ends.
+Warm-up, full segments and a shorter last segment differ in two counts that are inputs of the
+program, so it is compiled once. The chain does not depend on where a segment ends.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .job import Job, Lengths
 from .mesh import Layout
 
 MAX_SEGMENT_BYTES = 2**25
-"""Draws of a segment, all chains, when its length is not given."""
+"""Size of the draws of a segment, over all chains, if its length is not given."""
 MAX_SEGMENT_DRAWS = 1000
 
 
 class Done(NamedTuple):
-    """A segment.
+    """A finished segment.
 
     Attributes:
-        state: of the chains after it.
-        states: by field of the state arrays of shape (chains, length, ...), zero beyond the draws.
+        state: state of the chains after the segment.
+        states: arrays of shape (chains, length, ...) by field of the state, zero beyond the draws.
         draws: number of draws of each chain.
-        divergences: among them, of all chains.
+        divergences: number of divergences among the draws, over all chains.
     """
 
     state: PyTree
@@ -46,20 +46,21 @@ class Done(NamedTuple):
 
 
 class Segments:
-    """The chains of an MCMC at their start, and how they move.
+    """The chains of an MCMC at their start, and the program that advances them.
 
-    The MCMC is not changed, apart from what ``init`` sets in its kernel. A segment has ``length``
-    draws; None for up to 1,000 and 32 MiB.
+    The MCMC is not changed, except for what ``init`` sets in its kernel. A segment has ``length``
+    draws; None for up to 1,000 draws and 32 MiB.
 
     Attributes:
-        job: what is run.
-        layout: where arrays are.
+        job: what to run.
+        layout: the placement of arrays.
         start: the state before the first step, with a leading axis of chains if there are
             several.
-        shapes: of a segment's draws, by field of the state: (chains, length, ...).
-        lengths: how the run is cut.
-        program: ``(state, draws, steps, arrays)`` to the state after so many draws, and the draws.
-        arrays: what the program is given of the model's arguments.
+        shapes: shapes of a segment's draws, by field of the state: (chains, length, ...).
+        lengths: how the run is cut into segments.
+        program: function of ``(state, draws, steps, arrays)`` that returns the state after
+            ``draws`` draws, and the draws.
+        arrays: the model's arguments that are inputs of the program.
     """
 
     def __init__(self, job: Job, length: int | None, layout: Layout | None = None) -> None:
@@ -70,13 +71,13 @@ class Segments:
         self._data: Callable[[Any], tuple] = lambda _: data
         if layout.mesh is not None or layout.abstract:
             self.arrays, self._data = split_arrays(data)
-        elif traces_arguments(mcmc):  # they are part of the program otherwise, as in MCMC
+        elif traces_arguments(mcmc):  # otherwise they are part of the program, as in MCMC
             self.arrays, self._data = data, lambda arrays: arrays
         self.fields, self._removed = fields_of(mcmc, job.extra_fields)
         self.together = mcmc.num_chains == 1 or mcmc.chain_method == "vectorized"
         self.start = layout.start(mcmc.sampler, self._init, job.rng_key, job.init_params, data)
         one = self.start if self.together else _take(self.start, 0)
-        # a kernel keeps what it derives from arrays, and these should not outlive the run
+        # a kernel keeps values derived from arrays, and these should not outlive the run
         draw = jax.eval_shape(
             lambda x, arrays: self._collect(x, self._data(arrays)), one, self.arrays
         )
@@ -97,26 +98,26 @@ class Segments:
 
     @property
     def no_draws(self) -> dict[str, PyTree]:
-        """Draws of a segment that has not been done."""
+        """The draws of a segment before it is computed."""
         return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes)
 
     def traced(self) -> ClosedJaxpr:
-        """The program of one or all chains; without a mesh `advance` does not trace it again."""
+        """The program of one or all chains; without a mesh, `advance` does not trace it again."""
         one = self.start if self.together else _take(self.start, 0)
         count = ShapeDtypeStruct((), jnp.int32)
-        # switches for the search for errors add to a program
+        # JAX's debugging options add operations to a program
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             return self.program.trace(one, count, count, self.arrays).jaxpr
 
     def arguments(self) -> dict[int, Any]:
-        """Arrays of the model among the arguments of the program, by their number in it."""
+        """Arrays of the model among the inputs of the program, by their number."""
         first = len(jax.tree.leaves(self.start)) + 2
         given = self.job.args, self.job.kwargs
         arrays = split_arrays(given)[0] if self.layout.abstract else jax.tree.leaves(self.arrays)
         return {first + k: x for k, x in enumerate(arrays) if hasattr(x, "dtype")}
 
     def do(self, number: int, state: PyTree) -> Done:
-        """Do the segment with this number, the first of which is 0."""
+        """Compute the segment with this number, counted from 0."""
         lengths = self.lengths
         draws = lengths.draws(number + 1) - lengths.draws(number)
         if number < lengths.warmup_segments:
@@ -127,7 +128,7 @@ class Segments:
         return Done(state, states, draws, int(np.sum(diverging[:, :draws])))
 
     def advance(self, state: PyTree, draws: int, steps: int) -> tuple[PyTree, dict[str, PyTree]]:
-        """Take the chains through so many draws of so many calls of ``kernel.sample`` each.
+        """Advance the chains by ``draws`` draws of ``steps`` calls of ``kernel.sample`` each.
 
         Returns:
             The state after them; and by field of the state NumPy arrays of shape
@@ -154,7 +155,7 @@ class Segments:
         return state, self._by_chain(jax.device_get(values))
 
     def _init(self, rng_key: jax.Array, init_params: PyTree, data: tuple) -> PyTree:
-        """The start of all chains, with the keys that ``mcmc.run`` would use."""
+        """The start of all chains, with the same keys as in ``mcmc.run``."""
         mcmc, (args, kwargs) = self.job.mcmc, data
         init_params = jax.tree.map(
             lambda x: lax.convert_element_type(x, jnp.result_type(x)), init_params
@@ -171,7 +172,7 @@ class Segments:
         return _strong(_stack(*states))
 
     def _collect(self, state: PyTree, data: tuple) -> dict[str, PyTree]:
-        """What is kept of a state, by field; the draw in the model's own space."""
+        """The fields of a state to keep; the draw is in the model's own space."""
         mcmc = self.job.mcmc
         found = nested_attrgetter(*self.fields)(state)
         found = (found,) if len(self.fields) == 1 else found
@@ -202,13 +203,13 @@ class Segments:
         return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
-        """Shapes of a segment given those of a draw."""
+        """Shapes of a segment, from those of one draw."""
         return jax.tree.map(
             lambda x: ShapeDtypeStruct((self.lengths.length, *x.shape), x.dtype), draw
         )
 
     def _by_chain(self, values: PyTree) -> PyTree:
-        """Chains on the first axis, draws on the second."""
+        """Arrays with chains on the first axis and draws on the second."""
         if not self.together:
             return values
         if self.job.mcmc.num_chains == 1:
@@ -217,14 +218,14 @@ class Segments:
 
 
 def without_mesh(job: Job, length: int | None) -> Segments:
-    """The segments of a run on a mesh as they would be on one device; nothing is computed."""
+    """The segments of a run on a mesh, as on one device; nothing is computed."""
     mcmc = copy.copy(job.mcmc)
-    mcmc.sampler = copy.copy(mcmc.sampler)  # which learns of the model
+    mcmc.sampler = copy.copy(mcmc.sampler)  # init changes the kernel
     return Segments(job._replace(mcmc=mcmc), length, Layout(abstract=True))
 
 
 def _strong(state: PyTree) -> PyTree:
-    """Without weak types, which a checkpoint would lose and the program be compiled anew for."""
+    """The state without weak types, which a checkpoint would lose, so that nothing recompiles."""
     return jax.tree.map(
         lambda x: (
             x if is_key(jnp.asarray(x)) else lax.convert_element_type(x, jnp.asarray(x).dtype)

@@ -1,10 +1,10 @@
-"""Draws in a Zarr store that is valid at every instant.
+"""Draws in a Zarr store that is valid at every moment.
 
-A segment of draws is one chunk of every variable, a file of its own that ends with a checksum
-(Zarr's ``crc32c`` codec, so that every reader notices a flipped bit). Readers learn the number of
-draws from the root's consolidated metadata, one file that is replaced in one instant once all
-chunks are on disk. The root names the run, as its states do, so that draws and states of different
-runs are told apart. Zarr format 3, https://zarr-specs.readthedocs.io/en/latest/v3/core/.
+A segment of draws is one chunk of every variable. A chunk is a separate file that ends with a
+checksum (Zarr's ``crc32c`` codec), so every reader detects a flipped bit. Readers get the number of
+draws from the root's consolidated metadata. This file is replaced atomically when all chunks are
+on disk. The root and the saved states name the run, so draws and states of different runs
+cannot be mixed up. Zarr format 3, https://zarr-specs.readthedocs.io/en/latest/v3/core/.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .files import TEMPORARY, own_folder, remove, remove_temporaries, write_atom
 Datasets = Mapping[str, xr.Dataset]
 CHECKSUM_BYTES = 4
 RUN = "numpyro_geom_run"
-"""Attribute of the root that names the run."""
+"""Attribute of the root with the name of the run."""
 MAX_NAME_BYTES = 250
-"""Of a variable's name, which is the name of a folder: file systems take 255."""
+"""Largest length of a variable's name, which is the name of a folder. File systems allow 255."""
 
 
 class DrawStore:
-    """Groups of variables, of which those with a dimension ``draw`` grow.
+    """Groups of variables; variables with a dimension ``draw`` grow.
 
     Args:
         path: the store's folder.
-        length: draws a segment, and so a chunk.
-        run: names the run whose draws it holds; None for one begun by a version that had no names.
+        length: draws per segment, which is the length of a chunk.
+        run: name of the run of these draws; None for a run from a version without names.
 
     Raises:
         ImportError: if the Zarr package is missing.
@@ -54,10 +54,10 @@ class DrawStore:
         self.run = run
 
     def check_same_run(self, datasets: Datasets) -> None:
-        """See that a store which is to be gone on with is that of the run, gone or damaged.
+        """Check that an existing store belongs to this run; it may be missing or damaged.
 
         Raises:
-            ValueError: if it holds draws of another run, or is of other making.
+            ValueError: if it holds draws of another run, or was not made by `run`.
         """
         if not os.path.lexists(self.path):
             return
@@ -74,20 +74,21 @@ class DrawStore:
             )
 
     def create(self, datasets: Datasets, draws: int) -> None:
-        """Write what does not grow, and metadata for so many draws.
+        """Write the variables that do not grow, and metadata for ``draws`` draws.
 
-        Of the dimension ``draw`` variables have one segment, here as elsewhere.
+        In ``datasets``, as in all methods here, variables have one segment along the dimension
+        ``draw``.
 
         Raises:
             ValueError: for a name that cannot be stored.
-            FileExistsError: if there is a link or a file in the place of a folder.
+            FileExistsError: if there is a link or a file in place of a folder.
         """
         variables = list(self._variables(datasets))
         for dataset in datasets.values():
             for name in dataset.variables:
                 _check_name(str(name))
         own_folder(self.path)
-        if root_of(self.path) is None:  # so that what follows is known to be of this run
+        if root_of(self.path) is None:  # marks the files that follow as this run's
             self._write_root({})
         for folder in [self.path, *(self.path / group for group in datasets)]:
             own_folder(folder)
@@ -108,7 +109,7 @@ class DrawStore:
         self.grow(datasets, draws)
 
     def write(self, segment: int, datasets: Datasets) -> None:
-        """Write the chunks of a segment; readers do not see new ones yet."""
+        """Write the chunks of a segment; readers do not see new chunks yet."""
         for folder, variable in self._variables(datasets):
             if "draw" in variable.dims and variable.size:
                 values = variable.values
@@ -117,24 +118,24 @@ class DrawStore:
                 self._write_chunk(folder / _key(variable, segment), values)
 
     def grow(self, datasets: Datasets, draws: int) -> None:
-        """Let readers see so many draws, in one instant."""
+        """Let readers see ``draws`` draws, atomically."""
         metadata: dict[str, Any] = {}
         for group, dataset in datasets.items():
             metadata[group] = _group(dataset.attrs)
             for name, variable in dataset.variables.items():
                 metadata[f"{group}/{name}"] = _array(variable, draws)
-        # these are for readers that pass over consolidated metadata
+        # for readers that do not use consolidated metadata
         for name, content in metadata.items():
             write_atomically(self.path / name / "zarr.json", _json(content), durable=False)
         self._write_root(metadata)
 
     def discard(self, segment: int, datasets: Datasets) -> None:
-        """Remove the chunks of a segment that no reader sees."""
+        """Remove the chunks of a segment that readers do not see."""
         for path, _ in self._chunks(segment, datasets):
             remove(path)
 
     def problem(self, segment: int, datasets: Datasets) -> str:
-        """What is wrong with the chunks of a segment; empty if nothing is."""
+        """The problem with the chunks of a segment; empty if there is none."""
         for path, size in self._chunks(segment, datasets):
             try:
                 content = path.read_bytes()
@@ -148,7 +149,7 @@ class DrawStore:
         return ""
 
     def open(self) -> xr.DataTree:
-        """All groups, whose values are read when they are asked for."""
+        """All groups; values are read when they are requested."""
         return xr.open_datatree(self.path, engine="zarr", consolidated=True)
 
     def _write_root(self, metadata: dict[str, Any]) -> None:
@@ -158,7 +159,7 @@ class DrawStore:
         write_atomically(self.path / "zarr.json", _json(root))
 
     def _variables(self, datasets: Datasets) -> Iterator[tuple[Path, xr.Variable]]:
-        """Each with its folder."""
+        """Each variable with its folder."""
         for group, dataset in datasets.items():
             for name, variable in dataset.variables.items():
                 yield self.path / group / str(name), variable
@@ -179,10 +180,10 @@ class DrawStore:
 
 
 def check_free(path: Path) -> None:
-    """See that a run can begin in a place: nothing is there, or a store in which are no draws.
+    """Check that a run can begin at a path: nothing is there, or a store without draws.
 
     Raises:
-        FileExistsError: if there is something of value.
+        FileExistsError: if there is something else.
     """
     if not os.path.lexists(path):
         return
@@ -206,7 +207,7 @@ def check_free(path: Path) -> None:
 
 
 def root_of(path: Path) -> dict[str, Any] | None:
-    """Metadata of a store's root, None if they are not there or damaged."""
+    """Metadata of a store's root; None if they are missing or damaged."""
     try:
         root = json.loads((path / "zarr.json").read_bytes())
         return root if isinstance(root["attributes"], dict) else None
@@ -215,7 +216,7 @@ def root_of(path: Path) -> dict[str, Any] | None:
 
 
 def _draws(root: Mapping[str, Any]) -> int | None:
-    """How many readers see; None if that is not known."""
+    """Number of draws that readers see; None if it is unknown."""
     try:
         metadata = root["consolidated_metadata"]["metadata"]
         return metadata["posterior/draw"]["shape"][0] if metadata else 0
@@ -228,16 +229,16 @@ def _called(run: str | None) -> str:
 
 
 def _strangers(path: Path, ours: set[str]) -> list[str]:
-    """What a store whose root is lost would not hold."""
+    """Names in a folder that do not belong to a store."""
     names = (name for name in os.listdir(path) if not TEMPORARY.fullmatch(name))
     return sorted(name for name in names if name not in ours)
 
 
 def _check_name(name: str) -> None:
-    """See that a variable's name can be that of a folder in a group of a store.
+    """Check that a variable's name can be the name of a folder in a group of a store.
 
     Raises:
-        ValueError: if not.
+        ValueError: if it cannot.
     """
     try:
         size = len(name.encode())
