@@ -83,8 +83,8 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
     assert np.median([effective_sample_size(x[None]) for x in draws]) > 150
     assert abs(draws.mean() - mean) < 4 * sd / size**0.5
     of_squares = effective_sample_size((draws - mean) ** 2)
-    # Measured with six seeds: 7% too little on average, and 5% with four times as many draws. Steps
-    # are rejected most where tau is small, so that visits there are rare and long.
+    # Measured with six seeds: 7% too little on average, and 5% with four times as many draws.
+    # Probably steps are rejected most where tau is small, and visits there are rare and long.
     too_much = np.mean((draws - mean) ** 2) / sd**2 - 1
     error = (2 / of_squares) ** 0.5
     assert -0.07 - 4 * error < too_much < 4 * error
