@@ -260,9 +260,15 @@ def _bind_model(
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
         found = info.param_info
         valid = jnp.isfinite(found.potential_energy)
+
+        def has_gradient(z: PyTree) -> jax.Array:
+            return all_finite(jax.grad(info.potential_fn)(z))
+
         if not in_parts:
             valid &= all_finite(found.z_grad)
-        elif not compiled(lambda z: all_finite(jax.grad(info.potential_fn)(z)), found.z):
+        elif not compiled(
+            lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
+        ):
             return start()  # NumPyro's search continues until the gradient is finite
         return found.z, valid, {} if replays else info.postprocess_fn.args[0]
 

@@ -142,21 +142,24 @@ def half_without_gradient() -> None:
     x = numpyro.sample("x", dist.Normal(0, 1))
     numpyro.factor("positive", jnp.where(x > 0, jnp.sqrt(x), 0.0))  # 0 / 0 in the gradient at x < 0
     numpyro.sample("s", dist.HalfNormal(1.0))
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1.0))  # which is no row of several chains
+    numpyro.factor("product", -jnp.sum((jnp.ones((4, 2)) @ w) ** 2))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "chains"), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 3)])
 def test_a_long_start_ends_where_a_short_one_does(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, chains: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And goes on until the gradient is finite, though it looks at it at the end."""
 
     def start() -> dict[str, jax.Array]:
         kernel = SGHMC(half_without_gradient, step_size=0.1, num_steps=2)
-        return kernel.init(jax.random.key(seed), 0, None, (), {}).z
+        key = jax.random.key(seed)
+        return kernel.init(jax.random.split(key, chains) if chains else key, 0, None, (), {}).z
 
     short = start()
     monkeypatch.setattr(bound, "LONGEST_START", 0)
     long = start()
-    assert short["x"] > 0
+    assert np.all(short["x"] > 0)
     for name, value in short.items():
         np.testing.assert_allclose(long[name], value, rtol=1e-6)
