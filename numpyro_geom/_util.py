@@ -126,10 +126,19 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
     if len(jax.tree.leaves(yes)) >= MANY_LEAVES:
-        # XLA computes a scalar again in the program of each leaf. Here the scalar is often a sum
-        # over leaves, so compile time would grow with their squared number. A loop prevents this.
-        pred = lazy_cond(pred, jnp.ones_like, jnp.zeros((), bool))
+        pred = settled(pred)
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
+
+
+def settled(x: jax.Array) -> jax.Array:
+    """The same scalar, a boolean or a float, computed once.
+
+    XLA computes a scalar again in each program that uses it. For a scalar that is a sum over many
+    sites this takes most of the time of compiling. A loop of zero or one iterations prevents it.
+    """
+    if x.dtype == bool:
+        return lazy_cond(x, jnp.ones_like, jnp.zeros((), bool))
+    return lazy_cond(x == x, lambda _, value: value, jnp.full_like(x, jnp.nan), x)
 
 
 def tree_scale(factor: Any, tree: PyTree) -> PyTree:

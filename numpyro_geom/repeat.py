@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import random
 
 from ._programs import compiled
-from ._util import all_finite, lazy_cond, tree_vdot, tree_where
+from ._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree_where
 from .algorithm import Draw, Facts, Step, adapts
 from .rows.loop import loop_over_batches
 from .settings import Settings
@@ -68,6 +68,7 @@ def repeat(
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))
         sites = site_sizes(start.position, state.z)
+        many = len(jax.tree.leaves(state.z)) >= MANY_LEAVES
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
             chain, trusted, control, t, old, old_ratio, opening, failed, sums = carry
@@ -101,6 +102,8 @@ def repeat(
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
+            if many:
+                finite = settled(finite)
             # energy and gradient are those at the start of the step. If they are not finite, the
             # previous step failed, and the chain returns to the last position where they were
             back = chain._replace(position=trusted, dynamics=at_rest(chain.dynamics))
@@ -147,6 +150,7 @@ def repeat(
             # values can overflow during the whole draw, but they did not at its start
             usable = target.is_usable(target.merge(trusted))
             trusted = tree_where(usable, trusted, start.position)
+        finite = settled(finite)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, at_rest(chain.dynamics))
         failed = failed + ~finite

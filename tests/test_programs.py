@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,21 +116,34 @@ def test_long_programs_run_operation_by_operation(
     assert len(programs) == kept
 
 
+def half_square(z: dict[str, jax.Array]) -> jax.Array:
+    return sum((jnp.sum(x**2) for x in z.values()), jnp.zeros(())) / 2
+
+
+def instructions(function: Callable, argument: Any) -> int:
+    return jax.jit(function).lower(argument).compile().as_text().count(" = ")
+
+
 def test_a_compiled_draw_grows_in_proportion_to_the_arrays() -> None:
-    def instructions(num_arrays: int) -> int:
-        start = {f"x{k}": jnp.ones((k % 7 + 1, 3)) for k in range(num_arrays)}
-        state = kernel.init(jax.random.key(0), 0, start, (), {})
-        program = jax.jit(lambda state: kernel.sample(state, (), {}))
-        text = program.lower(state).compile().as_text()
-        return text.count(" = ")
-
-    def half_square(z: dict[str, jax.Array]) -> jax.Array:
-        return sum((jnp.sum(x**2) for x in z.values()), jnp.zeros(())) / 2
-
     kernel = SGHMC(
         potential_fn=half_square, step_size=0.1, num_steps=5, friction=1.0, dense_mass=None
     )
-    sizes = [instructions(num_arrays) for num_arrays in (20, 40, 80)]
+    sizes = []
+    for num_arrays in (20, 40, 80):
+        start = {f"x{k}": jnp.ones((k % 7 + 1, 3)) for k in range(num_arrays)}
+        state = kernel.init(jax.random.key(0), 0, start, (), {})
+        sizes.append(instructions(lambda state: kernel.sample(state, (), {}), state))
+    assert sizes[2] - sizes[1] < 2.2 * (sizes[1] - sizes[0])
+
+
+def test_a_compiled_start_grows_in_proportion_to_the_scalar_sites() -> None:
+    kernel = SGHMC(potential_fn=half_square)
+    sizes = []
+    for num_sites in (20, 40, 80):
+        start = {f"x{k}": jnp.ones(()) for k in range(num_sites)}
+        given = {"num_warmup": 100, "init_params": start, "model_args": (), "model_kwargs": {}}
+        sizes.append(instructions(partial(kernel.init, **given), jax.random.key(0)))
+    # 2.4 if each array that is chosen by an energy computes the energy anew
     assert sizes[2] - sizes[1] < 2.2 * (sizes[1] - sizes[0])
 
 

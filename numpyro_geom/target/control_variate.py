@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import ravel, tree_vdot, tree_where
+from .._util import ravel, settled, tree_vdot, tree_where
 from .potential import Potential
 
 PyTree = Any
@@ -125,4 +125,5 @@ def refresh(potential: Potential, control: Control, position: PyTree) -> Control
     """Move the anchor to ``position``, unless the energy or gradient there is not finite."""
     anchor = anchor_at(potential, position)
     finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))
+    finite = settled(finite)
     return control._replace(anchor=tree_where(finite, anchor, control.anchor))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._util import all_finite
+from .._util import all_finite, settled
 from ..state import SGState
 from .control_variate import Control, with_control_variate
 from .expanded import with_expansion
@@ -105,4 +105,4 @@ class Target:
         """Whether the constrained values at a position of the model's sites are finite."""
         if self.transforms is None:
             return jnp.ones((), bool)
-        return all_finite(self.transforms(position))
+        return settled(all_finite(self.transforms(position)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._linalg import log_abs_det
-from .._util import tree_where
+from .._util import settled, tree_where
 from ..target.control_variate import Anchor, anchor_at
 from ..target.scale import times
 from ..target.target import Target
@@ -76,7 +76,7 @@ def approach(
         root = roots_at(potential, new, rows)
         loss = anchor.energy - tau * log_abs_det(root[0])
         better = (loss < place.loss) & target.is_usable(new)
-        better &= jnp.all(jnp.isfinite(anchor.grad))
+        better = settled(better & jnp.all(jnp.isfinite(anchor.grad)))
         best = (anchor, root, loss), (place.anchor, place.root, place.loss)
         length = jnp.where(better, jnp.ones_like(place.length), place.length / 4)
         anchor, root, loss = tree_where(better, *best)

@@ -275,7 +275,7 @@ def _noise_covariance(
 def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:
     """V -> J'J v / n with J the centred Jacobian of per-row energies."""
     rows, jvp = jax.linearize(rows_fn, position)
-    _, vjp = jax.vjp(rows_fn, position)
+    vjp = jax.linear_transpose(jvp, position)  # jax.vjp would trace the model once more
 
     def product(v: PyTree) -> PyTree:
         slopes = jvp(v)

@@ -20,7 +20,7 @@ import optax
 from jax import lax, random
 
 from .._linalg import log_abs_det
-from .._util import key_word, ravel, scattered_floats, tree_where
+from .._util import key_word, ravel, scattered_floats, settled, tree_where
 from ..target.potential import Potential
 from ..target.scale import times
 from .scale import roots_at, share_within_reach
@@ -136,7 +136,7 @@ def descend(
         rows = potential.curvature_batch(key_check)  # both on the same rows, so the noise cancels
         fall = potential.energy(search.position, rows) - potential.energy(new, rows)
         root, log_det = spread_at(new, rows)
-        fall += tau * jnp.nan_to_num(log_det - search.log_det)
+        fall = settled(fall + tau * jnp.nan_to_num(log_det - search.log_det))
         finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
         return _Search(
             position=tree_where(fall > 0, new, search.position),
