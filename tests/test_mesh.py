@@ -179,9 +179,9 @@ def test_a_run_goes_on_with_another_mesh(tmp_path):
     np.testing.assert_array_equal(result.idata.observed_data["y"].values, y)
 
 
-def what_travels(kernel):
+def what_travels(kernel, rows=None):
     """A program of two devices, its state, and the collectives in it by kind and shape."""
-    segments = segments_of(make(kernel), (1, 2), 4)
+    segments = segments_of(make(kernel), (1, 2), 4, rows)
     state = segments.layout.place(segments.start)
     text = segments.program.lower(state, *counts(), segments.arrays).compile().as_text()
     travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
@@ -190,8 +190,13 @@ def what_travels(kernel):
     }  # fmt: skip
 
 
-def test_no_row_of_a_stratified_minibatch_travels():
-    _, _, shapes = what_travels(SGRLD(model, batching="stratified", **SETTINGS))
+@pytest.mark.parametrize(
+    ("batching", "kind"),
+    [("stratified", np.asarray), ("stratified", OwnRows), ("replacement", HostRows)],
+)
+def test_no_row_travels(batching, kind):
+    kernel = SGRLD(model, batching=batching, **SETTINGS)
+    _, _, shapes = what_travels(kernel, tuple(map(kind, data())))
     # gradients; energies, and that of a draw's last check
     assert shapes <= {
         ("all-reduce", f"f32[2,{COLUMNS}]"),

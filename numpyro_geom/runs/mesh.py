@@ -5,6 +5,8 @@ its own rows. The rows of a minibatch are fetched from their devices and distrib
 of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
 the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
+`HostRows` stay on the host, and each device asks for its part of the minibatch
+(`rows.over_mesh`).
 """
 
 from __future__ import annotations
