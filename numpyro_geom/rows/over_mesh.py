@@ -61,7 +61,7 @@ class OverMesh:
         here, _ = indices
         parts, chains = self._devices(self.data_axis), self._devices(self.chain_axis)
         even = all(index.ndim > mapped and index.shape[-1] % parts == 0 for index in here)
-        in_place = even and (ordered or not any(x.is_part for x, _ in wanted))
+        by_owner = any(x.is_part for x, _ in wanted) and not (even and ordered)
 
         def spec(index: Any, by_rows: bool) -> PartitionSpec:
             axes: list[str | None] = [None] * index.ndim
@@ -72,7 +72,7 @@ class OverMesh:
             return PartitionSpec(*axes)
 
         def each(here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-            if in_place or not any(x.is_part for x, _ in wanted):
+            if not by_owner:
                 return call_host(wanted, here, then)
             kinds = list(dict.fromkeys((k, len(x)) for x, k in wanted))
             own = [tuple(self._own(of[k], n) for k, n in kinds if of) for of in (here, then)]
@@ -85,7 +85,7 @@ class OverMesh:
         return jax.shard_map(
             each,
             mesh=self.mesh,
-            in_specs=jax.tree.map(lambda x: spec(x, in_place), indices),
+            in_specs=jax.tree.map(lambda x: spec(x, even and not by_owner), indices),
             out_specs=tuple(spec(here[k], even) for _, k in wanted),
             check_vma=False,
         )(*indices)

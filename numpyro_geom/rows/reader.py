@@ -147,7 +147,9 @@ class Reader:
 
     def _explained(self, error: Exception, index: np.ndarray, done: bool) -> Exception:
         index = index[index != NO_ROW]
-        rows = f"{len(index)} rows from {index.min()} to {index.max()}"
+        rows = f"{len(index)} rows"
+        if len(index):  # otherwise it has waited for other rows
+            rows += f" from {index.min()} to {index.max()}"
         if not done:
             return self._stalled(rows)
         return RuntimeError(f"{self.name} could not read {rows}: {type(error).__name__}: {error}")
