@@ -235,15 +235,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="rows of the minibatch a device")
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--times", type=Path, help="time two processes, and write that table")
-    parser.add_argument("--steps", type=int, default=500, help="steps that are timed together")
-    parser.add_argument("--turns", type=int, default=20, help="how often each program is timed")
+    parser.add_argument("--batches", type=int, nargs="+", default=[256, 8192], help="for --times")
+    parser.add_argument("--steps", type=int, default=100, help="steps that are timed together")
+    parser.add_argument("--turns", type=int, default=8, help="how often each program is timed")
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.coordinator:
         return time_steps(options)
     if options.times:
         lines = [TIMES, "|---" * 8 + "|"]
-        for batch in (options.batch, 32 * options.batch):
+        for batch in options.batches:
             options.batch = batch
             lines += timed(options)
         options.times.write_text("\n".join(lines) + "\n")
