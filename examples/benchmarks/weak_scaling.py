@@ -205,8 +205,12 @@ def timed(options: argparse.Namespace) -> list[str]:
             )
             for k in range(2)
         ]  # fmt: skip
-        if any([process.wait() for process in processes]):
-            raise RuntimeError("a process failed: see what it said")
+        try:
+            if any([process.wait() for process in processes]):
+                raise RuntimeError("a process failed: see what it said")
+        finally:
+            for process in processes:
+                process.kill()
         found = json.loads((Path(folder) / "times.json").read_text())
     lines = []
     for name, times in found.items():
