@@ -626,6 +626,39 @@ def test_bad_indices(index):
         HostRows(X)[index]
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"first": -1}, ValueError, "first must be an integer of at least 0, got -1"),
+        ({"first": 0.5}, TypeError, "first must be an integer"),
+        ({"first": 5, "num_rows": N}, ValueError, "num_rows must be at least 305, .* got 300"),
+    ],
+)
+def test_bad_parts(given, error, text):
+    with pytest.raises(error, match=text):
+        HostRows(X, **given)
+
+
+def test_a_part_of_the_rows():
+    part = HostRows(X[100:200], first=100, num_rows=N)
+    assert (part.shape, part.is_part, part.held) == ((N, D), True, range(100, 200))
+    for rows in (part, pickle.loads(pickle.dumps(part))):
+        np.testing.assert_array_equal(rows[np.array([150, 199])], X[[150, 199]].astype(np.float32))
+        with pytest.raises(
+            RuntimeError, match=r"IndexError: the source holds rows 100 to 199 of 300"
+        ):
+            rows[np.array([150, 200])]
+    digests = [Digests().of(x) for x in (part, HostRows(X[100:200]), HostRows(X[100:200], first=9))]
+    assert len(set(digests)) == 3
+    assert not HostRows(X, first=0, num_rows=N).is_part
+    with_nan = np.where(np.arange(N)[:, None] == 150, np.nan, X)[100:200]
+    part = HostRows(with_nan, first=100, num_rows=N)
+    with pytest.raises(ValueError, match=r"NaN in args\[0\]: row 150 of 300"):
+        run_small((part, Y))
+    with pytest.raises(ValueError, match="a part of the rows, of which none can be left out"):
+        run_small((part, Y), on_bad_rows="drop")
+
+
 def test_columns_by_an_array():
     with pytest.raises(TypeError, match="rows first"):
         HostRows(X)[jnp.arange(2), jnp.arange(2)]

@@ -21,6 +21,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_geom import GGMC, SGRLD, HostRows, run
 from numpyro_geom.rows.fetch import Hint, hints
 from numpyro_geom.rows.mesh_rows import MeshRows
+from numpyro_geom.rows.over_mesh import OverMesh
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Segments
@@ -60,6 +61,14 @@ SHAPES = {
 """Devices for chains, and for rows."""
 
 
+ON_HOST = {
+    "GGMC": False,
+    "stratified": True,
+    "control variate": True,
+}
+"""Kernels that run with `HostRows`, and whether each device asks only for rows that it owns."""
+
+
 def make(kernel, num_samples=6, num_chains=2, **settings):
     settings = {"chain_method": "vectorized", "progress_bar": False, **settings}
     return MCMC(kernel, num_warmup=6, num_samples=num_samples, num_chains=num_chains, **settings)
@@ -71,26 +80,43 @@ def on(shape):
     return {"mesh": Mesh(devices, ("chains", "rows")), "chain_axis": "chains", "data_axis": "rows"}
 
 
-def draws(kernel, shape=None):
+def draws(kernel, shape=None, rows=None):
     """Of `run` without a mesh, or of its segments on one."""
     if shape is None:
         result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=4)
         return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
     mcmc = make(kernel)
-    segments = segments_of(mcmc, shape, 6)
+    segments = segments_of(mcmc, shape, 6, rows)
     state, _ = segments.advance(segments.start, 1, mcmc.num_warmup)
     return segments.advance(state, 6, 1)[1]["z"]["slope"]
 
 
-def segments_of(mcmc, shape, length):
+def segments_of(mcmc, shape, length, rows=None):
     layout = Layout.of(mcmc, **on(shape))
-    return Segments(Job(mcmc, jax.random.key(0), data()), length, layout)
+    return Segments(Job(mcmc, jax.random.key(0), rows or data()), length, layout)
+
+
+class OwnRows(HostRows):
+    """All rows, of which each device asks only for its own, as if processes had parts."""
+
+    is_part = True
+
+    def over_mesh(self, over):
+        new = OwnRows(self.source)
+        new.over = over
+        return new
+
+
+jax.tree_util.register_static(OwnRows)
 
 
 def compare(name):
     """Largest differences from draws on one device, by shape of the mesh; and their size."""
     one = draws(KERNELS[name](), (1, 1))
     found = {str(s): float(abs(draws(KERNELS[name](), s) - one).max()) for s in SHAPES[name]}
+    if name in ON_HOST:
+        rows = tuple(map(OwnRows if ON_HOST[name] else HostRows, data()))
+        found["on the host"] = float(abs(draws(KERNELS[name](), (2, 4), rows) - one).max())
     return found | {"spread": float(one.std(1).max())}
 
 
@@ -121,7 +147,7 @@ def differences(tmp_path_factory):
 def test_draws_do_not_depend_on_the_number_of_devices(differences, name):
     found = differences[name]
     assert found.pop("spread") > 0.01
-    assert len(found) == len(SHAPES[name])
+    assert len(found) == len(SHAPES[name]) + (name in ON_HOST)
     # In 64 bits sums in another order differ by some 1e-16, and steps as short as these contract.
     # What a leapfrog step of NUTS makes of it is measured: below 1e-12.
     for shape, difference in found.items():
@@ -153,9 +179,9 @@ def test_a_run_goes_on_with_another_mesh(tmp_path):
     np.testing.assert_array_equal(result.idata.observed_data["y"].values, y)
 
 
-def what_travels(kernel):
+def what_travels(kernel, rows=None):
     """A program of two devices, its state, and the collectives in it by kind and shape."""
-    segments = segments_of(make(kernel), (1, 2), 4)
+    segments = segments_of(make(kernel), (1, 2), 4, rows)
     state = segments.layout.place(segments.start)
     text = segments.program.lower(state, *counts(), segments.arrays).compile().as_text()
     travel = re.findall(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", text)
@@ -164,8 +190,13 @@ def what_travels(kernel):
     }  # fmt: skip
 
 
-def test_no_row_of_a_stratified_minibatch_travels():
-    _, _, shapes = what_travels(SGRLD(model, batching="stratified", **SETTINGS))
+@pytest.mark.parametrize(
+    ("batching", "kind"),
+    [("stratified", np.asarray), ("stratified", OwnRows), ("replacement", HostRows)],
+)
+def test_no_row_travels(batching, kind):
+    kernel = SGRLD(model, batching=batching, **SETTINGS)
+    _, _, shapes = what_travels(kernel, tuple(map(kind, data())))
     # gradients; energies, and that of a draw's last check
     assert shapes <= {
         ("all-reduce", f"f32[2,{COLUMNS}]"),
@@ -298,6 +329,68 @@ def test_each_device_reads_its_own_rows():
         _ = rows._private
 
 
+# Rows on the host
+
+
+class Source:
+    """An array that remembers which rows were asked for together."""
+
+    def __init__(self, array, fails_at=None):
+        self.array, self.fails_at, self.asked = array, fails_at, []
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __getitem__(self, rows):
+        if len(self.asked) == self.fails_at:
+            raise OSError("the drive is gone")
+        self.asked.append(np.arange(len(self.array))[rows].tolist())
+        return self.array[rows]
+
+
+ORDERED, ANY = [1, 9, 12, 19, 20, 29, 30, 39], [39, 0, 5, 5, -1, 21, 50, 19]
+ASKED = {
+    # (kind, mesh, index, ordered): the rows that each device asks for
+    "stratified": (HostRows, (1, 2), ORDERED, True, [ORDERED[:4], ORDERED[4:]]),
+    "stratified, own": (OwnRows, (1, 2), ORDERED, True, [ORDERED[:4], ORDERED[4:]]),
+    "any": (HostRows, (1, 2), ANY, False, [[0, 5, 39], [19, 21, 39]]),
+    "any, own": (OwnRows, (1, 2), ANY, False, [[0, 5, 19], [21, 39]]),
+    "not even": (HostRows, (1, 2), [3, 39, 21], False, [[3, 21, 39]] * 2),
+    "not even, own": (OwnRows, (1, 2), [3, 39, 21], False, [[3], [21, 39]]),
+    "chains": (HostRows, (2, 1), [ORDERED, ANY], False, [[0, 5, 19, 21, 39], ORDERED]),
+    "chains and rows": (HostRows, (1, 2), [ORDERED, ANY], False,
+                        [[0, 1, 5, 9, 12, 19, 39], [19, 20, 21, 29, 30, 39]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "shape", "index", "ordered", "asked"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("dtype", ["f4", "i4", "?"])
+def test_each_device_asks_the_host_for_its_rows(kind, shape, index, ordered, asked, dtype):
+    array = np.random.default_rng(0).standard_normal((40, 2)).astype(dtype)
+    array[5] = np.array([-0.0, np.nan]).astype("f4" if dtype == "f4" else "?")
+    source = Source(array)
+    rows = kind(source).over_mesh(OverMesh(on(shape)["mesh"], "rows", "chains"))
+    source.asked.clear()
+
+    def take(i):
+        with hints(Hint(i, ordered=ordered)):
+            return rows[i]
+
+    index = jnp.asarray(index)
+    found = jax.jit(jax.vmap(take) if index.ndim > 1 else take)(index)
+    assert np.asarray(found).tobytes() == np.asarray(jnp.asarray(array)[index]).tobytes()
+    assert sorted(source.asked) == asked
+
+
+def test_a_source_that_fails_on_a_mesh():
+    """A callback that raised would let the other device wait for ever."""
+    x, y = data()
+    source = Source(x, fails_at=12)  # two draws later than the start
+    mcmc = make(SGRLD(model, **SETTINGS), num_chains=1)
+    with pytest.raises(RuntimeError, match="^HostRows of a Source .* the drive is gone") as caught:
+        run(mcmc, jax.random.key(0), HostRows(source), y, on_bad_rows="keep", **on((1, 2)))
+    assert isinstance(caught.value.__cause__, OSError)
+    assert len(source.asked) == 12
+
+
 # Bad input
 
 
@@ -318,11 +411,16 @@ BAD_INPUT = [
     (on((1, 2)), {"kernel": SGRLD(no_plate)}, ValueError, "no argument has as many rows"),
     (
         on((1, 2)),
+        {"x": HostRows(np.ones((100, 3)), first=30, num_rows=ROWS)},
+        ValueError,
+        "rows 30 to 129, and the devices of process 0 own rows 0 to 300: expected at least these",
+    ),
+    (
+        on((1, 2)),
         {"kernel": SGRLD(potential_fn=lambda z: z**2)},
         ValueError,
         "this kernel has no model",
     ),
-    (on((1, 2)), {"host": True}, ValueError, "HostRows stay on the host"),
 ]
 
 
@@ -330,7 +428,7 @@ BAD_INPUT = [
 def test_bad_input(mesh, settings, error, match):
     settings = {"kernel": SGRLD(model, **SETTINGS), **settings}
     x, y = data()
-    x = HostRows(x) if settings.pop("host", False) else x
+    x = settings.pop("x", x)
     with pytest.raises(error, match=match):
         run(make(**settings), jax.random.key(0), x, y, **mesh)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGRLD, run
+from numpyro_geom import SGRLD, HostRows, run
 
 pytestmark = [
     pytest.mark.arviz,
@@ -35,6 +36,9 @@ PATIENCE = 120
 """Seconds after which a process that has not ended counts as hung."""
 
 
+SETTINGS = {"stratified": {"batching": "stratified"}, "control variate": {"control_variate": True}}
+
+
 def data():
     rng = np.random.default_rng(4)
     return rng.standard_normal((ROWS, 3)), rng.integers(0, 2, ROWS)
@@ -46,8 +50,8 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
 
 
-def go(directory, num_samples, mesh=None, key=0, resume="auto"):
-    kernel = SGRLD(model, batch_size=32, step_size=1e-2, num_steps=3)
+def go(directory, num_samples, mesh=None, key=0, resume="auto", rows=None, **settings):
+    kernel = SGRLD(model, batch_size=32, step_size=1e-2, num_steps=3, **settings)
     mcmc = MCMC(
         kernel,
         num_warmup=20,
@@ -60,7 +64,7 @@ def go(directory, num_samples, mesh=None, key=0, resume="auto"):
     return run(
         mcmc,
         jax.random.key(key),
-        *data(),
+        *(data() if rows is None else rows),
         directory=directory,
         draws_per_segment=LENGTH,
         resume=resume,
@@ -128,6 +132,53 @@ def in_memory(folder):
             errors.append(f"{type(error).__name__}: {error}")
     result = go(None, 20, mesh_of_both(True))
     return {"errors": errors, "draws": draws(result).tolist(), "finished": result.finished}
+
+
+class Failing:
+    """Rows of a source that fails from a read on."""
+
+    def __init__(self, array, at):
+        self.array, self.at, self.reads = array, at, 0
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __getitem__(self, rows):
+        self.reads += 1
+        if self.reads >= self.at:
+            raise OSError("the drive is gone")
+        return self.array[rows]
+
+
+def in_parts(folder, out):
+    """Tell draws from rows of which each process has its own file, and errors."""
+    process, mesh = jax.process_index(), mesh_of_both(True)
+    first = process * ROWS // 2
+    x, y = (np.load(folder / f"{name}-{process}.npy", mmap_mode="r") for name in "xy")
+
+    def part(array, skip=0):
+        return HostRows(array[skip:], first=first + skip, num_rows=ROWS)
+
+    both = part(x), part(y)
+    go(folder / "run", 10, mesh, rows=both, **SETTINGS["stratified"])
+    result = go(folder / "run", 20, mesh, rows=both, **SETTINGS["stratified"])
+    found = {"stratified": draws(result).tolist()}
+    tell(out, found)
+    result = go(None, 20, mesh, rows=both, **SETTINGS["control variate"])
+    found["control variate"] = draws(result).tolist()
+    tell(out, found)
+    with_nan = np.array(x)
+    with_nan[3, 1] = np.nan if process else 0.0
+    found["errors"] = []
+    for rows in (
+        HostRows(Failing(x, 40), first=first, num_rows=ROWS) if process else part(x),
+        part(with_nan),
+        part(x, skip=process),
+        HostRows(data()[0]) if process else part(x),
+    ):
+        try:
+            go(None, 200, mesh, rows=(rows, part(y)), batching="stratified")
+        except Exception as error:
+            found["errors"].append(f"{type(error).__name__}: {error}")
+    tell(out, found)
 
 
 def on_disk(folder, num_samples):
@@ -235,6 +286,30 @@ def alone():
     """Draws of one process without a mesh."""
     with jax.enable_x64(True):
         return draws(go(None, 200))
+
+
+def test_each_process_has_its_own_file(tmp_path, cache):
+    for k, part in enumerate((slice(0, 151), slice(150, ROWS))):  # row 150 is in the middle
+        for name, array in zip("xy", data(), strict=True):
+            np.save(tmp_path / f"{name}-{k}.npy", array[part])
+    with Pair(tmp_path, cache, tmp_path, "in_parts(folder, out)") as pair:
+        pair.told()
+        pair.wait_for(lambda: all("control variate" in out.read_text() for out in pair.outs))
+        first, second = pair.ended()
+    for name, settings in SETTINGS.items():
+        assert first[name] == second[name]
+        with jax.enable_x64(True):
+            assert_close(first[name], draws(go(None, 20, **settings)))
+    texts = (
+        "RuntimeError: HostRows of a Failing .* OSError: the drive is gone",
+        "ValueError: the data hold NaN in .*: row 153 of 301",
+        "ValueError: .* rows 151 to 300, and the devices of process 1 own rows 150 to 300",
+        "ValueError: process 1 was given other arguments .* all rows",
+    )
+    for text, match in zip(second["errors"], texts, strict=True):
+        assert re.match(match, text), text
+    other = "RuntimeError: another process of the run failed: see what process 1 says"
+    assert first["errors"] == [other] * 4
 
 
 def assert_close(found, alone):

@@ -59,6 +59,13 @@ def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple
         if not _has_rows(x) or x.shape[0] not in good:
             return x
         rows = good[x.shape[0]]
+        if isinstance(x, HostRows) and x.is_part:
+            raise ValueError(
+                f"{x!r} holds a part of the rows, of which none can be left out, because all "
+                "processes would have to leave out the same, and the data hold NaN in "
+                f"{told}. Expected numbers: repair the rows, or pass on_bad_rows='keep' if the "
+                "model masks them"
+            )
         if isinstance(x, HostRows):
             return HostRows(_Selected(x, rows), timeout=x.timeout)
         return x[rows]
@@ -158,18 +165,22 @@ def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
     """Indices of rows with a bad entry (NaN, for instance); reads one part at a time."""
     if isinstance(array, jax.Array) and bool(jnp.isfinite(jnp.sum(array))):
         return np.zeros(0, int)
-    size = array.shape[0]
+    held = array.held if isinstance(array, HostRows) else range(array.shape[0])
     width = math.prod(array.shape[1:])
     step = max(1, CHUNK_BYTES // max(1, width * array.dtype.itemsize))
     found = []
-    for first in range(0, size, step):
-        rows = slice(first, min(size, first + step))
-        part = np.asarray(array[rows]).reshape(-1, width)
+    for k in range(0, len(held), step):
+        rows = held[k : k + step]
+        if isinstance(array, HostRows):
+            part = array.reader.take(np.asarray(rows), array.dtype)
+        else:
+            part = np.asarray(array[rows.start : rows.stop])
+        part = part.reshape(-1, width)
         # a sum that is not finite means a bad entry or an overflow: check the entries there
         with np.errstate(all="ignore"):
             suspects = np.flatnonzero(~np.isfinite(part.sum(1)))
         bad = is_bad(part[suspects]).any(1)
-        found.append(first + suspects[bad])
+        found.append(rows.start + suspects[bad])
     return np.concatenate(found) if found else np.zeros(0, int)
 
 

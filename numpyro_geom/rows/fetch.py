@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
+
+from .reader import NO_ROW
 
 HostRows = Any
 """`numpyro_geom.HostRows`."""
@@ -81,14 +84,21 @@ def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
 
 
 def fetch(
-    wanted: tuple[tuple[HostRows, int], ...], here: tuple, then: tuple = ()
+    wanted: tuple[tuple[HostRows, int], ...],
+    here: tuple,
+    then: tuple = (),
+    *,
+    ordered: bool = False,
+    mapped: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Rows by one callback to the host, also under `jax.vmap`.
+    """Rows by one callback to the host, also under `jax.vmap`; over a mesh by one of each device.
 
     Args:
         wanted: pairs of an array and the place of its index in ``here``.
         here: traced indices of any shape.
         then: indices that will be needed next; empty if they are not known.
+        ordered: whether each index has one row from each of equal stretches, in their order.
+        mapped: whether the first axis of the indices is that of a ``vmap``, such as over chains.
 
     Returns:
         For each pair, rows of shape ``index.shape + X.shape[1:]``.
@@ -96,7 +106,11 @@ def fetch(
 
     @custom_vmap
     def rows(here: tuple, then: tuple) -> tuple[jax.Array, ...]:
-        return _call_host(wanted, here, then)
+        over = wanted[0][0].over
+        if over is None:
+            return _call_host(wanted, here, then)
+        call_host = partial(_call_host, raises=False)
+        return over.rows(call_host, wanted, (here, then), ordered=ordered, mapped=mapped)
 
     @rows.def_vmap
     def batched_rows(size: int, batched: tuple, here: tuple, then: tuple) -> tuple:
@@ -105,19 +119,24 @@ def fetch(
             (here, then),
             tuple(batched),
         )
-        return fetch(wanted, here, then), (True,) * len(wanted)
+        found = fetch(wanted, here, then, ordered=ordered, mapped=True)
+        return found, (True,) * len(wanted)
 
     return rows(here, then)
 
 
-def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]:
+def _call_host(
+    wanted: tuple, here: tuple, then: tuple, raises: bool = True
+) -> tuple[jax.Array, ...]:
+    """Rows by one callback. Without ``raises``, an error gives zeros and is kept in a reader."""
     # plain values, because the callback must not call JAX
     rows = [(x.reader, k, x.dtype, here[k].shape + x.shape[1:]) for x, k in wanted]
 
     def on_host(here: list, then: list) -> tuple[np.ndarray, ...]:
         now = [np.concatenate(pieces) for pieces in here]
-        # only rows with index 0: the loop is at its end
-        soon = [p if p.any() else None for p in map(np.concatenate, then)] or [None] * len(now)
+        # no rows: the loop is at its end
+        soon = [p if (p != NO_ROW).any() else None for p in map(np.concatenate, then)]
+        soon = soon or [None] * len(now)
         # all gathers begin before the first wait
         for reader, k, dtype, _ in rows[1:]:
             reader.prepare(now[k], dtype)
@@ -126,12 +145,23 @@ def _call_host(wanted: tuple, here: tuple, then: tuple) -> tuple[jax.Array, ...]
             for reader, k, dtype, shape in rows
         )
 
+    def on_host_or_zeros(here: list, then: list) -> tuple[np.ndarray, ...]:
+        readers = [reader for reader, *_ in rows]
+        try:
+            if all(reader.error is None for reader in readers):
+                return on_host(here, then)
+        except Exception as error:
+            if all(reader.error is None for reader in readers):
+                readers[0].error = error
+        return tuple(_sent(np.zeros(shape, dtype)) for _, _, dtype, shape in rows)
+
     shapes = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, _, dtype, shape in rows)
     out = tuple(
         jax.ShapeDtypeStruct((*x.shape, 2), np.uint32) if _is_wide(x) else x for x in shapes
     )
     pieces = [list(map(_pieces, indices)) for indices in (here, then)]
-    found = jax.pure_callback(on_host, out, *pieces, vmap_method="sequential")
+    function = on_host if raises else on_host_or_zeros
+    found = jax.pure_callback(function, out, *pieces, vmap_method="sequential")
     return tuple(
         lax.bitcast_convert_type(x, like.dtype) if _is_wide(like) else x
         for x, like in zip(found, shapes, strict=True)

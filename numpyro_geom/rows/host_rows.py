@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import check_number
+from .._checks import check_int, check_number
 from .._util import PyTree
 from .fetch import fetch, hints_of
+from .over_mesh import OverMesh
 from .reader import Reader
 
 
@@ -36,16 +37,22 @@ class HostRows:
             ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
         timeout: seconds that one gather of the source may take before the source counts as stalled;
             None for no limit.
+        first: number of the first row that ``array_like`` holds, if a process has only a part of
+            the rows (see "Many devices" in the guide).
+        num_rows: number of all rows; by default those up to the end of ``array_like``.
 
     Attributes:
         source: the original array.
         timeout: as given.
+        held: numbers of the rows that the source holds.
         shape: of the whole array, when the object was made.
         reader: the object that gathers the rows.
+        over: the mesh whose devices ask for rows, within a run on a mesh.
 
     Raises:
         TypeError: for an object that is not such an array.
-        ValueError: for an array without rows; for a memory map of a file that was cut short.
+        ValueError: for an array without rows; for a memory map of a file that was cut short; for
+            fewer rows in all than ``array_like`` holds.
         TimeoutError: if the source stalls.
 
     Examples:
@@ -60,13 +67,41 @@ class HostRows:
 
     __iter__ = None
 
-    def __init__(self, array_like: Any, *, timeout: float | None = 300.0):
+    def __init__(
+        self,
+        array_like: Any,
+        *,
+        timeout: float | None = 300.0,
+        first: int = 0,
+        num_rows: int | None = None,
+    ):
         timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
+        first = check_int("first", first, least=0)
         _check_source(array_like)
+        shape = tuple(int(n) for n in array_like.shape)
+        self.held = range(first, first + shape[0])
+        num_rows = self.held.stop if num_rows is None else check_int("num_rows", num_rows)
+        if num_rows < self.held.stop:
+            raise ValueError(
+                f"num_rows must be at least {self.held.stop}, because the array holds {shape[0]} "
+                f"rows from row {first} on, got {num_rows}"
+            )
         self.source, self.timeout = array_like, timeout
-        self.shape = tuple(int(n) for n in array_like.shape)
-        name = f"HostRows of a {type(array_like).__name__} of shape {self.shape}"
-        self.reader = Reader(array_like, name, self.shape, timeout)
+        self.shape = (num_rows, *shape[1:])
+        self.over: OverMesh | None = None
+        name = f"HostRows of a {type(array_like).__name__} of shape {shape}"
+        self.reader = Reader(array_like, name, self.shape, self.held, timeout)
+
+    def over_mesh(self, over: OverMesh) -> HostRows:
+        """The same rows with the same reader, for programs on a mesh."""
+        new = object.__new__(HostRows)
+        vars(new).update(vars(self), over=over)
+        return new
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the source holds only some of the rows."""
+        return len(self.held) < len(self)
 
     @property
     def ndim(self) -> int:
@@ -86,17 +121,18 @@ class HostRows:
     def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
         """The rows on the host, in blocks of about ``block_bytes`` bytes.
 
-        All rows, or a sample spread over the whole array if it has more than ``at_most`` bytes.
+        All rows that the source holds, or a sample spread over them if they have more than
+        ``at_most`` bytes.
         """
         row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
-        length = min(len(self), max(1, block_bytes // row_bytes))
-        starts = np.arange(0, len(self), length)
-        if len(self) * row_bytes > at_most:
+        length = min(len(self.held), max(1, block_bytes // row_bytes))
+        starts = np.arange(0, len(self.held), length)
+        if len(self.held) * row_bytes > at_most:
             count = max(1, min(len(starts), at_most // (length * row_bytes)))
-            starts = np.linspace(0, len(self) - length, count).astype(int)
+            starts = np.linspace(0, len(self.held) - length, count).astype(int)
 
         def rows(k: int) -> np.ndarray:
-            return np.arange(starts[k], min(starts[k] + length, len(self)))
+            return np.asarray(self.held[starts[k] : starts[k] + length])
 
         for k in range(len(starts)):
             then = rows(k + 1) if k + 1 < len(starts) else None
@@ -109,7 +145,10 @@ class HostRows:
         return f"HostRows(<{type(self.source).__name__}>, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple:
-        return partial(HostRows, timeout=self.timeout), (self.source,)
+        first, num_rows = self.held.start, len(self)
+        return partial(HostRows, timeout=self.timeout, first=first, num_rows=num_rows), (
+            self.source,
+        )
 
     def __getitem__(self, item: Any) -> jax.Array:
         """The rows; further indices (numbers and slices) select entries of them."""
@@ -132,13 +171,17 @@ class HostRows:
         return rows[(slice(None),) * index.ndim + tuple(rest)] if rest else rows
 
     def _rows(self, index: Any) -> jax.Array:
-        for hint in hints_of(index):
+        known = hints_of(index)
+        for hint in known:
             if self in hint.rows:
                 return hint.rows[self]
             if hint.used is not None and self not in hint.used:
                 hint.used.append(self)
-        if isinstance(index, jax.core.Tracer):
-            return fetch(((self, 0),), (index,))[0]
+        # the rows of an index that is known while a program is traced may be on other processes
+        later = isinstance(index, jax.Array) and (self.over is not None or self.is_part)
+        if isinstance(index, jax.core.Tracer) or later:
+            ordered = any(hint.ordered for hint in known)
+            return fetch(((self, 0),), (index,), ordered=ordered)[0]
         flat = np.asarray(index).reshape(-1)
         rows = self.reader.take(flat, self.dtype)
         return jnp.asarray(rows.reshape(np.shape(index) + self.shape[1:]))
@@ -168,6 +211,13 @@ def host_rows_in(tree: PyTree) -> list[HostRows]:
     """The HostRows in a pytree, which are in its structure and not among its leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
     return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
+
+
+def check_read(sources: list[HostRows]) -> None:
+    """Raise the error of a source that gave zeros instead of rows."""
+    for x in sources:
+        if x.reader.error is not None:
+            raise x.reader.error
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ..target.minibatch import RNG_KEY
+from ..target.minibatch import RNG_KEY, Strata
 from .fetch import Hint, batches_at_once, fetch, hints
 from .host_rows import HostRows
+from .reader import NO_ROW
 
 if TYPE_CHECKING:
     from ..target.potential import Potential
@@ -104,9 +105,9 @@ def _in_blocks(
         return lax.scan(lambda s, _: _next(potential, s), state, None, length=length)
 
     def indices(batches: dict, steps: Any) -> tuple:
-        """Indices of the block's steps; after the last step, one row is enough."""
+        """Indices of the block's steps; after the last step, no rows."""
         taken = (jnp.arange(length) < steps)[:, None]
-        return tuple(jnp.where(taken, batches[plate], 0) for plate in plates)
+        return tuple(jnp.where(taken, batches[plate], NO_ROW) for plate in plates)
 
     def block(_: jax.Array, old: tuple) -> tuple:
         done, state, (keys, batches, streams), stream, carry = old
@@ -116,7 +117,7 @@ def _in_blocks(
         if not single:
             state, coming = ahead(state)
             then = indices(coming[1], num_steps - done - length)
-        rows = fetch(wanted, indices(batches, steps), then)
+        rows = fetch(wanted, indices(batches, steps), then, ordered=isinstance(batch, Strata))
 
         def step(k: jax.Array, old: tuple) -> tuple:
             key, batch, stream = jax.tree.map(lambda x: x[k], (keys, batches, streams))

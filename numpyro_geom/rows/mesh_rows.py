@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .fetch import hints_of
+from .over_mesh import from_words_of, words_of
 
 
 @functools.partial(
@@ -130,22 +131,20 @@ class MeshRows:
         return lax.cond(in_order, lambda _: self.__jax_array__(), self._gathered, i)
 
     def _gathered(self, i: jax.Array) -> jax.Array:
-        dtype, parts = self.dtype, self.blocks.shape[0]
+        parts = self.blocks.shape[0]
         rows, before = _shares(self.num_rows, parts)
 
         def of_one(block: jax.Array, k: jax.Array) -> jax.Array:
             place = i - (k * rows).astype(i.dtype)
             mine = (place >= 0) & (place < rows)
-            taken = _words(block[before + jnp.clip(place, 0, rows - 1)])
+            taken = words_of(block[before + jnp.clip(place, 0, rows - 1)])
             return jnp.where(mine.reshape(-1, *[1] * (taken.ndim - 1)), taken, 0)
 
         found = jax.vmap(of_one)(self.blocks, jnp.arange(parts))
         found = found.sum(0, dtype=found.dtype)
         if i.shape[0] % parts == 0:
             found = self._shared_out(found)
-        if jnp.issubdtype(dtype, jnp.bool_):
-            return found.astype(bool)
-        return found if found.dtype == dtype else lax.bitcast_convert_type(found, dtype)
+        return from_words_of(found, self.dtype)
 
     def _in_place(self, i: jax.Array) -> jax.Array:
         """Rows of which each device has its part, in the order of the devices."""
@@ -185,12 +184,3 @@ def _shares(num_rows: int, parts: int) -> tuple[int, int]:
     """Rows of each part, and how many of the part before it has besides."""
     rows = -(-num_rows // parts)
     return rows, (parts - 1) * rows - (parts - 1) * num_rows // parts
-
-
-def _words(x: jax.Array) -> jax.Array:
-    """Entries as integers, whose sum with zeros is exact, also for -0 and NaN."""
-    if jnp.issubdtype(x.dtype, jnp.bool_):
-        return x.astype(jnp.uint8)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.bitcast_convert_type(x, jnp.dtype(f"u{x.dtype.itemsize}"))
-    return x

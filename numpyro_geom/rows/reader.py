@@ -22,14 +22,28 @@ MAX_COMING = 32
 """Largest number of gathers that wait for a `take`; beyond it, the oldest is dropped."""
 
 
+NO_ROW = int(np.iinfo(np.int32).min)
+"""A number in an index that asks for no row, and gives zeros."""
+
+
 class Reader:
     """Gathers rows of a source in its own thread; errors name the source.
 
     The source's shape is fixed at the start, even if the source grows.
+
+    Args:
+        source: the array.
+        name: its name in errors.
+        shape: of the array of all rows.
+        held: numbers of the rows that the source holds.
+        timeout: seconds for one gather, or None.
     """
 
-    def __init__(self, source: Any, name: str, shape: tuple[int, ...], timeout: float | None):
-        self.source, self.name, self.shape, self.timeout = source, name, shape, timeout
+    def __init__(
+        self, source: Any, name: str, shape: tuple[int, ...], held: range, timeout: float | None
+    ):
+        self.source, self.name, self.shape, self.held = source, name, shape, held
+        self.timeout = timeout
         self.error: Exception | None = None
         self._begin()
         if isinstance(source, np.ndarray):
@@ -38,7 +52,7 @@ class Reader:
             return
         # a source may stall from the start
         with self._lock:
-            found = self._submit(_takes_arrays, source, shape)
+            found = self._submit(_takes_arrays, source, (len(held), *shape[1:]))
         try:
             self._gather = _by_increasing_rows if found.result(timeout) else _row_by_row
         except TimeoutError:
@@ -103,14 +117,27 @@ class Reader:
         return future
 
     def read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
-        """The rows of a flat index, read in this thread.
+        """The rows of a flat index, read in this thread; zeros for `NO_ROW`.
 
         Raises:
+            IndexError: for rows that the source does not hold.
             ValueError: for rows of another shape, and for values that the type cannot hold.
         """
-        size = self.shape[0]
+        there = index != NO_ROW
+        if not there.all():
+            found = np.zeros((len(index), *self.shape[1:]), dtype)
+            if there.any():
+                found[there] = self.read(index[there], dtype)
+            return found
+        size, held = self.shape[0], self.held
         if len(index) and (index.min() < 0 or index.max() >= size):  # as JAX indexes
             index = np.clip(np.where(index < 0, index + size, index), 0, size - 1)
+        if len(index) and not (index.min() in held and index.max() in held):
+            raise IndexError(
+                f"the source holds rows {held.start} to {held.stop - 1} of {size}, and others were "
+                "asked for: expected all rows, or a run on a mesh with a data_axis"
+            )
+        index = index - held.start
         check_mapped(self.source, "the array")
         rows = np.asarray(self._gather(self.source, index))
         expected = (len(index), *self.shape[1:])
@@ -119,7 +146,10 @@ class Reader:
         return _converted(_converted(rows, np.dtype(self.source.dtype)), np.dtype(dtype))
 
     def _explained(self, error: Exception, index: np.ndarray, done: bool) -> Exception:
-        rows = f"{len(index)} rows from {index.min()} to {index.max()}"
+        index = index[index != NO_ROW]
+        rows = f"{len(index)} rows"
+        if len(index):  # otherwise it has waited for other rows
+            rows += f" from {index.min()} to {index.max()}"
         if not done:
             return self._stalled(rows)
         return RuntimeError(f"{self.name} could not read {rows}: {type(error).__name__}: {error}")

@@ -21,6 +21,7 @@ from ..diagnostics.full_data import observed_values, read_model
 from ..diagnostics.run_facts import facts_as_attributes
 from ..diagnostics.run_record import record_of_mcmc, sample_stats
 from ..kernel import SGKernel
+from ..rows.host_rows import host_rows_in
 
 Datasets = dict[str, xr.Dataset]
 
@@ -47,7 +48,9 @@ class Describer:
             observed = {}
             if results.model is not None:
                 self._model = read_model(results.model, results.args, results.kwargs)
-                observed = observed_values(self._model)
+                # of rows in parts, each process lacks those of others
+                in_parts = any(x.is_part for x in host_rows_in(self._arguments))
+                observed = {} if in_parts else observed_values(self._model)
             given = constants(self._model, None, observed)
             self._static = {"observed_data": observed, "constant_data": given}
         groups = {

@@ -44,15 +44,20 @@ class Digests:
         # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
 
+    def know(self, rows: HostRows, text: str) -> None:
+        """Give a text for rows on the host, which are then not read."""
+        self._known |= {id(x): (x, text) for x in (rows, rows.reader)}
+
     def of(self, value: Any) -> str:
         """A text of 16 digits; functions and objects of unknown classes do not count."""
         if not (is_array(value) or isinstance(value, HostRows)):
             return self._new(value)
         if id(value) not in self._known:
             found = self._new(value)
-            self._known[id(value)] = value, found
             if isinstance(value, HostRows):
-                self._known[id(value.reader)] = value.reader, found
+                self.know(value, found)
+            else:
+                self._known[id(value)] = value, found
         return self._known[id(value)][1]
 
     def text(self, value: Any) -> str:
@@ -76,7 +81,8 @@ class Digests:
     def reader(self, reader: Reader) -> str:
         """Digest of the rows that a reader gathers."""
         if id(reader) not in self._known:
-            rows = HostRows(reader.source, timeout=reader.timeout)
+            first, num_rows = reader.held.start, reader.shape[0]
+            rows = HostRows(reader.source, timeout=reader.timeout, first=first, num_rows=num_rows)
             self._known[id(reader)] = reader, self.of(rows)
         return self._known[id(reader)][1]
 
@@ -92,6 +98,7 @@ class Digests:
             yield f"{type(value).__name__} {value!r}"
         elif isinstance(value, HostRows):
             yield f"{value.dtype} {value.shape} "
+            yield f"{value.held} " if value.is_part else ""
             yield from value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES)
         elif is_array(value):
             yield from _array(value)

@@ -19,7 +19,7 @@ from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .digest import Digests
 from .files import Lock, advised
-from .fingerprint import check_same, fingerprint, program_of, versions, warn
+from .fingerprint import check_same, digests_of_parts, fingerprint, program_of, versions, warn
 from .job import Job, Run
 from .mesh import Layout
 from .segments import Done, Segments, without_mesh
@@ -64,7 +64,10 @@ class OnDisk:
         # a run may continue on another mesh, so its digest is that of the program without a mesh
         plain = None if layout.mesh is None else without_mesh(job, length)
         self.segments = Segments(job, length, layout)
-        self.about = self.processes.first(lambda: self._about(record, plain or self.segments))
+        digests = digests_of_parts(self.processes, job)
+        self.about = self.processes.first(
+            lambda: self._about(record, plain or self.segments, digests)
+        )
         if record is not None:
             check_same(folder, record, self.about, resume == OTHER_PROGRAM)
             draws, wanted = record["draws"], self.segments.lengths.num_draws
@@ -117,9 +120,11 @@ class OnDisk:
         datasets = {name: groups[name].to_dataset() for name in groups.children}
         return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
-    def _about(self, record: Any, plain: Segments) -> dict[str, Any]:
-        """The facts about the run that are saved with each state."""
-        digests = Digests()  # shared, so that each array is read once
+    def _about(self, record: Any, plain: Segments, digests: Digests) -> dict[str, Any]:
+        """The facts about the run that are saved with each state.
+
+        The digests are shared, so that each array is read once.
+        """
         length, mesh = self.segments.lengths.length, self.segments.layout.mesh
         axes = [] if mesh is None else [f"{name} {size}" for name, size in mesh.shape.items()]
         return {

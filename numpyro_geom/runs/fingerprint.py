@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._warning import warn_outside
 from ..diagnostics.run_record import package_versions
-from ..rows.host_rows import is_host_rows
+from ..rows.host_rows import host_rows_in, is_host_rows
 from .digest import FUNCTION, PYTHON, Digests, class_name, settings_of
 from .job import Job
 from .processes import Processes
@@ -84,6 +84,20 @@ def differences(
     return found
 
 
+def digests_of_parts(processes: Processes, job: Job) -> Digests:
+    """Digests that know `HostRows` of which each process holds a part."""
+    digests, parts = Digests(), [x for x in host_rows_in((job.args, job.kwargs)) if x.is_part]
+
+    def read() -> None:
+        for rows in parts:
+            digests.of(rows)
+
+    processes.all(read)
+    for rows in parts:
+        digests.know(rows, " ".join(processes.each(digests.of(rows))))
+    return digests
+
+
 def check_same(
     where: Any, old: Mapping[str, Any], new: Mapping[str, Any], other_program: bool = False
 ) -> None:
@@ -154,12 +168,16 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
         lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x,
         (job.args, job.kwargs, job.init_params),
     )
-    here = fingerprint(job._replace(args=args, kwargs=kwargs, init_params=init_params), 0)
+    digests = Digests()
+    for rows in host_rows_in((args, kwargs)):
+        digests.know(rows, "a part of the rows" if rows.is_part else "all rows")
+    alike = job._replace(args=args, kwargs=kwargs, init_params=init_params)
+    here = fingerprint(alike, 0, digests)
     here |= {name: str(x) for name, x in others.items()}
     here["num_samples"] = str(job.mcmc.num_samples)
     programs: list[Program] = []
     processes.all(
-        lambda: programs.append(Program.of(without_mesh(job, None).traced(), Digests(), {}))
+        lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests, {}))
     )
     here["program"] = programs[0].digest
     changed = differences(processes.first(lambda: here), here)

@@ -5,6 +5,8 @@ its own rows. The rows of a minibatch are fetched from their devices and distrib
 of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
 the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
+`HostRows` stay on the host, and each device asks for its part of the minibatch
+(`rows.over_mesh`).
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from .._start import check_start
 from .._util import PyTree, from_words, is_traced, words
 from ..arguments import split_arrays
 from ..kernel import SGKernel
-from ..rows.host_rows import host_rows_in
+from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
 from ..rows.mesh_rows import MeshRows
+from ..rows.over_mesh import OverMesh
 from ..target.plates import abstract_trace
 from .processes import Processes
 
@@ -100,19 +103,22 @@ class Layout:
         """The model's arguments. On a mesh, rows are split and other arrays are on each device.
 
         Raises:
-            ValueError: if there is an axis for rows and no argument has rows; for `HostRows`.
+            ValueError: if there is an axis for rows and no argument has rows; if `HostRows` of this
+                process lack rows that its devices own.
         """
         if self.mesh is None:
             return data
-        if host_rows_in(data):
-            raise ValueError(
-                "HostRows stay on the host and a mesh shares rows out over devices: expected the "
-                "array itself (a memory map will do: each process reads its own rows), or no mesh"
-            )
         sizes = set() if self.data_axis is None else _numbers_of_rows(model, data)
+        on_host = host_rows_in(data)
+        over = OverMesh(self.mesh, self.data_axis, self.chain_axis)
+        self.processes.all(lambda: _check_held(on_host, over))
+        data = jax.tree.map(
+            lambda x: x.over_mesh(over) if is_host_rows(x) else x, data, is_leaf=is_host_rows
+        )
         arrays, fill = split_arrays(data)
         has_rows = [x.ndim > 0 and x.shape[0] in sizes for x in arrays]
-        if self.data_axis is not None and not any(has_rows):
+        some = any(has_rows) or any(len(x) in sizes for x in on_host)
+        if self.data_axis is not None and not some:
             raise ValueError(
                 f"data_axis={self.data_axis!r} shares out rows, and no argument has as many rows "
                 f"as a plate with observed sites (of sizes {sorted(sizes)}): pass the data as "
@@ -128,6 +134,15 @@ class Layout:
             )
 
         return fill([place(*each) for each in zip(arrays, has_rows, strict=True)])
+
+    def check_read(self, data: tuple) -> None:
+        """Raise, in all processes, the error of a source of `HostRows` that failed in one.
+
+        On a mesh a callback must not fail, because other devices would wait for ever.
+        """
+        sources = host_rows_in(data)
+        if self.mesh is not None and sources:
+            self.processes.all(lambda: check_read(sources))
 
     def readable(self, data: tuple) -> tuple:
         """The arguments for a model outside the program; on a mesh, as JAX arrays."""
@@ -154,7 +169,8 @@ class Layout:
         if self.abstract:
             return jax.eval_shape(start, rng_key, init_params, arrays)
         compiled = jax.jit(start, out_shardings=self.at())
-        state = self.visible(compiled(rng_key, init_params, arrays))
+        state = jax.block_until_ready(self.visible(compiled(rng_key, init_params, arrays)))
+        self.check_read(data)
         if isinstance(kernel, SGKernel) and is_traced(kernel.bound.fixed):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "
@@ -211,6 +227,17 @@ def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
     """Move a state from all devices to the devices of its chains, or back."""
     shardings = layout.shardings(state) if to_chains else layout.at()
     return lax.with_sharding_constraint(state, shardings)
+
+
+def _check_held(on_host: list[HostRows], over: OverMesh) -> None:
+    for x in on_host:
+        owned = over.owned(len(x))
+        if owned.start < x.held.start or owned.stop > x.held.stop:
+            raise ValueError(
+                f"{x!r} holds rows {x.held.start} to {x.held.stop - 1}, and the devices of process "
+                f"{jax.process_index()} own rows {owned.start} to {owned.stop - 1}: expected at "
+                "least these, as in HostRows(part, first=..., num_rows=...), or all rows"
+            )
 
 
 def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:

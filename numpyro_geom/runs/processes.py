@@ -81,6 +81,13 @@ class Processes:
             lambda x, like: from_words(np.asarray(x, words(like).dtype), like), plain, state
         )
 
+    def each(self, text: str) -> list[str]:
+        """The texts of all processes, which have the same length."""
+        if not self.several:
+            return [text]
+        words = np.frombuffer(text.encode(), np.uint8)
+        return [x.tobytes().decode() for x in multihost_utils.process_allgather(words)]
+
     def signal(self, noted: list[str]) -> str | None:
         """The last signal that this process got, or one that another process got."""
         if not self.several:

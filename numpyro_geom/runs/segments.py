@@ -67,6 +67,7 @@ class Segments:
         self.job, mcmc = job, job.mcmc
         self.layout = layout = Layout() if layout is None else layout
         data = layout.arguments(getattr(mcmc.sampler, "model", None), (job.args, job.kwargs))
+        self._given = data
         self.arrays: Any = ()
         self._data: Callable[[Any], tuple] = lambda _: data
         if layout.mesh is not None or layout.abstract:
@@ -152,7 +153,9 @@ class Segments:
             if (draws, steps) not in self._mapped:
                 self._mapped[draws, steps] = method(lambda one: self.program(one, *given))
             state, values = self._mapped[draws, steps](state)
-        return state, self._by_chain(jax.device_get(values))
+        values = jax.device_get(values)
+        self.layout.check_read(self._given)
+        return state, self._by_chain(values)
 
     def _init(self, rng_key: jax.Array, init_params: PyTree, data: tuple) -> PyTree:
         """The start of all chains, with the same keys as in ``mcmc.run``."""
