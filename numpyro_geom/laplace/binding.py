@@ -226,10 +226,10 @@ class BoundGuide(AutoContinuous):
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0):
                 self._setup_prototype(*args, **kwargs)
-        if f"{self.prefix}_loc" not in params:
+        if not isinstance(params, Mapping) or f"{self.prefix}_loc" not in params:
+            got = [*params] if isinstance(params, Mapping) else type(params).__name__
             raise ValueError(
-                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got "
-                f"{sorted(params)}"
+                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got {got}"
             )
         return data
 

@@ -61,6 +61,13 @@ class BySite(Metric):
 
     def __post_init__(self) -> None:
         pairs = self.metrics.items() if isinstance(self.metrics, Mapping) else self.metrics
+        try:
+            pairs = tuple((pattern, metric) for pattern, metric in pairs)
+        except (TypeError, ValueError):
+            raise TypeError(
+                "metrics must be a dict of patterns and metrics, such as {'*': 'rmsprop'}, or "
+                f"pairs of them, got {self.metrics!r}"
+            ) from None
         pairs = tuple((pattern, get_metric(metric)) for pattern, metric in pairs)
         if not pairs:
             raise ValueError(
