@@ -48,6 +48,15 @@ def test_arguments_of_kernels_and_reports(call: str) -> None:
         check(fuzz.fuzz_arguments.random_case(rng, (call,)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("value", ["Ellipsis", "dates"])
+def test_no_argument_takes_what_it_cannot_use(call: str, value: str) -> None:
+    for name in CALLS[call].arguments():
+        outcome = fuzz.outcome_of(Arguments(call, ((name, value),)))
+        assert outcome.kind in ("typed error", "error of the user's function"), (name, outcome)
+
+
 FOUND = {
     "BySite metrics=0": "metrics must be a dict of patterns and metrics",
     "BySite metrics=key": "metrics must be a dict of patterns and metrics",

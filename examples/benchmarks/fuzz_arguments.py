@@ -441,6 +441,10 @@ CALLS: dict[str, Call] = {
 }  # fmt: skip
 
 
+JUNK = {"Ellipsis", "module", "object()", "1j", "b'x'", "dates", "structured", "nan()", "texts"}
+"""Values that no argument can use, so that a call must refuse them."""
+
+
 class Arguments(NamedTuple):
     """A call with some arguments replaced: names of entries of `CALLS` and `VALUES`."""
 
@@ -452,7 +456,9 @@ class Arguments(NamedTuple):
         function, make = CALLS[self.call]
         given = make() | {name: VALUES[value]() for name, value in self.changes}
         first = [given.pop("*")] if "*" in given else []
-        return nan_in(function(*first, **given))
+        result = function(*first, **given)
+        taken = [f"{name}={value}" for name, value in self.changes if value in JUNK]
+        return f"takes {', '.join(taken)}" if taken else nan_in(result)
 
 
 def nan_in(result: Any) -> str:

@@ -310,7 +310,7 @@ METRICS = (
 SETTINGS: dict[str, tuple[float, tuple[str, ...]]] = {
     "metric": (0.4, METRICS),
     "gamma": (0.3, ("'frozen'", "'auxiliary'", "'corrected'", "'none'", "'published'")),
-    "batch_size": (0.8, ("None", "1", "10", "1000", "'auto'", *4 * ("{'rows': 12}",),
+    "batch_size": (0.5, ("None", "1", "10", "1000", "'auto'",
                          "{'rows': 60}", "{'rows': 20, 'others': 10}")),
     "batching": (0.4, ("'replacement'", "'stratified'", "'epoch'")),
     "num_steps": (0.3, ("1", "3", "20")),
@@ -368,6 +368,13 @@ def random_case(rng: np.random.Generator) -> Model:
         for name, (probability, values) in SETTINGS.items()
         if rng.random() < probability and name in names_of(kernel)
     }
+    if rng.random() < 0.75:  # else most runs would be refused
+        plates = {block.plate: int(rng.choice([1, 8, 20])) for block in blocks}
+        given["batch_size"] = str(plates)
+        if kernel not in BIASED and rng.random() < 0.3:
+            given.pop("batch_size")
+            given.pop("control_variate", None)
+            given.pop("noise_correction", None)
     if kernel == "RiemannianLaplace":
         given["metric"] = str(rng.choice(GUIDE_METRICS))
         given.pop("batch_size", None)

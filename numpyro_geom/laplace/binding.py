@@ -235,11 +235,11 @@ class BoundGuide(AutoContinuous):
 
     def _flat(self, values: Mapping[str, Any]) -> Flat:
         position = self._unpack_latent(self._init_latent)
-        missing = sorted(set(position) ^ set(values))
-        if missing:
+        if not isinstance(values, Mapping) or set(position) != set(values):
+            got = [*values] if isinstance(values, Mapping) else type(values).__name__
             raise ValueError(
                 f"init_params must have unconstrained values for the sites {sorted(position)}, got "
-                f"{sorted(values)}"
+                f"{got}"
             )
         for name, value in position.items():
             if jnp.shape(values[name]) != value.shape:
