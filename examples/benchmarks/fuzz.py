@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from fuzz_outcomes import FAILURES, KINDS, Outcome, outcome_of
 
-CASES_PER_CLEARING = 20
+CASES_PER_CLEARING = 100
 """Cases after which compiled programs are dropped; a process cannot keep any number of them."""
 PARTS: dict[str, tuple[Callable[[np.random.Generator], Any], str]] = {
     "arguments": (fuzz_arguments.random_case, "call"),
