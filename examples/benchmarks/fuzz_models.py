@@ -236,7 +236,7 @@ class Model:
         latent = {block.name: block.latent() for block in self.blocks}
         for plate in dict.fromkeys(block.plate for block in self.blocks):
             own = [block for block in self.blocks if block.plate == plate]
-            dim = -2 if any(block.shape == "nested" for block in own) else -1
+            dim = -2 if own[0].shape == "nested" else -1
             with numpyro.plate(plate, ROWS[plate], dim=dim) as i:
                 for block in own:
                     block.observe(latent[block.name], data[block.name], i)
@@ -275,7 +275,7 @@ class Model:
             params = kernel.fit(key, data)
             return kernel.sample_posterior(key, params, data, sample_shape=(2, 500)), None
         mcmc = MCMC(
-            kernel, num_warmup=300, num_samples=500, num_chains=2, progress_bar=False,
+            kernel, num_warmup=300, num_samples=400, num_chains=2, progress_bar=False,
             chain_method=self.chain_method,
         )  # fmt: skip
         mcmc.run(key, data)
@@ -363,6 +363,12 @@ def random_case(rng: np.random.Generator) -> Model:
     """A random case."""
     kernel = str(rng.choice(KERNELS))
     blocks = tuple(random_block(rng, k) for k in range(rng.choice([1, 1, 2, 3])))
+    # a plate with a plate in it is at dim=-2, for all of its blocks
+    outer = {block.plate for block in blocks if block.shape == "nested"}
+    blocks = tuple(
+        dataclasses.replace(block, shape="nested") if block.plate in outer else block
+        for block in blocks
+    )
     given = {
         name: str(rng.choice(values))
         for name, (probability, values) in SETTINGS.items()
@@ -382,7 +388,7 @@ def random_case(rng: np.random.Generator) -> Model:
         blocks=blocks,
         kernel=kernel,
         settings=tuple(given.items()),
-        chain_method=str(rng.choice(["vectorized", "vectorized", "sequential", "parallel"])),
+        chain_method=str(rng.choice([*4 * ["vectorized"], "sequential", "parallel"])),
         x64=bool(rng.random() < 0.15),
         seed=int(rng.integers(2**31)),
     )
