@@ -105,6 +105,6 @@ def test_the_error_of_a_model_is_not_that_of_a_conversion() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [2, 11])
 def test_models(seed: int) -> None:
     check(fuzz.fuzz_models.random_case(np.random.default_rng(seed)))

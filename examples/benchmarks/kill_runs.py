@@ -232,7 +232,7 @@ def kill_again_and_again(folder: Path, case: Case, kills: int, segments: int, se
 def write_table(path: Path, rows: dict[str, Counts]) -> None:
     """Write the rows, and keep those of other cases."""
     lines = [
-        "| run | kills | stores valid and complete | runs | identical |",
+        "| run | kills | stores valid | runs | identical |",
         "|---|---|---|---|---|",
     ]
     old = path.read_text().splitlines()[2:] if path.exists() else []
