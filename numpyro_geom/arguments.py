@@ -119,7 +119,7 @@ def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iter
         yield
     except Exception as error:
         unusable = {name: x for name, x in _named(model, args, kwargs) if _remedy(x)}
-        if unusable and (isinstance(error, _TRACED) or _runs(run, *_converted(args, kwargs))):
+        if unusable and (isinstance(error, _TRACED) or _runs_converted(run, args, kwargs)):
             told = "; ".join(
                 f"{name!r} is a {_kind(x)}, pass `{_remedy(x).replace('{}', name)}`"
                 for name, x in unusable.items()
@@ -212,6 +212,10 @@ def _converted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return jnp.asarray(np.asarray(array).astype(float))
 
     return tuple(map(convert, args)), {k: convert(x) for k, x in kwargs.items()}
+
+
+def _runs_converted(run: Callable, args: tuple, kwargs: dict) -> bool:
+    return _runs(lambda: run(*_converted(args, kwargs)))  # a conversion may fail, too
 
 
 def _runs(run: Callable, *data: Any) -> bool:

@@ -1,10 +1,11 @@
-"""Kill a long run repeatedly at random times, and compare its draws with an unbroken run.
+"""Kill long runs repeatedly at random times, and compare their draws with unbroken runs.
 
-Each victim is a separate process that is ended by SIGKILL. After each kill, the store is opened
-and compared with the unbroken run; then the run continues. A run that reaches its end counts
-if its draws are identical. New runs are started until there are enough kills.
+Each victim is a separate process that is ended by SIGKILL. A run over two processes loses one of
+them, and the other has to end by itself. After each kill, the store is opened and compared with
+the unbroken run; then the run continues. A run that reaches its end counts if its draws are
+identical. New runs are started until there are enough kills of each case.
 
-    python examples/benchmarks/kill_runs.py --kills 100
+    python examples/benchmarks/kill_runs.py --kills 25 --table docs/tables/kills.md
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import argparse
 import importlib
 import os
 import signal
+import socket
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,36 +29,76 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import xarray as xr
+from jax.sharding import Mesh
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_geom import SGRLD
+from numpyro_geom import GGMC, SGHMC, SGRLD, Expansion, HostRows
 from numpyro_geom.runs import run
 
-KERNELS = ("sgrld", "nuts")
-SETTINGS = {"batch_size": 16, "batching": "epoch", "step_size": 1e-3, "num_steps": 2}
+ROWS = 100
 MODULES = ("arviz", "zarr", "google_crc32c")
 """Imported before the first fork; otherwise imports would take most of a victim's time."""
+PATIENCE = 120
+"""Seconds after which a process counts as hung if the other process of its run was killed."""
 
 
 def model(x, y):
-    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([5]).to_event(1))
-    with numpyro.plate("data", x.shape[0]) as i:
-        numpyro.sample("y", dist.Normal(x[i] @ slope, 1), obs=y[i])
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([5, 2]).to_event(2))
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal((x[i] @ slope).sum(-1), 1), obs=y[i])
 
 
-def go_on(kind: str, directory: Path, segments: int) -> Any:
+class Case(NamedTuple):
+    """A kind of run.
+
+    Attributes:
+        kernel: makes the kernel.
+        processes: number of processes that share the run.
+        on_host: whether the inputs are `HostRows` of a memory map.
+    """
+
+    kernel: Callable[[], MCMCKernel]
+    processes: int = 1
+    on_host: bool = False
+
+
+MINIBATCH = {"batch_size": 16, "batching": "epoch", "step_size": 1e-3, "num_steps": 2}
+CASES = {
+    "SGHMC, control variate, `HostRows` of a memmap": Case(
+        partial(SGHMC, model, control_variate=True, **MINIBATCH), on_host=True
+    ),
+    "GGMC, expansion": Case(partial(GGMC, model, batch_size=16, expansion=Expansion())),
+    "NUTS": Case(partial(NUTS, model)),
+    "SGRLD, two processes": Case(partial(SGRLD, model, **MINIBATCH), processes=2),
+}
+
+
+def go_on(case: Case, data: Path, directory: Path, segments: int) -> Any:
     """Start a run, or continue it."""
-    kernel = NUTS(model) if kind == "nuts" else SGRLD(model, **SETTINGS)
-    mcmc = MCMC(kernel, num_warmup=100, num_samples=20 * segments, progress_bar=False)
-    key_x, key_y = jax.random.split(jax.random.key(1))
-    x = jax.random.normal(key_x, (100, 5))
-    y = x @ jnp.arange(5.0) + jax.random.normal(key_y, (100,))
-    return run(mcmc, jax.random.key(0), x, y, directory=directory, draws_per_segment=20)
+    mcmc = MCMC(case.kernel(), num_warmup=100, num_samples=20 * segments, progress_bar=False)
+    x, y = np.load(data / "x.npy", mmap_mode="r"), np.load(data / "y.npy")
+    inputs = HostRows(x) if case.on_host else jnp.asarray(x)
+    mesh = {"mesh": Mesh(jax.devices(), ("rows",)), "data_axis": "rows"}
+    settings = mesh if case.processes > 1 else {}
+    key = jax.random.key(0)
+    return run(
+        mcmc, key, inputs, jnp.asarray(y), directory=directory, draws_per_segment=20, **settings
+    )
 
 
-def is_unfinished(kind: str, directory: Path, segments: int) -> bool:
+def is_unfinished(directory: Path, segments: int, case: Case, process: int, port: int) -> bool:
     """Whether a run that is started or continued does not reach its end."""
-    return not go_on(kind, directory, segments).finished
+    together = case.processes > 1
+    if together:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"127.0.0.1:{port}", case.processes, process, heartbeat_timeout_seconds=5
+        )
+    result = go_on(case, directory.parent, directory, segments)
+    if together:
+        jax.distributed.shutdown()  # waits for the other process
+    return not result.finished
 
 
 def problem_of(directory: Path, reference: Path) -> str:
@@ -103,9 +145,29 @@ def in_child(task: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def succeeds(task: Callable[[], Any]) -> bool:
-    """Whether a task ends without an error and returns a false value, which means no problem."""
-    return os.waitpid(in_child(task), 0)[1] == 0
+def in_children(task: Callable[..., Any], case: Case) -> list[int]:
+    """Run a task in the processes of a case; returns their ids."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [in_child(partial(task, case, k, port)) for k in range(case.processes)]
+
+
+def succeed(children: list[int]) -> bool:
+    """Whether all processes end without an error and their tasks return false values."""
+    return not any([os.waitpid(child, 0)[1] for child in children])
+
+
+def have_ended(children: list[int], seconds: float = PATIENCE) -> bool:
+    """Whether all processes end within so many seconds; ends the others."""
+    until, running = time.monotonic() + seconds, list(children)
+    while running and time.monotonic() < until:
+        running = [child for child in running if os.waitpid(child, os.WNOHANG)[0] != child]
+        time.sleep(0.02)
+    for child in running:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return not running
 
 
 def check(directory: Path, reference: Path) -> bool:
@@ -117,63 +179,95 @@ def check(directory: Path, reference: Path) -> bool:
             print(problem, flush=True)
         return problem
 
-    return succeeds(task)
+    return succeed([in_child(task)])
 
 
-def kill_again_and_again(folder: Path, kills: int, segments: int, seed: int) -> tuple[int, int]:
-    """Number of kills after which the store was valid, and number of runs with identical draws."""
-    for module in MODULES:
-        importlib.import_module(module)
+class Counts(NamedTuple):
+    """What became of the runs of a case.
+
+    Attributes:
+        kills: number of kills.
+        valid: kills after which the store was valid and the other processes had ended.
+        runs: runs that were started.
+        identical: runs whose draws are those of an unbroken run.
+    """
+
+    kills: int = 0
+    valid: int = 0
+    runs: int = 0
+    identical: int = 0
+
+
+def kill_again_and_again(folder: Path, case: Case, kills: int, segments: int, seed: int) -> Counts:
+    """Kill runs of a case until there are enough kills."""
     rng = np.random.default_rng(seed)
-    cache = folder / "compiled"
-    # compiled programs are kept on disk; otherwise compilation would take most of the time
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    seconds = {}
-    for kind in KERNELS:
-        reference = folder / f"{kind}-reference"
-        if not succeeds(partial(is_unfinished, kind, reference, segments)):
-            raise RuntimeError("the run without a break failed")
-        begun = time.monotonic()
-        succeeds(partial(is_unfinished, kind, folder / f"{kind}-timed", segments))
-        seconds[kind] = time.monotonic() - begun
-        print(f"{kind}: {seconds[kind]:.1f} s without a break", flush=True)
-    done = good = identical = number = 0
-    while done < kills:
-        kind = KERNELS[number % len(KERNELS)]
-        reference, directory = folder / f"{kind}-reference", folder / f"run-{number}"
-        task = partial(is_unfinished, kind, directory, segments)
-        number += 1
-        over = False
-        while not over and done < kills:
-            child = in_child(task)
-            time.sleep(rng.uniform(0, seconds[kind] / 2))
-            over = os.waitpid(child, os.WNOHANG)[0] == child
-            if not over:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                done += 1
-            good += check(directory, reference) and not over
-        if succeeds(task):
-            identical += check(directory, reference)
-        print(
-            f"{done} kills, {good} stores valid and complete; {identical} of {number} runs "
-            "identical to those without a break",
-            flush=True,
-        )
-    if identical < number or good < done:
-        raise SystemExit("not all were")
-    return good, identical
+    reference = folder / "reference"
+    if not succeed(in_children(partial(is_unfinished, reference, segments), case)):
+        raise RuntimeError("the run without a break failed")
+    begun = time.monotonic()
+    succeed(in_children(partial(is_unfinished, folder / "timed", segments), case))
+    seconds = time.monotonic() - begun
+    print(f"{seconds:.1f} s without a break", flush=True)
+    counts = Counts()
+    while counts.kills < kills:
+        directory = folder / f"run-{counts.runs}"
+        task = partial(is_unfinished, directory, segments)
+        counts = counts._replace(runs=counts.runs + 1)
+        while counts.kills < kills:
+            children = in_children(task, case)
+            time.sleep(rng.uniform(0, seconds / 2))
+            if any([os.waitpid(child, os.WNOHANG)[0] for child in children]):
+                break
+            victim = children.pop(rng.integers(case.processes))
+            os.kill(victim, signal.SIGKILL)
+            os.waitpid(victim, 0)
+            valid = have_ended(children) and check(directory, reference)
+            counts = counts._replace(kills=counts.kills + 1, valid=counts.valid + valid)
+        if succeed(in_children(task, case)) and check(directory, reference):
+            counts = counts._replace(identical=counts.identical + 1)
+        print(counts, flush=True)
+    return counts
+
+
+def write_table(path: Path, rows: dict[str, Counts]) -> None:
+    """Write the rows, and keep those of other cases."""
+    lines = [
+        "| run | kills | stores valid | runs | identical |",
+        "|---|---|---|---|---|",
+    ]
+    old = path.read_text().splitlines()[2:] if path.exists() else []
+    kept = {line.split("|")[1].strip(): line for line in old}
+    kept |= {name: f"| {' | '.join(map(str, (name, *row)))} |" for name, row in rows.items()}
+    path.write_text("\n".join([*lines, *(kept[name] for name in CASES if name in kept)]) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=25, help="of each case")
     parser.add_argument("--segments", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="*", default=[*CASES], choices=CASES)
+    parser.add_argument("--table", type=Path, help="file to write the table to")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        kill_again_and_again(Path(folder), options.kills, options.segments, options.seed)
+    for module in MODULES:
+        importlib.import_module(module)
+    rows = {}
+    for name in options.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            rng = np.random.default_rng(1)
+            x = rng.normal(size=(ROWS, 5)).astype(np.float32)
+            np.save(Path(folder) / "x.npy", x)
+            np.save(Path(folder) / "y.npy", (x.sum(1) + rng.normal(size=ROWS)).astype(np.float32))
+            # compiled programs are kept on disk; otherwise compilation would take most of the time
+            jax.config.update("jax_compilation_cache_dir", f"{folder}/compiled")
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+            print(name, flush=True)
+            arguments = options.kills, options.segments, options.seed
+            rows[name] = kill_again_and_again(Path(folder), CASES[name], *arguments)
+    if options.table:
+        write_table(options.table, rows)
+    if any(row.identical < row.runs or row.valid < row.kills for row in rows.values()):
+        raise SystemExit("not all were")
 
 
 if __name__ == "__main__":

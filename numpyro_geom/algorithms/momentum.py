@@ -73,7 +73,7 @@ def given_friction(settings: Settings) -> float | None:
 
 def check_frozen(kernel: str, gamma: Any) -> None:
     """Raise unless ``gamma`` is ``"frozen"``."""
-    if gamma != "frozen":
+    if not (isinstance(gamma, str) and gamma == "frozen"):
         raise ValueError(
             f"gamma must be 'frozen' with {kernel}, got {gamma!r}: a mass that moves with theta "
             "needs a correction that this kernel does not have. Drop gamma, or use SGHMC or SGRLD"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from .._checks import check_flag, check_int, check_names
 from .arrays import Scalars, chosen, named, stored_name
 from .joint_distances import FEWEST_DRAWS, Distance, distances, thin
 from .monte_carlo import MomentEstimates, effective_size, estimate_moments
@@ -80,6 +81,8 @@ def compare(
         >>> compare({"mu": 1.2 * rng.normal(size=(4, 1000))}, reference).within_noise
         False
     """
+    check_flag("wasserstein", wasserstein)
+    check_int("seed", seed, least=0)
     x, y, left_out, constant = common(draws, reference, var_names)
     own, other = estimate_moments(x.values), estimate_moments(y.values)
     scalars = differences(x, y, own, other)
@@ -106,7 +109,7 @@ def common(
         names = [name for name in mine if name in theirs]
         left_out = tuple(sorted(set(mine) ^ set(theirs)))
     else:
-        asked = [var_names] if isinstance(var_names, str) else var_names
+        asked = check_names("var_names", var_names)
         names, left_out = [stored_name(name) for name in asked], ()
         for what, arrays in (("draws", mine), ("reference", theirs)):
             names = chosen(names, arrays, what)

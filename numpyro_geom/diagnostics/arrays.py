@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import check_names
+
 PyTree = Any
 Arrays = dict[str, np.ndarray]
 
@@ -77,9 +79,9 @@ def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalar
     return Scalars(tuple(names), np.concatenate(columns, axis=-1))
 
 
-def chosen(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+def chosen(names: Any, known: Iterable[str], what: str) -> list[str]:
     """The names of one or several variables, each once; an error for no names and unknown names."""
-    given = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    given = check_names("var_names", names)
     missing = [name for name in given if name not in known]
     if not given:
         raise ValueError(f"expected names of variables, got none: {what} has {sorted(known)}")
@@ -107,9 +109,19 @@ def group_of(container: Any, name: str) -> Arrays:
     return numeric(variables_of(container[name])) if hasattr(container, name) else {}
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """The value as a NumPy array."""
+    try:
+        return np.asarray(jax.device_get(value))
+    except (TypeError, ValueError) as error:  # keys; lists of unequal length
+        raise TypeError(
+            f"{name} must be an array, got {type(value).__name__}, which NumPy cannot read: {error}"
+        ) from None
+
+
 def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
     """The value as a float64 array; it must be finite unless ``finite`` is False."""
-    x = np.asarray(jax.device_get(value))
+    x = as_array(name, value)
     if x.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
     if finite and not np.isfinite(x).all():

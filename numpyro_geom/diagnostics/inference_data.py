@@ -146,6 +146,8 @@ def to_inference_data(
             f"{type(mcmc).__name__}: pass the MCMC itself, not its draws, or what "
             "`guide.draw(rng_key, params, sample_shape=(chains, draws))` returns"
         )
+    if rng_key is not None:
+        check_key("rng_key", rng_key)
     if not of_guide:
         check_run(mcmc)
     if chunk_size is not None:
@@ -236,7 +238,6 @@ def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: 
         raise ValueError(f"{name}=True needs a kernel with a model, and this one has potential_fn")
     if rng_key is None:
         raise ValueError(f"{name}=True draws anew: pass rng_key, such as jax.random.key(0)")
-    check_key("rng_key", rng_key)
 
 
 def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from scipy.special import logsumexp
 
 from .._checks import check_flag
-from .arrays import group_of, real_numbers
+from .arrays import as_array, group_of, real_numbers
 
 GROUPS = ("posterior_predictive", "posterior")
 """Groups of an ArviZ object that are searched for the variable, in this order."""
@@ -91,7 +90,7 @@ def read_array(predictions: Any) -> np.ndarray:
                 "have the MCMC's postprocess_fn return the predictions alone"
             )
         (predictions,) = predictions.values()
-    return real_numbers("predictions", np.asarray(jax.device_get(predictions)), finite=False)
+    return real_numbers("predictions", predictions, finite=False)
 
 
 def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
@@ -101,7 +100,7 @@ def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
 
 def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
     """Class numbers, for predictions of shape (rows, classes)."""
-    y = np.asarray(jax.device_get(labels))
+    y = as_array("labels", labels)
     if y.dtype.kind not in "iub":
         raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
     if shape is None:
@@ -151,7 +150,7 @@ def _values(source: Any, var_name: str | None) -> np.ndarray:
                 f"var_name={var_name!r} is for ArviZ objects with one of {list(GROUPS)}, and the "
                 f"source is {type(source).__name__}: pass such an object, or an array alone"
             )
-        return np.asarray(jax.device_get(source))
+        return as_array("source", source)
     variables = {group: group_of(source, group) for group in groups}
     for arrays in variables.values():
         if var_name in arrays:

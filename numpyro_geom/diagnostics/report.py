@@ -27,6 +27,9 @@ from .run_record import RunRecord, record_of_container, record_of_mcmc
 from .sources import check_run
 from .step_shift import shift_checks
 
+LEAST_PROB = 0.01
+"""Below this probability of an interval, NumPyro's table has one label for both of its ends."""
+
 
 def diagnose(
     source: Any,
@@ -236,12 +239,15 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
 
     Raises:
         TypeError: if ``mcmc`` is not an MCMC.
-        ValueError: if it has not run.
+        ValueError: if it has not run, or ``prob`` is not from 0.01 to below 1.
 
     Warns:
         SamplingWarning: see `warn_if_unreliable`.
     """
     check_run(mcmc)
+    if not LEAST_PROB <= check_number("prob", prob, above=0.0) < 1:
+        raise ValueError(f"prob must be at least {LEAST_PROB} and below 1, got {prob!r}")
+    check_flag("exclude_deterministic", exclude_deterministic)
     mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
     if isinstance(mcmc.sampler, SGKernel):
         print(step_size_summary(mcmc))

@@ -10,7 +10,17 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field, states_of
-from .arrays import Arrays, Scalars, entries, host, numeric, paths, stored_name, variables_of
+from .arrays import (
+    Arrays,
+    Scalars,
+    as_array,
+    entries,
+    host,
+    numeric,
+    paths,
+    stored_name,
+    variables_of,
+)
 from .checks import LEAST_DRAWS
 
 MOST_CHAINS = 10
@@ -70,7 +80,7 @@ def read_draws(source: Any, what: str) -> Arrays:
                 f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a "
                 f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
             )
-        given = {name: np.asarray(x) for name, x in source.items()}
+        given = {name: as_array(what, x) for name, x in source.items()}
     arrays = {stored_name(name): x for name, x in given.items()}
     if len(arrays) < len(given):
         raise ValueError(

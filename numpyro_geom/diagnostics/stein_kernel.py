@@ -19,7 +19,7 @@ from jax import lax
 from scipy.spatial.distance import pdist
 
 from .._checks import check_choice
-from .arrays import evenly, real_numbers
+from .arrays import as_array, evenly, real_numbers
 
 MEDIAN_DRAWS = 1000
 """Number of draws, evenly spaced, for the median distance."""
@@ -48,7 +48,14 @@ def whiten(draws: Any, scores: Any, precondition: Any) -> Whitened:
         z, t = x / root, s * root
     else:
         z, t = np.linalg.solve(root, x.T).T, s @ root
-    return Whitened(jnp.asarray(z.astype(dtype)), jnp.asarray(t.astype(dtype)))
+    with np.errstate(over="ignore"):
+        z, t = z.astype(dtype), t.astype(dtype)
+    if not (np.isfinite(z).all() and np.isfinite(t).all()):
+        raise ValueError(
+            f"precondition must be about the variances of the draws, got {precondition!r}: with it "
+            f"draws or scores exceed the range of {dtype}"
+        )
+    return Whitened(jnp.asarray(z), jnp.asarray(t))
 
 
 def kernel(a: Whitened, b: Whitened) -> jax.Array:
@@ -138,7 +145,7 @@ def _root(x: np.ndarray, precondition: Any) -> np.ndarray:
                 f"more than D = {dim} distinct draws, and there are {num_draws}; or use 'scale'",
             )
         return _spread(x, kind)
-    given = np.asarray(jax.device_get(precondition))
+    given = as_array("precondition", precondition)
     if given.dtype.kind not in "fiu" or given.shape not in ((), (dim,), (dim, dim)):
         raise ValueError(
             f"precondition must be one of {list(PRECONDITIONERS)}, or an array: variances of shape "

@@ -14,16 +14,16 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
 from numpyro.infer.util import unconstrain_fn
-from numpyro.util import is_prng_key
 
-from .._checks import check_int
+from .._checks import check_int, check_key, check_model
 from .._mcmc import arguments_of
+from .._start import check_batch_size
 from ..kernel import SGKernel
 from ..laplace.draws import Data
 from ..target.minibatch import SubsamplePlates
 from ..target.plates import read_subsampling
 from ..target.potential import model_potential
-from .arrays import Arrays, stored_name
+from .arrays import Arrays, as_array, stored_name
 from .full_data import read_model
 from .sources import check_run, draws_of
 
@@ -108,12 +108,15 @@ def scores(
             args, kwargs = arguments_of(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
             model = source.sampler.bound.model or model
+    check_model("model", model)
+    if rng_key is not None:
+        check_key("rng_key", rng_key)
+    batch_size = check_batch_size(batch_size)
     if draws_at_once is not None:
         draws_at_once = check_int("draws_at_once", draws_at_once)
-    if batch_size is not None and not is_prng_key(rng_key):
+    if batch_size is not None and rng_key is None:
         raise ValueError(
-            "batch_size draws minibatches and needs a single rng_key, such as jax.random.key(0): "
-            f"got {rng_key!r}"
+            "batch_size draws minibatches and needs a single rng_key, such as jax.random.key(0)"
         )
     key: Any = rng_key
     data = Data.of(model, args, kwargs)
@@ -174,7 +177,7 @@ def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         )
     found = {}
     for name, shape in shapes.items():
-        x = np.asarray(given[keys[name]])
+        x = as_array("draws", given[keys[name]])
         leading = x.shape[: max(0, x.ndim - len(shape))]
         if x.shape[len(leading) :] != shape or len(leading) not in (1, 2) or 0 in leading:
             raise ValueError(

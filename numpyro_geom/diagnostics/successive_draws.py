@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .._checks import check_flag
-from .arrays import chosen, real_numbers
+from .arrays import as_array, chosen, real_numbers
 from .sources import draws_of
 
 MANY = 10
@@ -74,7 +74,7 @@ def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray
         names = known if var_names is None else chosen(var_names, known, "the posterior")
         values, leading = [known[name] for name in names], 2
     elif isinstance(draws, Mapping):
-        values, leading = [np.asarray(x) for x in jax.tree.leaves(dict(draws))], 1
+        values, leading = [as_array("draws", x) for x in jax.tree.leaves(dict(draws))], 1
         leads = {x.shape[:2] for x in values}
         if len(leads) == 1 and len(lead := leads.pop()) == 2 and lead[1] > MANY * lead[0]:
             raise ValueError(
@@ -83,10 +83,11 @@ def _parts(draws: Any, var_names: str | Sequence[str] | None) -> list[np.ndarray
                 "draws, then as one array (draws, D)"
             )
     else:
-        values = [np.asarray(jax.device_get(draws))]
+        values = [as_array("draws", draws)]
         leading = values[0].ndim - 1
     shapes = {x.shape[:leading] for x in values}
-    if len(shapes) != 1 or leading not in (1, 2) or 0 in (shape := shapes.pop()) or shape[-1] < 2:
+    shape = shapes.pop() if len(shapes) == 1 else ()
+    if leading not in (1, 2) or len(shape) < leading or 0 in shape or shape[-1] < 2:
         raise ValueError(
             "draws must be an array of shape (draws, D) or (chains, draws, D), or a dict of arrays "
             "that all have the same number of draws, at least two; got "

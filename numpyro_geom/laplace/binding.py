@@ -226,20 +226,20 @@ class BoundGuide(AutoContinuous):
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0):
                 self._setup_prototype(*args, **kwargs)
-        if f"{self.prefix}_loc" not in params:
+        if not isinstance(params, Mapping) or f"{self.prefix}_loc" not in params:
+            got = [*params] if isinstance(params, Mapping) else type(params).__name__
             raise ValueError(
-                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got "
-                f"{sorted(params)}"
+                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got {got}"
             )
         return data
 
     def _flat(self, values: Mapping[str, Any]) -> Flat:
         position = self._unpack_latent(self._init_latent)
-        missing = sorted(set(position) ^ set(values))
-        if missing:
+        if not isinstance(values, Mapping) or set(position) != set(values):
+            got = [*values] if isinstance(values, Mapping) else type(values).__name__
             raise ValueError(
                 f"init_params must have unconstrained values for the sites {sorted(position)}, got "
-                f"{sorted(values)}"
+                f"{got}"
             )
         for name, value in position.items():
             if jnp.shape(values[name]) != value.shape:

@@ -154,6 +154,8 @@ class RiemannianLaplace(Guide, BoundGuide):
         init_loc_fn: Callable = init_to_uniform,
     ) -> None:
         check_model("model", model)
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a string, got {type(prefix).__name__}")
         settings = LaplaceSettings(
             *(metric, mode, precision, prior_metric, solver, alpha2, damping),
             *(batch_size, rtol, atol, max_steps),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._checks import check_choice, check_int, check_number
+from .._start import check_batch_size
 from .metrics import RiemannianMetric
 
 METRICS = ("euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
@@ -67,6 +68,7 @@ class LaplaceSettings:
             "rtol": check_number("rtol", self.rtol, above=0.0),
             "atol": check_number("atol", self.atol, above=0.0),
             "max_steps": check_int("max_steps", self.max_steps),
+            "batch_size": check_batch_size(self.batch_size),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

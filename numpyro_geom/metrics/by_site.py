@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from .._checks import check_number
-from .base import Metric, get_metric
+from .base import Metric, check_interval, get_metric
 
 PyTree = Any
 
@@ -61,6 +61,13 @@ class BySite(Metric):
 
     def __post_init__(self) -> None:
         pairs = self.metrics.items() if isinstance(self.metrics, Mapping) else self.metrics
+        try:
+            pairs = tuple((pattern, metric) for pattern, metric in pairs)
+        except (TypeError, ValueError):
+            raise TypeError(
+                "metrics must be a dict of patterns and metrics, such as {'*': 'rmsprop'}, or "
+                f"pairs of them, got {self.metrics!r}"
+            ) from None
         pairs = tuple((pattern, get_metric(metric)) for pattern, metric in pairs)
         if not pairs:
             raise ValueError(
@@ -69,6 +76,7 @@ class BySite(Metric):
         for pattern, _ in pairs:
             if not isinstance(pattern, str):
                 raise TypeError(f"a pattern must be a string such as 'head.*', got {pattern!r}")
+        check_interval(self.interval)
         if self.interval is not None:
             pairs = tuple(
                 (pattern, dataclasses.replace(m, interval=self.interval))
@@ -204,6 +212,7 @@ class Scaled(Metric):
 
     def __post_init__(self) -> None:
         check_number("by", self.by, above=0.0)
+        check_interval(self.interval)
         metric = get_metric(self.metric)
         if metric.interval is None and self.interval is not None:
             metric = dataclasses.replace(metric, interval=self.interval)  # type: ignore[type-var]

@@ -293,9 +293,10 @@ def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: A
         raise TypeError(
             f"extra_fields must be a tuple of names such as ('step_size',), got {extra_fields!r}"
         )
-    if not isinstance(resume, bool) and resume not in ("auto", OTHER_PROGRAM):
+    choices = ("auto", OTHER_PROGRAM)
+    if not isinstance(resume, bool) and not (isinstance(resume, str) and resume in choices):
         raise ValueError(f"resume must be 'auto', True, False or {OTHER_PROGRAM!r}, got {resume!r}")
-    if directory is None and resume in (True, OTHER_PROGRAM):
+    if directory is None and resume not in (False, "auto"):
         raise ValueError(
             f"resume={resume!r} needs a directory: expected the one of the run to go on with"
         )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
 from .._checks import check_choice, check_int, check_number
@@ -249,9 +250,9 @@ def _check_rank(rank: Any) -> int | float | None:
     if rank is None:
         return None
     value = rank.item() if getattr(rank, "shape", None) == () else rank
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if (whole and value.__index__() >= 1) or (isinstance(value, float) and 0 < value < 1):
-        return value.__index__() if whole else value
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if (whole and value >= 1) or (isinstance(value, float) and 0 < value < 1):
+        return int(value) if whole else value
     error = ValueError if whole or isinstance(value, float) else TypeError
     raise error(
         "rank must be an integer of at least 1, None, or a fraction of the side between 0 and 1, "

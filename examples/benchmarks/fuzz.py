@@ -1,0 +1,111 @@
+"""Random arguments, models and settings: each ends in a right answer or in a typed error.
+
+Half of the time goes to arguments, most of them bad, of every public name (`fuzz_arguments`). The
+other half goes to models with known posteriors under random settings (`fuzz_models`).
+
+    python examples/benchmarks/fuzz.py --budget 600 --seeds 0 1 --table docs/tables/fuzz.md
+    python examples/benchmarks/fuzz.py --case "Arguments(call='Monge', changes=(('decay', '-1'),))"
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fuzz_arguments
+import fuzz_models
+import jax
+import numpy as np
+from fuzz_outcomes import FAILURES, KINDS, Outcome, outcome_of
+
+CASES_PER_CLEARING = 100
+"""Cases after which compiled programs are dropped; a process cannot keep any number of them."""
+PARTS: dict[str, tuple[Callable[[np.random.Generator], Any], str]] = {
+    "arguments": (fuzz_arguments.random_case, "call"),
+    "models": (fuzz_models.random_case, "kernel"),
+}
+"""For each part: what draws a case, and the attribute that names the row of the table."""
+
+
+def show(case: Any, outcome: Outcome) -> None:
+    """Print a failure, and the command that repeats it."""
+    print(f"{outcome.kind}: {outcome.told[:300]}", flush=True)
+    print(f"  python examples/benchmarks/fuzz.py --case {str(case)!r}", flush=True)
+
+
+def fuzz(seed: int, seconds: float, parts: list[str]) -> Counter:
+    """Number of cases by row of the table and kind of outcome."""
+    counts: Counter = Counter()
+    for part in parts:
+        draw, name = PARTS[part]
+        rng, until = np.random.default_rng(seed), time.monotonic() + seconds / len(parts)
+        for number in range(10**9):
+            if time.monotonic() >= until:
+                break
+            case = draw(rng)
+            outcome = outcome_of(case)
+            counts[f"{part}: `{getattr(case, name)}`", outcome.kind] += 1
+            if outcome.kind in FAILURES:
+                show(case, outcome)
+            if number % CASES_PER_CLEARING == 0:
+                jax.clear_caches()
+    return counts
+
+
+def table_of(counts: Counter) -> str:
+    """The numbers of outcomes, with the sums first."""
+    rows = {name: [counts[name, kind] for kind in KINDS] for name in sorted({n for n, _ in counts})}
+    sums = {
+        f"**all {part}**": np.sum([r for n, r in rows.items() if n.startswith(part)], 0)
+        for part in PARTS
+        if any(n.startswith(part) for n in rows)
+    }
+    lines = [f"| cases | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|"]
+    lines += [f"| {n} | {' | '.join(map(str, row))} |" for n, row in {**sums, **rows}.items()]
+    return "\n".join(lines) + "\n"
+
+
+def counts_in(table: Path) -> Counter:
+    """The numbers in a table, without its sums."""
+    rows = [line.strip("| ").split(" | ") for line in table.read_text().splitlines()[2:]]
+    return Counter(
+        {
+            (name, kind): int(number)
+            for name, *numbers in rows
+            if not name.startswith("**")
+            for kind, number in zip(KINDS, numbers, strict=True)
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds for each seed")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--case", help="repeat one case")
+    parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=PARTS)
+    parser.add_argument("--table", type=Path, help="file whose numbers these are added to")
+    options = parser.parse_args()
+    if options.case:
+        case = eval(options.case, {**vars(fuzz_arguments), **vars(fuzz_models)})
+        outcome = outcome_of(case)
+        print(f"{outcome.kind}: {outcome.told}")
+        raise SystemExit(int(outcome.kind in FAILURES))
+    failed = False
+    for seed in options.seeds:
+        counts = fuzz(seed, options.budget, options.parts)
+        failed |= any(kind in FAILURES for _, kind in counts)
+        if options.table and options.table.exists():
+            counts += counts_in(options.table)
+        print(table_of(counts), flush=True)
+        if options.table:
+            options.table.write_text(table_of(counts))
+    raise SystemExit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

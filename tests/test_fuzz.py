@@ -1,0 +1,110 @@
+"""Random arguments and models end in right answers or typed errors, as `fuzz.py` looks for more of.
+
+The cases are few and fixed here. Run the script for a longer search.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from scripts import load_script
+
+fuzz = load_script("benchmarks/fuzz")
+Arguments = fuzz.fuzz_arguments.Arguments
+CALLS = fuzz.fuzz_arguments.CALLS
+QUICK = tuple(
+    sorted(
+        {
+            *("RMSprop", "Wenzel", "Monge", "Shampoo", "Scaled", "BySite", "Expansion", "Factors"),
+            *("constant", "polynomial", "cyclical", "HostRows", "compare", "fisher_root"),
+            *(name for name in CALLS if name.startswith(("published", "predictive", "stein.ksd"))),
+        }
+    )
+)
+"""Calls that compile nothing, or little."""
+SLOW = ("SGRLD", "SGHMC", "SGNHT", "GGMC", "PXSGHMC", "ISGD", "AdamSGLD", "VSGD", "diagnose")
+
+
+def check(case) -> None:
+    outcome = fuzz.outcome_of(case)
+    assert outcome.kind not in fuzz.FAILURES, f"{case}: {outcome}"
+
+
+@pytest.mark.parametrize("call", QUICK)
+def test_arguments_of_quick_calls(call: str) -> None:
+    rng = np.random.default_rng([0, *call.encode()])
+    check(Arguments(call, ()))
+    for _ in range(30):
+        check(fuzz.fuzz_arguments.random_case(rng, (call,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", SLOW)
+def test_arguments_of_kernels_and_reports(call: str) -> None:
+    rng = np.random.default_rng([0, *call.encode()])
+    for _ in range(15):
+        check(fuzz.fuzz_arguments.random_case(rng, (call,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("value", ["Ellipsis", "dates"])
+def test_no_argument_takes_what_it_cannot_use(call: str, value: str) -> None:
+    for name in CALLS[call].arguments():
+        outcome = fuzz.outcome_of(Arguments(call, ((name, value),)))
+        assert outcome.kind in ("typed error", "error of the user's function"), (name, outcome)
+
+
+FOUND = {
+    "BySite metrics=0": "metrics must be a dict of patterns and metrics",
+    "BySite metrics=key": "metrics must be a dict of patterns and metrics",
+    "Monge alpha2=10**400": "alpha2 must be a finite number",
+    "Expansion factor_friction=key": "factor_friction must be a number, got Array",
+    "Expansion right=float16": "right must be an integer of at least 0, got array",
+    "SWAG model=distribution": "model must be a NumPyro model, got .* distribution, Normal",
+    "stein.scores model='auto'": "model must be callable, got str",
+    "stein.scores batch_size=jax int": "batch_size must be an integer",
+    "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
+    "compare var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
+    "compare seed='nan'": "seed must be an integer of at least 0, got 'nan'",
+    "compare wasserstein=vector": "wasserstein must be True or False",
+    "print_summary prob={None: None}": "prob must be a number",
+    "print_summary prob=1.5": "prob must be at least 0.01 and below 1, got 1.5",
+    "print_summary prob=1e-30": "prob must be at least 0.01",
+    "predictive.PredictionStream labels=keys": "labels must be an array",
+    "predictive.draw_distances draws=keys": "draws must be an array",
+    "stein.ksd precondition=key": "precondition must be an array",
+    "print_summary exclude_deterministic=jax int": "exclude_deterministic must be True or False",
+    "predictive.confidence source=key": "source must be an array, got .*which NumPy cannot read",
+    "predictive.out_of_distribution outside=key": "outside must be an array",
+    "predictive.draw_distances draws={'w': 1}": "draws must be an array of shape",
+    "stein.ksd precondition=1e+308": "precondition must be about the variances of the draws",
+    "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
+    "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
+    "run resume=big ints": "resume must be 'auto', True, False",
+    "SGNHT gamma=3-D": "gamma must be 'frozen' with SGNHT",
+}
+"""Cases that once ended in another way, and the error of each now."""
+
+
+@pytest.mark.parametrize(("case", "match"), FOUND.items(), ids=FOUND)
+def test_cases_that_failed_once(case: str, match: str) -> None:
+    call, _, change = case.partition(" ")
+    name, _, value = change.partition("=")
+    outcome = fuzz.outcome_of(Arguments(call, ((name, value),)))
+    assert outcome.kind == "typed error", outcome
+    assert re.search(match, outcome.told), outcome
+
+
+def test_the_error_of_a_model_is_not_that_of_a_conversion() -> None:
+    """Strings in a list cannot become floats, which is not why the model fails."""
+    outcome = fuzz.outcome_of(Arguments("VSGD", (("y", "['w']"),)))
+    assert "could not convert" not in outcome.told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 11])
+def test_models(seed: int) -> None:
+    check(fuzz.fuzz_models.random_case(np.random.default_rng(seed)))
