@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -47,3 +48,26 @@ def test_gallery_shows_every_example() -> None:
     gallery = (ROOT / "docs" / "gallery.md").read_text()
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert examples <= set(re.findall(r"`(\w+\.py)`", gallery))
+
+
+MODULES = (
+    "",
+    ".diagnostics",
+    ".diagnostics.plots",
+    ".diagnostics.predictive",
+    ".diagnostics.stein",
+    ".information",
+    ".laplace",
+)
+
+
+ELSEWHERE = {"plots", "predictive", "stein", "constant", "polynomial", "cyclical"}
+"""Modules, and the other names of the classes of schedules."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    topics = "\n".join(x.read_text() for x in (ROOT / "docs" / "reference").glob("*/index.md"))
+    described = {x.rpartition(".")[2] for x in re.findall(r"^::: (.+)$", topics, re.M)}
+    package = importlib.import_module(f"numpyro_geom{module}")
+    assert set(package.__all__) - ELSEWHERE <= described
