@@ -71,3 +71,30 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     described = {x.rpartition(".")[2] for x in re.findall(r"^::: (.+)$", topics, re.M)}
     package = importlib.import_module(f"numpyro_geom{module}")
     assert set(package.__all__) - ELSEWHERE <= described
+
+
+QUESTIONS = {
+    "which kernel for 500,000 rows": ("choosing.md", ["many rows and a regression", "`SGHMC`"]),
+    "what call": ("how_to/many_rows.md", ["MCMC(SGHMC(model), num_warmup=1000"]),
+    "what gain": ("choosing.md", ["seconds to 1,000 effective draws", "NUTS"]),
+    "is it right": ("trust.md", ["print(diagnose(mcmc))", "From symptom to remedy"]),
+    "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "SGHMC("]),
+    "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
+}
+"""What a newcomer asks: the page with the answer, and words of the answer."""
+
+
+def links(page: Path) -> set[Path]:
+    """Pages that the text of a page links."""
+    found = re.findall(r"\]\(([\w./]+\.md)(?:#[\w-]+)?\)", page.read_text())
+    return {(page.parent / x).resolve() for x in found}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_answer_is_two_clicks_from_home(question: str) -> None:
+    name, answer = QUESTIONS[question]
+    page = ROOT / "docs" / name
+    first = links(ROOT / "docs" / "index.md")
+    assert page in first.union(*map(links, first))
+    text = " ".join(page.read_text().split())
+    assert all(word in text for word in answer)
