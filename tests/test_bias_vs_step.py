@@ -91,7 +91,7 @@ def test_result_in_text_table_and_html() -> None:
     assert curve.biased[0].moment == "sd"
     text = str(curve)
     assert "biased at h = 0.1, the kernel's own" in text
-    assert "the most sd of z[1], +1" in text
+    assert "most of all the sd of z[1] by +1" in text
     assert repr(curve) == text
     frame = curve.to_dataframe()
     assert frame.shape == (4, 14)

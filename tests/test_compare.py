@@ -317,7 +317,7 @@ def test_errors() -> None:
         compare(x, y, var_names=["v"])
     with pytest.raises(ValueError, match="must have one shape"):
         compare(x, {"w": y["w"][..., :2]})
-    with pytest.raises(ValueError, match="as many chains and draws"):
+    with pytest.raises(ValueError, match="the same chains and draws"):
         compare({**x, "v": x["w"][:1]}, {**y, "v": y["w"]})
     with pytest.raises(ValueError, match="at least 8 draws per chain"):
         compare({"w": x["w"][:, :1]}, y)
