@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from pages import BLOCK, words
 
+from numpyro_geom.diagnostics.report_table import KINDS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -98,3 +100,11 @@ def test_an_answer_is_two_clicks_from_home(question: str) -> None:
     assert page in first.union(*map(links, first))
     text = " ".join(page.read_text().split())
     assert all(word in text for word in answer)
+
+
+def test_every_line_of_a_report_is_explained() -> None:
+    text = (ROOT / "docs" / "trust.md").read_text()
+    table = text.partition("## The lines of the report")[2].partition("\n## ")[0]
+    cells = {line.split("|")[1] for line in table.splitlines() if line.startswith("|")}
+    explained = {name.strip() for cell in cells for name in cell.split(";")}
+    assert set(KINDS) <= explained
