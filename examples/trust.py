@@ -29,6 +29,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
@@ -419,9 +420,12 @@ def _plane_draws(mcmc: MCMC) -> np.ndarray:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Save a figure as a PNG that is small enough for a page."""
+    """Save a figure as a PNG of 64 colours, which is small enough for a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight")
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(64)
+    few.save(path, optimize=True)
     plt.close(figure)
 
 
