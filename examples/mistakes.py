@@ -374,7 +374,7 @@ def names() -> dict[str, Any]:
     for mcmc in (finished, nuts):
         mcmc.run(key, *map(jax.numpy.asarray, (X, y)))
     return {
-        **vars(numpyro_geom),
+        **{name: getattr(numpyro_geom, name) for name in numpyro_geom.__all__},
         **{f.__name__: f for f in (model, unindexed, mixture, MCMC, NUTS, SVI, Trace_ELBO)},
         **{"np": np, "pd": pd, "scipy": scipy, "optim": optim, "diagnostics": diagnostics},
         **{"X": X, "y": y, "key": key, "finished": finished, "nuts": nuts},

@@ -700,7 +700,7 @@ def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
     paper = {"dense": "Yu et al.", "lenet": "Franzese et al."}[kind]
     lines = [
         "| prior | method | seeds | draws | accuracy, % | NLL | Brier | ECE | AUROC | ambiguity "
-        f"| distance / norm | steps undone, % | ms a step | {paper}: accuracy, % | NLL | ECE |",
+        f"| distance / norm | steps undone, % | ms per step | {paper}: accuracy, % | NLL | ECE |",
         "|---" * 16 + "|",
     ]
     for prior, method in dict.fromkeys((r["prior"], r["method"]) for r in records):

@@ -128,8 +128,8 @@ def main() -> None:
                 line += f"{apart.max():12.2f}"
             print(line + ("" if r.size >= ENOUGH else "  (fewer than 100)"), flush=True)
     print("seconds: compiling, warm-up and draws. ESS: effective sample size of the worst mean.")
-    print("mean apart: the largest difference of a mean from that of NUTS, in its sds. Both have")
-    print("a Monte Carlo error of about ESS^-1/2.")
+    print("mean apart: the largest distance of a mean from the mean of NUTS, in sds of NUTS.")
+    print("Both means have a Monte Carlo error of about ESS^-1/2.")
     rows = crossover(options.rows, seconds)
     print("\nNUTS is faster at all of these sizes." if rows is None else "", end="")
     if rows is not None:

@@ -29,6 +29,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
@@ -38,6 +39,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 DOCS = Path(__file__).parents[1] / "docs"
+WIDTH = 7.0
+"""Width of a figure in inches: at this width a page shows letters in about their size."""
 COLUMNS = [0, 1, 4, 6, 8, 9]
 """Mean radius, texture, smoothness, concavity, symmetry and fractal dimension."""
 SHOWN = {"w[0]": ("w", 0), "w[1]": ("w", 1), "w[3]": ("w", 3), "b": ("b",)}
@@ -309,37 +312,41 @@ def marginals(mcmc: MCMC, reference: MCMC) -> Any:
         }
         for m in (mcmc, reference)
     ]
-    return plots.plot_comparison(*sides)[0].figure
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), layout="constrained")
+    plots.plot_comparison(*sides, ax=axes)
+    return figure
 
 
 def traces(idatas: Mapping[str, Any]) -> Any:
-    """Energies and temperatures of all runs, one column per run."""
-    size = (3.1 * len(idatas), 5.2)
+    """Energies and temperatures of all runs, one row per run."""
+    size = (WIDTH, 2 * len(idatas) + 0.5)
     figure, axes = plt.subplots(
-        2, len(idatas), figsize=size, layout="constrained", sharey="row", squeeze=False
+        len(idatas), 2, figsize=size, layout="constrained", sharex=True, sharey="col", squeeze=False
     )
-    for (name, idata), (above, below) in zip(idatas.items(), axes.T, strict=True):
-        plots.plot_energy(idata, ax=above)
-        plots.plot_temperatures(idata, ax=below)
-        above.set(title=TITLES[name], xlabel="")
-        below.get_legend().remove()
+    for (name, idata), (left, right) in zip(idatas.items(), axes, strict=True):
+        plots.plot_energy(idata, ax=left)
+        plots.plot_temperatures(idata, ax=right)
+        right.get_legend().remove()
         mean = float(idata["sample_stats"]["configurational_temperature"].mean())
-        below.set_title(f"mean {mean:.2f}, target 1", fontsize="small")
-    for ax in axes[:, 1:].flat:
-        ax.set_ylabel("")
+        left.set_title(TITLES[name])
+        right.set_title(f"mean {mean:.2f}, target 1")
+    for ax in axes[:-1].flat:
+        ax.set_xlabel("")
     return figure
 
 
 def bias_curves(curves: Mapping[str, Any]) -> Any:
     """Bias against the step size, for a large step size and for the automatic one."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(11, 4), layout="constrained")
+    figure, axes = plt.subplots(1, len(curves), figsize=(WIDTH, 4), layout="constrained")
     for (name, curve), ax in zip(curves.items(), np.atleast_1d(axes), strict=True):
         plots.plot_bias(curve, [*SHOWN][:3], ax=ax)
-        ax.set_title(f"{TITLES[name]}, h = {curve.step_size:.2g}")
+        ax.set_title(f"{TITLES[name]}\nh = {curve.step_size:.2g}")
         ax.get_legend().remove()
     for ax in np.atleast_1d(axes)[1:]:
         ax.set_ylabel("")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.legend(
+        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     return figure
 
 
@@ -349,7 +356,7 @@ def plane(draws: Mapping[str, np.ndarray]) -> Any:
     mean, precision = reference.mean(0), np.linalg.inv(np.cov(reference.T))
     names = [name for name in ENDS if name in draws]
     figure, axes = plt.subplots(
-        1, len(names), figsize=(8, 4), layout="constrained", sharey=True, squeeze=False
+        1, len(names), figsize=(WIDTH, 4), layout="constrained", sharey=True, squeeze=False
     )
     at, inverse = jnp.asarray(mean), jnp.asarray(precision)
     spread = 4.5 * reference.std(0)
@@ -413,9 +420,12 @@ def _plane_draws(mcmc: MCMC) -> np.ndarray:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Save a figure as a PNG that is small enough for a page."""
+    """Save a figure as a PNG of 64 colours, which is small enough for a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80, bbox_inches="tight")
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(64)
+    few.save(path, optimize=True)
     plt.close(figure)
 
 

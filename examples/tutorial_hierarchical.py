@@ -42,8 +42,7 @@ hours = rng.normal(size=num_rows).astype(np.float32)
 score = level[school] + 0.3 * hours + rng.normal(size=num_rows)
 school, hours, score = jnp.asarray(school), jnp.asarray(hours), jnp.asarray(score, jnp.float32)
 pupils = np.bincount(school[:num_some], minlength=NUM_SCHOOLS)
-print(f"pupils among the first {num_some:,}: {pupils.max():,} in a school at most, and")
-print(f"{pupils.min()} at least")
+print(f"a school has {pupils.min()} to {pupils.max():,} of the first {num_some:,} pupils")
 # --8<-- [end:data]
 
 

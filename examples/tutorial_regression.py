@@ -53,7 +53,7 @@ def customers(rng, number):
 rng = np.random.default_rng(0)
 X = columns(*customers(rng, num_rows), rng.integers(0, 2, num_rows))
 y = jnp.asarray(rng.poisson(np.exp(TRUTH["base"] + X @ TRUTH["effect"])))
-print(f"{len(y):,} customers, {y.mean():.2f} orders each, {y.max()} at most")
+print(f"{len(y):,} customers, {y.mean():.2f} orders on average, {y.max()} at most")
 # --8<-- [end:data]
 
 

@@ -129,10 +129,11 @@ def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iter
             ) from error
         if isinstance(error, _TRACED):
             raise TypeError(
-                "the model uses a NumPy array where JAX needs its own, for instance it indexes a "
-                "NumPy array that it closes over by the rows of a plate: expected arguments of the "
-                "model or `jnp.asarray(array)`. Code for the host such as `np.unique` can read "
-                "arguments that are NumPy arrays, and nothing that is computed from sites"
+                "the model uses a NumPy array where JAX needs a JAX array. For instance, it "
+                "indexes a NumPy array by the rows of a plate, and the array is no argument of the "
+                "model: pass the array as an argument, or use `jnp.asarray(array)`. Code for the "
+                "host such as `np.unique` can read arguments that are NumPy arrays, and nothing "
+                "that is computed from sites"
             ) from error
         raise
 

@@ -244,7 +244,9 @@ def _probability(name: str, value: Any) -> float:
 def _decay(name: str, value: Any) -> float:
     decay = check_number(name, value, least=0.0)
     if decay >= 1:
-        raise ValueError(f"{name} must be a number in [0, 1), got {value!r}: 1 would never learn")
+        raise ValueError(
+            f"{name} must be a number in [0, 1), got {value!r}: with decay 1 nothing is learned"
+        )
     return decay
 
 
@@ -255,7 +257,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "potential_fn": _optional(_function),
     "metric": lambda _, value: get_metric(value),
     "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
-    "batch_size": auto_or(lambda _, value: check_batch_size(value), "rows a step, or None"),
+    "batch_size": auto_or(lambda _, value: check_batch_size(value), "rows per step, or None"),
     "num_steps": auto_or(check_int, "an integer of at least 1"),
     "temperature": partial(check_number, least=0.0),
     "batching": partial(check_choice, choices=BATCHING),

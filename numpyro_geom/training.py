@@ -195,7 +195,7 @@ def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
     if size - held_out < batch:
         raise ValueError(
             f"batch_size={batch} is more than the {size - held_out} rows of plate {plate!r} that "
-            f"validation={validation:g} leaves: expected a smaller one of either"
+            f"validation={validation:g} leaves: lower one of the two"
         )
     order = random.permutation(rng_key, size).astype(jnp.int32)
     return order[held_out:], order[:held_out].reshape(-1, lot)

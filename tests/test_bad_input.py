@@ -345,7 +345,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "auxiliary, stratified": (
         model(gamma="auxiliary", metric="rmsprop", batching="stratified"),
         ValueError,
-        "part of a stratified one.*'replacement' or 'epoch'",
+        "part of a stratified batch.*'replacement' or 'epoch'",
     ),
     "auxiliary, model's batch of 2": (
         start(subsamples_two, Y, gamma="auxiliary"),
@@ -1006,7 +1006,7 @@ EXPANSIONS: dict[str, tuple[Callable, type[Exception], str]] = {
     "rank": (
         partial(start_with, matrix, Expansion(rank=3)),
         ValueError,
-        "rank is 3 and the left side of site 'w' has dimension 2: expected at most that",
+        "rank is 3 and the left side of site 'w' has dimension 2: expected at most this dimension",
     ),
     "other target of a positive site": (
         partial(start_with, positive_matrix, Expansion(target="factors")),

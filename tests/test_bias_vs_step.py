@@ -91,7 +91,7 @@ def test_result_in_text_table_and_html() -> None:
     assert curve.biased[0].moment == "sd"
     text = str(curve)
     assert "biased at h = 0.1, the kernel's own" in text
-    assert "the most sd of z[1], +1" in text
+    assert "most of all the sd of z[1] by +1" in text
     assert repr(curve) == text
     frame = curve.to_dataframe()
     assert frame.shape == (4, 14)
@@ -218,7 +218,7 @@ def test_entries_that_never_change_are_left_out() -> None:
     np.testing.assert_array_equal(still, [np.nan, 0.1, np.nan])
     np.testing.assert_array_equal(step_size_bias._constant(names, np.stack([still] * 3)), [0, 1, 0])
     stuck = np.array([0.3, 0.1, np.nan])
-    with pytest.raises(ValueError, match=r"got \['L\[0\]'\], the same in all draws of a run"):
+    with pytest.raises(ValueError, match=r"got \['L\[0\]'\], constant in one run but not in all"):
         step_size_bias._constant(names, np.stack([still, still, stuck]))
     with pytest.raises(ValueError, match="got none"):
         step_size_bias._constant(names[1:2], np.stack([still[1:2]] * 3))

@@ -243,7 +243,7 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
         found = compare(ended(draws), exported, var_names=names)
         assert [s.name for s in found.scalars] == ["net.w[0]", "net.w[1]", "net.w[2]"]
         assert found.left_out == (() if names else ("mu",))
-    with pytest.raises(ValueError, match="names that differ once each slash is a dot"):
+    with pytest.raises(ValueError, match="names that differ after each slash becomes a dot"):
         compare({"a/b": x["w"], "a.b": x["w"]}, y)
 
 
@@ -317,9 +317,9 @@ def test_errors() -> None:
         compare(x, y, var_names=["v"])
     with pytest.raises(ValueError, match="must have one shape"):
         compare(x, {"w": y["w"][..., :2]})
-    with pytest.raises(ValueError, match="as many chains and draws"):
+    with pytest.raises(ValueError, match="the same chains and draws"):
         compare({**x, "v": x["w"][:1]}, {**y, "v": y["w"]})
-    with pytest.raises(ValueError, match="at least 8 draws a chain"):
+    with pytest.raises(ValueError, match="at least 8 draws per chain"):
         compare({"w": x["w"][:, :1]}, y)
     with pytest.raises(ValueError, match="constant in the reference"):
         compare(x, {"w": np.zeros_like(y["w"])})

@@ -79,7 +79,7 @@ CASES: dict[str, Case] = {
     **of_metrics("ggmc", GGMC, {**DAMPED, "step_size": 1e-5}),
     # Gamma of Shampoo is unbounded where its statistic is small, as it is at first
     "corrected": option(SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", gamma="corrected"),
-    # more steps a draw than those for which it stands still
+    # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
     "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}, preconditioner="diagonal"),

@@ -527,14 +527,13 @@ def test_what_is_said_of_programs():
         return two.after(one)
 
     assert after("number") == (
-        "the same operations with other numbers in them, so often: 1.0 (was 1, is 0), "
-        "2.0 (was 0, is 1)"
+        "the same operations with other numbers, by count: 1.0 (was 1, is 0), 2.0 (was 0, is 1)"
     )
-    assert after("array") == "the same operations with other arrays in them, of float32[5]"
+    assert after("array") == "the same operations with other arrays: float32[5]"
     assert after("operation") == (
-        "other operations, in number: add (was 1, is 0), sub (was 0, is 1)"
+        "other numbers of operations: add (was 1, is 0), sub (was 0, is 1)"
     )
-    assert after("whose carry") == "as many operations of each kind, of other values"
+    assert after("whose carry") == "as many operations of each kind, on other values"
 
 
 def test_an_array_may_be_given_or_be_inside():

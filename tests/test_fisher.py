@@ -188,7 +188,7 @@ def test_a_gaussian_network_has_jacobians_over_the_variance_and_two_per_row_for_
     jacobian = jax.jit(jax.jacobian(mean))(s.theta)
     noise = jnp.exp(s.target.unravel(s.theta)["s"])
     of_scale = s.target.unravel(jnp.arange(s.theta.size))["s"] == jnp.arange(s.theta.size)
-    # u = log s: F = 2 / s^2 (ds/du)^2 = 2 a row; all priors are standard normal in u
+    # u = log s: F = 2 / s^2 (ds/du)^2 = 2 per row; all priors are standard normal in u
     expected = jacobian.T @ jacobian / noise**2 + jnp.diag(1.0 + 2 * ROWS * of_scale)
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-11)
 
@@ -216,7 +216,7 @@ def test_the_expected_prior_of_a_hierarchy_couples_values_with_their_location_al
     assert names == ["m", "mu", "tau"]
     tau = jnp.exp(s.target.unravel(s.theta)["tau"])
     # m: 1/tau^2 of its own and 3/.25 of the data; mu: 1/4 and 4/tau^2 of the groups; u = log tau:
-    # 2 of the HalfNormal and 2 a group; m and mu together: -1/tau^2, as in the Hessian
+    # 2 of the HalfNormal and 2 per group; m and mu together: -1/tau^2, as in the Hessian
     expected = jnp.diag(jnp.array([*[1 / tau**2 + 3 / 0.25] * 4, 1 / 4 + 4 / tau**2, 2.0 + 2 * 4]))
     expected = expected.at[:4, 4].set(-1 / tau**2).at[4, :4].set(-1 / tau**2)
     found = metric_of(s, "expected").dense(s.theta)

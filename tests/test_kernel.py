@@ -626,7 +626,7 @@ def test_schedules_reach_the_state() -> None:
     peak, period = 0.2, 4
     cosine = peak / 2 * (1 + np.cos(np.pi * (t % period) / period))
     np.testing.assert_allclose(step_sizes(cyclical(peak, period)), cosine, rtol=1e-5)
-    # with several steps a draw, the last of them
+    # with several steps per draw, the last of them
     several = step_sizes(cyclical(peak, period), num_steps=3, num_draws=2)
     np.testing.assert_allclose(several, cosine[[2, 5]], rtol=1e-5)
 
@@ -729,7 +729,7 @@ def test_rows_that_are_not_finite_are_undone_where_they_are_hit() -> None:
     mcmc = run(kernel, num_samples=60, extra_fields=("num_diverging",))
     extra = mcmc.get_extra_fields()
     assert np.all(np.isfinite(mcmc.get_samples()["mu"]))
-    # a step is hit with probability 1 - (23/24)^2, and so is the check of a draw; 6 a draw
+    # a step is hit with probability 1 - (23/24)^2, and so is the check of a draw; 6 per draw
     hit = 1 - (23 / 24) ** 2
     error = np.sqrt(360 * hit * (1 - hit))
     assert abs(extra["num_diverging"].sum() - 360 * hit) < SIGMAS * error

@@ -220,7 +220,7 @@ def test_monge_with_the_logarithmic_map_leaves_a_gaussian_as_it_is() -> None:
         guides[name].draw(random.key(1), params, sample_shape=(100,)) for name in names
     )
     assert bool(jnp.all(bent.success))
-    # the map is solved to 1e-5 of a standard deviation, with geodesics to 1e-6 a step
+    # the map is solved to 1e-5 of a standard deviation, with geodesics to 1e-6 per step
     np.testing.assert_allclose(bent.unconstrained, straight.unconstrained, atol=1e-4)
 
 

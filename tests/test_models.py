@@ -273,7 +273,7 @@ def test_only_params_that_nothing_depends_on_are_not_computed() -> None:
 
 
 class Case(NamedTuple):
-    """A model, its arguments, rows a step, and plates that are subsampled of the latent sites."""
+    """A model, its arguments, rows per step, and plates that are subsampled of the latent sites."""
 
     model: Callable
     args: tuple

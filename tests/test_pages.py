@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from pages import BLOCK, words
+
+from numpyro_geom.diagnostics.report_table import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,3 +50,61 @@ def test_gallery_shows_every_example() -> None:
     gallery = (ROOT / "docs" / "gallery.md").read_text()
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert examples <= set(re.findall(r"`(\w+\.py)`", gallery))
+
+
+MODULES = (
+    "",
+    ".diagnostics",
+    ".diagnostics.plots",
+    ".diagnostics.predictive",
+    ".diagnostics.stein",
+    ".information",
+    ".laplace",
+)
+
+
+ELSEWHERE = {"plots", "predictive", "stein", "constant", "polynomial", "cyclical"}
+"""Modules, and the other names of the classes of schedules."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    topics = "\n".join(x.read_text() for x in (ROOT / "docs" / "reference").glob("*/index.md"))
+    described = {x.rpartition(".")[2] for x in re.findall(r"^::: (.+)$", topics, re.M)}
+    package = importlib.import_module(f"numpyro_geom{module}")
+    assert set(package.__all__) - ELSEWHERE <= described
+
+
+QUESTIONS = {
+    "which kernel for 500,000 rows": ("choosing.md", ["many rows and a regression", "`SGHMC`"]),
+    "what call": ("how_to/many_rows.md", ["MCMC(SGHMC(model), num_warmup=1000"]),
+    "what gain": ("choosing.md", ["seconds to 1,000 effective draws", "NUTS"]),
+    "is it right": ("trust.md", ["print(diagnose(mcmc))", "From symptom to remedy"]),
+    "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "SGHMC("]),
+    "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
+}
+"""What a newcomer asks: the page with the answer, and words of the answer."""
+
+
+def links(page: Path) -> set[Path]:
+    """Pages that the text of a page links."""
+    found = re.findall(r"\]\(([\w./]+\.md)(?:#[\w-]+)?\)", page.read_text())
+    return {(page.parent / x).resolve() for x in found}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_answer_is_two_clicks_from_home(question: str) -> None:
+    name, answer = QUESTIONS[question]
+    page = ROOT / "docs" / name
+    first = links(ROOT / "docs" / "index.md")
+    assert page in first.union(*map(links, first))
+    text = " ".join(page.read_text().split())
+    assert all(word in text for word in answer)
+
+
+def test_every_line_of_a_report_is_explained() -> None:
+    text = (ROOT / "docs" / "trust.md").read_text()
+    table = text.partition("## The lines of the report")[2].partition("\n## ")[0]
+    cells = {line.split("|")[1] for line in table.splitlines() if line.startswith("|")}
+    explained = {name.strip() for cell in cells for name in cell.split(";")}
+    assert set(KINDS) <= explained

@@ -27,7 +27,7 @@ def many_keys(num: int, seed: int) -> jax.Array:
 
 
 def assert_uniform(counts: np.ndarray) -> None:
-    """Chi-square test of equal expected counts; the approximation wants at least 5 a cell."""
+    """Chi-square test of equal expected counts; the approximation wants at least 5 per cell."""
     assert counts.mean() >= 5
     statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()
     # two-sided: counts that are too even are as wrong as uneven ones

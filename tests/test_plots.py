@@ -54,7 +54,7 @@ def test_comparison_on_axes_of_the_user() -> None:
     one = [{**z, "v": z["w"][..., 0]} for z in (x, y)]
     (panel,) = plots.plot_comparison(*one, "v", ax=own)
     assert panel is own
-    with pytest.raises(ValueError, match="ax must be 3 axes, one a scalar, got 1"):
+    with pytest.raises(ValueError, match="ax must be 3 axes, one per scalar, got 1"):
         plots.plot_comparison(x, y, ax=own)
     wide = {"w": np.random.default_rng(1).normal(size=(2, 20, 17))}
     with pytest.raises(ValueError, match="at most 16 scalars to draw, got 17"):
@@ -214,7 +214,7 @@ def test_geodesics_are_straight_where_the_target_is_gaussian() -> None:
     t = np.linspace(0, 1, 5)[:, None]
     for path, v in zip(paths, velocities, strict=True):
         exact = t * v + np.concatenate([0 * t, (t * v[0]) ** 2], axis=1)
-        # the solver's rtol is 1e-3 a step
+        # the solver's rtol is 1e-3 per step
         np.testing.assert_allclose(path, exact, atol=5e-3)
     ax = plots.plot_density_2d(banana, metric=metric, geodesics=paths)
     drawn = [line.get_xydata() for line in ax.lines if len(line.get_xdata()) == 5]

@@ -313,7 +313,7 @@ def test_each_process_has_its_own_file(tmp_path, cache):
 
 
 def assert_close(found, alone):
-    # in 64 bits sums in another order differ by some 1e-16 a step, and steps contract
+    # in 64 bits sums in another order differ by some 1e-16 per step, and steps contract
     np.testing.assert_allclose(found, alone[:, : np.shape(found)[1]], rtol=0, atol=1e-12)
 
 
@@ -345,7 +345,7 @@ def check_draws_and_errors(first, second, alone):
         assert there[k].startswith(kind)
         assert there[k].endswith("(in process 0)")
     for text in (here[4], there[4]):
-        assert "expected devices of all of them, or of one's own alone" in text
+        assert "expected devices of all processes, or of this process alone" in text
 
 
 def test_draws_and_errors_a_killed_process_and_a_signal(tmp_path, cache, alone):

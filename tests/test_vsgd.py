@@ -144,7 +144,7 @@ def test_automatic_rate_and_the_posterior_where_the_noise_allows(
 ) -> None:
     """C a multiple of the identity, or diagonal: the draws are the posterior's.
 
-    Each chain has measured C with about 5/9 of 200 + 7/8 100 n pairs, n steps a draw in warm-up:
+    Each chain has measured C with about 5/9 of 200 + 7/8 100 n pairs, n steps per draw in warm-up:
     at least 290 / 2 effective ones, so that log h has the standard deviation sqrt(2 / 145 D) at
     most; its mean over chains is compared with 5 standard errors of their own spread, plus the
     bias 2 / 145 of the inverse of a mean.

@@ -102,7 +102,7 @@ def main() -> None:
         )
     head = (
         f"Logistic regression, {NUM_ROWS:,} x {NUM_COLUMNS}, jax {jax.__version__}. Ratios are to "
-        "NUTS, of CPU seconds unless they are of lines.\n\n"
+        "NUTS: of lines, or of CPU seconds.\n\n"
         "| kernel | lines of HLO, sampling | ratio | compiling it | first `init` and compiling "
         "| second `init` and compiling | programs, first run |\n|---|---|---|---|---|---|---|\n"
     )

@@ -220,7 +220,7 @@ def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
         )
         if r.steps is not None:
             each = r.sampling / r.steps * 1e6
-            costs[name] = f"{each:.1f} ({r.steps / len(r.draws):.0f} steps a draw)"
+            costs[name] = f"{each:.1f} ({r.steps / len(r.draws):.0f} steps per draw)"
         print(lines[-1], costs.get(name, ""), flush=True)
     return "\n".join(lines), costs
 
@@ -237,7 +237,7 @@ def main() -> None:
     for num_rows in sizes:
         text, costs[num_rows] = table(num_rows, seconds)
         parts.append(text)
-    lines = ["| microseconds a step | " + " | ".join(f"{n:,} rows" for n in sizes) + " |"]
+    lines = ["| microseconds per step | " + " | ".join(f"{n:,} rows" for n in sizes) + " |"]
     lines.append("|---" * (1 + len(sizes)) + "|")
     for name in costs[sizes[0]]:
         lines.append(f"| {name} | " + " | ".join(costs[n][name] for n in sizes) + " |")

@@ -73,15 +73,16 @@ KERNELS: dict[str, tuple[Callable[..., Any], bool, float]] = {
 
 
 HEADER = """\
-Truth: the worst relative error of a standard deviation of a run's own draws, bias and Monte Carlo
-error together, against exact moments or 40,000 draws of NUTS. Eight posteriors of
-`examples/benchmarks/posteriors.py`; 16 chains of 1,000 draws after 500 of warm-up, or fewer where
-that is more than 200,000 steps; the same runs stopped after 30 draws; and runs at 4 to 15 times the
-automatic step size. SGRLD is on minibatches, the others on all rows. Other settings are the
-defaults, but `bias_tolerance=0.04` of SGHMC, SGNHT and SGRLD rmsprop, and the metric without Gamma,
-which has another law. With few effective draws a run can have a small error by luck (n of them
-leave about (2n)^-1/2 in each standard deviation). What `diagnose` says of it, that draws are too
-few, is true all the same; a row of its own leaves out the runs that were stopped early.
+A run's error is the worst relative error of a standard deviation of its own draws, bias and Monte
+Carlo error together, against exact moments or 40,000 draws of NUTS. The runs are on the eight
+posteriors of `examples/benchmarks/posteriors.py`, with 16 chains. They have 1,000 draws after 500
+draws of warm-up, or fewer where that is more than 200,000 steps. Other runs were stopped after 30
+draws, or have 4 to 15 times the automatic step size. SGRLD is on minibatches, the others are on all
+rows. SGHMC, SGNHT and SGRLD rmsprop have `bias_tolerance=0.04`. One kernel has a metric without
+Gamma, and so another law. All other settings are the defaults. A run with few effective draws can
+have a small error by luck, because n draws leave an error of about (2n)^-1/2 in each standard
+deviation. `diagnose` still says rightly that the draws are too few. One row leaves out the runs
+that were stopped early.
 """
 
 

@@ -33,7 +33,7 @@ from numpyro_geom.diagnostics.predictive import classification
 SIZES = (64, 32, 10)
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "tables" / "horseshoe.md"
 HEADER = (
-    "| prior | settings | steps a draw | ESS of log lambda | its sd over the prior's "
+    "| prior | settings | steps per draw | ESS of log lambda | its sd over the prior's "
     "| ESS of a label's log probability | accuracy | NLL | seconds |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )

@@ -194,8 +194,8 @@ def speed_table(
     repeats: int,
 ) -> list[str]:
     lines = [
-        "| model | batch size | device, us a step | `HostRows`, us a step | "
-        "ratio of steps a second | ratio if nothing is read ahead |",
+        "| model | batch size | device, us per step | `HostRows`, us per step | "
+        "ratio of steps per second | ratio if nothing is read ahead |",
         "|---|---|---|---|---|---|",
     ]
     for model in models:

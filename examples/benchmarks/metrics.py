@@ -203,11 +203,12 @@ def nuts(posterior: P.Posterior, reference: tuple) -> dict:
 def write(results: dict) -> str:
     """The Markdown table: a row for each posterior; for each metric, two columns of facts."""
     lines = [
-        "In each cell effective draws of the worst scalar, a gradient and a second, over those of "
-        "the identity; below the largest error of a mean in sds, and the range of sds over the "
-        f"reference's. `SGRLD`, {CHAINS} vectorized chains of {WARMUP} + {DRAWS} draws in scaled "
-        "coordinates, automatic step size, one run each. A product with the Hessian counts as a "
-        f"gradient; seconds are of sampling, on a shared machine, jax {jax.__version__}.",
+        "Each cell has two ratios to the identity metric: effective draws of the worst scalar per "
+        "gradient, and per second. The second line has the largest error of a mean in sds, and the "
+        f"range of sds over the reference's. `SGRLD`, {CHAINS} vectorized chains of {WARMUP} + "
+        f"{DRAWS} draws in scaled coordinates, automatic step size, one run each. A product with "
+        "the Hessian counts as a gradient; seconds are of sampling, on a shared machine, jax "
+        f"{jax.__version__}.",
         "",
         "| posterior | NUTS, dense | " + " | ".join(CASES) + " |",
         "|---" * (2 + len(CASES)) + "|",
@@ -255,9 +256,10 @@ def main() -> None:
                 row = measure(posterior, reference, **CASES[case])
             column[case] = row
             print(
-                f"{name:12s} {case:16s} ESS {row['ess']:.0f}, a gradient "
-                f"{row['ess'] / row['gradients']:.1e}, a second {row['ess'] / row['seconds']:.0f}; "
-                f"mean {row['mean']:.2f}, sd {row['low']:.2f} to {row['high']:.2f}; steps "
+                f"{name:12s} {case:16s} ESS {row['ess']:.0f}, per gradient "
+                f"{row['ess'] / row['gradients']:.1e}, per second "
+                f"{row['ess'] / row['seconds']:.0f}; mean {row['mean']:.2f}, "
+                f"sd {row['low']:.2f} to {row['high']:.2f}; steps "
                 f"{row.get('num_steps', 0)}, undone {row.get('undone', 0)} "
                 f"({time.perf_counter() - start:.0f} s)",
                 flush=True,

@@ -50,8 +50,8 @@ def step_table(small: bool) -> str:
         },
         5 if small else 60,
     )
-    head = "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps a call."
-    titles = ("kernel", "microseconds a step", "over SGRLD")
+    head = "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call."
+    titles = ("kernel", "microseconds per step", "over SGRLD")
     text = head + "\n\n" + ratios(times, num_steps, 1e6, titles)
 
     few_X, few_y = X[:batch], y[:batch]
@@ -76,8 +76,8 @@ def step_table(small: bool) -> str:
         },
         5 if small else 60,
     )
-    head = "The same on 256 rows, all of them at every step, 100 steps a call."
-    titles = ("kernel", "microseconds a step", "over blackjax")
+    head = "The same on 256 rows, all of them at every step, 100 steps per call."
+    titles = ("kernel", "microseconds per step", "over blackjax")
     return "\n\n".join([text, head, ratios(times, num_steps, 1e6, titles)])
 
 
@@ -142,9 +142,9 @@ def expansion_table(small: bool) -> str:
     }
     rounds = 2 if small else 7
     parts = []
-    titles = ("expansion", "milliseconds a step", "over none")
+    titles = ("expansion", "milliseconds per step", "over none")
     times = race({name: make(dense, form) for name, form in forms.items()}, rounds)
-    parts.append(f"SGHMC on a network 784-400-10, batch 100, {num_steps} steps a call.")
+    parts.append(f"SGHMC on a network 784-400-10, batch 100, {num_steps} steps per call.")
     parts.append(ratios(times, num_steps, 1e3, titles))
     chosen = ("none", "full, both sides", "full, both sides, target='factors'")
     times = race({name: make(convolutional, forms[name]) for name in chosen}, rounds)

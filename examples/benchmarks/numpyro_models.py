@@ -120,13 +120,13 @@ HEADER = f"""\
 Models as in NumPyro's examples (`examples/benchmarks/numpyro_posteriors.py`), default settings, 4
 vectorized chains of 1,000 draws after 1,000 of warm-up, in float32. ESS is that of the worst scalar
 in all chains together. Errors are those of the worst scalar, against 20,000 draws of NUTS in
-float64 (of baseball, of the exact law); positive parameters are compared by their logarithms,
+float64 (for baseball, of the exact law). Positive parameters are compared by their logarithms,
 networks by their values at five inputs. A run is wrong where a mean is off by more than
 {WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
 {RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
-the reference. The last column has the first check that `diagnose` flags. "Too few draws": R-hat, an
-effective sample size or the number of relaxation times is flagged, which ask for a longer run of
-whatever is right so far. Seconds are those of one core, with compiling.
+the reference. The last column has the first check that `diagnose` flags. "Too few draws" means that
+R-hat, an effective sample size or the number of relaxation times is flagged: these ask for a longer
+run. Seconds are those of one core, with compiling.
 """
 
 

@@ -132,7 +132,7 @@ def measure_peak(draws: int, size: int, length: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path, help="file to write the tables to")
-    parser.add_argument("--seconds", type=float, default=30.0, help="seconds a segment")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds per segment")
     parser.add_argument("--segments", type=int, default=4)
     parser.add_argument("--draws", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=10_000)
@@ -142,7 +142,7 @@ def main() -> None:
         peak(*options.peak)
         return
     lines = [
-        "| kernel | segments | seconds a segment | storing one, s | longest, s | share |",
+        "| kernel | segments | seconds per segment | storing one, s | longest, s | share |",
         "|---|---|---|---|---|---|",
     ]
     for name in kernels():

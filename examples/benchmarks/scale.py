@@ -60,8 +60,8 @@ def main() -> None:
     text = (
         f"{arguments.rows:,} rows, condition {condition:.1e}, `...` for `batch_size=256, "
         f"control_variate=True`, jax {jax.__version__}; times of one run, shared machine.\n\n"
-        "| kernel | warm-up + draws | ESS, worst coordinate | seconds, all included | ESS a second "
-        "over NUTS | largest error of a mean (sd) | sd over Laplace's |\n"
+        "| kernel | warm-up + draws | ESS, worst coordinate | seconds, all included | ESS per "
+        "second over NUTS | largest error of a mean (sd) | sd over Laplace's |\n"
         "|---|---|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
     )
     print(text)

@@ -423,7 +423,7 @@ def line(name: str, label: str, found: dict[str, Any], base: dict[str, Any]) -> 
 HEADER = """\
 4 vectorized chains of 1,000 draws after 1,000 of warm-up, all rows, float32, default settings;
 NUTS has `dense_mass=True`. ESS is that of the worst scalar in all chains together, and "over NUTS"
-the ratio of ESS a gradient evaluation. Errors are the largest over the scalars, with their Monte
+the ratio of ESS per gradient evaluation. Errors are the largest over the scalars, with their Monte
 Carlo errors, against exact moments or 20,000 draws of NUTS in float64. A run is "wrong" where a
 mean is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and
 errors are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what
@@ -434,8 +434,8 @@ errors are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last co
 def table(done: dict[str, Any]) -> str:
     """All finished runs, as Markdown."""
     lines = [
-        "| model | kernel | gradients a draw | ESS | ESS a gradient | over NUTS | error of a mean "
-        "(sd) | sd ratios | | flagged |",
+        "| model | kernel | gradients per draw | ESS | ESS per gradient | over NUTS | error of a "
+        "mean (sd) | sd ratios | | flagged |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     ours = []
@@ -456,7 +456,7 @@ def table(done: dict[str, Any]) -> str:
             missed = sum(f["wrong"] and not f["flags"] for f, _ in runs)
             needless = sum(f["right"] and bool(f["flags"]) for f, _ in runs)
             lines.append(
-                f"- {label}: ESS a gradient over NUTS {np.median(ratios):.2f} in the median, "
+                f"- {label}: ESS per gradient over NUTS {np.median(ratios):.2f} in the median, "
                 f"{min(ratios):.2f} to {max(ratios):.2f}; at least 0.5 on "
                 f"{sum(r >= 0.5 for r in ratios)} of {len(runs)} models; wrong without a flag "
                 f"{missed}; right and flagged {needless}."

@@ -121,9 +121,9 @@ def logistic_table(small: bool) -> str:
     )
     ours = times["SGRLD, identity metric"]
     lines = [
-        "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps a call.",
+        "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call.",
         "",
-        "| loop | microseconds a step | SGRLD's time over this |",
+        "| loop | microseconds per step | SGRLD's time over this |",
         "|---|---|---|",
     ]
     lines += [
@@ -177,9 +177,9 @@ def network_table(small: bool) -> str:
         rounds,
     )
     lines = [
-        f"Network 784-400-400-10, batch 100, float32, gamma='none', {num_steps} steps a call.",
+        f"Network 784-400-400-10, batch 100, float32, gamma='none', {num_steps} steps per call.",
         "",
-        "| metric | milliseconds a step | over identity |",
+        "| metric | milliseconds per step | over identity |",
         "|---|---|---|",
     ]
     base = metrics["identity"]
@@ -224,9 +224,9 @@ def expansion_table(small: bool) -> str:
         2 if small else 5,
     )
     lines = [
-        f"SGHMC on the same network, {num_steps} steps a call.",
+        f"SGHMC on the same network, {num_steps} steps per call.",
         "",
-        "| expansion | milliseconds a step | over none |",
+        "| expansion | milliseconds per step | over none |",
         "|---|---|---|",
     ]
     lines += [
@@ -244,7 +244,7 @@ def memory_table() -> str:
     lines = [
         "Temporary memory of one compiled `sample`, logistic regression with 50 columns.",
         "",
-        "| rows N | steps a call | temporary kB | flops |",
+        "| rows N | steps per call | temporary kB | flops |",
         "|---|---|---|---|",
     ]
     for num_rows, num_steps in ((10_000, 100), (1_000_000, 100), (10_000, 10_000)):

@@ -106,12 +106,12 @@ def judge(name: str, folder: Path, seed: int) -> dict[str, Any]:
 
 
 HEADER = f"""\
-{CHAINS} starts of `SGHMC(model)` on each posterior, default settings, before the first draw. Inside
-are energies U in the range of the reference's, from its {TAIL:.1%} to its {1 - TAIL:.1%}
-quantile, widened by its standard deviation; lower ones are below. A mode of D dimensions lies about
-D / 2 below the median. Deviations are those of the worst hyperparameter, of networks the worst of
-their values at five inputs, from the mean of the reference in its standard deviations. The
-reference is NUTS in float64, 20,000 draws, and of baseball the exact law.
+{CHAINS} starts of `SGHMC(model)` on each posterior, default settings, before the first draw. A
+start is inside if its energy U is between the {TAIL:.1%} and the {1 - TAIL:.1%} quantile of the
+reference, widened by the reference's standard deviation. A start with less energy is below. A mode
+of D dimensions lies about D / 2 below the median. A deviation is the distance from the reference's
+mean in its standard deviations, of the worst hyperparameter, or of the worst value of a network at
+five inputs. The reference is 20,000 draws of NUTS in float64, and for baseball the exact law.
 """
 
 

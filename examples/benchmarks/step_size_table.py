@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     small = parser.parse_args().small
     lines = [
-        "| posterior | kernel | h | steps a draw | predicted | worst variance ratio (its Monte "
+        "| posterior | kernel | h | steps per draw | predicted | worst variance ratio (its Monte "
         "Carlo error) | relaxation times | binds |",
         "|---|---|---|---|---|---|---|---|",
     ]

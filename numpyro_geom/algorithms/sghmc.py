@@ -300,7 +300,7 @@ def check(settings: Settings) -> None:
         if settings.max_norm is not None:
             raise ValueError(
                 f"noise_correction=True and max_norm={settings.max_norm!r} cannot be combined: the "
-                "noise of a shortened gradient is not the one that is measured. Drop one"
+                "noise of a shortened gradient is not the measured noise. Drop one of the two"
             )
     friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
@@ -310,7 +310,7 @@ def check(settings: Settings) -> None:
     if loss >= 2:
         times = " x factor_friction" if factors > 1 else ""
         raise ValueError(
-            f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: a "
-            "step multiplies the momentum by 1 less that, and it would grow without bound. "
-            "Lower one of them, or use integrator='baoab'"
+            f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: each "
+            "step multiplies the momentum by 1 minus this product, so the momentum would grow "
+            "without bound. Lower one of the two, or use integrator='baoab'"
         )

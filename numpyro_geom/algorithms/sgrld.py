@@ -234,13 +234,13 @@ def _check(settings: Settings) -> None:
         )
     if gamma == "published" and isinstance(metric, BySite):
         raise ValueError(
-            "gamma='published' multiplies Gamma by 1 - decay, and metrics by site have one each: "
-            "use gamma='corrected', or one metric for all sites"
+            "gamma='published' multiplies Gamma by 1 - decay, and each metric by site has a decay "
+            "of its own: use gamma='corrected', or one metric for all sites"
         )
     if gamma == "auxiliary" and settings.batching == "stratified":
         raise ValueError(
-            "gamma='auxiliary' splits a batch in three, and a part of a stratified one is not from "
-            "all rows: expected batching='replacement' or 'epoch'"
+            "gamma='auxiliary' splits a batch in three, and a part of a stratified batch does "
+            "not represent all rows: expected batching='replacement' or 'epoch'"
         )
     if settings.adjusted:
         _check_adjusted(settings)

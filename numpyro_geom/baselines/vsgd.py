@@ -194,8 +194,8 @@ class VSGD(SGKernel):
         super().__init__(locals(), metric=GradientNoise(diagonal=preconditioner == "diagonal"))
         if self.settings.temperature == 0:
             raise ValueError(
-                "temperature must be above 0, got 0: the rate is proportional to it, and "
-                "descent to the mode is SGRLD(..., temperature=0)"
+                "temperature must be above 0, got 0: the rate is proportional to the "
+                "temperature. For descent to the mode use SGRLD(..., temperature=0)"
             )
         if batching == "epoch":
             raise ValueError(

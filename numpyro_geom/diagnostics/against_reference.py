@@ -130,8 +130,9 @@ def common(
     odd = named(y.names, fixed & ~same)
     if odd:
         raise ValueError(
-            f"constant in the reference, where a sd is needed, but not in the draws: {list(odd)}. "
-            "Check that both are of one model, or leave them out by var_names"
+            f"the scalars {list(odd)} vary in the draws and are constant in the reference, whose "
+            "sd is the unit of comparison. Check that both are of one model, or leave these "
+            "scalars out by var_names"
         )
     if np.all(same):
         raise ValueError("expected scalars that vary, got draws that are constant and all equal")

@@ -35,7 +35,7 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
         return
     moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
     if values.shape[1] < checks.LEAST_DRAWS:
-        advice = "nothing can be said of so few: increase num_samples"
+        advice = "nothing can be said about so few draws: increase num_samples"
         yield at_least("draws per chain", values.shape[1], checks.LEAST_DRAWS, "", advice)
     elif not moving.any():
         advice = "the chain does not move: use step_size='auto', or a smaller step_size"
@@ -99,8 +99,8 @@ def guide_checks(run: RunRecord) -> Iterator[Check]:
         failed = np.sum(~stats["success"].astype(bool))
         where = f"{failed} of {stats['success'].size} geodesics failed"
         advice = (
-            "these draws, which `success` in sample_stats marks, are NaN, and leaving them out "
-            "biases what is left. Draw again from a guide with a larger max_steps "
+            "these draws are NaN (`success` in sample_stats marks them), and leaving them out "
+            "biases the other draws. Draw again from a guide with a larger max_steps "
             "or rtol, standardise the inputs, or "
         )
         other = "reparametrise the model" if is_fisher else "use metric='fisher'"
@@ -118,10 +118,10 @@ def _shape_of_weights(
     name, threshold = "Pareto shape of weights", f"below {largest:.2g}"
     if shape < largest:
         return Check(name, shape, None, threshold, True)
-    where = f"from {largest:.2g} on weights cannot make {num_draws} draws those of the posterior"
+    where = f"from {largest:.2g} on, weights cannot correct {num_draws} draws to the posterior"
     other = "draw more" if is_fisher else "try metric='fisher'"
     advice = (
-        "leave log_weight alone, and take means and intervals for rough ones. Run MCMC, "
+        "do not use log_weight, and take means and intervals as rough ones. Run MCMC, "
         f"reparametrise the model, or {other}"
     )
     if log_weight is not None:
@@ -131,5 +131,5 @@ def _shape_of_weights(
             return Check(name, shape, ok=True, where="all weights are equal")
         if not enough or not np.isfinite(shape):
             where = f"it could not be estimated from {weights.size} draws with a weight"
-            advice = "how near they are to the posterior is not known: draw hundreds or more"
+            advice = "how near the draws are to the posterior is not known: draw hundreds or more"
     return Check(name, shape, None, threshold, False, where, advice)

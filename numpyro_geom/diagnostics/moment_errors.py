@@ -63,8 +63,8 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     """Jumps of U; errors of means and standard deviations, from gradients at the draws."""
     if "energy_jump" in run.attributes:
         advice = (
-            "U jumps between the draws, where the log density is not continuous, and a sampler "
-            "that follows gradients does not see a jump. Smooth it (a sigmoid in the place of a "
+            "the log density is not continuous: U jumps between the draws, and a sampler that "
+            "follows gradients does not see a jump. Smooth the jump (a sigmoid in place of a "
             "comparison, for instance), sum the parameter out, or use a sampler without gradients"
         )
         jump, where = run.attributes["energy_jump"], "the largest on lines between draws, in nats"
@@ -82,7 +82,9 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         return  # no draw moves, which other checks report
     found = moment_errors(run.unconstrained, run.temperature)
     if not found.names:
-        advice = "none is finite, or rounding of constrained values hides all: run in 64 bits"
+        advice = (
+            "no gradient is finite, or rounding of constrained values hides all: run in 64 bits"
+        )
         yield at_least("coordinates with a gradient", 0, 1, "", advice)
         return
     usable = first.shape[0] * first.shape[1] - found.left_out
@@ -98,7 +100,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         left += f", {len(found.hidden)} coordinates left out: not finite, or hidden by rounding"
     names = ("error of the means, in sd", "relative error of the sd")
     if not found.full:
-        left += ", correlations not known: no error of a moment"
+        left += ", correlations not known, so this is no error of a moment"
         names = ("scaled force", "scaled virial, less 1")
     means = found.mean, found.mean_error, found.mean_size, checks.TOLERATED_MEAN
     sds = found.sd, found.sd_error, found.sd_size, checks.TOLERATED_SD

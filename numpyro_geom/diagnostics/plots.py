@@ -84,7 +84,7 @@ def plot_comparison(
     else:
         panels = np.atleast_1d(np.asarray(ax, object)).ravel()
         if panels.size != number:
-            raise ValueError(f"ax must be {number} axes, one a scalar, got {panels.size}")
+            raise ValueError(f"ax must be {number} axes, one per scalar, got {panels.size}")
     found = differences(x, y, estimate_moments(x.values), estimate_moments(y.values))
     for k, row in enumerate(found):
         _panel(panels[k], x.values[..., k], y.values[..., k], row, legend=k == 0)
@@ -181,8 +181,8 @@ def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
     names = [n for n in ("configurational_temperature", "kinetic_temperature") if n in stats]
     if not names:
         raise ValueError(
-            f"sample_stats must have 'configurational_temperature', got {sorted(stats)}: they are "
-            "there after a run of this package's kernels"
+            f"sample_stats must have 'configurational_temperature', got {sorted(stats)}: runs "
+            "of this package's kernels have it"
         )
     ax = axes_or_new(ax, (7, 3))
     for name, color in zip(names, ("tab:blue", "tab:orange"), strict=False):

@@ -153,8 +153,8 @@ class PredictionStream:
         before = x.shape[0] if self._functions is None else self._functions.chains
         if x.shape[0] != before:
             raise ValueError(
-                f"predictions must be of {before} chains as before, got {x.shape[0]}: expected a "
-                "draw of each, or a stream of its own for other chains"
+                f"predictions must be of {before} chains as before, got {x.shape[0]}: pass "
+                "a draw of each chain, or use another stream for other chains"
             )
         step = max(1, BLOCK_ENTRIES // max(1, x[:, 0].size))
         for first in range(0, x.shape[1], step):

@@ -43,7 +43,7 @@ def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
     if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
         raise ValueError(
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
-            f"rows) for those of class 1 of two, got {x.shape}: one prediction is p[None]"
+            f"rows) for the {what} of class 1 of two, got {x.shape}: one prediction is p[None]"
         )
     return x
 
@@ -107,7 +107,7 @@ def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarra
         return y
     rows, classes = shape
     if y.shape != (rows,):
-        raise ValueError(f"labels must have shape ({rows},), one a row, got {y.shape}")
+        raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
     y = y.astype(np.int64)
     if y.min() < 0 or y.max() >= classes:
         raise ValueError(

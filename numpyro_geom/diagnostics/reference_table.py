@@ -116,14 +116,15 @@ class Comparison(TextTable):
             named = ", ".join(self._differing[:5]) + (", ..." if len(self._differing) > 5 else "")
             return (
                 f"differs: {len(self._differing)} of {number + len(self.joint)} ({named}); "
-                f"{worst.name} has mean {worst.mean_error:+.2g} +- {worst.mean_noise:.1g} sd off, "
-                f"sd {worst.sd_ratio:.3g} +- {worst.sd_noise:.1g} of the reference's"
+                f"the mean of {worst.name} is off by {worst.mean_error:+.2g} +- "
+                f"{worst.mean_noise:.1g} sd, and its sd is {worst.sd_ratio:.3g} +- "
+                f"{worst.sd_noise:.1g} times the reference's"
             )
         mean = max(s.mean_noise for s in self.scalars)
         sd = max(s.sd_noise for s in self.scalars)
         text = (
-            f"within noise: {number} scalars and {len(self.joint)} joint distances agree as two "
-            f"runs on one target would; Monte Carlo errors are up to {mean:.1g} sd of a mean and "
+            f"within noise: {number} scalars and {len(self.joint)} joint distances agree as well "
+            f"as two runs on one target; Monte Carlo errors are up to {mean:.1g} sd of a mean and "
             f"{100 * sd:.2g}% of an sd"
         )
         least = min(self.scalars, key=lambda s: s.least_ess)

@@ -63,7 +63,7 @@ def regression(means: Any, sds: Any, y: Any) -> Regression:
     if s.shape not in ((), m.shape[:1], m.shape):
         raise ValueError(
             f"sds must be a number, or have shape {m.shape[:1]} or {m.shape} as the means have, "
-            f"got {s.shape}: for one a row, np.broadcast_to(sds, {m.shape})"
+            f"got {s.shape}: for one sd per row pass np.broadcast_to(sds, {m.shape})"
         )
     if not (s > 0).all():
         raise ValueError(f"sds must be positive, got a smallest of {s.min():g}")

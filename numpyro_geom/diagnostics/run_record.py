@@ -217,7 +217,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
     texts = {
         "energy": f"U in nats {of_step}, {source}",
         "lp": f"minus U in nats {of_step}, {source}",
-        "diverging": "a step of the draw, or of the next one, was not finite or not stable: "
+        "diverging": "a step of the draw, or of the next draw, was not finite or not stable: "
         "leave the draw out",
         "grad_norm": f"Euclidean norm of grad U {of_step}, {source}",
         "configurational_temperature": f"{of_draw} of {temperature}is the temperature",
@@ -225,7 +225,7 @@ def _descriptions(kernel: Any) -> dict[str, str]:
         "step_size": "h of the last step of the draw",
         "n_steps": "stochastic-gradient steps of the draw",
         "acceptance_rate": "mean acceptance probability of the draw's steps",
-        "squared_drift": "h grad U' A grad U / (2 tau) where the draw before ended",
+        "squared_drift": "h grad U' A grad U / (2 tau) where the previous draw ended",
     }
     if kernel.facts.trajectory:
         at_start = "at the trajectory's start"

@@ -84,8 +84,8 @@ def read_draws(source: Any, what: str) -> Arrays:
     arrays = {stored_name(name): x for name, x in given.items()}
     if len(arrays) < len(given):
         raise ValueError(
-            f"{what} must have names that differ once each slash is a dot, as exports have it, got "
-            f"{sorted(map(str, given))}"
+            f"{what} must have names that differ after each slash becomes a dot, as in exports, "
+            f"got {sorted(map(str, given))}"
         )
     for name, x in arrays.items():
         if x.ndim < 2:
@@ -109,7 +109,7 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
     for name, x in arrays.items():
         if x.shape[:2] != lead:
             raise ValueError(
-                f"{what} must have as many chains and draws of every variable, got {lead} and, "
+                f"{what} must have the same chains and draws for every variable, got {lead} and, "
                 f"for {name!r}, {x.shape[:2]}"
             )
         if not np.all(np.isfinite(x)):
@@ -119,7 +119,7 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
             )
     if lead[0] < 1 or lead[1] < LEAST_DRAWS:
         raise ValueError(
-            f"{what} must have at least {LEAST_DRAWS} draws a chain, which an effective sample "
+            f"{what} must have at least {LEAST_DRAWS} draws per chain, which an effective sample "
             f"size needs, got {lead[0]} chains of {lead[1]}"
         )
     return entries(arrays)

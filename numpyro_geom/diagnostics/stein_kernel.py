@@ -120,7 +120,7 @@ def _matrix(name: str, value: Any) -> np.ndarray:
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
             f"{name} must have shape (n, D) or (chains, draws, D), none of them 0, got {x.shape}: "
-            "one number a draw is x[:, None]"
+            "one number per draw is x[:, None]"
         )
     flat = x.reshape((-1, x.shape[-1]))
     bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))

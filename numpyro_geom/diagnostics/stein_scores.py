@@ -205,8 +205,8 @@ def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
     jax.eval_shape(lambda: handlers.substitute(seeded, substitute_fn=value_of)(*args, **kwargs))
     if free:
         raise ValueError(
-            f"the model has param sites {free}, whose values the draws do not tell: pass "
-            "`numpyro.handlers.substitute(model, data=params)` instead"
+            f"the model has param sites {free}, and the draws do not hold their "
+            "values: pass `numpyro.handlers.substitute(model, data=params)` as the model"
         )
 
 

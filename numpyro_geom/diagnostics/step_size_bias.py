@@ -233,8 +233,8 @@ def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
     stuck = np.any(np.isfinite(standing), axis=0) & ~same
     if np.any(stuck):
         raise ValueError(
-            f"expected scalars that vary, got {list(named(names, stuck))}, the same in all draws "
-            "of a run but not of all runs: look for undone steps, or leave them out by var_names"
+            f"expected scalars that vary, got {list(named(names, stuck))}, constant in one "
+            "run but not in all runs: look for undone steps, or leave them out by var_names"
         )
     if np.all(same):
         raise ValueError(f"expected scalars that vary, got none: {list(names)} never change")

@@ -122,17 +122,17 @@ class BiasCurve(TextTable):
             worst = self.biased[0]
             unit, percent = ("%", 100) if worst.moment == "sd" else (" sd", 1)
             text = (
-                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, the "
-                f"most {worst.moment} of {worst.name}, {percent * worst.bias:+.2g} +- "
+                f"biased {where}: {len(self.biased)} of {len(self.scalars)} means and sds, "
+                f"most of all the {worst.moment} of {worst.name} by {percent * worst.bias:+.2g} +- "
                 f"{percent * worst.bias_error:.1g}{unit}"
             )
         else:
             means = [s.bias_error for s in self.scalars if s.moment == "mean"]
             sds = [s.bias_error for s in self.scalars if s.moment == "sd" and not s.is_negative]
             text = (
-                f"no bias seen {where}: in means and sds of {len(self.scalars) // 2} scalars it is "
-                f"within noise, which is up to {max(means, default=0.0):.1g} sd for means and "
-                f"{100 * max(sds, default=0.0):.2g}% for sds"
+                f"no bias seen {where}: the bias of means and sds of {len(self.scalars) // 2} "
+                f"scalars is within noise, which is up to {max(means, default=0.0):.1g} sd for "
+                f"means and {100 * max(sds, default=0.0):.2g}% for sds"
             )
             least = min(self.scalars, key=lambda s: s.ess)
             if least.ess < FEW:
@@ -144,8 +144,8 @@ class BiasCurve(TextTable):
             )
         if self.negative:
             text += (
-                f". A line in h gives an sd below 0 at h = 0 for {_named(self.negative)}, of which "
-                "there is no verdict: use smaller factors"
+                f". A line in h gives an sd below 0 at h = 0 for {_named(self.negative)}, so "
+                "these have no verdict: use smaller factors"
             )
         return text
 
@@ -169,7 +169,7 @@ class BiasCurve(TextTable):
         lines = []
         if len(self.scalars) > SHOWN:
             lines.append(f"the {SHOWN} of {len(self.scalars)} whose bias stands out the most")
-        lines.append(f"steps a draw: {', '.join(map(str, self.num_steps))}")
+        lines.append(f"steps per draw: {', '.join(map(str, self.num_steps))}")
         if any(self.undone):
             lines.append(
                 f"draws with failed steps: {', '.join(map(str, self.undone))}. They avoid part of "

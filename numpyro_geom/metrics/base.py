@@ -189,8 +189,8 @@ def check_decay(decay: Any) -> None:
     """Raise unless ``decay`` is a number in [0, 1)."""
     if check_number("decay", decay, least=0.0) >= 1:
         raise ValueError(
-            f"decay must be a number in [0, 1), got {decay!r}: it is the weight of the past, and "
-            "1 would never learn"
+            f"decay must be a number in [0, 1), got {decay!r}: decay is the weight of the past, "
+            "and a metric with decay 1 would never learn"
         )
 
 

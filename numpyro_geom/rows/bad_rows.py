@@ -103,7 +103,7 @@ def check_finite(
     raise ValueError(
         f"the data hold NaN or infinity in {told}, and the model's log density or its gradient is "
         "not finite there. Expected numbers: repair or drop the rows, or mask them and put finite "
-        "values in the places of what is missing"
+        "values in place of the missing ones"
     )
 
 
@@ -128,7 +128,7 @@ def _check_readable(named: dict[str, Any]) -> None:
             limits = np.iinfo(kept)
             if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
                 warn_outside(
-                    f"{name} holds whole numbers beyond {kept}, which are other numbers on the "
+                    f"{name} holds whole numbers beyond {kept}, which become other numbers on the "
                     "device. Expected numbers within its range: enable 64 bits, "
                     "`jax.config.update('jax_enable_x64', True)`, if the model uses them there",
                     RuntimeWarning,

@@ -251,8 +251,8 @@ def _newest_record(folder: Path, resume: bool | str) -> Any:
     if not numbers and resume in (True, OTHER_PROGRAM):
         alone = " but draws without states" if os.path.lexists(folder / STORE) else ""
         raise FileNotFoundError(
-            f"{folder} holds no run{alone}: expected the directory of one, or resume='auto' to "
-            "begin"
+            f"{folder} holds no run{alone}: expected the directory of a run, or "
+            "resume='auto' to begin"
         )
     if not numbers:
         check_free(folder / STORE)

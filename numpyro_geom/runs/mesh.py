@@ -290,5 +290,5 @@ def _check_processes(mesh: Mesh) -> None:
     if found != {jax.process_index()} and len(found) < number:
         raise ValueError(
             f"the mesh has devices of the processes {sorted(found)}, and there are {number}: "
-            "expected devices of all of them, or of one's own alone"
+            "expected devices of all processes, or of this process alone"
         )

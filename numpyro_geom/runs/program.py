@@ -77,15 +77,15 @@ class Program(NamedTuple):
         """How the program differs from an old one, in words."""
         operations = _counted(old.operations, self.operations)
         if operations:
-            return f"other operations, in number: {_some(operations)}"
+            return f"other numbers of operations: {_some(operations)}"
         arrays = old.arrays.items() ^ self.arrays.items()
         if arrays:
             names = sorted({name for name, _ in arrays})
-            return f"the same operations with other arrays in them, of {_some(names)}"
+            return f"the same operations with other arrays: {_some(names)}"
         numbers = _counted(old.numbers, self.numbers)
         if numbers:
-            return f"the same operations with other numbers in them, so often: {_some(numbers)}"
-        return "as many operations of each kind, of other values"
+            return f"the same operations with other numbers, by count: {_some(numbers)}"
+        return "as many operations of each kind, on other values"
 
 
 def _counted(old: Mapping[str, int], new: Mapping[str, int]) -> list[str]:

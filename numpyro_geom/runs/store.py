@@ -201,7 +201,7 @@ def check_free(path: Path) -> None:
         found = f"the draws of {_called(name)}"
     raise FileExistsError(
         f"{path} holds {found}, and there are no states from which a run could go on: expected "
-        "both or neither. Put back the folder `state` from a copy, or move the draws away, or use "
+        "both or neither. Put back the folder `state` from a copy, move the draws away, or use "
         "another directory"
     )
 

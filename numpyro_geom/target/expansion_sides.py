@@ -155,7 +155,7 @@ def _sides_of_site(
         if isinstance(rank, int) and rank > dimension:
             raise ValueError(
                 f"rank is {rank} and the {side} side of site {site!r} has dimension {dimension}: "
-                "expected at most that, or a fraction of the side such as rank=0.25"
+                "expected at most this dimension, or a fraction of the side such as rank=0.25"
             )
         own = max(1, int(rank * dimension)) if isinstance(rank, float) else rank
         shared = vectors if setting.side == side else ()

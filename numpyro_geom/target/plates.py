@@ -103,10 +103,10 @@ def read_subsampling(
     )
     if batch_sizes and effects.changed:
         raise ValueError(
-            f"the model changes its state {effects.changed[0]!r}, as BatchNorm does, and the "
-            "energy of some rows is then no part of that of all: use LayerNorm, GroupNorm or "
-            "filter response normalisation, the state as it is (use_running_average=True), or "
-            "batch_size=None"
+            f"the model changes its state {effects.changed[0]!r}, as BatchNorm does, so "
+            "the energy of some rows is no part of the energy of all rows: use LayerNorm, "
+            "GroupNorm or filter response normalisation, the state as it is "
+            "(use_running_average=True), or batch_size=None"
         )
     for plate in batch_sizes:
         if not any(s.observed and plate in dict(s.plates) for s in sites):
@@ -169,7 +169,7 @@ def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampli
     if wrong:
         warn_outside(
             f"the deterministic sites {wrong} depend on the discrete sites {discrete}, which are "
-            "summed out, and are computed from draws of their prior: take them from "
+            "summed out. The values here come from draws of the prior: take them from "
             "`numpyro.infer.Predictive(model, samples, infer_discrete=True)`",
             UserWarning,
         )
@@ -275,9 +275,9 @@ def _check_indexed(
     def complain(name: str, cause: Exception | None = None) -> None:
         raise ValueError(
             f"site {name!r} is not indexed by plate {plate!r}: with {probe} of its {size} rows "
-            f"drawn, the site still has other shapes. Index every array that has one entry a row: "
-            f"`with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` (guard "
-            "`y is None`), or use `numpyro.subsample`; or run without batch_size"
+            "drawn, the site still has other shapes. Index every array that has one entry per "
+            f"row: `with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` "
+            "(guard `y is None`), or use `numpyro.subsample`; or run without batch_size"
         ) from cause
 
     try:

@@ -2,7 +2,7 @@
 
     python -m pytest tests/numpyro_situations --write-table
 
-A column is a method, a section of rows a file, a row a test, whose docstring is its description.
+Each method is a column, each file is a section of rows, and each test is a row with its docstring.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from methods import KERNELS, LAPLACE, METHODS
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "tables" / "numpyro_tests.md"
 HEAD = """\
 Situations that NumPyro's own tests cover, written anew and run with the kernels and the guide of
-this package. Every cell is a test: *holds* is a run with the result that a user of NumPyro expects,
-*refused* an error that says what to do instead, and a dash a situation of kernels only, or of
-guides only.
+this package. Every cell is a test: *holds* means that the result is what a user of NumPyro expects,
+and *refused* means an error that says what to do instead. A dash marks a situation that only
+kernels have, or only guides.
 """
 
 Cell = tuple[str, int, str, str]
