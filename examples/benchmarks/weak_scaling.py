@@ -64,7 +64,7 @@ class Work(NamedTuple):
     Attributes:
         flops: operations on entries of arrays as XLA counts them, one iteration of each loop.
         data: bytes of its rows.
-        batch: bytes of the minibatch that are exchanged in a step.
+        batch: bytes of the minibatch that are exchanged per step.
         others: bytes of gradients, energies and flags that are exchanged.
     """
 
@@ -160,7 +160,7 @@ def segments_of(
 
 
 def time_steps(options: argparse.Namespace) -> None:
-    """In one of two processes: microseconds of a step of each program, in turns.
+    """In one of two processes: microseconds per step of each program, in turns.
 
     Two numbers each: time on the clock, and processor time of the first process.
     """
@@ -226,17 +226,17 @@ def timed(options: argparse.Namespace) -> list[str]:
 
 
 TIMES = (
-    "| rows | minibatch a process | µs a step: one process | two, each its own run | two, one run "
-    "| one run of two / one process | each its own run / one process | processor time: one run of "
-    "two / one process |"
+    "| rows | minibatch per process | µs per step: one process | two, each its own run | two, one "
+    "run | one run of two / one process | each its own run / one process | processor time: one run "
+    "of two / one process |"
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path, help="file to write the table to")
-    parser.add_argument("--rows", type=int, default=10_000, help="rows of the data a device")
-    parser.add_argument("--batch", type=int, default=256, help="rows of the minibatch a device")
+    parser.add_argument("--rows", type=int, default=10_000, help="rows of the data per device")
+    parser.add_argument("--batch", type=int, default=256, help="rows of the minibatch per device")
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--times", type=Path, help="time two processes, and write that table")
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 8192], help="for --times")
@@ -254,9 +254,9 @@ def main() -> None:
         options.times.write_text("\n".join(lines) + "\n")
         return None
     lines = [
-        "| kernel | devices: chains x rows | chains | rows | minibatch | operations a device, "
-        "thousands | if one device did all | MB of data a device | KB exchanged a step: minibatch "
-        "| the rest |",
+        "| kernel | devices: chains x rows | chains | rows | minibatch | operations per device, "
+        "thousands | if one device did all | MB of data per device | KB exchanged per step: "
+        "minibatch | the rest |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in ("SGRLD", "SGRLD, stratified", "NUTS"):
