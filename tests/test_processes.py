@@ -32,7 +32,7 @@ pytestmark = [
 pytest.importorskip("zarr")
 
 ROWS, CHAINS, LENGTH = 301, 4, 10
-PATIENCE = 120
+PATIENCE = 300
 """Seconds after which a process that has not ended counts as hung."""
 
 
