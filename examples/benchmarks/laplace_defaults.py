@@ -346,21 +346,14 @@ def run(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -
     )
 
 
-def run_host(
-    name: str,
-    method: str,
-    case: Case,
-    exact: np.ndarray,
-    num_draws: int,
-    num_steps: int = SVI_STEPS,
-) -> Row:
+def run_host(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -> Row:
     """The row of a guide of NumPyro, which has no weights."""
     guide, (first, last) = HOST[method](case.model), RATES
-    rate = optax.exponential_decay(first, num_steps, last / first)
+    rate = optax.exponential_decay(first, SVI_STEPS, last / first)
     svi = SVI(case.model, guide, optax.adam(rate), Trace_ELBO())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Hessian of log posterior")  # the draws are then constant
-        found = svi.run(random.key(0), num_steps, *case.args, progress_bar=False)
+        found = svi.run(random.key(0), SVI_STEPS, *case.args, progress_bar=False)
         draws = guide.sample_posterior(random.key(1), found.params, sample_shape=(num_draws,))
     late = np.array_split(np.asarray(found.losses), 10)[-2:]
     print(f"  ELBO, last two tenths of the steps: {[f'{-x.mean():.3f}' for x in late]}", flush=True)
