@@ -358,7 +358,7 @@ def test_the_banana_has_its_euclidean_and_hausdorff_modes() -> None:
 
 
 @functools.cache
-def regression_scale(mode: str | None) -> float:
+def regression_scale(mode: str) -> float:
     """Error of the mean of log sigma in a linear regression of 40 rows on 8 columns, in its sd."""
     rng = np.random.default_rng(0)
     X, y = jnp.asarray(rng.normal(size=(40, 8))), jnp.asarray(rng.normal(size=40))
@@ -378,14 +378,14 @@ def regression_scale(mode: str | None) -> float:
 
 def test_the_default_has_the_posterior_mean_of_a_scale() -> None:
     # Monte Carlo error .015; what the expansion leaves out is of the order of (8 / 32)^2
-    assert abs(regression_scale(None)) < 0.12
+    assert abs(regression_scale("auto")) < 0.12
     assert regression_scale("hausdorff") < -0.3
 
 
 def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = regression_scale(None)
+    near = regression_scale("auto")
     monkeypatch.setattr("numpyro_geom.laplace.approximation.FARTHEST_MEAN", 0.1)
-    far = regression_scale.__wrapped__(None)
+    far = regression_scale.__wrapped__("auto")
     # the velocities are others: 5 standard errors of both
     assert far == pytest.approx(regression_scale("hausdorff"), abs=0.11)
     assert abs(near - far) > 0.3
