@@ -400,19 +400,16 @@ def thresholds(rows: Sequence[Row], num_draws: int) -> str:
 
 
 def listed(rows: Sequence[Row]) -> str:
-    """Each weighted error above `GOOD`, beside that of exact draws and the report's verdict."""
+    """Weighted errors above `GOOD` whose weights the report trusts, beside those of exact draws."""
     lines = [
-        f"| weighted error above {GOOD} | method | error | k | worth draws "
-        "| error of as many exact draws: median | 95% | report: use the weights |",
-        "|---" * 8 + "|",
+        f"| weighted error above {GOOD}, k below its threshold | method | error | k | worth draws "
+        "| error of as many exact draws: median | 95% |",
+        "|---" * 7 + "|",
     ]
     for r in rows:
-        if r.mean[1] > GOOD:
+        if r.trusted and r.mean[1] > GOOD:
             cells = (r.model, r.method, f"{r.mean[1]:.2f}", f"{r.shape:.2f}", f"{r.effective:.0f}")
-            verdict = "yes" if r.trusted else "no"
-            lines.append(
-                f"| {' | '.join(cells)} | {r.exact[0]:.2f} | {r.exact[1]:.2f} | {verdict} |"
-            )
+            lines.append(f"| {' | '.join((*cells, *(f'{x:.2f}' for x in r.exact)))} |")
     return "\n".join(lines)
 
 

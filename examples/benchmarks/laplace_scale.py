@@ -10,7 +10,8 @@ processed in chunks. Temporary bytes are XLA's count for the program. Times are 
 A program that would take more than ``--limit`` seconds a draw is compiled and not run. The table
 then has expected seconds. Where one step of a geodesic is short enough, it is timed, and the
 expected seconds are those of one evaluation times the evaluations of a draw at the next smaller
-size. Elsewhere they are the seconds of the next smaller size times the growth of N and D.
+size. Elsewhere they are the seconds of the next smaller size times the growth of N and D. This is
+the least: conjugate gradients take more steps where there are more rows or parameters.
 
     python examples/benchmarks/laplace_scale.py [--cells FILE] [--write]
     python examples/benchmarks/laplace_scale.py --quick
@@ -349,7 +350,7 @@ def memory(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "expected, scaled"}
+SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "at least, scaled"}
 
 
 def table(cells: Sequence[Cell]) -> str:
