@@ -84,7 +84,9 @@ def test_a_mean_that_is_not_taken_is_warned_of() -> None:
 
 @pytest.mark.parametrize("smallest", [4070.0, 0.0, -4070.0])
 def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: float) -> None:
-    settings = RiemannianLaplace(centred_schools).settings.resolve(2, has_factor=False)
+    settings = RiemannianLaplace(centred_schools).settings.resolve(
+        2, has_factor=False, has_observed=True
+    )
     values = (jnp.float32(smallest), jnp.float32(1e11), jnp.float32(0))
     at = AtMode(jnp.full((2, 2), jnp.nan), *values, jnp.zeros(2), jnp.zeros(2))
     with pytest.raises(ValueError, match=r"singular in float32: expected .* 2\.4e\+04, rounding"):

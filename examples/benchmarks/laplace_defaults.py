@@ -1,9 +1,10 @@
-"""Modes and metrics of `RiemannianLaplace` on ordinary models, against NUTS.
+"""Modes and metrics of `RiemannianLaplace` on ordinary models, against NUTS and NumPyro's guides.
 
 For each model and method, the tables have: the largest error of a mean, in posterior sd, without
 and with importance weights, and the tail shape k of the weights; the error of the model's scale;
 the ratio to NUTS's sd of the sd that is furthest from it; and the verdict of k on weighted means.
 Positive sites are compared in their logarithm, a network by its function values. All is in float64.
+NumPyro's guides are fitted by Adam with a decreasing rate.
 
     python examples/benchmarks/laplace_defaults.py --references FOLDER [--rows FILE] [--write]
 
@@ -26,8 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from jax import random
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
@@ -44,6 +47,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "monge, euclidean": {"metric": "monge", "mode": "euclidean"},
 }
 """Metric, mode and prior part; the default prior part is the expected one."""
+HOST = {
+    "AutoLaplaceApproximation": AutoLaplaceApproximation,
+    "AutoMultivariateNormal": AutoMultivariateNormal,
+}
+"""NumPyro's guides."""
+COLUMNS = (*METHODS, *HOST)
+SVI_STEPS = 50_000
+RATES = (1e-2, 1e-5)
+"""Adam's first and last rate."""
+GOOD = 0.05
+"""Weighted errors above this are listed one by one."""
 PARTS = 10
 """Number of parts of the draws, to see the weights of fewer draws."""
 SETTINGS = (
@@ -265,6 +279,9 @@ class Row(NamedTuple):
         failed: share of draws that failed.
         parts: for each part of the draws, k and the largest weighted error of a mean.
         note: reason for an empty row.
+        effective: effective number of the weighted draws, by the guide's report.
+        trusted: whether the guide's report says that the weights can be used.
+        exact: median and 95% quantile of the largest error of as many exact draws.
     """
 
     model: str
@@ -276,6 +293,9 @@ class Row(NamedTuple):
     failed: float = 0.0
     parts: Sequence[tuple[float, float]] = ()
     note: str = ""
+    effective: float = np.nan
+    trusted: bool = False
+    exact: tuple[float, float] = (np.nan, np.nan)
 
 
 def errors(exact: np.ndarray, x: np.ndarray, log_weight: Any) -> tuple[float, float, float]:
@@ -289,8 +309,17 @@ def errors(exact: np.ndarray, x: np.ndarray, log_weight: Any) -> tuple[float, fl
     return float(np.abs(shift).max()), float(ratio[furthest]), float(shift[-1])
 
 
+def exact_errors(exact: np.ndarray, count: float) -> tuple[float, float]:
+    """Median and 95% quantile of the largest error of the means of ``count`` draws of NUTS."""
+    rng, count = np.random.default_rng(0), max(round(count), 1)
+    found = [errors(exact, rng.choice(exact, count), 0.0)[0] for _ in range(400)]
+    return float(np.median(found)), float(np.quantile(found, 0.95))
+
+
 def run(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -> Row:
     """One row."""
+    if method in HOST:
+        return run_host(name, method, case, exact, num_draws)
     guide = RiemannianLaplace(case.model, **METHODS[method])
     options = {"sample_shape": (num_draws,), "log_weight": True, "progress_bar": False}
     with warnings.catch_warnings():
@@ -300,14 +329,36 @@ def run(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -
             draws = guide.draw(random.key(1), params, **options)
         except ValueError as error:
             return Row(name, method, note=str(error))
+        report = guide.report(params, rng_key=random.key(1), num_draws=num_draws)  # the same draws
     keep = np.asarray(draws.success)
     x = quantities(case, draws.samples)[keep]
     log_weight = np.asarray(draws.log_weight)[keep]
     pairs = zip(errors(exact, x, 0.0), errors(exact, x, log_weight), strict=True)
     some = zip(np.array_split(x, PARTS), np.array_split(log_weight, PARTS), strict=True)
     parts = [(pareto_shape(w), errors(exact, part, w)[0]) for part, w in some]
-    failed = float(np.mean(~keep))
-    return Row(name, method, pareto_shape(log_weight), *pairs, failed=failed, parts=parts)
+    return Row(
+        *(name, method, pareto_shape(log_weight), *pairs),
+        failed=float(np.mean(~keep)),
+        parts=parts,
+        effective=report.effective_draws,
+        trusted=report.can_correct,
+        exact=exact_errors(exact, report.effective_draws),
+    )
+
+
+def run_host(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -> Row:
+    """The row of a guide of NumPyro, which has no weights."""
+    guide, (first, last) = HOST[method](case.model), RATES
+    rate = optax.exponential_decay(first, SVI_STEPS, last / first)
+    svi = SVI(case.model, guide, optax.adam(rate), Trace_ELBO())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Hessian of log posterior")  # the draws are then constant
+        found = svi.run(random.key(0), SVI_STEPS, *case.args, progress_bar=False)
+        draws = guide.sample_posterior(random.key(1), found.params, sample_shape=(num_draws,))
+    late = np.array_split(np.asarray(found.losses), 10)[-2:]
+    print(f"  ELBO, last two tenths of the steps: {[f'{-x.mean():.3f}' for x in late]}", flush=True)
+    of_draws = errors(exact, quantities(case, draws), 0.0)
+    return Row(name, method, np.nan, *((x, np.nan) for x in of_draws))
 
 
 # --- table
@@ -317,7 +368,7 @@ def grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A table of models by methods."""
     by_name = {(r.model, r.method): r for r in rows}
     models, methods = ([*dict.fromkeys(x)] for x in list(zip(*by_name, strict=True)))
-    methods = [m for m in METHODS if m in methods]
+    methods = [m for m in COLUMNS if m in methods]
     lines = [f"| {title} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
     for model in models:
         found = [by_name.get((model, method)) for method in methods]
@@ -348,24 +399,38 @@ def thresholds(rows: Sequence[Row], num_draws: int) -> str:
     return "\n".join(lines)
 
 
+def listed(rows: Sequence[Row]) -> str:
+    """Weighted errors above `GOOD` whose weights the report trusts, beside those of exact draws."""
+    lines = [
+        f"| weighted error above {GOOD}, k below its threshold | method | error | k | worth draws "
+        "| error of as many exact draws: median | 95% |",
+        "|---" * 7 + "|",
+    ]
+    for r in rows:
+        if r.trusted and r.mean[1] > GOOD:
+            cells = (r.model, r.method, f"{r.mean[1]:.2f}", f"{r.shape:.2f}", f"{r.effective:.0f}")
+            lines.append(f"| {' | '.join((*cells, *(f'{x:.2f}' for x in r.exact)))} |")
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Row], num_draws: int) -> str:
     """All tables."""
 
     def of_mean(r: Row) -> str:
         return f"{r.mean[0]:.2f}" + (f" ({r.failed:.1%} failed)" if r.failed else "")
 
-    return "\n\n".join(
-        [
-            SETTINGS,
-            grid("largest error of a mean, in sd", rows, of_mean),
-            grid("error of the scale's mean, in sd", rows, lambda r: f"{r.scale[0]:+.2f}"),
-            grid("furthest sd, over NUTS's", rows, lambda r: f"{r.sd[0]:.2f}"),
-            grid(
-                "weighted: error of a mean (k)", rows, lambda r: f"{r.mean[1]:.2f} ({r.shape:.2f})"
-            ),
-            thresholds(rows, num_draws),
-        ]
-    )
+    def weighted(r: Row) -> str:
+        return f"{r.mean[1]:.2f} ({r.shape:.2f})"
+
+    own = [r for r in rows if r.method not in HOST]
+    tables = [
+        grid("largest error of a mean, in sd", rows, of_mean),
+        grid("error of the scale's mean, in sd", rows, lambda r: f"{r.scale[0]:+.2f}"),
+        grid("furthest sd, over NUTS's", rows, lambda r: f"{r.sd[0]:.2f}"),
+    ]
+    if own:
+        tables += [grid("weighted: error of a mean (k)", own, weighted), listed(own)]
+    return "\n\n".join([SETTINGS, *tables, thresholds(own, num_draws)])
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
@@ -376,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--references", type=Path, required=True, help="folder of NUTS's draws")
     parser.add_argument("--rows", type=Path, help="file that keeps finished rows")
     parser.add_argument("--models", nargs="+", default=list(make_cases()))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--nuts-draws", type=int, default=20_000)
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")

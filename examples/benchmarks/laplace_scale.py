@@ -4,12 +4,16 @@ The model is a network 1-h-h-1 (tanh, D = h^2 + 4 h + 1 parameters with N(0, 1) 
 on N rows of y = sin x + 0.3 e, in float32. The position for the mode is where a few hundred Adam
 steps end, the same for all methods; its accuracy does not matter here. Each method compiles one
 program of two draws in sequence, from the mode to the ends of the geodesics, including its work at
-the mode. Times are medians over calls; the methods of a size take turns. Ratios are to Monge's
-metric at the same size in the same run. Temporary bytes are XLA's count for the program. If a draw
-would take more than ``--limit`` seconds, extrapolated from the next smaller size, its program is
-compiled and not run. Rows are processed in chunks.
+the mode. "linearised" is two straight draws with linearised predictions of 1,000 rows. Rows are
+processed in chunks. Temporary bytes are XLA's count for the program. Times are CPU seconds.
 
-    python examples/benchmarks/laplace_scale.py [--parts dimensions rows-100 rows-1000] [--write]
+A program that would take more than ``--limit`` seconds a draw is compiled and not run. The table
+then has expected seconds. Where one step of a geodesic is short enough, it is timed, and the
+expected seconds are those of one evaluation times the evaluations of a draw at the next smaller
+size. Elsewhere they are the seconds of the next smaller size times the growth of N and D. This is
+the least: conjugate gradients take more steps where there are more rows or parameters.
+
+    python examples/benchmarks/laplace_scale.py [--cells FILE] [--write]
     python examples/benchmarks/laplace_scale.py --quick
 
 ``--write`` writes docs/tables/laplace_scale.md. ``--cells FILE`` stores finished sizes in a file
@@ -19,11 +23,11 @@ and reuses them, so that the sizes can be run one by one (``--sizes 1``).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,51 +38,36 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
+from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.util import potential_energy
 
 from numpyro_geom import RiemannianLaplace
-from numpyro_geom.diagnostics import SamplingWarning
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_scale.md"
 NOISE = 0.3
-LARGEST = 2000
-"""Largest D for Cholesky factors, and largest N for the Woodbury identity."""
 DRAWS = 2
 ROUNDS = 3
 ENOUGH = 5.0
 """Total seconds of a method at a size after which it is not called again."""
+NEW_ROWS = 1000
+"""Rows to predict with linearised outputs."""
+STEP_EVALUATIONS = 9
+"""Evaluations of a geodesic's first step: two for its length, one at its start, and six."""
 ADAM = {"steps": 500, "batch": 256, "rate": 3e-3}
 
-METHODS: dict[str, dict[str, Any]] = {
-    "monge": {"metric": "monge"},
-    "fisher, cholesky": {"metric": "fisher", "solver": "cholesky"},
-    "fisher, woodbury": {"metric": "fisher", "solver": "woodbury"},
-    "fisher, cg": {"metric": "fisher", "solver": "cg"},
+METHODS = {
+    "euclidean": "euclidean",
+    "linearised": "euclidean",
+    "monge": "monge",
+    "fisher": "fisher",
 }
-
-
-class Part(NamedTuple):
-    """One series of sizes.
-
-    Attributes:
-        title: title in words.
-        sizes: hidden units h and rows N of each size.
-    """
-
-    title: str
-    sizes: tuple[tuple[int, int], ...]
-
-
-HIDDEN = {100: 8, 1_000: 30, 10_000: 98, 100_000: 314}
+"""Method -> metric. The straight methods come first: the others' expected seconds need them."""
+HIDDEN = {1_000: 30, 10_000: 98, 100_000: 314}
 """D, about -> h."""
-ROWS = (100, 1_000, 10_000, 100_000)
-PARTS = {
-    "dimensions": Part("N = 1,000 rows", tuple((h, 1_000) for h in HIDDEN.values())),
-    "rows-100": Part("D = 97 parameters", tuple((HIDDEN[100], n) for n in ROWS)),
-    "rows-1000": Part("D = 1,021 parameters", tuple((HIDDEN[1_000], n) for n in ROWS)),
-}
-QUICK = {"dimensions": Part("N = 40 rows", ((2, 40),))}
-QUICK_METHODS = ["monge", "fisher, woodbury"]
+ROWS = (1_000, 10_000, 60_000)
+SIZES = tuple(itertools.product(HIDDEN.values(), ROWS))
+"""Hidden units h and rows N, a smaller size first."""
+QUICK_SIZES = ((2, 40), (2, 80), (4, 40))
 SETTINGS = (
     "Network 1-h-h-1 (tanh), priors N(0, 1), noise 0.3 known, float32, rtol 1e-3, precision "
     "'fisher', two draws a call, one after the other, rows in chunks of 8,192."
@@ -151,18 +140,20 @@ def near_a_mode(X: jax.Array, y: jax.Array, hidden: int, num_steps: int) -> dict
 
 
 class Cell(NamedTuple):
-    """A method at a size; times and evaluations are NaN if it was not run.
+    """A method at a size.
 
     Attributes:
         hidden: h.
         rows: N.
         method: name of the method.
-        seconds: seconds per draw.
-        evaluations: evaluations of the acceleration, mean over draws.
-        ratio: ratio of seconds to those of Monge's metric in the same run.
+        seconds: CPU seconds per draw.
+        evaluations: evaluations of the acceleration, mean over draws; those of the next smaller
+            size if it was not run.
         failed: number of draws that failed.
         megabytes: temporary memory of the program.
-        note: why it was not run.
+        compilation: CPU seconds of compiling it.
+        how: source of the seconds: ``"run"``, ``"step"`` if the first step of a geodesic was timed,
+            or ``"scaled"`` from the next smaller size.
     """
 
     hidden: int
@@ -170,101 +161,112 @@ class Cell(NamedTuple):
     method: str
     seconds: float
     evaluations: float
-    ratio: float
     failed: int
     megabytes: float
-    note: str = ""
+    compilation: float
+    how: str
 
 
-def applies(method: str, hidden: int, num_rows: int) -> bool:
-    """Whether the method's largest matrix is small enough."""
-    if method == "fisher, cholesky":
-        return num_parameters(hidden) <= LARGEST
-    return method != "fisher, woodbury" or num_rows <= LARGEST
+class Size(NamedTuple):
+    """Hidden units h, data, and a position for the mode."""
+
+    hidden: int
+    X: jax.Array
+    y: jax.Array
+    mode: dict[str, jax.Array]
 
 
-def compile_draws(method: str, mode: dict, X: jax.Array, y: jax.Array, hidden: int) -> tuple:
-    """The compiled program of two draws, and its arguments without the key."""
-    batch_size = max(1, X.shape[0] // 2)  # any number below N lets the guide take rows in chunks
-    settings = METHODS[method] | {"mode": "euclidean", "precision": "fisher"}
-    guide = RiemannianLaplace(network, **settings, batch_size=batch_size)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the search for a mode has not", SamplingWarning)
-        params = guide.fit(random.key(0), X, y, hidden, init_params=mode, max_steps=0)
+def compile_draws(size: Size, method: str, num_draws: int, **settings: Any) -> tuple:
+    """The compiled program of draws, which returns success and evaluations, and its arguments."""
+    guide = RiemannianLaplace(
+        network,
+        METHODS[method],
+        mode="euclidean",
+        precision="fisher",
+        batch_size=len(size.y) // 2,  # any number below N lets the guide take rows in chunks
+        init_loc_fn=init_to_value(values=size.mode),
+        **settings,
+    )
+    # `fit` would take a solve more, for the distance from the mode
+    svi = SVI(network, guide, optax.sgd(0.0), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), size.X, size.y, size.hidden))
+
+    def one(key: jax.Array, params: dict, X: jax.Array, y: jax.Array) -> tuple:
+        if method == "linearised":
+            new = (X[:NEW_ROWS], y[:NEW_ROWS], size.hidden)
+            found = guide.predictive(key, params, *new, num_samples=1, linearized=True)
+            return jnp.isfinite(found.log_likelihood["y"]).all(), jnp.zeros((), jnp.int32)
+        draw = guide.draw(key, params, X, y, size.hidden)
+        return draw.success & jnp.isfinite(draw.unconstrained).all(), draw.num_evaluations
 
     # data and mode are arguments: XLA would compute with constants at compile time
-    def two(key: jax.Array, params: dict, X: jax.Array, y: jax.Array) -> tuple:
-        draws = guide.draw(key, params, X, y, hidden, sample_shape=(DRAWS,), chunk_size=1)
-        return draws.unconstrained, draws.success, draws.num_evaluations
+    def several(keys: jax.Array, *inputs: Any) -> tuple:
+        return lax.map(lambda key: one(key, *inputs), keys)
 
-    return jax.jit(two).lower(random.key(0), params, X, y).compile(), (params, X, y)
+    arguments = (random.split(random.key(3), num_draws), params, size.X, size.y)
+    return jax.jit(several).lower(*arguments).compile(), arguments
 
 
-def skip_reason(smaller: Cell, hidden: int, num_rows: int, limit: float) -> str:
-    """Why a cell is not run, from the cell of the next smaller size; empty if it is run."""
-    growth = num_rows / smaller.rows * num_parameters(hidden) / num_parameters(smaller.hidden)
-    expected = smaller.seconds * growth
-    if expected <= limit:
-        return ""
-    if np.isnan(expected):
-        return "not run: too long already at a smaller size"
-    return f"not run: {expected:.0f} s expected, more than {limit:g} s a draw"
+def run(program: Callable, arguments: tuple, rounds: int = ROUNDS) -> tuple:
+    """Median CPU seconds of a call, and its result."""
+    times: list[float] = []
+    while len(times) < rounds and sum(times) < ENOUGH:
+        begin = time.process_time()
+        result = jax.block_until_ready(program(*arguments))
+        times.append(time.process_time() - begin)
+    return statistics.median(times), *map(np.asarray, result)
+
+
+def measure(size: Size, method: str, smaller: Cell | None, straight: float, limit: float) -> Cell:
+    """A cell.
+
+    Args:
+        size: the size.
+        method: name of the method.
+        smaller: the method's cell at the next smaller size.
+        straight: seconds of a straight draw at this size, which is that of a velocity.
+        limit: seconds per draw above which the draws are not run.
+    """
+    begin = time.process_time()
+    program, arguments = compile_draws(size, method, DRAWS)
+    compilation = time.process_time() - begin
+    megabytes = program.memory_analysis().temp_size_in_bytes / 1e6
+    cell = Cell(size.hidden, len(size.y), method, 0, 0, 0, megabytes, compilation, "run")
+    if smaller is not None:
+        cell = cell._replace(
+            seconds=scaled(smaller, cell), evaluations=smaller.evaluations, how="scaled"
+        )
+    if cell.seconds <= limit:
+        seconds, success, evaluations = run(program, arguments)
+        failed, evaluations = int(np.sum(~success)), float(evaluations.mean())
+        return cell._replace(
+            seconds=seconds / DRAWS, evaluations=evaluations, failed=failed, how="run"
+        )
+    if cell.evaluations and cell.seconds * STEP_EVALUATIONS / cell.evaluations <= limit:
+        seconds, *_ = run(*compile_draws(size, method, 1, max_steps=1), rounds=1)
+        each = max(seconds - straight, 0) / STEP_EVALUATIONS
+        return cell._replace(seconds=straight + cell.evaluations * each, how="step")
+    return cell
+
+
+def scaled(smaller: Cell, larger: Cell) -> float:
+    """Seconds of a larger cell if they grow as N and as D."""
+    growth = num_parameters(larger.hidden) / num_parameters(smaller.hidden)
+    return smaller.seconds * growth * larger.rows / smaller.rows
 
 
 def run_size(
-    hidden: int,
-    num_rows: int,
-    methods: Sequence[str],
-    before: dict[str, Cell],
-    limit: float,
-    adam_steps: int,
+    hidden: int, num_rows: int, smaller: Mapping[str, Cell], limit: float, adam_steps: int
 ) -> list[Cell]:
-    """Run the methods at one size.
-
-    Args:
-        hidden: h.
-        num_rows: N.
-        methods: names of methods.
-        before: the methods' cells at the next smaller size.
-        limit: seconds per draw above which a method is not run.
-        adam_steps: Adam steps to the mode.
-    """
+    """Run the methods at one size; ``smaller`` has their cells at the next smaller size."""
+    print(f"D = {num_parameters(hidden):,}, N = {num_rows:,}", flush=True)
     X, y = make_data(num_rows)
-    mode = near_a_mode(X, y, hidden, adam_steps)
-    programs, memory, notes = {}, {}, {}
-    for method in methods:
-        begin = time.perf_counter()
-        program, args = compile_draws(method, mode, X, y, hidden)
-        print(f"  {method}: compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-        memory[method] = program.memory_analysis().temp_size_in_bytes / 1e6
-        notes[method] = ""
-        if method in before:
-            notes[method] = skip_reason(before[method], hidden, num_rows, limit)
-        if not notes[method]:
-            programs[method] = (program, args)
-
-    times: dict[str, list[float]] = {method: [] for method in programs}
-    ends: dict[str, tuple] = {}
-    for k in range(ROUNDS):
-        for method, (program, args) in programs.items():
-            if sum(times[method]) > ENOUGH:
-                continue
-            begin = time.perf_counter()
-            result = jax.block_until_ready(program(random.key(3), *args))
-            times[method].append((time.perf_counter() - begin) / DRAWS)
-            if k == 0:
-                ends[method] = result
-                print(f"  {method}: {times[method][0]:.3g} s a draw", flush=True)
-    seconds = {method: statistics.median(values) for method, values in times.items()}
-    cells = []
-    for method, megabytes in memory.items():
-        figures: tuple = (np.nan, np.nan, np.nan, 0)
-        if method in ends:
-            _, success, evaluations = ends[method]
-            ratio = seconds[method] / seconds.get("monge", np.nan)
-            failed = int(np.sum(~np.asarray(success)))
-            figures = (seconds[method], float(np.mean(evaluations)), ratio, failed)
-        cells.append(Cell(hidden, num_rows, method, *figures, megabytes, notes[method]))
+    size = Size(hidden, X, y, near_a_mode(X, y, hidden, adam_steps))
+    cells: list[Cell] = []
+    for method in METHODS:
+        straight = cells[0].seconds if cells else 0.0
+        cells.append(measure(size, method, smaller.get(method), straight, limit))
+        print(f"  {cells[-1]}", flush=True)
     return cells
 
 
@@ -287,11 +289,6 @@ class Store:
         for c in cells:
             self.sizes.setdefault((c.hidden, c.rows), {})[c.method] = c
 
-    def at(self, hidden: int, num_rows: int) -> dict[str, Cell]:
-        """The stored cells of a size, by method."""
-        found = self.sizes.get((hidden, num_rows), {})
-        return {method: found[method] for method in METHODS if method in found}
-
     def add(self, cells: list[Cell]) -> None:
         """Store the cells of a size."""
         self._keep(cells)
@@ -301,101 +298,101 @@ class Store:
                 file.write(json.dumps(cells) + "\n")
 
 
-def run_part(
-    part: Part, store: Store, methods: Sequence[str], limit: float, adam_steps: int
+def next_smaller(
+    sizes: Sequence[tuple[int, int]], hidden: int, num_rows: int
+) -> tuple[int, int] | None:
+    """The size with the same D and fewer rows, or, if there is none, with the same N."""
+    fewer = [s for s in sizes if s[0] == hidden and s[1] < num_rows]
+    return max(fewer or [s for s in sizes if s[0] < hidden and s[1] == num_rows], default=None)
+
+
+def run_sizes(
+    sizes: Sequence[tuple[int, int]], store: Store, limit: float, adam_steps: int
 ) -> list[Cell]:
-    """All sizes of a part that are in the store or may be run."""
+    """All sizes that are in the store or may be run."""
     cells: list[Cell] = []
-    before: dict[str, Cell] = {}
-    for hidden, num_rows in part.sizes:
-        chosen = [method for method in methods if applies(method, hidden, num_rows)]
-        # if a method is missing, the whole size is run again, because ratios are within one run
-        if set(chosen) - set(store.at(hidden, num_rows)) and store.num_new > 0:
-            print(f"h = {hidden}, N = {num_rows}", flush=True)
-            new = run_size(hidden, num_rows, chosen, before, limit, adam_steps)
-            for c in new:
-                what = c.note or f"{c.seconds:.3g} s a draw, {c.evaluations:.0f} evaluations"
-                print(f"  {c.method}: {what}, {c.megabytes:.1f} MB, {c.failed} failed", flush=True)
-            store.add(new)
-        before = store.at(hidden, num_rows)
-        cells += before.values()
+    for size in sizes:
+        if size not in store.sizes and store.num_new > 0:
+            smaller = next_smaller(sizes, *size)
+            before = store.sizes.get(smaller, {}) if smaller else {}
+            store.add(run_size(*size, before, limit, adam_steps))
+        cells += store.sizes.get(size, {}).values()
     return cells
 
 
 # --- table
 
 
-def slope(cells: Sequence[Cell], method: str) -> float:
-    """Slope of log temporary bytes on log(D + N); 1 is linear growth."""
-    mine = [c for c in cells if c.method == method]
-    size = [num_parameters(c.hidden) + c.rows for c in mine]
-    if len(set(size)) < 2:
-        return np.nan
-    return float(np.polyfit(np.log(size), np.log([c.megabytes for c in mine]), 1)[0])
+def slope(cells: Sequence[Cell], growing: Callable[[Cell], int]) -> str:
+    """Slope of log temporary bytes on a log size; 1 is linear growth."""
+    if len({growing(c) for c in cells}) < 2:
+        return "-"
+    logs = np.log([(growing(c), c.megabytes) for c in cells])
+    return f"{np.polyfit(*logs.T, 1)[0]:.2f}"
 
 
-def table(part: Part, cells: Sequence[Cell]) -> str:
-    """Markdown rows, and the growth of the memory."""
+def memory(cells: Sequence[Cell]) -> str:
+    """Markdown: slopes of the memory in D at each N, and in N at each D."""
+
+    def size(c: Cell) -> int:
+        return num_parameters(c.hidden)
+
+    def rows(c: Cell) -> int:
+        return c.rows
+
+    methods = list(dict.fromkeys(c.method for c in cells))
+    lines = [f"| slope of log memory | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]
+    for growing, fixed, text in ((size, rows, "in D, N = {:,}"), (rows, size, "in N, D = {:,}")):
+        for value in dict.fromkeys(map(fixed, cells)):
+            mine = [[c for c in cells if c.method == m and fixed(c) == value] for m in methods]
+            found = [slope(some, growing) for some in mine]
+            lines.append(f"| {text.format(value)} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "at least, scaled"}
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Markdown: the cells, and the growth of their memory."""
     lines = [
-        "| D | N | method | s a draw | evaluations | over monge | failed | temporary MB |",
-        "|---" * 8 + "|",
+        "| D | N | method | CPU s a draw | seconds are | evaluations | failed | temporary MB "
+        "| CPU s to compile |",
+        "|---" * 9 + "|",
     ]
     for c in cells:
-        ran = not np.isnan(c.seconds)
+        ran = c.how == "run"
         row = (
             f"{num_parameters(c.hidden):,}",
             f"{c.rows:,}",
             c.method,
-            f"{c.seconds:.3g}" if ran else "-",
+            f"{float(f'{c.seconds:.2g}'):,g}",
+            SOURCES[c.how],
             f"{c.evaluations:.0f}" if ran else "-",
-            f"{c.ratio:.3g}" if np.isfinite(c.ratio) else "-",
             f"{c.failed} of {DRAWS}" if ran else "-",
             f"{c.megabytes:.1f}",
+            f"{c.compilation:.0f}",
         )
         lines.append(f"| {' | '.join(row)} |")
-    notes = [
-        f"{c.method} at D = {num_parameters(c.hidden):,}, N = {c.rows:,} {c.note}."
-        for c in cells
-        if c.note
-    ]
-    slopes = [f"{method} {slope(cells, method):.2f}" for method in METHODS]
-    slopes = [text for text in slopes if not text.endswith("nan")]
-    if not slopes:
-        return "\n".join([*lines, "", *notes]).rstrip()
-    memory = (
-        f"Slope of log memory on log(D + N), {part.title}: {', '.join(slopes)}; 1 is linear, less "
-        "is better than linear."
-    )
-    return "\n".join([*lines, "", *notes, *([""] if notes else []), memory])
+    return "\n".join([SETTINGS, "", *lines, "", memory(cells)])
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Cell]:
-    """Run the parts and print their tables."""
+    """Run the sizes and print their tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--limit", type=float, default=60.0, help="seconds a draw, at most")
     parser.add_argument("--cells", type=Path, help="file that keeps finished sizes")
     parser.add_argument("--sizes", type=int, default=100, help="how many new sizes to run")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {TABLE.name}")
-    parser.add_argument("--quick", action="store_true", help="a tiny network, two methods")
+    parser.add_argument("--quick", action="store_true", help="tiny networks")
     options = parser.parse_args(arguments)
     if not options.limit > 0:
         parser.error(f"--limit must be above 0, got {options.limit}")
-    parts, steps = {name: PARTS[name] for name in options.parts}, ADAM["steps"]
-    if options.quick:
-        parts, steps, options.methods = QUICK, 50, QUICK_METHODS
-    store = Store(options.cells, options.sizes)
-    cells: list[Cell] = []
-    texts = [SETTINGS]
-    for part in parts.values():
-        new = run_part(part, store, options.methods, options.limit, steps)
-        cells += new
-        if new:
-            texts.append(table(part, new))
-    text = "\n\n".join(texts) + "\n"
+    sizes, steps = (QUICK_SIZES, 50) if options.quick else (SIZES, ADAM["steps"])
+    cells = run_sizes(sizes, Store(options.cells, options.sizes), options.limit, steps)
+    text = table(cells) + "\n"
     print(f"\n{text}")
     if options.write:
         TABLE.parent.mkdir(parents=True, exist_ok=True)

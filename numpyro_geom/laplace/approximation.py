@@ -84,8 +84,8 @@ def learn(settings: LaplaceSettings, posterior: Posterior, start: Flat) -> Poste
         raise ValueError(
             "the model has no observed site with a distribution (numpyro.factor has none), and "
             f"metric={settings.metric!r} is the information of such sites: expected "
-            "`numpyro.sample(..., obs=data)`. Pass the data, metric='monge', or a function of the "
-            "position that returns your metric"
+            "`numpyro.sample(..., obs=data)`. Pass the data, metric='euclidean', or a function of "
+            "the position that returns your metric"
         )
     diagonal = _is_diagonal(settings, target, start)
     return posterior._replace(structure=structure, diagonal_prior=diagonal)
@@ -109,7 +109,7 @@ def _is_diagonal(settings: LaplaceSettings, target: Target, start: Flat) -> bool
 def prior_part(settings: LaplaceSettings, target: Target) -> Quadratic:
     """The prior part of the Fisher metric."""
     makers = {"hessian": hessian_prior, "softabs": softabs_prior}
-    make = makers.get(settings.prior_metric or "", expected_prior)
+    make = makers.get(settings.prior_metric, expected_prior)
     return make(target, diagonal=target.diagonal_prior)
 
 

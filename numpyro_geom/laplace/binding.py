@@ -77,9 +77,11 @@ class BoundGuide(AutoContinuous):
         except ValueError:  # NumPyro's error does not name the argument
             check_finite(self.model, args, kwargs)
             raise
-        sites = self.prototype_trace.values()
-        has_factor = any(s["type"] == "sample" and is_unit(s["fn"]) for s in sites)
-        self.settings = self._given.resolve(self.latent_dim, has_factor=has_factor)
+        sites = [s for s in self.prototype_trace.values() if s["type"] == "sample"]
+        factors = [is_unit(s["fn"]) for s in sites if s["is_observed"]]
+        self.settings = self._given.resolve(
+            self.latent_dim, has_factor=any(factors), has_observed=not all(factors)
+        )
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             return

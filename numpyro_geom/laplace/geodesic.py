@@ -82,6 +82,8 @@ def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: fl
     """A first step by the rule of Hairer, Norsett and Wanner, Solving ODEs I, II.4, order 5.
 
     Without a given first step diffrax starts at 0.01, five steps more than a mild geodesic needs.
+    Where the field is the same at the start and after a trial step, the first step is the whole
+    way: the geodesics of a constant metric are straight.
     """
     start = jax.lax.stop_gradient(start)
 
@@ -110,4 +112,5 @@ def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: fl
     step = jnp.where(
         flat, jnp.maximum(1e-6, trial * 1e-3), (0.01 / jnp.where(flat, 1.0, largest)) ** 0.2
     )
-    return jnp.minimum(jnp.minimum(100 * trial, step), 1.0).astype(start[0].dtype)
+    step = jnp.where(bend == 0, 1.0, jnp.minimum(100 * trial, step))
+    return jnp.minimum(step, 1.0).astype(start[0].dtype)

@@ -63,25 +63,27 @@ class RiemannianLaplace(Guide, BoundGuide):
     the posterior if ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7) and the exponential map
     is one to one. m is 0 except with ``mode="mean"``.
 
-    Try ``"fisher"`` first. Take ``"monge"`` if solves with G are too expensive.
+    Take ``"monge"`` if solves with the Fisher metric are too expensive. `report` shows the choice
+    for each ``"auto"``.
 
     Args:
         model: a NumPyro model with continuous latent sites, the same one as for `MCMC`.
-        metric: see the table. A function gets the dict of unconstrained site values and returns G.
-            Rows and columns of G are the flattened sites, in the order of the model. A
-            `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
+        metric: see the table. ``"auto"`` for ``"fisher"``, or ``"euclidean"`` in models whose only
+            data are in ``numpyro.factor``. A function gets the dict of unconstrained site values
+            and returns G. Rows and columns of G are the flattened sites, in the order of the model.
+            A `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
         mode: ``"euclidean"`` for the maximum of the density. ``"hausdorff"`` for the maximum of the
             density over sqrt(det G), where G is the Fisher metric for any ``metric``. ``"mean"``
             starts at the Hausdorff mode with a nonzero mean m of the velocities: the draws then
-            have the posterior's mean, to first order. None for ``"mean"`` with the metric
+            have the posterior's mean, to first order. ``"auto"`` for ``"mean"`` with the metric
             ``"fisher"`` and the expected prior part up to 200 dimensions, else ``"euclidean"``.
         precision: P: ``"hessian"`` of U at the mode, or ``"fisher"``, the Fisher metric at the
-            mode. None for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else
+            mode. ``"auto"`` for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else
             ``"fisher"``.
         prior_metric: prior part of the Fisher metric. ``"hessian"``: the Hessian of minus the log
             prior, which must be positive definite. ``"expected"``: the expectation of this
             Hessian, block by block, positive definite also for hierarchies. ``"softabs"``: the
-            Hessian with absolute eigenvalues. None for ``"hessian"`` in models with a
+            Hessian with absolute eigenvalues. ``"auto"`` for ``"hessian"`` in models with a
             ``numpyro.factor``, which the expectation does not contain, else ``"expected"``.
         solver: solver of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000
             dimensions). ``"woodbury"`` works in the space of the observations' parameters (up to
@@ -136,13 +138,13 @@ class RiemannianLaplace(Guide, BoundGuide):
     def __init__(
         self,
         model: Callable,
-        metric: Literal["euclidean", "monge", "monge-log", "fisher", "empirical-fisher"]
+        metric: Literal["auto", "euclidean", "monge", "monge-log", "fisher", "empirical-fisher"]
         | Callable
-        | RiemannianMetric = "fisher",
+        | RiemannianMetric = "auto",
         *,
-        mode: Literal["euclidean", "hausdorff", "mean"] | None = None,
-        precision: Literal["hessian", "fisher"] | None = None,
-        prior_metric: Literal["hessian", "expected", "softabs"] | None = None,
+        mode: Literal["auto", "euclidean", "hausdorff", "mean"] = "auto",
+        precision: Literal["auto", "hessian", "fisher"] = "auto",
+        prior_metric: Literal["auto", "hessian", "expected", "softabs"] = "auto",
         solver: Literal["auto", "cholesky", "woodbury", "cg"] = "auto",
         alpha2: float = 1.0,
         damping: float = 0.0,
@@ -265,21 +267,16 @@ class RiemannianLaplace(Guide, BoundGuide):
         count = int(np.prod(shape))
         keys = random.split(rng_key, count) if shape else rng_key[None]
         begin = time.perf_counter()
-        geodesics, weights = self._geodesics(
-            keys, params, data, log_weight, chunk_size, progress_bar
-        )
-        samples = self._run(constrain, data, params, geodesics.position)
-        geodesics = jax.block_until_ready(geodesics)
+        ends, weights = self._geodesics(keys, params, data, log_weight, chunk_size, progress_bar)
+        samples = self._run(constrain, data, params, ends.position)
+        ends = jax.block_until_ready(ends)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         known = weights if log_weight else None
-        pareto_k = judge(self.settings, geodesics, known)
-        found = jax.tree.map(
-            lambda x: x.reshape(*shape, *x.shape[1:]), (samples, *geodesics, known)
-        )
-        args, kwargs = data.build(data.arrays)
-        model, settings = self._posterior(params, args, kwargs).model, self.settings.record()
-        about = pareto_k, seconds, model, args, kwargs, settings
-        return LaplaceDraws._make((*found, *about))
+        pareto_k = judge(self.settings, ends, known)
+        found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (samples, *ends, known))
+        posterior = self._posterior(params, *data.build(data.arrays))
+        about = posterior.model, posterior.args, posterior.kwargs, self.settings.record()
+        return LaplaceDraws._make((*found, pareto_k, seconds, *about))
 
     def predictive(
         self,

@@ -13,6 +13,9 @@ from .approximation import AtMode
 from .draws import FitReport, LaplaceDraws, can_correct, largest_shape, normalized
 from .settings import MEAN_LIMIT
 
+LONG = 20.0
+"""Seconds of all draws, compilation included, above which they are not timed again without it."""
+
 
 class LaplaceReport(NamedTuple):
     """An account of a guide: its mode, its metric, and the status of some draws.
@@ -25,7 +28,7 @@ class LaplaceReport(NamedTuple):
         draws: number of draws.
         failed: number of draws whose geodesic has no end.
         evaluations: evaluations of the acceleration, mean over the draws.
-        seconds: seconds per draw, compilation included.
+        seconds: seconds per draw, without compilation if all draws took less than `LONG`.
         pareto_k: see `LaplaceDraws`; None without weights.
         can_correct: whether the weights turn the draws into those of the posterior; None without
             weights.
@@ -52,6 +55,8 @@ class LaplaceReport(NamedTuple):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the report says the same
             draws = draw(log_weight=at.mean.size <= MEAN_LIMIT)
+            if draws.seconds * draws.success.size < LONG:
+                draws = draw(log_weight=draws.log_weight is not None)
         effective, holds = None, None
         if draws.log_weight is not None and draws.pareto_k is not None:
             holds = can_correct(np.asarray(draws.log_weight), draws.pareto_k)

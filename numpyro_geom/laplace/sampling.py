@@ -32,7 +32,7 @@ from .target import Posterior, Target, make_target
 
 CHUNK_ENTRIES = 2**23
 """About how many floating point numbers the draws of one chunk have."""
-MOST_AT_ONCE = 1024
+MOST_AT_ONCE = 256
 FIRST_STEPS = 32
 """Steps after which a geodesic leaves its chunk. It is then followed again with other long ones."""
 FEWEST_AT_ONCE = 8

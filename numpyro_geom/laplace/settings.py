@@ -10,10 +10,10 @@ from .._checks import check_choice, check_int, check_number
 from .._start import check_batch_size
 from .metrics import RiemannianMetric
 
-METRICS = ("euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
-MODES = ("euclidean", "hausdorff", "mean")
-PRECISIONS = ("hessian", "fisher")
-PRIORS = ("hessian", "expected", "softabs")
+METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
+MODES = ("auto", "euclidean", "hausdorff", "mean")
+PRECISIONS = ("auto", "hessian", "fisher")
+PRIORS = ("auto", "hessian", "expected", "softabs")
 SOLVERS = ("auto", "cholesky", "woodbury", "cg")
 DENSE_LIMIT = 2000
 """Largest dimension at which D x D matrices are formed."""
@@ -39,13 +39,13 @@ def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimens
 class LaplaceSettings:
     """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
 
-    `resolve` replaces each None by a value.
+    `resolve` replaces ``"auto"`` by the choice for a model, except that of the solver.
     """
 
     metric: str | Callable | RiemannianMetric
-    mode: str | None
-    precision: str | None
-    prior_metric: str | None
+    mode: str
+    precision: str
+    prior_metric: str
     solver: str
     alpha2: float
     damping: float
@@ -57,10 +57,9 @@ class LaplaceSettings:
     def __post_init__(self) -> None:
         if not callable(self.metric) and not isinstance(self.metric, RiemannianMetric):
             check_choice("metric", self.metric, METRICS)
-        choices = {"mode": MODES, "precision": PRECISIONS, "prior_metric": PRIORS}
-        for name, values in choices.items():
-            if getattr(self, name) is not None:
-                check_choice(name, getattr(self, name), values)
+        check_choice("mode", self.mode, MODES)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("prior_metric", self.prior_metric, PRIORS)
         check_choice("solver", self.solver, SOLVERS)
         checked: dict[str, Any] = {
             "alpha2": check_number("alpha2", self.alpha2, least=0.0),
@@ -83,22 +82,32 @@ class LaplaceSettings:
         """Whether the draws use the Fisher form of the model at all."""
         return self.precision == "fisher" or self.mode != "euclidean" or self.needs_outputs
 
-    def resolve(self, size: int, *, has_factor: bool) -> LaplaceSettings:
-        """The settings with a choice for each None, for D = ``size`` dimensions.
+    def resolve(self, size: int, *, has_factor: bool, has_observed: bool) -> LaplaceSettings:
+        """The settings with the choices for a model of D = ``size`` dimensions.
 
-        The curvature of a ``numpyro.factor`` is only in the Hessian of the prior part. This prior
-        part may become indefinite along a geodesic, and so the Euclidean mode is safer.
+        Args:
+            size: D.
+            has_factor: whether the model has a ``numpyro.factor``. Its curvature is only in the
+                Hessian of the prior part. This prior part may become indefinite along a geodesic,
+                and so the Euclidean mode is safer.
+            has_observed: whether the model has an observed site with a distribution. Without one
+                there is no Fisher information. Monge's metric is not chosen, because its draws are
+                too narrow.
         """
-        mode, precision, prior = self.mode, self.precision, self.prior_metric
-        if prior is None:
+        metric, mode, precision, prior = self.metric, self.mode, self.precision, self.prior_metric
+        if metric == "auto":
+            metric = "euclidean" if has_factor and not has_observed else "fisher"
+        if prior == "auto":
             prior = "hessian" if has_factor else "expected"
-        if mode is None:
-            able = self.metric == "fisher" and prior == "expected" and precision != "hessian"
+        if mode == "auto":
+            able = metric == "fisher" and prior == "expected" and precision != "hessian"
             mode = "mean" if able and size <= MEAN_LIMIT else "euclidean"
-        if precision is None:
-            wide = is_wide(size) and self.metric != "monge-log"
+        if precision == "auto":
+            wide = is_wide(size) and metric != "monge-log"
             precision = "fisher" if wide or mode != "euclidean" else "hessian"
-        return dataclasses.replace(self, mode=mode, precision=precision, prior_metric=prior)
+        return dataclasses.replace(
+            self, metric=metric, mode=mode, precision=precision, prior_metric=prior
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Arguments by name."""
