@@ -27,10 +27,11 @@ from .rows.bad_rows import check_finite
 from .rows.host_rows import host_rows_in
 from .settings import Settings
 from .target import minibatch
+from .target.abstract import with_start
 from .target.expanded import WithoutPrior
 from .target.function import function_potential
 from .target.minibatch import SubsamplePlates, Subsampling
-from .target.plates import warn_of_deterministic, with_start
+from .target.plates import warn_of_deterministic
 from .target.potential import Potential, model_potential
 from .target.target import Target
 from .warmup.choice import Choice

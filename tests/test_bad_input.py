@@ -105,6 +105,23 @@ def unindexed_prior(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(z, 1), obs=y[i])
 
 
+def plate_at_minus_two(columns: Callable) -> Callable:
+    """A model whose values are ``columns`` of the rows."""
+
+    def of_columns(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        with numpyro.plate("data", 12, dim=-2) as i:
+            numpyro.sample("y", dist.Normal(mu, 1).expand([1, 1]), obs=columns(y[i]))
+
+    return of_columns
+
+
+def row_of_inputs(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("data", 12, dim=-2) as i:
+        numpyro.sample("y", dist.Normal(mu + y[i], 1), obs=y[i][:, None])
+
+
 def outside_plate(y: Any) -> None:
     """The observed rows use the plate's indices outside the plate, so they are never scaled."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
@@ -650,6 +667,17 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         }.items()
         for rows in (1, 2, 10)
     },
+    **{
+        f"rows on two axes: {name}": (
+            start(bad, Y, batch_size=3),
+            ValueError,
+            "rows of plate 'data' are on two axes of site 'y', .* and on axis -1",
+        )
+        for name, bad in {
+            "response": plate_at_minus_two(lambda y: y),
+            "inputs": row_of_inputs,
+        }.items()
+    },
     # init_params
     "init_params missing site": (
         start(linear, X, Y, init_params={}),
@@ -1139,6 +1167,13 @@ TABLE |= {
 def test_bad_input(mistake: Callable[[], Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=f"(?s){match}"):
         mistake()
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement:UserWarning")
+def test_as_many_columns_as_rows_in_the_check_are_no_second_axis_of_rows() -> None:
+    two_columns = plate_at_minus_two(lambda y: jnp.stack([y, y], -1))
+    state = start(two_columns, Y, batch_size=3)()
+    assert np.isfinite(state.potential_energy)
 
 
 def test_the_same_settings_without_a_mistake_are_accepted() -> None:

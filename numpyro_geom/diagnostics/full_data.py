@@ -13,8 +13,8 @@ from numpyro.distributions import Unit
 from numpyro.infer import init_to_uniform
 
 from ..arguments import split_arrays
+from ..target.abstract import abstract_trace
 from ..target.minibatch import SubsamplePlates
-from ..target.plates import abstract_trace
 from .arrays import Arrays, host
 
 LARGE_ARRAY = 10**4

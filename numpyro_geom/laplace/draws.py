@@ -12,7 +12,7 @@ import numpy as np
 from jax import random
 
 from ..arguments import HostArray, on_device, reads_values, split_arrays, without_host
-from ..target.plates import abstract_trace
+from ..target.abstract import abstract_trace
 
 LEAST_WEIGHTS = 5
 """Smallest number of weights whose tail has a shape."""

@@ -30,7 +30,7 @@ from ..kernel import SGKernel
 from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
 from ..rows.mesh_rows import MeshRows
 from ..rows.over_mesh import OverMesh
-from ..target.plates import abstract_trace
+from ..target.abstract import abstract_trace
 from .processes import Processes
 
 

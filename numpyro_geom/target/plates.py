@@ -7,23 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import random
 from numpyro import distributions as dist
 from numpyro import handlers
-from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.inspect import get_dependencies
 from numpyro.ops.provenance import eval_provenance
 
 from .._warning import warn_outside
 from ..arguments import explained
+from .abstract import Declared, abstract_run, with_start
 from .effects import Effects, effects_of
 from .enumeration import check_discrete
+from .indexed import check_indexed, check_local
 from .lengths import check_lengths
 from .minibatch import SampleSite, SubsamplePlates, Subsampling
-
-Declared = Mapping[str, tuple[int, int | None]]
-"""Plate -> its size, and the ``subsample_size`` that the model asks for."""
 
 
 def read_subsampling(
@@ -55,7 +50,7 @@ def read_subsampling(
     """
 
     def run(args: tuple, kwargs: dict) -> tuple:
-        return _abstract_run(model, args, kwargs, {})
+        return abstract_run(model, args, kwargs, {})
 
     try:
         with explained(model, args, kwargs, run):
@@ -114,42 +109,10 @@ def read_subsampling(
                 f"plate {plate!r} cannot be subsampled: it holds no observed site. Leave it out of "
                 "batch_size, and subsample a plate with observed rows"
             )
-        _check_indexed(model, args, kwargs, subsampling, plate)
+        check_indexed(model, args, kwargs, subsampling, plate)
     if subsampling.local_axes:
-        _check_local(model, args, kwargs, subsampling)
+        check_local(model, args, kwargs, subsampling)
     return subsampling
-
-
-def abstract_trace(
-    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
-) -> tuple[dict[str, Any], Declared]:
-    """Trace the model without computing anything; returns the sites and the declared plates."""
-    trace, plates = _abstract_run(model, args, kwargs, batch_sizes)
-    return trace, plates.declared
-
-
-def _abstract_run(
-    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
-) -> tuple[dict[str, Any], SubsamplePlates]:
-    record = handlers.trace()
-    plates = SubsamplePlates()
-
-    def run() -> None:
-        plates.indices = {p: jnp.zeros(b, jnp.int32) for p, b in batch_sizes.items()}
-        with record, plates:
-            with_start(model)(*args, **kwargs)
-
-    try:
-        jax.eval_shape(run)
-    except Exception as error:
-        error.trace = record.trace  # type: ignore[attr-defined]
-        raise
-    return dict(record.trace), plates
-
-
-def with_start(model: Callable) -> Callable:
-    """The model with given values of its latent sites."""
-    return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
 
 
 def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampling) -> None:
@@ -243,66 +206,3 @@ def _data_plate(sites: tuple[SampleSite, ...], batch_size: int) -> str:
         f"batch_size={batch_size} needs exactly one plate that holds observed rows, and the model "
         f"has {found}: {advice}"
     )
-
-
-def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling) -> None:
-    """Raise if latent rows of a subsampled plate are used outside this plate."""
-    depends = get_dependencies(model, args, kwargs)["prior_dependencies"]
-    plates = {s.name: dict(s.plates) for s in subsampling.sites}
-    for name, upstream in depends.items():
-        for latent in upstream:
-            for plate, _ in subsampling.local_axes.get(latent, ()):
-                if plate not in plates.get(name, {plate: 0}):
-                    raise ValueError(
-                        f"latent site {latent!r} has rows in the subsampled plate {plate!r}, and "
-                        f"site {name!r} depends on it outside of that plate: it would see only the "
-                        f"drawn rows. Move {name!r} into the plate, or do not subsample it"
-                    )
-
-
-def _check_indexed(
-    model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling, plate: str
-) -> None:
-    """Run the model abstractly on two rows, and find observed sites that kept all rows.
-
-    The check uses two rows for any batch size, because with one row a site that ignores the indices
-    would broadcast silently. A plate of two rows cannot be told from its subsample.
-    """
-    size, probe = subsampling.sizes[plate], 2
-    if size <= probe:
-        return
-
-    def complain(name: str, cause: Exception | None = None) -> None:
-        raise ValueError(
-            f"site {name!r} is not indexed by plate {plate!r}: with {probe} of its {size} rows "
-            "drawn, the site still has other shapes. Index every array that has one entry per "
-            f"row: `with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` "
-            "(guard `y is None`), or use `numpyro.subsample`; or run without batch_size"
-        ) from cause
-
-    try:
-        trace, _ = abstract_trace(model, args, kwargs, {plate: probe})
-    except (TypeError, ValueError) as error:
-        seen = getattr(error, "trace", {})
-        # sites run in a fixed order, so the first missing site is where the run failed
-        broken = next(
-            (s.name for s in subsampling.sites if s.name not in seen and plate in dict(s.plates)),
-            None,
-        )
-        if broken is None:
-            raise
-        complain(broken, error)
-    for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"]:
-            continue
-        dim = {frame.name: frame.dim for frame in site["cond_indep_stack"]}.get(plate)
-        if dim is None:
-            continue
-        shapes = [jnp.shape(1.0 if site["scale"] is None else site["scale"])]
-        value = jnp.shape(site["value"])
-        rows = value[: len(value) - site["fn"].event_dim]
-        auxiliary = site["infer"].get("is_auxiliary", False)
-        if tuple(rows) != tuple(site["fn"].batch_shape) and not auxiliary:
-            shapes.append(rows)
-        if any(len(shape) >= -dim and shape[dim] not in (1, probe) for shape in shapes):
-            complain(site["name"])

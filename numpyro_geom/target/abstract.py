@@ -1,0 +1,50 @@
+"""Runs of a model on shapes alone, which compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import handlers
+from numpyro.infer.initialization import init_to_uniform
+
+from .minibatch import SubsamplePlates
+
+Declared = Mapping[str, tuple[int, int | None]]
+"""Plate -> its size, and the ``subsample_size`` that the model asks for."""
+
+
+def abstract_trace(
+    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], Declared]:
+    """Trace the model without computing anything; returns the sites and the declared plates."""
+    trace, plates = abstract_run(model, args, kwargs, batch_sizes)
+    return trace, plates.declared
+
+
+def abstract_run(
+    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], SubsamplePlates]:
+    """The same, with the handler that knows the plates; an error has the sites before it."""
+    record = handlers.trace()
+    plates = SubsamplePlates()
+
+    def run() -> None:
+        plates.indices = {p: jnp.zeros(b, jnp.int32) for p, b in batch_sizes.items()}
+        with record, plates:
+            with_start(model)(*args, **kwargs)
+
+    try:
+        jax.eval_shape(run)
+    except Exception as error:
+        error.trace = record.trace  # type: ignore[attr-defined]
+        raise
+    return dict(record.trace), plates
+
+
+def with_start(model: Callable) -> Callable:
+    """The model with given values of its latent sites."""
+    return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
