@@ -7,7 +7,7 @@ program of two draws in sequence, from the mode to the ends of the geodesics, in
 the mode. "linearised" is two straight draws with linearised predictions of 1,000 rows. Rows are
 processed in chunks. Temporary bytes are XLA's count for the program. Times are CPU seconds.
 
-A program that would take more than ``--limit`` seconds a draw is compiled and not run. The table
+A program that would take more than ``--limit`` seconds per draw is compiled and not run. The table
 then has expected seconds. Where one step of a geodesic is short enough, it is timed, and the
 expected seconds are those of one evaluation times the evaluations of a draw at the next smaller
 size. Elsewhere they are the seconds of the next smaller size times the growth of N and D. This is
@@ -70,7 +70,7 @@ SIZES = tuple(itertools.product(HIDDEN.values(), ROWS))
 QUICK_SIZES = ((2, 40), (2, 80), (4, 40))
 SETTINGS = (
     "Network 1-h-h-1 (tanh), priors N(0, 1), noise 0.3 known, float32, rtol 1e-3, precision "
-    "'fisher', two draws a call, one after the other, rows in chunks of 8,192."
+    "'fisher', two draws per call, one after the other, rows in chunks of 8,192."
 )
 
 
@@ -187,7 +187,7 @@ def compile_draws(size: Size, method: str, num_draws: int, **settings: Any) -> t
         init_loc_fn=init_to_value(values=size.mode),
         **settings,
     )
-    # `fit` would take a solve more, for the distance from the mode
+    # `fit` would take one more solve, for the distance from the mode
     svi = SVI(network, guide, optax.sgd(0.0), Trace_ELBO())
     params = svi.get_params(svi.init(random.key(0), size.X, size.y, size.hidden))
 
@@ -356,7 +356,7 @@ SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "at least, s
 def table(cells: Sequence[Cell]) -> str:
     """Markdown: the cells, and the growth of their memory."""
     lines = [
-        "| D | N | method | CPU s a draw | seconds are | evaluations | failed | temporary MB "
+        "| D | N | method | CPU s per draw | seconds are | evaluations | failed | temporary MB "
         "| CPU s to compile |",
         "|---" * 9 + "|",
     ]
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Cell]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds a draw, at most")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds per draw, at most")
     parser.add_argument("--cells", type=Path, help="file that keeps finished sizes")
     parser.add_argument("--sizes", type=int, default=100, help="how many new sizes to run")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {TABLE.name}")

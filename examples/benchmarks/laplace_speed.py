@@ -161,7 +161,7 @@ def main() -> None:
     precision = np.asarray(X.T @ (X * (p * (1 - p))[:, None])) + np.eye(loc.size) / PRIOR_VARIANCE
     noise = rng.normal(size=(args.scipy_draws, loc.size))
     velocities = np.linalg.solve(np.linalg.cholesky(precision).T, noise.T).T
-    print("| who | ms a draw | evaluations | ratio |")
+    print("| who | ms per draw | evaluations | ratio |")
     print("|---|---|---|---|")
     evaluations_of_guide = float(jnp.mean(draws.num_evaluations))
     print(f"| guide, {args.draws} draws | {1e3 * own:.3f} | {evaluations_of_guide:.1f} | 1 |")
@@ -173,7 +173,7 @@ def main() -> None:
     work, rate = operations(*X.shape) * evaluations_of_guide, matrix_rate()
     print(
         f"\nA draw needs {work / 1e6:.1f} million operations. Products of large matrices have "
-        f"{rate / 1e9:.0f} thousand million operations a second here: a draw takes "
+        f"{rate / 1e9:.0f} thousand million operations per second here: a draw takes "
         f"{1e3 * work / rate:.3f} ms at least."
     )
     print(f"\nfit, compiled before: {fit:.2f} s; all draws: {own * args.draws:.2f} s")
