@@ -114,7 +114,8 @@ SLOW = [
 
 @pytest.mark.parametrize("name", SLOW)
 def test_every_kernel_takes_the_same_steps(name, request):
-    if name == "PXSGHMC":  # programs compiled quickly round one sum of it in another order
+    # programs compiled quickly round one sum of these in another order
+    if name in ("PXSGHMC", "SGRLD in epochs with a moving anchor"):
         request.getfixturevalue("optimised")
     make = KERNELS[name]
     assert_same(some_draws(make(), HostRows(X), HostRows(Y)), some_draws(make(), jnp.asarray(X), Y))

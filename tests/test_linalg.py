@@ -147,8 +147,9 @@ def test_a_sketch_finds_the_stiff_directions(batch: bool) -> None:
 
 
 def test_a_residual_is_judged_by_what_it_is_worth() -> None:
-    # rounding of the product leaves a residual in stiff directions, where it is worth little
-    root = jnp.geomspace(1.0, 1e7, 15)[:, None] ** 0.5 * jnp.eye(15, 200)
+    # rounding of the product leaves a residual in stiff directions, where it is worth little; how
+    # large it is depends on the processor, here 0.14 to 1.2 of the solution by the seed
+    root = jnp.geomspace(1.0, 1e8, 15)[:, None] ** 0.5 * jnp.eye(15, 200)
     root = root @ jnp.linalg.qr(random.normal(random.key(0), (200, 200)))[0]
 
     def product(v: jax.Array) -> jax.Array:
