@@ -133,8 +133,8 @@ def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 def settled(x: jax.Array) -> jax.Array:
     """The same scalar, a boolean or a float, computed once.
 
-    XLA computes a scalar again in each program that uses it. For a scalar that is a sum over many
-    sites this takes most of the time of compiling. A loop of zero or one iterations prevents it.
+    XLA computes a scalar again in each program that uses it. A scalar that is a sum over many sites
+    can double the instructions of a compiled program. A loop of zero or one iterations prevents it.
     """
     if x.dtype == bool:
         return lazy_cond(x, jnp.ones_like, jnp.zeros((), bool))

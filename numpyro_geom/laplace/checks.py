@@ -179,7 +179,7 @@ def warn_of_failures(
     if settings.metric == "monge-log":
         why += ", or a logarithmic map that did not converge"
     if settings.metric != "fisher":
-        other = "use metric='fisher'"
+        other = "use metric='fisher' if the model has observed sites"
     elif settings.prior_metric == "hessian":
         other = "use prior_metric='expected'"
     else:
