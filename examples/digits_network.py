@@ -68,9 +68,9 @@ from numpyro.infer.util import initialize_model
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
-from numpyro_geom.schedules import cyclical
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
+from numpyro_geom.sampling.schedules import cyclical
 
 CLASSES = 10
 HIDDEN = 400

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_geom import SGKernel
-from numpyro_geom.algorithm import Algorithm, Facts, langevin_rule
-from numpyro_geom.repeat import repeat
-from numpyro_geom.state import Chain, StepReport
+from numpyro_geom.sampling.algorithm import Algorithm, Facts, langevin_rule
+from numpyro_geom.sampling.repeat import repeat
+from numpyro_geom.sampling.state import Chain, StepReport
 
 
 class ClippedSGLD(SGKernel):

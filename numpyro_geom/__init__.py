@@ -11,6 +11,7 @@ from .algorithms import GGMC, PXSGHMC, SGHMC, SGNHT, SGRLD
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
+from .baselines.training import Trained, train
 from .baselines.vsgd import VSGD
 from .kernel import SGKernel, SGState
 from .metrics import (
@@ -24,11 +25,10 @@ from .metrics import (
     Shampoo,
     Wenzel,
 )
+from .model.expansion import Expansion
+from .model.expansion_sides import Factors
 from .rows.host_rows import HostRows
-from .schedules import constant, cyclical, polynomial
-from .target.expansion import Expansion
-from .target.expansion_sides import Factors
-from .training import Trained, train
+from .sampling.schedules import constant, cyclical, polynomial
 
 if TYPE_CHECKING:
     from .diagnostics.inference_data import to_inference_data
@@ -85,7 +85,7 @@ _LATER = {
     "step_size_summary": "diagnostics",
     "to_inference_data": "diagnostics",
 }
-_MODULES = ("diagnostics", "information", "laplace", "metrics", "published", "schedules")
+_MODULES = ("diagnostics", "laplace", "metrics", "published")
 
 
 def __getattr__(name: str) -> Any:

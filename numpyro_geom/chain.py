@@ -9,20 +9,20 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro.util import is_prng_key
 
-from ._programs import compiled
 from ._start import check_energy, check_random
 from ._util import is_traced, ravel, tree_vdot
-from .algorithm import Algorithm, adapts
-from .bound import Bound
-from .settings import Settings
-from .state import SGState, site_sizes
-from .target.control_variate import init_control, refresh
-from .target.target import Target
+from .model.bound import Bound
+from .model.control_variate import init_control, refresh
+from .model.programs import compiled
+from .model.target import Target
+from .sampling.algorithm import Algorithm, adapts
+from .sampling.settings import Settings
+from .sampling.state import SGState, site_sizes
+from .sampling.step_size import init_adaptation
 from .warmup.adapt import after_draw, before_draw, heed_draws
 from .warmup.choice import Choice, choose
 from .warmup.scale import renew_scale, rescaled
 from .warmup.start import find_start
-from .warmup.step_size import init_adaptation
 from .warmup.timetable import what_is_due
 
 PyTree = Any

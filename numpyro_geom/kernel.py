@@ -1,8 +1,8 @@
 """SGKernel: the protocol of NumPyro's ``MCMC``, and nothing else. Read this file first.
 
-A kernel is `numpyro_geom.settings.Settings`, its validated arguments, and an
-`numpyro_geom.algorithm.Algorithm`, a value of pure functions. ``init`` binds the model to its
-arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the next draw
+A kernel is `numpyro_geom.sampling.settings.Settings`, its validated arguments, and an
+`numpyro_geom.sampling.algorithm.Algorithm`, a value of pure functions. ``init`` binds the model to
+its arguments (`numpyro_geom.model.bound`) and starts the chains. ``sample`` takes the next draw
 (`numpyro_geom.chain`). `SGState` holds everything that changes during a run.
 """
 
@@ -26,14 +26,14 @@ from ._foreign import FirstAsked, refuse_foreign
 from ._start import check_precision, check_start
 from ._util import is_traced
 from ._warning import warn_outside
-from .algorithm import Algorithm, Facts, Rule, adapts
-from .arguments import differentiated, on_device
-from .bound import Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
+from .model.arguments import differentiated, on_device
+from .model.bound import Bound, bind
+from .model.minibatch import AllRows, Subsampling
 from .rows.bad_rows import check_finite
-from .settings import Settings
-from .state import DEFAULT_FIELDS, Chain, SGState, StepReport
-from .target.minibatch import AllRows, Subsampling
+from .sampling.algorithm import Algorithm, Facts, Rule, adapts
+from .sampling.settings import Settings
+from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
@@ -46,7 +46,7 @@ class SGKernel(MCMCKernel):
     constructor, and defines `algorithm`.
 
     Args:
-        arguments: the constructor's arguments by name; see `numpyro_geom.settings`.
+        arguments: the constructor's arguments by name; see `numpyro_geom.sampling.settings`.
         fixed: settings that the kernel does not leave to its user.
 
     Raises:
@@ -230,7 +230,7 @@ class SGKernel(MCMCKernel):
         args: tuple,
         kwargs: dict,
     ) -> PyTree:
-        """Read the model, and return where its chains start; see `numpyro_geom.bound.bind`."""
+        """Read the model, and return where its chains start."""
         self._constrain_cache = None
         batched = not is_prng_key(rng_key)
         self._bound, position = bind(

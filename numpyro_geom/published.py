@@ -18,8 +18,8 @@ from .baselines.isgd import ISGD
 from .kernel import SGKernel
 from .metrics import METRICS, Monge, RMSprop, Shampoo
 from .metrics.base import MetricLike
-from .schedules import cyclical
-from .target.expansion import Expansion
+from .model.expansion import Expansion
+from .sampling.schedules import cyclical
 
 KIM_PEAKS = {"SGLD": 1e-5, "pSGLD": 3e-4, "SGHMC": 3e-4, "SGNHT": 3e-4, "PXSGHMC": 1e-4}
 """Peak step sizes of Kim et al., Table 11, for 40,960 rows of CIFAR; SGNHT has that of SGHMC."""

@@ -14,8 +14,8 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, SWAG, RiemannianLaplace
-from numpyro_geom.arguments import HostArray, on_device
-from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.model.arguments import HostArray, on_device
+from numpyro_geom.model.plates import read_subsampling
 
 GROUP = np.arange(60) % 3
 Y = np.where(np.arange(60) % 7 == 0, np.nan, GROUP + np.random.default_rng(0).normal(size=60))

@@ -37,9 +37,9 @@ from numpyro_geom import (
     SGKernel,
     SGState,
 )
-from numpyro_geom.gamma import GAMMA_MODES
 from numpyro_geom.metrics import METRICS
-from numpyro_geom.settings import FUNCTIONS
+from numpyro_geom.sampling.gamma import GAMMA_MODES
+from numpyro_geom.sampling.settings import FUNCTIONS
 
 X, Y = regression_data(24, 2)
 BATCH, NUM_WARMUP, NUM_DRAWS = 6, 2, 4

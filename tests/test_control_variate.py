@@ -43,13 +43,13 @@ from test_potential import (
 )
 
 from numpyro_geom import SGRLD, polynomial
-from numpyro_geom.target import potential
-from numpyro_geom.target.control_variate import (
+from numpyro_geom.model import potential
+from numpyro_geom.model.control_variate import (
     anchor_at,
     full_value_and_grad,
     with_control_variate,
 )
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.potential import model_potential
 
 ROUNDING = 1e-11
 """Relative: sums of some thousand terms, differences of which are taken, at 1e-16 each."""

@@ -22,8 +22,8 @@ from targets import SIGMAS
 
 from numpyro_geom import SGRLD, diagnose, to_inference_data
 from numpyro_geom.diagnostics.stein import scores
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
 
 ROUNDING = 1e-10
 """Relative, in 64 bits: sums of some dozen terms in another order."""

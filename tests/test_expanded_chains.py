@@ -36,8 +36,8 @@ from numpyro_geom import (
     SGState,
     to_inference_data,
 )
-from numpyro_geom.arguments import on_device
-from numpyro_geom.target.control_variate import full_value_and_grad
+from numpyro_geom.model.arguments import on_device
+from numpyro_geom.model.control_variate import full_value_and_grad
 
 ROWS, INPUTS, OUTPUTS = 12, 3, 2
 _rng = np.random.default_rng(0)

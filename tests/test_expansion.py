@@ -25,13 +25,13 @@ from numpyro.infer import HMC
 from numpyro.infer.util import log_density, potential_energy
 from numpyro.util import fori_collect
 
-from numpyro_geom.target import expansion_sides
-from numpyro_geom.target.expanded import WithoutPrior, with_expansion
-from numpyro_geom.target.expansion import Expansion
-from numpyro_geom.target.expansion_sides import Factors
-from numpyro_geom.target.function import function_potential
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model import expansion_sides
+from numpyro_geom.model.expanded import WithoutPrior, with_expansion
+from numpyro_geom.model.expansion import Expansion
+from numpyro_geom.model.expansion_sides import Factors
+from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""

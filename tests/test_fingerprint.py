@@ -26,7 +26,6 @@ from numpyro.infer import AIES, ESS, HMC, HMCECS, MCMC, NUTS, SA, init_to_median
 from scripts import load_script
 
 import numpyro_geom as g
-from numpyro_geom import schedules
 from numpyro_geom.runs.digest import PYTHON, Digests, code_of
 from numpyro_geom.runs.fingerprint import (
     SCHEME,
@@ -39,6 +38,7 @@ from numpyro_geom.runs.fingerprint import (
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.program import Program
 from numpyro_geom.runs.segments import Segments
+from numpyro_geom.sampling import schedules
 
 
 def model(x, y=None):

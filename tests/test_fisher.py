@@ -19,9 +19,14 @@ from numpyro import handlers
 from numpyro.infer.util import initialize_model
 
 from numpyro_geom._linalg import conjugate_gradients
-from numpyro_geom.information import form as forms
-from numpyro_geom.information.form import Structure
-from numpyro_geom.information.model import dependence, learn_structure, likelihood_form, model_sites
+from numpyro_geom.laplace.information import form as forms
+from numpyro_geom.laplace.information.form import Structure
+from numpyro_geom.laplace.information.model import (
+    dependence,
+    learn_structure,
+    likelihood_form,
+    model_sites,
+)
 from numpyro_geom.laplace.metrics import fisher_metric
 from numpyro_geom.laplace.quadratic import (
     dense_form,
@@ -31,7 +36,7 @@ from numpyro_geom.laplace.quadratic import (
     softabs_prior,
 )
 from numpyro_geom.laplace.target import Posterior, Target, make_target
-from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.model.plates import read_subsampling
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -334,7 +339,7 @@ def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
 
 
 def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
+    monkeypatch.setattr("numpyro_geom.model.potential.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
     whole, parts = known("logistic"), known("logistic", batch_size=4)
     v = random.normal(random.key(3), whole.theta.shape)
     for function in ("product", "force"):
@@ -352,7 +357,7 @@ def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch
 def test_perturbations_have_the_metric_as_covariance(
     batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 5)
+    monkeypatch.setattr("numpyro_geom.model.potential.CHUNK_ROWS", 5)
     s = known("logistic", **({} if batch_size is None else {"batch_size": batch_size}))
     metric = metric_of(s)
     count = 100_000

@@ -14,16 +14,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from numpyro_geom import gamma
-from numpyro_geom.gamma import (
-    GAMMA_ESTIMATORS,
-    GAMMA_MODES,
-    divergence,
-    divergence_from_probe,
-    has_divergence,
-    mode_factor,
-    probe,
-)
 from numpyro_geom.metrics import (
     BySite,
     Identity,
@@ -35,6 +25,16 @@ from numpyro_geom.metrics import (
     Shampoo,
     Wenzel,
     roots,
+)
+from numpyro_geom.sampling import gamma
+from numpyro_geom.sampling.gamma import (
+    GAMMA_ESTIMATORS,
+    GAMMA_MODES,
+    divergence,
+    divergence_from_probe,
+    has_divergence,
+    mode_factor,
+    probe,
 )
 
 N = 3.0

@@ -24,8 +24,8 @@ from scipy.special import gamma as gamma_function
 from targets import columns, logistic, run
 
 from numpyro_geom import GGMC, SGState
-from numpyro_geom.algorithm import Algorithm
-from numpyro_geom.settings import Settings
+from numpyro_geom.sampling.algorithm import Algorithm
+from numpyro_geom.sampling.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("optimised_file")
 PyTree = Any

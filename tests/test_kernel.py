@@ -49,8 +49,8 @@ from numpyro_geom import (
     cyclical,
     polynomial,
 )
-from numpyro_geom.target import minibatch
-from numpyro_geom.target.plates import read_subsampling
+from numpyro_geom.model import minibatch
+from numpyro_geom.model.plates import read_subsampling
 
 # One shape for all models with data: NumPyro starts a chain by many small programs, each compiled
 # once for a shape.

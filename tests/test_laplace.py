@@ -20,7 +20,6 @@ from scipy import special, stats
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.information.form import Form, Structure
 from numpyro_geom.laplace import LaplaceDraws, RiemannianMetric, binding, sampling
 from numpyro_geom.laplace.approximation import (
     AtMode,
@@ -32,6 +31,7 @@ from numpyro_geom.laplace.approximation import (
 from numpyro_geom.laplace.checks import warn_of_failures, warn_of_hours, warn_of_weights
 from numpyro_geom.laplace.draws import can_correct, largest_shape
 from numpyro_geom.laplace.geodesic import Geodesic, exponential_map
+from numpyro_geom.laplace.information.form import Form, Structure
 from numpyro_geom.laplace.log_map import log_map
 from numpyro_geom.laplace.metrics import dense_metric
 from numpyro_geom.laplace.settings import LaplaceSettings
@@ -240,7 +240,7 @@ def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
 def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
+    monkeypatch.setattr("numpyro_geom.model.potential.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
     velocity, results = jnp.array([0.3, -0.5, 0.7]), []
     for way in WAYS:
         guide, posterior = bound(metric, way)
@@ -254,7 +254,7 @@ def test_geodesics_do_not_depend_on_how_rows_are_taken(
 
 
 def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.target.potential.CHUNK_ROWS", 25)
+    monkeypatch.setattr("numpyro_geom.model.potential.CHUNK_ROWS", 25)
     X, y = logistic_data()
     results = []
     for metric, way in (("euclidean", "whole"), ("euclidean", "subsampled"), ("fisher", "parts")):

@@ -47,8 +47,8 @@ from targets import (
 )
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
 
 linen = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")

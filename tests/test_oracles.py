@@ -34,7 +34,7 @@ import numpy as np
 import pytest
 
 from numpyro_geom import SGRLD, Identity, Monge, RMSprop, Shampoo, Wenzel
-from numpyro_geom.gamma import mode_factor
+from numpyro_geom.sampling.gamma import mode_factor
 
 BINS = np.concatenate([[-np.inf], np.linspace(-4.0, 4.0, 17), [np.inf]])
 GRID = np.linspace(-9.0, 9.0, 200_001)

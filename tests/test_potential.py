@@ -25,17 +25,17 @@ from numpyro.infer.util import potential_energy
 from targets import SIGMAS, all_batches, local_latents, normal_mean, regression, regression_data
 
 from numpyro_geom import SGRLD, Shampoo
-from numpyro_geom.target import minibatch
-from numpyro_geom.target.function import CURVATURE_KEYS, function_potential, takes_rng_key
-from numpyro_geom.target.minibatch import (
+from numpyro_geom.model import minibatch
+from numpyro_geom.model.function import CURVATURE_KEYS, function_potential, takes_rng_key
+from numpyro_geom.model.minibatch import (
     Subsampling,
     _uniform_rows,
     draw,
     gather_local,
     init_stream,
 )
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import CURVATURE_ROWS, Potential, model_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import CURVATURE_ROWS, Potential, model_potential
 
 ROUNDING = 1e-12
 """Relative: sums of at most some thousand terms of like size, at 1e-16 each."""

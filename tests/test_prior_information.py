@@ -17,7 +17,7 @@ import pytest
 from jax import random
 from numpyro.distributions import biject_to, constraints, transforms
 
-from numpyro_geom.information.prior import NUM_DRAWS, prior_root
+from numpyro_geom.laplace.information.prior import NUM_DRAWS, prior_root
 
 NUM_SCORES = 70_000
 SCALES = np.array([0.4, 1.0, 2.5], np.float32)

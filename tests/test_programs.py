@@ -17,10 +17,12 @@ from jax import random
 from jax.flatten_util import ravel_pytree
 from targets import assert_trees_equal
 
-from numpyro_geom import SGHMC, _programs, bound
+from numpyro_geom import SGHMC
 from numpyro_geom._linalg import eigenvalues
-from numpyro_geom._programs import compiled
 from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
+from numpyro_geom.model import bound
+from numpyro_geom.model import programs as _programs
+from numpyro_geom.model.programs import compiled
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, diagnose
-from numpyro_geom.target.minibatch import RNG_KEY, draw
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.minibatch import RNG_KEY, draw
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
 
 ROWS, NOISE = 40, 2.0
 Y = np.random.default_rng(0).normal(1.0, NOISE, ROWS).astype(np.float32)

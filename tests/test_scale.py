@@ -28,10 +28,10 @@ from numpyro_geom import (
     step_size_summary,
     to_inference_data,
 )
-from numpyro_geom.target.function import function_potential
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import CURVATURE_ROWS, model_potential
-from numpyro_geom.target.target import Target
+from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import CURVATURE_ROWS, model_potential
+from numpyro_geom.model.target import Target
 from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from numpyro_geom.warmup.curvature import diagonal_curvature
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from numpyro_geom.schedules import (
+from numpyro_geom.sampling.schedules import (
     Constant,
     Cyclical,
     Polynomial,

@@ -23,8 +23,9 @@ import optax
 from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
-from numpyro_geom import diagnostics, information, published
+from numpyro_geom import diagnostics, published
 from numpyro_geom.diagnostics import predictive, stein
+from numpyro_geom.laplace import information
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=12).astype(np.float32)

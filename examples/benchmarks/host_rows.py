@@ -31,7 +31,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
-from numpyro_geom.arguments import on_device
+from numpyro_geom.model.arguments import on_device
 from numpyro_geom.rows.reader import Reader
 
 COLUMNS = 20

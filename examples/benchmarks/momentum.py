@@ -19,8 +19,8 @@ from jax import lax, random
 from speed import logistic, logistic_rows, race, sampler
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Factors
-from numpyro_geom.target.plates import read_subsampling
-from numpyro_geom.target.potential import model_potential
+from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import model_potential
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "momentum.md"
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import random
 
 from .._util import lazy_cond, tree_normal, tree_scale, tree_vdot
-from ..algorithm import Step
-from ..gamma import probe
-from ..state import Chain, StepReport
-from ..target.potential import Potential
+from ..model.potential import Potential
+from ..sampling.algorithm import Step
+from ..sampling.gamma import probe
+from ..sampling.state import Chain, StepReport
 from .langevin import langevin_move, linearize, metropolis
 
 PyTree = Any

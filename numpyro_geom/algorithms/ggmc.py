@@ -8,12 +8,12 @@ from typing import Any, Literal
 from numpyro.infer import init_to_uniform
 
 from .._start import check_always_noisy
-from ..algorithm import Algorithm, Facts, Rule
 from ..kernel import SGKernel
 from ..metrics.base import MetricLike
-from ..settings import Settings
-from ..target.expansion import Expansion
-from ..target.function import takes_rng_key
+from ..model.expansion import Expansion
+from ..model.function import takes_rng_key
+from ..sampling.algorithm import Algorithm, Facts, Rule
+from ..sampling.settings import Settings
 from ..warmup.timetable import settling_steps
 from .momentum import (
     given_friction,

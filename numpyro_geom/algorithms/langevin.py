@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import random
 
 from .._util import tree_normal, tree_scale, tree_vdot, tree_where
-from ..algorithm import Step
-from ..gamma import divergence, divergence_from_probe, has_divergence, mode_factor, probe
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.potential import Potential
+from ..model.potential import Potential
+from ..sampling.algorithm import Step
+from ..sampling.gamma import divergence, divergence_from_probe, has_divergence, mode_factor, probe
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 
 PyTree = Any
 
@@ -24,7 +24,7 @@ def langevin_step(settings: Settings, learn: Callable) -> Step:
 
     Args:
         settings: the settings of `numpyro_geom.SGRLD`.
-        learn: from `numpyro_geom.algorithm.metric_learner`.
+        learn: from `numpyro_geom.sampling.algorithm.metric_learner`.
     """
     metric, max_norm = settings.metric, settings.max_norm
     factor = mode_factor(settings.gamma, metric.decay)

@@ -29,12 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._util import tree_normal, tree_scale, tree_vdot
-from ..algorithm import PLAIN_NOISE, Noise, Rule
-from ..settings import Settings
-from ..state import SGState
-from ..target.potential import Potential
-from ..warmup import step_size as auto
-from ..warmup.step_size import (
+from ..model.potential import Potential
+from ..sampling import step_size as auto
+from ..sampling.algorithm import PLAIN_NOISE, Noise, Rule
+from ..sampling.settings import Settings
+from ..sampling.state import SGState
+from ..sampling.step_size import (
     MOMENTUM_DRAW_LENGTH,
     Adaptation,
     num_steps_from,

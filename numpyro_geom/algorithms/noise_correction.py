@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from .._util import tree_normal, tree_scale, tree_vdot
-from ..algorithm import Step
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.minibatch import Subsampling
-from ..target.potential import Potential
+from ..model.minibatch import Subsampling
+from ..model.potential import Potential
+from ..sampling.algorithm import Step
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 
 PyTree = Any
 
@@ -124,7 +124,7 @@ def _mix(old: jax.Array, new: Any) -> jax.Array:
 
 
 def corrected_step(metric: Any, learn: Callable) -> Step:
-    """The step; ``learn`` is from `numpyro_geom.algorithm.metric_learner`."""
+    """The step; ``learn`` is from `numpyro_geom.sampling.algorithm.metric_learner`."""
 
     def step(
         rng_key: jax.Array,

@@ -7,11 +7,11 @@ from typing import Literal
 
 from numpyro.infer import init_to_uniform
 
-from ..algorithm import Algorithm
 from ..kernel import SGKernel
 from ..metrics.base import MetricLike
-from ..settings import Settings
-from ..target.expansion import Expansion
+from ..model.expansion import Expansion
+from ..sampling.algorithm import Algorithm
+from ..sampling.settings import Settings
 from .momentum import check_frozen
 from .sghmc import check, sghmc
 

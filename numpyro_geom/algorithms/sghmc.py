@@ -12,16 +12,16 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
-from ..algorithm import Algorithm, Facts, Noise, Step, metric_learner
-from ..gamma import divergence_from_probe, has_divergence, probe
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
-from ..repeat import repeat
-from ..schedules import Constant
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.expansion import Expansion
-from ..target.potential import Potential
+from ..model.expansion import Expansion
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Noise, Step, metric_learner
+from ..sampling.gamma import divergence_from_probe, has_divergence, probe
+from ..sampling.repeat import repeat
+from ..sampling.schedules import Constant
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 from ..warmup.timetable import settling_steps
 from .momentum import (
     INTEGRATORS,

@@ -32,14 +32,14 @@ from numpyro.infer import init_to_uniform
 from .._checks import check_choice
 from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, metric_learner
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
-from ..repeat import repeat
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.expansion import Expansion
-from ..target.potential import Potential
+from ..model.expansion import Expansion
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Step, metric_learner
+from ..sampling.repeat import repeat
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 from ..warmup.timetable import settling_steps
 from .momentum import (
     MOST_FRICTION,

@@ -10,15 +10,15 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._start import check_always_noisy
-from ..algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
-from ..gamma import GAMMA_ESTIMATORS, GAMMA_MODES
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
-from ..repeat import repeat
-from ..settings import Settings
-from ..target.expansion import Expansion
-from ..target.potential import Potential
+from ..model.expansion import Expansion
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
+from ..sampling.gamma import GAMMA_ESTIMATORS, GAMMA_MODES
+from ..sampling.repeat import repeat
+from ..sampling.settings import Settings
 from ..warmup.timetable import settling_steps
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
 from .langevin import adjusted_step, langevin_step

@@ -10,14 +10,14 @@ from jax import random
 from numpyro.infer.hmc_util import dual_averaging
 
 from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
-from ..algorithm import Draw, metric_learner
 from ..kernel import PyTree
+from ..model.potential import Potential
+from ..model.target import Target
 from ..rows.loop import loop_over_batches
-from ..settings import Settings
-from ..state import SGState, site_sizes, virials
-from ..target.potential import Potential
-from ..target.target import Target
-from ..warmup.step_size import Adaptation, num_steps_from
+from ..sampling.algorithm import Draw, metric_learner
+from ..sampling.settings import Settings
+from ..sampling.state import SGState, site_sizes, virials
+from ..sampling.step_size import Adaptation, num_steps_from
 from ..warmup.timetable import what_is_due
 from .momentum import (
     Momentum,

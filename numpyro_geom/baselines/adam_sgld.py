@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .._util import tree_normal, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, langevin_rule
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
-from ..repeat import repeat
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.potential import Potential
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
+from ..sampling.repeat import repeat
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 from ..warmup.timetable import MAX_SETTLING_STEPS
 
 

@@ -12,13 +12,13 @@ from jax import random
 from numpyro.infer import init_to_uniform
 
 from .._util import tree_vdot, tree_where
-from ..algorithm import Algorithm, Facts, Step, langevin_rule
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric, check_decay, zeros_of
-from ..repeat import repeat
-from ..settings import Settings
-from ..state import Chain, StepReport
-from ..target.potential import Potential
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
+from ..sampling.repeat import repeat
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, StepReport
 
 RATE_STEPS = 200
 """Memory of the groups' mean squared gradients, in steps."""

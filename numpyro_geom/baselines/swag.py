@@ -16,8 +16,8 @@ from .._checks import check_int, check_key, check_number, check_shape
 from .._foreign import Guide
 from .._util import PyTree
 from ..algorithms.sgrld import SGRLD
-from ..arguments import on_device, split_arrays
 from ..kernel import SGKernel
+from ..model.arguments import on_device, split_arrays
 from .swag_path import SWAGParams, descend, draw
 
 NUM_SNAPSHOTS = 100

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax, random
 
-from ..target.potential import Potential
+from ..model.potential import Potential
 from ..warmup.lanczos import extreme_eigenvalues
 from .vsgd import optimal_rate
 

@@ -14,14 +14,14 @@ from numpyro.infer import init_to_uniform
 
 from .._checks import check_choice
 from .._util import lazy_cond, tree_axpy, tree_vdot
-from ..algorithm import Algorithm, Facts, Step, langevin_rule
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
-from ..repeat import repeat
-from ..settings import Settings
-from ..state import Chain, SGState, StepReport
-from ..target.potential import Potential
-from ..warmup.step_size import Adaptation
+from ..model.potential import Potential
+from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
+from ..sampling.repeat import repeat
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, SGState, StepReport
+from ..sampling.step_size import Adaptation
 from ..warmup.timetable import settling_steps
 
 PRECONDITIONERS = ("scalar", "diagonal")

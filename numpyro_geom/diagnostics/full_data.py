@@ -12,9 +12,9 @@ from numpyro import handlers
 from numpyro.distributions import Unit
 from numpyro.infer import init_to_uniform
 
-from ..arguments import split_arrays
-from ..target.abstract import abstract_trace
-from ..target.minibatch import SubsamplePlates
+from ..model.abstract import abstract_trace
+from ..model.arguments import split_arrays
+from ..model.minibatch import SubsamplePlates
 from .arrays import Arrays, host
 
 LARGE_ARRAY = 10**4

@@ -12,8 +12,8 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy, unconstrain_fn
 
-from ..target.enumeration import enumerating
-from ..target.minibatch import SubsamplePlates
+from ..model.enumeration import enumerating
+from ..model.minibatch import SubsamplePlates
 from .arrays import Arrays, host
 from .full_data import FullDataModel, latent_draws
 

@@ -14,10 +14,10 @@ import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
 from .._mcmc import arguments_of
-from ..arguments import on_device
 from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
-from ..target.function import takes_rng_key
+from ..model.arguments import on_device
+from ..model.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
 from .run_facts import facts_as_attributes, is_measured, learned_scale
 from .sources import draws_by_name

@@ -20,9 +20,9 @@ from .._mcmc import arguments_of
 from .._start import check_batch_size
 from ..kernel import SGKernel
 from ..laplace.draws import Data
-from ..target.minibatch import SubsamplePlates
-from ..target.plates import read_subsampling
-from ..target.potential import model_potential
+from ..model.minibatch import SubsamplePlates
+from ..model.plates import read_subsampling
+from ..model.potential import model_potential
 from .arrays import Arrays, as_array, stored_name
 from .full_data import read_model
 from .sources import check_run, draws_of

@@ -15,9 +15,9 @@ from numpyro.util import is_prng_key
 from scipy import stats
 
 from .._checks import check_int, check_number
-from ..automatic import CHOSEN
 from ..kernel import SGKernel, SGState
-from ..schedules import Constant
+from ..model.automatic import CHOSEN
+from ..sampling.schedules import Constant
 from .arrays import Scalars, chosen, named, paths
 from .monte_carlo import MomentEstimates, estimate_moments
 from .sources import to_scalars

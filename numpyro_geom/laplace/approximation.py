@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from ..information.form import Flat
-from ..information.model import learn_structure, model_sites
+from .information.form import Flat
+from .information.model import learn_structure, model_sites
 from .metrics import RiemannianMetric, dense_metric, fisher_metric, monge_acceleration
 from .quadratic import Quadratic, expected_prior, fisher_form, hessian_prior, softabs_prior
 from .settings import LaplaceSettings, check_dense, is_wide

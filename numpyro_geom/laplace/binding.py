@@ -18,17 +18,17 @@ from numpyro.infer.autoguide import AutoContinuous
 
 from .._checks import check_flag
 from .._util import is_traced
-from ..arguments import differentiated, on_device
-from ..information.form import Flat, Structure
-from ..information.model import is_unit
+from ..model.arguments import differentiated, on_device
+from ..model.minibatch import Subsampling
+from ..model.plates import read_subsampling
 from ..rows.bad_rows import check_finite
-from ..target.minibatch import Subsampling
-from ..target.plates import read_subsampling
 from . import sampling
 from .approximation import at_mode, half_log_det, learn
 from .checks import check_precision, warn_of_hours
 from .draws import Data
 from .geodesic import Geodesic
+from .information.form import Flat, Structure
+from .information.model import is_unit
 from .settings import LaplaceSettings, is_wide
 from .target import Posterior, make_target
 

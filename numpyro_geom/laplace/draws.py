@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ..arguments import HostArray, on_device, reads_values, split_arrays, without_host
-from ..target.abstract import abstract_trace
+from ..model.abstract import abstract_trace
+from ..model.arguments import HostArray, on_device, reads_values, split_arrays, without_host
 
 LEAST_WEIGHTS = 5
 """Smallest number of weights whose tail has a shape."""

@@ -9,7 +9,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from ..information.form import Flat
+from .information.form import Flat
 
 Acceleration = Callable[[Flat, Flat], Flat]
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..information.form import HIGHEST, Flat
 from .geodesic import exponential_map
+from .information.form import HIGHEST, Flat
 
 STAGES = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Fractions of the gradient's scale in the metric, one after another."""

@@ -13,8 +13,8 @@ from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
 from .._linalg import Sketch, conjugate_gradients, nystrom, wait_for
-from ..information.form import HIGHEST, Flat, root_matrix
 from ..warmup.lanczos import extreme_eigenvalues
+from .information.form import HIGHEST, Flat, root_matrix
 from .quadratic import Quadratic, dense_form, fisher_form, information
 from .target import Target
 

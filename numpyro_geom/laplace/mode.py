@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from ..information.form import Flat
 from .approximation import gradient_and_hessian, objective
+from .information.form import Flat
 from .settings import LaplaceSettings
 from .target import Posterior, make_target
 

@@ -12,9 +12,9 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import _unconstrain_reparam
 
-from ..information.form import Flat
-from ..information.model import is_float, is_unit
-from ..target.minibatch import SubsamplePlates
+from ..model.minibatch import SubsamplePlates
+from .information.form import Flat
+from .information.model import is_float, is_unit
 from .settings import LaplaceSettings
 from .target import Posterior
 

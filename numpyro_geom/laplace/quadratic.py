@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from ..information import form as forms
-from ..information.form import HIGHEST, Flat
-from ..target.minibatch import Batch
+from ..model.minibatch import Batch
+from .information import form as forms
+from .information.form import HIGHEST, Flat
 from .target import Target
 
 

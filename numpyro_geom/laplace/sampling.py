@@ -14,9 +14,8 @@ from jax.scipy.linalg import solve_triangular
 from numpyro.infer.util import constrain_fn
 from tqdm import tqdm
 
-from ..information.form import HIGHEST, Flat
-from ..target.minibatch import SubsamplePlates
-from ..target.potential import CHUNK_ROWS
+from ..model.minibatch import SubsamplePlates
+from ..model.potential import CHUNK_ROWS
 from .approximation import (
     AtMode,
     acceleration_fn,
@@ -26,6 +25,7 @@ from .approximation import (
     targets,
 )
 from .geodesic import Geodesic, exponential_map
+from .information.form import HIGHEST, Flat
 from .log_map import log_map, shoot
 from .settings import LaplaceSettings, check_dense
 from .target import Posterior, Target, make_target

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._util import PyTree
-from ..information.form import Flat, Form, Structure, num_rows
-from ..information.model import likelihood_form, model_sites, prior_energy, prior_form
-from ..target.minibatch import Batch, Subsampling
-from ..target.potential import model_potential
+from ..model.minibatch import Batch, Subsampling
+from ..model.potential import model_potential
+from .information.form import Flat, Form, Structure, num_rows
+from .information.model import likelihood_form, model_sites, prior_energy, prior_form
 
 
 class Posterior(NamedTuple):
@@ -21,12 +21,12 @@ class Posterior(NamedTuple):
 
     Attributes:
         model: a NumPyro model, ``param`` sites substituted.
-        plan: from `numpyro_geom.target.plates.read_subsampling`.
+        plan: from `numpyro_geom.model.plates.read_subsampling`.
         args: model arguments, possibly traced.
         kwargs: model keyword arguments.
         unravel: flat position -> dict of unconstrained site values.
         size: D.
-        structure: from `numpyro_geom.information.model.learn_structure`.
+        structure: from `numpyro_geom.laplace.information.model.learn_structure`.
         diagonal_prior: whether the prior part of the metric is diagonal.
     """
 

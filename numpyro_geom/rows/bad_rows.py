@@ -13,7 +13,7 @@ import numpy as np
 from .._checks import check_choice
 from .._util import all_finite, is_traced
 from .._warning import warn_outside
-from ..arguments import by_name
+from ..model.arguments import by_name
 from .host_rows import HostRows, host_rows_in, is_host_rows
 from .reader import check_mapped
 

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ..target.minibatch import RNG_KEY, Strata
+from ..model.minibatch import RNG_KEY, Strata
 from .fetch import Hint, batches_at_once, fetch, hints
 from .host_rows import HostRows
 from .reader import NO_ROW
 
 if TYPE_CHECKING:
-    from ..target.potential import Potential
+    from ..model.potential import Potential
 
 PyTree = Any
 

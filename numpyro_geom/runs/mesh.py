@@ -25,12 +25,12 @@ from numpyro.infer import MCMC
 
 from .._start import check_start
 from .._util import PyTree, from_words, is_traced, words
-from ..arguments import split_arrays
 from ..kernel import SGKernel
+from ..model.abstract import abstract_trace
+from ..model.arguments import split_arrays
 from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
 from ..rows.mesh_rows import MeshRows
 from ..rows.over_mesh import OverMesh
-from ..target.abstract import abstract_trace
 from .processes import Processes
 
 

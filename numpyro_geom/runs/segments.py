@@ -20,7 +20,7 @@ from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._mcmc import fields_of, traces_arguments
 from .._util import PyTree, is_key
-from ..arguments import split_arrays
+from ..model.arguments import split_arrays
 from .job import Job, Lengths
 from .mesh import Layout
 

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from .._util import lazy_cond, tree_where
-from ..algorithm import Algorithm, Rule, adapts
-from ..settings import Settings
-from ..state import Chain, SGState
-from ..target.scale import Scale
-from ..target.target import Target
+from ..model.scale import Scale
+from ..model.target import Target
+from ..sampling.algorithm import Algorithm, Rule, adapts
+from ..sampling.settings import Settings
+from ..sampling.state import Chain, SGState
+from ..sampling.step_size import Adaptation
 from .anchor import add_draw, move_to_mean
 from .curvature import DENSE_LIMIT, measure
 from .scale import emptied, likeness, with_draw
-from .step_size import Adaptation
 from .timetable import Due
 
 PyTree = Any

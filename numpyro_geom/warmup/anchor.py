@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .._util import ravel, tree_where
-from ..target.control_variate import Control, refresh
-from ..target.potential import Potential
+from ..model.control_variate import Control, refresh
+from ..model.potential import Potential
 
 PyTree = Any
 

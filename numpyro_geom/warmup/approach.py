@@ -17,11 +17,11 @@ from jax import lax
 
 from .._linalg import log_abs_det
 from .._util import settled, tree_where
-from ..target.control_variate import Anchor, anchor_at
-from ..target.scale import times
-from ..target.target import Target
+from ..model.control_variate import Anchor, anchor_at
+from ..model.scale import times
+from ..model.target import Target
+from ..sampling.step_size import rule_temperature
 from .scale import roots_at
-from .step_size import rule_temperature
 
 MOST_STEPS = 8
 NEAR = 0.02

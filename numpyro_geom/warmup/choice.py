@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._programs import compiled
 from .._util import key_word, ravel, scattered_floats
-from ..algorithm import Algorithm
-from ..settings import Settings
-from ..state import SGState
-from ..target.control_variate import with_control_variate
-from ..target.target import Target
+from ..model.control_variate import with_control_variate
+from ..model.programs import compiled
+from ..model.target import Target
+from ..sampling.algorithm import Algorithm
+from ..sampling.settings import Settings
+from ..sampling.state import SGState
 from .curvature import largest_noise
 
 PyTree = Any

@@ -12,9 +12,9 @@ from jax import lax, random
 
 from .._linalg import eigenvalues
 from .._util import key_word, ravel, scattered_floats
-from ..target.potential import Potential
+from ..model.potential import Potential
+from ..sampling.step_size import Adaptation, rule_temperature
 from .lanczos import Extremes, ends, extreme_eigenvalues, normalise
-from .step_size import Adaptation, rule_temperature
 
 PyTree = Any
 

@@ -11,14 +11,14 @@ from jax import lax
 
 from .._linalg import symmetric_roots
 from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
-from ..settings import Settings
-from ..state import SGState
-from ..target.potential import Potential
-from ..target.scale import Scale, scale_about, times
-from ..target.target import Target
-from .blocks import block_mask, matrix_of_blocks
+from ..model.potential import Potential
+from ..model.scale import Scale, scale_about, times
+from ..model.target import Target
+from ..sampling.blocks import block_mask, matrix_of_blocks
+from ..sampling.settings import Settings
+from ..sampling.state import SGState
+from ..sampling.step_size import rule_temperature
 from .curvature import diagonal_curvature, hessian, within_reach
-from .step_size import rule_temperature
 from .timetable import Due
 
 PyTree = Any

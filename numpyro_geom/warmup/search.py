@@ -21,10 +21,10 @@ from jax import lax, random
 
 from .._linalg import log_abs_det
 from .._util import key_word, ravel, scattered_floats, settled, tree_where
-from ..target.potential import Potential
-from ..target.scale import times
+from ..model.potential import Potential
+from ..model.scale import times
+from ..sampling.step_size import rule_temperature
 from .scale import roots_at, share_within_reach
-from .step_size import rule_temperature
 
 PyTree = Any
 

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from .._util import ravel
-from ..settings import Settings
-from ..target.control_variate import refresh, with_control_variate
-from ..target.scale import Scale, times
-from ..target.target import Target
+from ..model.control_variate import refresh, with_control_variate
+from ..model.scale import Scale, times
+from ..model.target import Target
+from ..sampling.blocks import block_mask
+from ..sampling.settings import Settings
+from ..sampling.step_size import rule_temperature
 from .approach import MOST_STEPS, approach
-from .blocks import block_mask
 from .curvature import DENSE_LIMIT
 from .scale import given_scale, roots_at, scale_of_curvature, scale_of_diagonal, share_along
 from .search import descend
-from .step_size import rule_temperature
 
 PyTree = Any
 

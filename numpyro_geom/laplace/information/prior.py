@@ -59,7 +59,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
       NumPyro's own bijection.
     - ImproperUniform: no component.
     - any other: the diagonal of E[score score'] from `NUM_DRAWS` draws with a fixed key, drawn as
-      in `numpyro_geom.information.fisher_root`. Correlations within an event are left out.
+      in `numpyro_geom.laplace.information.fisher_root`. Correlations within an event are left out.
 
     The information of Laplace is E[score^2], which includes the kink of its density.
 
@@ -77,7 +77,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     Examples:
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro_geom.information import prior_root
+        >>> from numpyro_geom.laplace.information import prior_root
         >>> prior_root(dist.Normal(0.0, 2.0), jnp.ones(()))
         Array([0.5], dtype=float32)
         >>> prior_root(dist.HalfNormal(3.0).expand([2]).to_event(1), jnp.ones(2))

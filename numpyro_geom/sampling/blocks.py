@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..state import is_by_site
+from .state import is_by_site
 
 PyTree = Any
 Blocks = tuple[tuple[str, ...], ...]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._util import tree_vdot
-from .warmup.step_size import Adaptation
+from .._util import tree_vdot
+from .step_size import Adaptation
 
 PyTree = Any
 
@@ -111,7 +111,7 @@ class SGState(NamedTuple):
         dynamics: other state of the algorithm.
         expanded: the position that steps move, if it is scaled or expanded and so differs from
             ``z``; empty otherwise.
-        scale: the scaled coordinates, see `numpyro_geom.target.scale.Scale`; empty without.
+        scale: the scaled coordinates, see `numpyro_geom.model.scale.Scale`; empty without.
         centre: the position from which temperatures are measured: the position at the end of
             warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
             small. In warm-up it is the draw's start, and temperatures have no meaning yet.
@@ -122,7 +122,7 @@ class SGState(NamedTuple):
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
-        adaptation: what warm-up has learned, see `numpyro_geom.warmup.step_size.Adaptation`.
+        adaptation: what warm-up has learned, see `numpyro_geom.sampling.step_size.Adaptation`.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
     """

@@ -1,6 +1,6 @@
 """Minibatches: draws of row indices, their substitution into plates, and the N/B scaling.
 
-A ``plate`` in a NumPyro model says which rows are exchangeable. `numpyro_geom.target.plates` reads
+A ``plate`` in a NumPyro model says which rows are exchangeable. `numpyro_geom.model.plates` reads
 the plates off a model. This module draws row indices for the plates that are to be subsampled
 (`draw`), and runs the model with these indices in its plates (`SubsamplePlates`). NumPyro's plate
 then scales every site in it by ``size / batch_size``. So the minibatch energy is an unbiased
@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax, random
 from numpyro.primitives import Messenger
 
-from ..arguments import on_device
 from ..rows.permutation import epoch_indices
+from .arguments import on_device
 
 Batch = Any
 """The input of a step's energy estimate: plate -> row indices, a PRNG key, or an empty dict."""

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from ._util import is_traced, words
+from .._util import is_traced, words
 
 PyTree = Any
 

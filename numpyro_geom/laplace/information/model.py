@@ -16,9 +16,9 @@ from jax.extend.core import Literal
 from numpyro import handlers
 from numpyro.infer.util import _unconstrain_reparam
 
-from .._util import PyTree
-from ..target import minibatch
-from ..target.minibatch import Batch, Subsampling
+from ..._util import PyTree
+from ...model import minibatch
+from ...model.minibatch import Batch, Subsampling
 from .form import Form, Structure
 from .prior import prior_root, relative_to_location
 from .root import fisher_root

@@ -16,25 +16,25 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
-from ._init_params import as_position
-from ._mcmc import validates
-from ._programs import compiled
-from ._start import check_floating
-from ._util import all_finite, is_traced
-from ._warning import warn_outside
+from .._mcmc import validates
+from .._start import check_floating
+from .._util import all_finite, is_traced
+from .._warning import warn_outside
+from ..rows.bad_rows import check_finite
+from ..rows.host_rows import host_rows_in
+from ..sampling.settings import Settings
+from ..warmup.choice import Choice
+from . import minibatch
+from .abstract import with_start
 from .automatic import planned, resolved
-from .rows.bad_rows import check_finite
-from .rows.host_rows import host_rows_in
-from .settings import Settings
-from .target import minibatch
-from .target.abstract import with_start
-from .target.expanded import WithoutPrior
-from .target.function import function_potential
-from .target.minibatch import SubsamplePlates, Subsampling
-from .target.plates import warn_of_deterministic
-from .target.potential import Potential, model_potential
-from .target.target import Target
-from .warmup.choice import Choice
+from .expanded import WithoutPrior
+from .function import function_potential
+from .init_params import as_position
+from .minibatch import SubsamplePlates, Subsampling
+from .plates import warn_of_deterministic
+from .potential import Potential, model_potential
+from .programs import compiled
+from .target import Target
 
 PyTree = Any
 LONGEST_START = 1_500

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import random
 from jax.flatten_util import ravel_pytree
 
-from ._checks import check_choice, check_int
+from .._checks import check_choice, check_int
 
 PyTree = Any
 

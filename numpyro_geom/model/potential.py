@@ -80,7 +80,7 @@ def model_potential(model: Callable, plan: Subsampling, args: tuple, kwargs: dic
 
     Args:
         model: a NumPyro model; ``param`` sites already substituted.
-        plan: from `numpyro_geom.target.plates.read_subsampling`.
+        plan: from `numpyro_geom.model.plates.read_subsampling`.
         args: model arguments; arrays in them may be traced.
         kwargs: model keyword arguments.
     """

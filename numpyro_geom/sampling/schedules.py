@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._checks import check_int, check_number
+from .._checks import check_int, check_number
 
 
 class Schedule(abc.ABC):

@@ -13,13 +13,13 @@ import optax
 from jax import lax, random
 from numpyro.infer import init_to_uniform
 
-from ._checks import check_int, check_key, check_number
-from ._util import PyTree, tree_where
-from .algorithms.sgrld import SGRLD
-from .arguments import on_device, split_arrays
-from .target import minibatch
-from .target.minibatch import Subsampling
-from .target.potential import row_energies
+from .._checks import check_int, check_key, check_number
+from .._util import PyTree, tree_where
+from ..algorithms.sgrld import SGRLD
+from ..model import minibatch
+from ..model.arguments import on_device, split_arrays
+from ..model.minibatch import Subsampling
+from ..model.potential import row_energies
 
 HELD_OUT = 0.1
 """Share of held-out rows, which judge the training, where a batch size is given."""

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._util import PyTree
-from ..target.minibatch import Batch
+from ..._util import PyTree
+from ...model.minibatch import Batch
 
 Flat = jax.Array
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from ._programs import compiled
-from ._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree_where
+from .._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree_where
+from ..model.control_variate import refresh
+from ..model.programs import compiled
+from ..model.target import Target
+from ..rows.loop import loop_over_batches
 from .algorithm import Draw, Facts, Step, adapts
-from .rows.loop import loop_over_batches
 from .settings import Settings
 from .state import SGState, site_sizes, virials
-from .target.control_variate import refresh
-from .target.target import Target
 
 PyTree = Any
 

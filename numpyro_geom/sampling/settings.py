@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpyro.infer import init_to_uniform
 
-from ._checks import check_choice, check_flag, check_int, check_model, check_number
-from ._start import check_batch_size
-from .metrics import get_metric
-from .metrics.identity import Identity
+from .._checks import check_choice, check_flag, check_int, check_model, check_number
+from .._start import check_batch_size
+from ..metrics import get_metric
+from ..metrics.identity import Identity
+from ..model.expansion import Expansion
+from ..model.minibatch import BATCHING
+from .blocks import Blocks, check_blocks
 from .schedules import Schedule, as_schedule
-from .target.expansion import Expansion
-from .target.minibatch import BATCHING
-from .warmup.blocks import Blocks, check_blocks
 
 HOST_DEFAULTS: dict[str, Any] = {
     "model": None,

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._warning import warn_outside
-from .metrics.by_site import BySite
-from .metrics.identity import Identity
-from .settings import Settings
-from .target.minibatch import Subsampling
-from .target.plates import read_subsampling
-from .warmup.choice import FEW_ROWS, FIRST_ROWS
-from .warmup.curvature import DENSE_LIMIT
+from .._warning import warn_outside
+from ..metrics.by_site import BySite
+from ..metrics.identity import Identity
+from ..sampling.settings import Settings
+from ..warmup.choice import FEW_ROWS, FIRST_ROWS
+from ..warmup.curvature import DENSE_LIMIT
+from .minibatch import Subsampling
+from .plates import read_subsampling
 
 PyTree = Any
 

@@ -12,8 +12,8 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from .._warning import warn_outside
-from ..arguments import explained
 from .abstract import Declared, abstract_run, with_start
+from .arguments import explained
 from .effects import Effects, effects_of
 from .enumeration import check_discrete
 from .indexed import check_indexed, check_local

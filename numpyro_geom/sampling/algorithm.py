@@ -2,8 +2,9 @@
 
 An algorithm defines the start of its own state, how a draw is made, how step size and number of
 steps follow from measurements in warm-up, and a few facts. A kernel is `Settings` plus an
-algorithm. `numpyro_geom.repeat.repeat` makes a draw of a pure step. A sampler that does not repeat
-a step (but, for example, runs a trajectory with an acceptance test) defines its draw directly.
+algorithm. `numpyro_geom.sampling.repeat.repeat` makes a draw of a pure step. A sampler that does
+not repeat a step (but, for example, runs a trajectory with an acceptance test) defines its draw
+directly.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ._util import lazy_cond, tree_scale
+from .._util import lazy_cond, tree_scale
+from ..model.potential import Potential
+from . import step_size as auto
 from .settings import Settings
 from .state import Chain, SGState, StepReport
-from .target.potential import Potential
-from .warmup import step_size as auto
-from .warmup.step_size import Adaptation
+from .step_size import Adaptation
 
 PyTree = Any
 
@@ -108,7 +109,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
         init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start. For the
-            position see `numpyro_geom.state.Chain`.
+            position see `numpyro_geom.sampling.state.Chain`.
         draw: see `Draw`.
         rule: see `Rule`.
         facts: see `Facts`.
@@ -132,7 +133,7 @@ def adapts(settings: Settings, facts: Facts) -> bool:
 def langevin_rule(
     settings: Settings, *, adjusted: bool = False, noise: Noise = PLAIN_NOISE
 ) -> Rule:
-    """The rule of a Langevin step, see `numpyro_geom.warmup.step_size`."""
+    """The rule of a Langevin step, see `numpyro_geom.sampling.step_size`."""
     tau = auto.rule_temperature(settings.temperature)
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._util import all_finite, settled
-from ..state import SGState
+from ..sampling.state import SGState
 from .control_variate import Control, with_control_variate
 from .expanded import with_expansion
 from .expansion import Expansion

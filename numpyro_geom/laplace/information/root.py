@@ -75,7 +75,7 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro_geom.information import fisher_root
+        >>> from numpyro_geom.laplace.information import fisher_root
         >>> d, tangent = jax.jvp(lambda scale: dist.Normal(0.0, scale), (2.0,), (1.0,))
         >>> jnp.sum(fisher_root(d, tangent) ** 2)  # 2 / scale^2
         Array(0.5, dtype=float32)
@@ -110,7 +110,7 @@ def _general(d: Any, tangent: Any) -> jax.Array:
         raise TypeError(
             f"no Fisher information for {name}: expected a closed form, a finite support, or a "
             f"sampler and a differentiable log_prob, got {type(error).__name__}: {error}. Register "
-            f"a root with @fisher_root.register({name}), see numpyro_geom.information.fisher_root"
+            f"a root with @fisher_root.register({name})"
         ) from error
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
-from ..arguments import by_name
+from .arguments import by_name
 
 KEEPS = ("lt", "add", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
 """Operations that JAX applies to row numbers before it gathers rows."""

@@ -1,0 +1,1 @@
+"""A NumPyro model with its arguments, and its energy."""

@@ -1,0 +1,1 @@
+"""How a chain moves, for every algorithm."""

@@ -1,1 +1,0 @@
-"""The sampled target: energies of models and functions, and wrappers Potential -> Potential."""
