@@ -31,6 +31,7 @@ from numpyro_geom import (
     AdamSGLD,
     Expansion,
     Factors,
+    Metric,
     Monge,
     RMSprop,
     Shampoo,
@@ -174,16 +175,11 @@ def rows_of_a_matrix(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal((X[i] @ w * z).sum(-1), 1), obs=y[i])
 
 
-class Bare:
-    """A metric with the required methods of the protocol and none of its options."""
-
-    decay = 0.0
+class Bare(Metric):
+    """A metric with the required methods and none of the options."""
 
     def __init__(self, interval: int | None = 1) -> None:
         self.interval = interval
-
-    def init(self, position: Any) -> Any:
-        return RMSprop().init(position)
 
     def statistic(self, grad: Any) -> Any:
         return grad
@@ -327,7 +323,11 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "unknown metric": (model(metric="euclid"), ValueError, "metric must be one of .*'euclid'"),
     "metric class": (model(metric=Monge), TypeError, r"write Monge\(\) in place of Monge"),
     "metric None": (model(metric=None), TypeError, "metric must be one of .*NoneType"),
-    "metric lacks methods": (model(metric=object()), TypeError, "lacks init, statistic, update"),
+    "metric of object": (
+        model(metric=object()),
+        TypeError,
+        "a subclass of Metric, got <obj",
+    ),
     "decay 1": (lambda: RMSprop(decay=1.0), ValueError, r"decay must be a number in \[0, 1\)"),
     "decay negative": (lambda: Monge(decay=-0.1), ValueError, "decay must be .*at least 0"),
     "decay nan": (lambda: Wenzel(decay=float("nan")), ValueError, "decay must be a finite number"),

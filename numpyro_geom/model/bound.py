@@ -27,7 +27,7 @@ from ..warmup.choice import Choice
 from . import minibatch
 from .abstract import with_start
 from .automatic import planned, resolved
-from .expanded import WithoutPrior
+from .expansion import WithoutPrior
 from .function import function_potential
 from .init_params import as_position
 from .minibatch import SubsamplePlates, Subsampling

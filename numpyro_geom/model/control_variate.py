@@ -121,7 +121,7 @@ def init_control(position: PyTree, energy: jax.Array) -> Control:
     return Control(Anchor(flat, energy, zeros), zeros, jnp.zeros((), jnp.int32))
 
 
-def refresh(potential: Potential, control: Control, position: PyTree) -> Control:
+def replace_anchor(potential: Potential, control: Control, position: PyTree) -> Control:
     """Move the anchor to ``position``, unless the energy or gradient there is not finite."""
     anchor = anchor_at(potential, position)
     finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))

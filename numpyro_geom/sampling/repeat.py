@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import random
 
 from .._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree_where
-from ..model.control_variate import refresh
+from ..model.control_variate import replace_anchor
 from ..model.programs import compiled
 from ..model.target import Target
 from ..rows.loop import loop_over_batches
@@ -75,7 +75,7 @@ def repeat(
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
-                    lambda c, z: refresh(potential, c, z),
+                    lambda c, z: replace_anchor(potential, c, z),
                     control,
                     target.merge(chain.position),
                 )
