@@ -18,7 +18,7 @@ from numpyro_geom.diagnostics import stein
 
 def test_dir_has_the_public_names_alone() -> None:
     assert set(numpyro_geom.__all__) < set(dir(numpyro_geom))
-    modules = {"diagnostics", "information", "laplace", "metrics", "schedules"}
+    modules = {"diagnostics", "laplace", "metrics"}
     dunder = {"__all__", "__doc__", "__version__"}
     assert set(dir(numpyro_geom)) == {*numpyro_geom.__all__, *modules, *dunder}
     for name in dir(numpyro_geom):

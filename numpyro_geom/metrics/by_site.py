@@ -12,7 +12,7 @@ import jax
 
 from .._checks import check_number
 from .._util import tree_scale
-from .base import Metric, MetricLike, check_interval
+from .base import Metric, check_interval
 from .identity import Identity
 from .monge import Monge
 from .rmsprop import RMSprop
@@ -43,12 +43,12 @@ class BySiteState(NamedTuple):
     rest: tuple
 
 
-def get_metric(metric: MetricLike) -> Metric:
+def get_metric(metric: Any) -> Metric:
     """The metric with this name, or the object itself if it is a metric.
 
     Args:
-        metric: a name in `METRICS` (with default settings), a `Metric`, or a dict from patterns of
-            site names to metrics, see `BySite`.
+        metric: a `MetricLike`: a name in `METRICS` (with default settings), a metric, or a dict
+            from patterns of site names to metrics, see `BySite`.
 
     Raises:
         ValueError: for an unknown name.
@@ -274,7 +274,7 @@ def _in_steps(metric: Any, interval: int | None) -> Metric:
     metric = get_metric(metric)
     if metric.interval is not None or interval is None:
         return metric
-    return dataclasses.replace(metric, interval=interval)  # type: ignore[type-var]
+    return dataclasses.replace(metric, interval=interval)
 
 
 def _set(this: Metric, **fields: Any) -> None:

@@ -97,8 +97,10 @@ class Factors:
                 _set(self, name, check_int(name, getattr(self, name), least=0))
         if self.left == 0 and self.right == 0:
             raise ValueError("left and right are both 0: expected a factor, or leave the site out")
-        given: Any = (self.vectors,) if isinstance(self.vectors, str) else self.vectors
-        _set(self, "vectors", _check_names("vectors", given))
+        given: Any = self.vectors
+        _set(
+            self, "vectors", _check_names("vectors", (given,) if isinstance(given, str) else given)
+        )
         check_choice("side", self.side, ("left", "right"))
 
 
