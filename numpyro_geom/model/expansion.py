@@ -75,7 +75,7 @@ class Factors:
     Args:
         left: number of factors on the left, the input side of a site W in ``x @ W``. None takes
             the number of `Expansion`.
-        right: number of factors on the right, the output side. None takes that of `Expansion`.
+        right: number of factors on the right, the output side; None as for ``left``.
         vectors: name or names of 1-D sites that share the factors of one side: the bias of a
             layer, or the other vectors of a normalisation layer.
         side: the side that the vectors share: ``"right"`` for ``x @ W + b``, ``"left"`` for

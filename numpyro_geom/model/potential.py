@@ -19,8 +19,15 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from .._util import key_word, scattered
-from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
-from ..rows.host_rows import HostRows, host_rows_in
+from ..rows.host_rows import (
+    Hint,
+    HostRows,
+    batches_at_once,
+    fetch,
+    hint_part,
+    hints,
+    host_rows_in,
+)
 from . import minibatch
 from .enumeration import enumerating
 from .minibatch import RNG_KEY, Batch, Strata, Subsampling

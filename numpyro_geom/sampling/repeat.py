@@ -13,8 +13,8 @@ from .._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree
 from ..model.control_variate import replace_anchor
 from ..model.programs import compiled
 from ..model.target import Target
-from ..rows.loop import loop_over_batches
 from .algorithm import Draw, Facts, Step, adapts
+from .loop import loop_over_batches
 from .settings import Settings
 from .state import SGState, site_sizes, virials
 
