@@ -607,7 +607,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "unexpected keyword argument 'potential_fn'",
     ),
-    "SWAG no model": (lambda: SWAG(None), ValueError, "exactly one of `model`.*neither"),
+    "SWAG no model": (lambda: SWAG(None), TypeError, "model must be callable, got NoneType"),
     "SWAG unknown plate": (
         fit(normal_mean, Y, batch_size={"rows": 3}),
         ValueError,

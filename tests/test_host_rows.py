@@ -36,7 +36,7 @@ from numpyro_geom import (
     run,
     to_inference_data,
 )
-from numpyro_geom.model import potential
+from numpyro_geom.model import model as model_module
 from numpyro_geom.rows import host_rows
 from numpyro_geom.runs.digest import Digests
 from numpyro_geom.runs.fingerprint import fingerprint, program_of
@@ -64,7 +64,7 @@ def network(X, y):
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
-    monkeypatch.setattr(potential, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(model_module, "CHUNK_ROWS", 32)
     monkeypatch.setattr(host_rows, "BLOCK_ROWS", 128)
 
 
