@@ -185,19 +185,13 @@ class SWAG(Guide):
                 f"after the first fifth of num_steps={num_steps}, one every {collect_every}: "
                 "raise num_steps, or lower collect_every or rank"
             )
-        self.model = model
+        self.model, self._rank, self._learning_rate = model, rank, learning_rate
+        self._burn_in, self._collect_every = burn_in, collect_every
+        self._num_snapshots = num_snapshots
+        self._mode_steps = check_int("mode_steps", mode_steps)
+        self._mode_rate = check_number("mode_learning_rate", mode_learning_rate, above=0.0)
         self._start = partial(
             start, model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
-        )
-        self._path = partial(
-            _path,
-            learning_rate=learning_rate,
-            rank=rank,
-            burn_in=burn_in,
-            collect_every=collect_every,
-            num_snapshots=num_snapshots,
-            mode_steps=check_int("mode_steps", mode_steps),
-            mode_learning_rate=check_number("mode_learning_rate", mode_learning_rate, above=0.0),
         )
         # the model with its arguments, and the map from vectors to its positions
         self._fitted: tuple[Model, Callable[[jax.Array], PyTree]] | None = None
@@ -270,6 +264,48 @@ class SWAG(Guide):
         """
         return self._constrain_fn(args, kwargs)(params.mean)
 
+    def _path(
+        self, potential: Potential, unravel: Callable, start: jax.Array, rng_key: jax.Array
+    ) -> tuple[jax.Array, SWAGParams, jax.Array]:
+        """A mode by Adam, the moments of descent from it, and the energies at both ends."""
+        key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
+        num_data, given = potential.num_data, self._learning_rate
+
+        def energy(flat: jax.Array, batch: Any) -> jax.Array:
+            return potential.energy(unravel(flat), batch)
+
+        def walk(optimiser: Any, num_steps: int, descent: Descent) -> Descent:
+            draw = potential.draw
+            return optimise(energy, draw, optimiser, num_data, num_steps, descent)[0]
+
+        adam = optax.adam(optax.cosine_decay_schedule(self._mode_rate, self._mode_steps))
+        descent = Descent(start, adam.init(start), potential.init_stream(key_stream), key_mode)
+        mode, _, stream, _ = walk(adam, self._mode_steps, descent)
+        if isinstance(given, str):
+            rate = num_data * _stable_rate(energy, potential, mode, key_rate)
+        else:
+            rate = jnp.asarray(given, start.dtype)
+        sgd = optax.scale(-rate)
+
+        def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
+            descent, moments = carry
+            descent = walk(sgd, self._collect_every, descent)
+            return (descent, update_moments(moments, descent.position)), None
+
+        descent = walk(sgd, self._burn_in, Descent(mode, sgd.init(mode), stream, key_descent))
+        carry = descent, init_moments(mode, self._rank)
+        (descent, moments), _ = lax.scan(snapshot, carry, None, self._num_snapshots)
+        rows = potential.curvature_batch(key_rows)
+        energies = jnp.stack([energy(mode, rows), energy(descent.position, rows)])
+        oldest = self._num_snapshots % self._rank
+        params = SWAGParams(
+            mean=moments.mean,
+            variance=moments.sum_squares / self._num_snapshots,
+            deviations=jnp.roll(moments.deviations, -oldest, axis=0),
+            learning_rate=rate,
+        )
+        return mode, params, energies
+
     def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
         """From a flat position to site values."""
         if self._fitted is None:
@@ -320,58 +356,6 @@ def update_moments(moments: Moments, value: jax.Array) -> Moments:
         deviations=moments.deviations.at[oldest].set(after),
         num_values=num_values,
     )
-
-
-def _path(
-    potential: Potential,
-    unravel: Callable,
-    start: jax.Array,
-    rng_key: jax.Array,
-    *,
-    learning_rate: float | Literal["auto"],
-    rank: int,
-    burn_in: int,
-    collect_every: int,
-    num_snapshots: int,
-    mode_steps: int,
-    mode_learning_rate: float,
-) -> tuple[jax.Array, SWAGParams, jax.Array]:
-    """A mode by Adam, the moments of descent from it, and the energies at both ends."""
-    key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
-    num_data = potential.num_data
-
-    def energy(flat: jax.Array, batch: Any) -> jax.Array:
-        return potential.energy(unravel(flat), batch)
-
-    walk = partial(optimise, energy, potential.draw)
-    adam = optax.adam(optax.cosine_decay_schedule(mode_learning_rate, mode_steps))
-    descent = Descent(start, adam.init(start), potential.init_stream(key_stream), key_mode)
-    (mode, _, stream, _), _ = walk(adam, num_data, mode_steps, descent)
-    if learning_rate == "auto":
-        rate = num_data * _stable_rate(energy, potential, mode, key_rate)
-    else:
-        rate = jnp.asarray(learning_rate, start.dtype)
-    sgd = optax.scale(-rate)
-
-    def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
-        descent, moments = carry
-        descent, _ = walk(sgd, num_data, collect_every, descent)
-        return (descent, update_moments(moments, descent.position)), None
-
-    descent = Descent(mode, sgd.init(mode), stream, key_descent)
-    descent, _ = walk(sgd, num_data, burn_in, descent)
-    (descent, moments), _ = lax.scan(
-        snapshot, (descent, init_moments(mode, rank)), None, num_snapshots
-    )
-    rows = potential.curvature_batch(key_rows)
-    energies = jnp.stack([energy(mode, rows), energy(descent.position, rows)])
-    params = SWAGParams(
-        mean=moments.mean,
-        variance=moments.sum_squares / num_snapshots,
-        deviations=jnp.roll(moments.deviations, -(num_snapshots % rank), axis=0),
-        learning_rate=rate,
-    )
-    return mode, params, energies
 
 
 def _stable_rate(

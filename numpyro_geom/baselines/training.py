@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -158,21 +157,19 @@ def train(
         batch_size=batch_size,
         init_strategy=init_strategy,
     )
-    rows = _split(found.plan, key_split, validation)
+    rows, held_out = _split(found.plan, key_split, validation)
 
     @jax.jit
-    def run(arrays: list, rows: tuple, position: PyTree, keys: jax.Array) -> tuple:
+    def run(arrays: list, *given: Any) -> tuple:
         # traced, because large arrays take long to compile as constants
         model = found.with_arrays(arrays)
-        judge = _judge(model, rows[1])
-        epoch = _epoch(model, optimiser, rows[0])
-        return _train(epoch, judge, optimiser, position, keys, num_epochs, patience)
+        return _train(model, optimiser, *given, num_epochs=num_epochs, patience=patience)
 
     keys = random.split(key_train, starts)
-    outcome = run(found.arrays, rows, position, keys)
+    outcome = run(found.arrays, rows, held_out, position, keys)
     best, lowest, best_epoch, losses, judged, done = jax.device_get(outcome)
     lost = ~np.isfinite(lowest)
-    if not len(rows[1]):
+    if not len(held_out):
         lost |= best_epoch < done
     if lost.any():
         raise FloatingPointError(
@@ -292,63 +289,60 @@ def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
     return order[held_out:], order[:held_out].reshape(-1, lot)
 
 
-def _judge(model: Model, lots: Any) -> Callable | None:
-    """``position -> mean energy of the held-out rows``, or None."""
-    if not len(lots):
-        return None
-    (plate,) = model.plan.batch_sizes
-
-    def judge(position: PyTree) -> jax.Array:
-        def mean_of(lot: jax.Array) -> jax.Array:
-            return jnp.mean(model.row_energies(position, plate, {plate: lot}))
-
-        return jnp.mean(lax.map(mean_of, lots))
-
-    return judge
-
-
-def _epoch(model: Model, optimiser: optax.GradientTransformation, rows: Any) -> Callable:
-    """``descent -> the descent after an epoch, and its mean loss``."""
+def _train(
+    model: Model,
+    optimiser: optax.GradientTransformation,
+    rows: Any,
+    held_out: Any,
+    start: PyTree,
+    keys: jax.Array,
+    *,
+    num_epochs: int,
+    patience: int,
+) -> tuple:
+    """Train all starts together, until none has improved for ``patience`` epochs."""
     plan = drawn = model.plan
-    if len(rows):
+    starts, dtype = keys.shape[0], jax.tree.leaves(start)[0].dtype
+    if len(held_out):
         (plate,) = plan.batch_sizes
         drawn = dataclasses.replace(plan, sizes={**plan.sizes, plate: len(rows)})
 
     def draw(rng_key: jax.Array, stream: Any) -> tuple[Any, Any]:
         batch, stream = minibatch.draw(drawn, rng_key, stream)
-        if len(rows):
+        if len(held_out):
             batch[plate] = rows[batch[plate]]
         return batch, stream
 
-    return partial(optimise, model.energy, draw, optimiser, plan.num_data, drawn.steps_per_epoch)
+    def judge(position: PyTree) -> jax.Array:
+        """Mean energy of the held-out rows."""
 
+        def mean_of(lot: jax.Array) -> jax.Array:
+            return jnp.mean(model.row_energies(position, plate, {plate: lot}))
 
-def _train(
-    epoch: Callable,
-    judge: Callable | None,
-    optimiser: optax.GradientTransformation,
-    start: PyTree,
-    keys: jax.Array,
-    num_epochs: int,
-    patience: int,
-) -> tuple:
-    """Train all starts together, until none has improved for ``patience`` epochs."""
-    starts, dtype = keys.shape[0], jax.tree.leaves(start)[0].dtype
+        return jnp.mean(lax.map(mean_of, held_out)).astype(dtype)
 
-    def one(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
-        descent, loss = epoch(training.descent._replace(rng_key=random.fold_in(key, number)))
-        position = descent.position
-        judged = jnp.full((), jnp.nan, dtype) if judge is None else judge(position).astype(dtype)
-        # without validation the last epoch is the best, if it is finite
-        better = jnp.isfinite(loss) if judge is None else judged < training.lowest
-        lowest = jnp.where(better, loss if judge is None else judged, training.lowest)
-        best = tree_where(better, position, training.best)
+    def epoch(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
+        descent, loss = optimise(
+            model.energy,
+            draw,
+            optimiser,
+            plan.num_data,
+            drawn.steps_per_epoch,
+            training.descent._replace(rng_key=random.fold_in(key, number)),
+        )
+        if len(held_out):
+            judged = value = judge(descent.position)
+            better = judged < training.lowest
+        else:  # the last epoch is the best, if it is finite
+            judged, value, better = jnp.full((), jnp.nan, dtype), loss, jnp.isfinite(loss)
+        lowest = jnp.where(better, value, training.lowest)
+        best = tree_where(better, descent.position, training.best)
         best_epoch = jnp.where(better, number + 1, training.best_epoch)
         return _Training(descent, best, lowest, best_epoch), loss, judged
 
     def proceed(carry: tuple) -> tuple:
         training, losses, judged, number = carry
-        training, *new = jax.vmap(one, in_axes=(0, 0, None))(training, keys, number)
+        training, *new = jax.vmap(epoch, in_axes=(0, 0, None))(training, keys, number)
         losses, judged = (
             x.at[:, number].set(y) for x, y in zip((losses, judged), new, strict=True)
         )
@@ -358,15 +352,11 @@ def _train(
         training, *_, number = carry
         return (number < num_epochs) & jnp.any(number - training.best_epoch < patience)
 
-    begin = jax.vmap(
-        lambda position, key: _Training(
-            Descent(position, optimiser.init(position), (), key),
-            position,
-            jnp.full((), jnp.inf, dtype),
-            jnp.zeros((), jnp.int32),
-        )
-    )(start, keys)
+    def begin(position: PyTree, key: jax.Array) -> _Training:
+        descent = Descent(position, optimiser.init(position), (), key)
+        return _Training(descent, position, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
+
     empty = jnp.zeros((starts, num_epochs), dtype)
-    carry = (begin, empty, empty, jnp.zeros((), jnp.int32))
+    carry = jax.vmap(begin)(start, keys), empty, empty, jnp.zeros((), jnp.int32)
     training, *record = lax.while_loop(unfinished, proceed, carry)
     return *training[1:], *record

@@ -54,7 +54,6 @@ class GradientNoise(Metric):
 
     Args:
         diagonal: whether A is diagonal; otherwise A is the identity.
-        decay: unused, because nothing decays; the metric protocol requires it.
 
     >>> metric = GradientNoise(diagonal=True)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
@@ -63,7 +62,6 @@ class GradientNoise(Metric):
     """
 
     diagonal: bool = False
-    decay: float = 0.0
 
     def init(self, position: PyTree) -> NoiseState:
         """The state before any gradient."""
