@@ -508,7 +508,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "ISGD without a batch": (
         start(normal_mean, Y, kernel=ISGD, batch_size=12),
         ValueError,
-        "ISGD takes its rate from minibatch noise.*give a batch_size.*or use SGRLD",
+        "ISGD draws with the noise of minibatch gradients.*Pass batch_size, or use SGRLD",
     ),
     "ISGD groups text": (
         lambda: ISGD(normal_mean, groups="layer"),

@@ -43,7 +43,6 @@ from test_potential import (
 )
 
 from numpyro_geom import SGRLD, polynomial
-from numpyro_geom.model import potential
 from numpyro_geom.model.control_variate import (
     anchor_at,
     with_control_variate,
@@ -81,7 +80,7 @@ def relative(value: Any, exact: Any) -> float:
 def test_chunks_add_up_to_all_rows(
     x64: None, monkeypatch: Any, model: Any, args: tuple, batch_size: Any, chunk: int
 ) -> None:
-    monkeypatch.setattr(potential, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", chunk)
     args = tuple(jnp.asarray(a) for a in args)
     _, all_rows = build(model, args, None)
     _, batched = build(model, args, batch_size)

@@ -23,7 +23,7 @@ from ..model.model import Model
 from ..model.potential import Potential
 from ..warmup.lanczos import extreme_eigenvalues
 from .training import Descent, check_start, optimise, start
-from .vsgd import optimal_rate
+from .vsgd import check_gradient_noise, optimal_rate
 
 NUM_SNAPSHOTS = 100
 """Number of snapshots under ``collect_every=None``."""
@@ -212,11 +212,7 @@ class SWAG(Guide):
         key_start, key_path = random.split(rng_key)
         model, position = self._start(key_start, init_params, args, kwargs)
         flat, unravel = ravel_pytree(position)
-        if model.potential().deterministic:
-            raise ValueError(
-                "SWAG describes the noise of minibatch gradients, and these have none: expected a "
-                "batch_size below the number of rows, got all rows at every step"
-            )
+        check_gradient_noise("SWAG", model.potential())
 
         @jax.jit
         def path(arrays: list, flat: jax.Array, rng_key: jax.Array) -> tuple:
