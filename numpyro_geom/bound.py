@@ -18,10 +18,9 @@ from ._start import check_floating
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
-from .model.function import function_potential
 from .model.minibatch import Subsampling
 from .model.model import Model, read
-from .model.potential import Potential
+from .model.potential import Potential, function_potential
 from .model.start import check_rows, find_start
 from .model.target import Target
 from .sampling.settings import Settings

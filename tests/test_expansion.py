@@ -27,9 +27,9 @@ from numpyro.util import fori_collect
 
 from numpyro_geom.model import expansion as expansion_module
 from numpyro_geom.model.expansion import Expansion, Factors, WithoutPrior, with_expansion
-from numpyro_geom.model.function import function_potential
 from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import function_potential
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""
