@@ -3,7 +3,7 @@
 The network has 20 layers with filter response normalisation and Swish (274,042 parameters). The
 sampler runs 100 cosine cycles of 5,000 steps of 256 rows, with one draw at the end of each cycle.
 This is the setting of Kim, Nam, Yun, Yang and Lee, "Parameter Expanded Stochastic Gradient Markov
-Chain Monte Carlo" (ICLR 2025), appendix D.2, run by `numpyro_geom.published.kim_2025`. Predictions
+Chain Monte Carlo" (ICLR 2025), appendix D.2, run by `kim_2025` of `published.py`. Predictions
 on the test images are gathered during the run, and weights are not kept. A run that was killed
 continues if the script is called again:
 
@@ -39,10 +39,10 @@ from convolution import convolve
 from jax import lax, random
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_sample
+from published import kim_2025
 
 from numpyro_geom import PXSGHMC, SGHMC, Expansion, Factors, run
 from numpyro_geom.diagnostics.predictive import PredictionStream
-from numpyro_geom.published import kim_2025
 
 TRAINING_ROWS = 40_960
 PRIOR_VARIANCE = {"SGLD": 0.2, "pSGLD": 0.2, "SGHMC": 0.05, "SGNHT": 0.05, "PXSGHMC": 0.02}

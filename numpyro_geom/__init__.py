@@ -25,8 +25,7 @@ from .metrics import (
     Shampoo,
     Wenzel,
 )
-from .model.expansion import Expansion
-from .model.expansion_sides import Factors
+from .model.expansion import Expansion, Factors
 from .rows.host_rows import HostRows
 from .sampling.schedules import constant, cyclical, polynomial
 
@@ -85,7 +84,7 @@ _LATER = {
     "step_size_summary": "diagnostics",
     "to_inference_data": "diagnostics",
 }
-_MODULES = ("diagnostics", "laplace", "metrics", "published")
+_MODULES = ("diagnostics", "laplace", "metrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,18 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from ._start import check_floating
-from ._util import is_traced
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
-from .model.function import function_potential
 from .model.minibatch import Subsampling
 from .model.model import Model, read
-from .model.potential import Potential
-from .model.programs import compiled
-from .model.start import find_start
+from .model.potential import Potential, function_potential
+from .model.start import check_rows, find_start
 from .model.target import Target
-from .rows.bad_rows import check_finite
 from .sampling.settings import Settings
 from .warmup.choice import FEW_ROWS, FIRST_ROWS, Choice
 from .warmup.curvature import DENSE_LIMIT
@@ -182,14 +178,8 @@ def bind(
         bound = dataclasses.replace(bound, model=model.replace(plan=plan), point=one)
         one = jnp.zeros(())
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
-    if bound.plan is not None and bound.plan.batch_sizes and not is_traced(one):
-        energy = jax.value_and_grad(bound.potential().energy)
-
-        def on_rows(rows: dict) -> tuple:
-            return compiled(lambda rows: energy(one, rows), jax.tree.map(jnp.asarray, rows))
-
-        sizes = {plate: bound.plan.sizes[plate] for plate in bound.plan.batch_sizes}
-        check_finite(settings.model, args, kwargs, on_rows, sizes)
+    if bound.model is not None:
+        check_rows(bound.model, one)
     if settings.control_variate is True and settings.anchor_interval is None and num_warmup == 0:
         if init_params is None:
             raise ValueError(

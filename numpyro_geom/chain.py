@@ -12,7 +12,7 @@ from numpyro.util import is_prng_key
 from ._start import check_energy, check_random
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
-from .model.control_variate import init_control, refresh
+from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .model.target import Target
 from .sampling.algorithm import Algorithm, adapts
@@ -211,7 +211,7 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
     potential = target.potential
     if target.controlled:  # the values at the anchor belong to the old arguments
         anchor = ravel(state.z)[1](state.control.anchor.position)
-        control = refresh(potential, state.control, anchor)
+        control = replace_anchor(potential, state.control, anchor)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
     state = moved_to(target, state, state.z)

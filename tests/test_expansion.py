@@ -25,13 +25,11 @@ from numpyro.infer import HMC
 from numpyro.infer.util import log_density, potential_energy
 from numpyro.util import fori_collect
 
-from numpyro_geom.model import expansion_sides
-from numpyro_geom.model.expanded import WithoutPrior, with_expansion
-from numpyro_geom.model.expansion import Expansion
-from numpyro_geom.model.expansion_sides import Factors
-from numpyro_geom.model.function import function_potential
+from numpyro_geom.model import expansion as expansion_module
+from numpyro_geom.model.expansion import Expansion, Factors, WithoutPrior, with_expansion
 from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import function_potential
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""
@@ -261,7 +259,7 @@ def test_factors_have_the_law_q(x64: None, form: str) -> None:
 def test_a_wrong_count_of_determinants_is_seen(
     x64: None, monkeypatch: Any, form: str, wrong: int | None
 ) -> None:
-    sides_of = expansion_sides._sides_of_site
+    sides_of = expansion_module._sides_of_site
 
     def miscounted(*args: Any) -> list:
         sides = sides_of(*args)
@@ -269,7 +267,7 @@ def test_a_wrong_count_of_determinants_is_seen(
             s._replace(multiplicity=0 if wrong is None else s.multiplicity + wrong) for s in sides
         ]
 
-    monkeypatch.setattr(expansion_sides, "_sides_of_site", miscounted)
+    monkeypatch.setattr(expansion_module, "_sides_of_site", miscounted)
     assert np.ptp(integrals(FORMS[form], (1.0,))) > 0.1
 
 

@@ -24,7 +24,7 @@ from numpyro_geom.metrics import (
     Scaled,
     Shampoo,
     Wenzel,
-    roots,
+    shampoo,
 )
 from numpyro_geom.sampling import gamma
 from numpyro_geom.sampling.gamma import (
@@ -303,7 +303,7 @@ def test_shampoo_derivative_takes_the_ridge_as_constant(
     monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:
     """H = g g' alone, of rank one, where the ridge r is all that bounds A."""
-    monkeypatch.setattr(roots, "ridge", lambda dtype: 1e-3)
+    monkeypatch.setattr(shampoo, "_ridge", lambda dtype: 1e-3)
     metric = Shampoo(decay=0.0, interval=1, block_size=4, vector="full")
     theta = jnp.array([0.3, -0.8, 1.1])
     top = jnp.sum(gradient(theta) ** 2)

@@ -36,8 +36,8 @@ from numpyro_geom import (
     run,
     to_inference_data,
 )
-from numpyro_geom.model import potential
-from numpyro_geom.rows import fetch, host_rows
+from numpyro_geom.model import model as model_module
+from numpyro_geom.rows import host_rows
 from numpyro_geom.runs.digest import Digests
 from numpyro_geom.runs.fingerprint import fingerprint, program_of
 from numpyro_geom.runs.job import Job
@@ -64,8 +64,8 @@ def network(X, y):
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
-    monkeypatch.setattr(potential, "CHUNK_ROWS", 32)
-    monkeypatch.setattr(fetch, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(model_module, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 128)
 
 
 FIXED = {"batch_size": 8, "step_size": 1e-3, "num_steps": 10}
@@ -346,7 +346,7 @@ def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
     """Ten steps in blocks of four: three reads of each source; the rows of a draw's last check are
     read when the program is traced.
     """
-    monkeypatch.setattr(fetch, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(host_rows, "BLOCK_ROWS", 64)
     source = Broken(X)
     data = HostRows(source), HostRows(Y)
     kernel = SGRLD(model, **FIXED)

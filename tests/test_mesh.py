@@ -20,9 +20,8 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run
 from numpyro_geom.model.minibatch import Subsampling, draw
-from numpyro_geom.rows.fetch import Hint, hints
-from numpyro_geom.rows.mesh_rows import MeshRows
-from numpyro_geom.rows.over_mesh import OverMesh
+from numpyro_geom.rows.host_rows import Hint, hints
+from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Segments

@@ -22,7 +22,7 @@ from numpyro.infer.util import potential_energy
 from scripts import load_script
 
 from numpyro_geom import GGMC, PXSGHMC, Expansion
-from numpyro_geom.model.expanded import WithoutPrior
+from numpyro_geom.model.expansion import WithoutPrior
 
 ALLOWED = 5.5
 NARROW, WIDE = 0.03, 0.2

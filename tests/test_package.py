@@ -18,7 +18,7 @@ from numpyro_geom.diagnostics import stein
 
 def test_dir_has_the_public_names_alone() -> None:
     assert set(numpyro_geom.__all__) < set(dir(numpyro_geom))
-    modules = {"diagnostics", "information", "laplace", "metrics", "published", "schedules"}
+    modules = {"diagnostics", "laplace", "metrics"}
     dunder = {"__all__", "__doc__", "__version__"}
     assert set(dir(numpyro_geom)) == {*numpyro_geom.__all__, *modules, *dunder}
     for name in dir(numpyro_geom):
@@ -68,7 +68,6 @@ CALLS = {
     numpyro_geom.Shampoo: {},
     numpyro_geom.Expansion: {},
     numpyro_geom.Factors: {},
-    numpyro_geom.published.kim_2025: {"model": energy, "num_rows": 1},
     stein.ksd: {"draws": POINTS, "scores": POINTS},
     stein.thin: {"draws": POINTS, "scores": POINTS, "num_points": 2},
     run: {},

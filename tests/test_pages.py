@@ -58,7 +58,7 @@ MODULES = (
     ".diagnostics.plots",
     ".diagnostics.predictive",
     ".diagnostics.stein",
-    ".information",
+    ".laplace.information",
     ".laplace",
 )
 

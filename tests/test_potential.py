@@ -26,7 +26,6 @@ from targets import SIGMAS, all_batches, local_latents, normal_mean, regression,
 
 from numpyro_geom import SGRLD, Shampoo
 from numpyro_geom.model import minibatch
-from numpyro_geom.model.function import CURVATURE_KEYS, function_potential, takes_rng_key
 from numpyro_geom.model.minibatch import (
     Subsampling,
     _uniform_rows,
@@ -36,7 +35,12 @@ from numpyro_geom.model.minibatch import (
 )
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import Potential
+from numpyro_geom.model.potential import (
+    CURVATURE_KEYS,
+    Potential,
+    function_potential,
+    takes_rng_key,
+)
 
 ROUNDING = 1e-12
 """Relative: sums of at most some thousand terms of like size, at 1e-16 each."""

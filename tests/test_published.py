@@ -1,4 +1,4 @@
-"""The papers' updates, written by hand, against the kernels that promise them."""
+"""The papers' updates, written by hand, against the kernels of `examples/published.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from scripts import load_script
 
-from numpyro_geom import ISGD, RMSprop, published
+from numpyro_geom import ISGD, RMSprop
+
+published = load_script("published")
 
 N = 50
 Y = random.normal(random.key(0), (N,)) + 2
@@ -120,10 +123,10 @@ def test_settings_of_the_papers() -> None:
     ("make", "message"),
     [
         (lambda: published.kim_2025(model, "HMC", num_rows=N), "sampler must be one of"),
-        (lambda: published.kim_2025(model, num_rows=N, peak=0), "peak must be"),
-        (lambda: published.yu_2023(model, learning_rate=-1, num_rows=N), "learning_rate must be"),
+        (lambda: published.kim_2025(model, num_rows=N, peak=0), "peak must be a finite number"),
+        (lambda: published.yu_2023(model, learning_rate=-1, num_rows=N), "step_size must be"),
         (lambda: published.yu_2023(model, "adam", learning_rate=1, num_rows=N), "metric must be"),
-        (lambda: published.rensmeyer_2025(model, epsilon=0.0), "epsilon must be"),
+        (lambda: published.rensmeyer_2025(model, epsilon=0.0), "step_size must be"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:

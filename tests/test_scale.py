@@ -28,9 +28,9 @@ from numpyro_geom import (
     step_size_summary,
     to_inference_data,
 )
-from numpyro_geom.model.function import function_potential
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import function_potential
 from numpyro_geom.model.target import Target
 from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from numpyro_geom.warmup.curvature import diagonal_curvature

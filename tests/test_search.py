@@ -13,7 +13,7 @@ from targets import assert_trees_equal, run
 
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom._warning import SamplingWarning
-from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.potential import function_potential
 from numpyro_geom.warmup.search import descend
 
 

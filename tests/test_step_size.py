@@ -17,9 +17,9 @@ from targets import SIGMAS, run
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
-from numpyro_geom.model.function import function_potential
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
+from numpyro_geom.model.potential import function_potential
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup import step_size as auto
 from numpyro_geom.warmup.timetable import what_is_due

@@ -14,9 +14,8 @@ from jax import random
 from numpyro.infer import Predictive
 from targets import linear, linear_moments, normal_mean, regression, regression_data, replayed
 
-from numpyro_geom.baselines import swag_path
-from numpyro_geom.baselines.swag import SWAG
-from numpyro_geom.baselines.swag_path import SWAGParams
+from numpyro_geom.baselines import swag as swag_module
+from numpyro_geom.baselines.swag import SWAG, SWAGParams
 
 X, Y = regression_data(500, 3)
 SHORT: dict[str, Any] = {
@@ -43,9 +42,9 @@ def curvature_and_noise(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_moments_are_those_of_the_sequence() -> None:
     values = np.random.default_rng(0).normal(3.0, 1e-3, size=(11, 5)).astype(np.float32)
-    moments = swag_path.init_moments(jnp.zeros(5), 4)
+    moments = swag_module.init_moments(jnp.zeros(5), 4)
     for value in values:
-        moments = swag_path.update_moments(moments, jnp.asarray(value))
+        moments = swag_module.update_moments(moments, jnp.asarray(value))
     exact = values.astype(np.float64)
     np.testing.assert_allclose(moments.mean, exact.mean(axis=0), rtol=1e-6)
     # with raw second moments nothing of 1e-6 would be left beside 9 in float32
@@ -65,7 +64,7 @@ def test_covariance_of_draws_is_half_diagonal_and_half_low_rank() -> None:
         deviations=jnp.asarray(rng.normal(size=(rank, size))),
         learning_rate=jnp.asarray(0.1),
     )
-    draws = np.asarray(swag_path.draw(random.key(2), params, (num,)), np.float64)
+    draws = np.asarray(swag_module.normal_draws(random.key(2), params, (num,)), np.float64)
     d = np.asarray(params.deviations, np.float64)
     expected = np.diag(params.variance) / 2 + d.T @ d / (2 * (rank - 1))
     variances = np.diag(expected)

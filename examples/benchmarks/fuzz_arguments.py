@@ -23,7 +23,7 @@ import optax
 from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
-from numpyro_geom import diagnostics, published
+from numpyro_geom import diagnostics
 from numpyro_geom.diagnostics import predictive, stein
 from numpyro_geom.laplace import information
 
@@ -424,21 +424,6 @@ CALLS: dict[str, Call] = {
     "predictive.PredictionStream": Call(
         stream, fields(labels=LABELS, logits=False, bins=15, batch=P[None])
     ),
-    "published.yu_2023": Call(
-        published.yu_2023,
-        fields(model=regression, metric="monge", learning_rate=0.1, num_rows=12, alpha2=1.0),
-    ),
-    "published.rensmeyer_2025": Call(
-        published.rensmeyer_2025, fields(model=regression, epsilon=0.01, decay=0.9, eps=0.1)
-    ),
-    "published.kim_2025": Call(
-        published.kim_2025,
-        fields(
-            model=regression, sampler="SGHMC", num_rows=12, peak=None, friction=1.0,
-            steps_per_cycle=10,
-        ),
-    ),
-    "published.franzese_2021": Call(published.franzese_2021, fields(model=regression)),
 }  # fmt: skip
 
 

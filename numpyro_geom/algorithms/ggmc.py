@@ -11,7 +11,7 @@ from .._start import check_always_noisy
 from ..kernel import SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
-from ..model.function import takes_rng_key
+from ..model.potential import takes_rng_key
 from ..sampling.algorithm import Algorithm, Facts, Rule
 from ..sampling.settings import Settings
 from ..warmup.timetable import settling_steps

@@ -13,8 +13,8 @@ from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
 from ..kernel import PyTree
 from ..model.potential import Potential
 from ..model.target import Target
-from ..rows.loop import loop_over_batches
 from ..sampling.algorithm import Draw, metric_learner
+from ..sampling.loop import loop_over_batches
 from ..sampling.settings import Settings
 from ..sampling.state import SGState, site_sizes, virials
 from ..sampling.step_size import Adaptation, num_steps_from

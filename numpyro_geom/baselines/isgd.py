@@ -19,6 +19,7 @@ from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
 from ..sampling.repeat import repeat
 from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
+from .vsgd import check_gradient_noise
 
 RATE_STEPS = 200
 """Memory of the groups' mean squared gradients, in steps."""
@@ -67,7 +68,6 @@ class GroupRate(Metric):
     decay: float = 0.5
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         check_decay(self.decay)
         if self.groups is None:
             return
@@ -254,15 +254,7 @@ class ISGD(SGKernel):
             draw=repeat(_step(settings.metric), settings, facts),
             rule=langevin_rule(settings)._replace(bias=None),
             facts=facts,
-            check=_check_noisy,
-        )
-
-
-def _check_noisy(potential: Potential, _: Any) -> None:
-    if potential.deterministic:
-        raise ValueError(
-            "ISGD takes its rate from minibatch noise, and this gradient has none: give a "
-            "batch_size (or a potential_fn with a key), or use SGRLD"
+            check=lambda potential, plan: check_gradient_noise("ISGD", potential),
         )
 
 

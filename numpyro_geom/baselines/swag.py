@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_int, check_key, check_number, check_shape
+from .._checks import check_choice, check_int, check_key, check_number, check_shape
 from .._foreign import Guide
 from .._util import PyTree
-from ..algorithms.sgrld import SGRLD
-from ..kernel import SGKernel
-from ..model.arguments import on_device, split_arrays
-from .swag_path import SWAGParams, descend, draw
+from ..model.arguments import on_device
+from ..model.minibatch import BATCHING
+from ..model.model import Model
+from ..model.potential import Potential
+from ..warmup.lanczos import extreme_eigenvalues
+from .training import Descent, check_start, optimise, start
+from .vsgd import check_gradient_noise, optimal_rate
 
 NUM_SNAPSHOTS = 100
 """Number of snapshots under ``collect_every=None``."""
 BURN_IN = 0.2
 """Share of the constant-rate steps before the first snapshot."""
 DRAWS_AT_ONCE = 32
+RATE_BATCHES = 8
+"""Minibatches whose curvature bounds the learning rate."""
+NOISE_BATCHES = 64
+"""Minibatches from which the noise of the gradient is measured."""
+LARGEST_DRIFT = 0.5
+"""Bound on the product of the rate and the curvature of a minibatch."""
+LANCZOS_STEPS = 20
+
+
+class SWAGParams(NamedTuple):
+    """The fitted Gaussian, on the flattened unconstrained space of dimension D.
+
+    Attributes:
+        mean: mean of the snapshots, shape (D,).
+        variance: second central moment of the snapshots, entry by entry, shape (D,).
+        deviations: the last ``rank`` snapshots, each minus the mean of all snapshots up to it,
+            oldest first, shape (rank, D).
+        learning_rate: the constant rate l of theta' = theta - l grad Uhat / N, a scalar.
+    """
+
+    mean: jax.Array
+    variance: jax.Array
+    deviations: jax.Array
+    learning_rate: jax.Array
+
+
+class Moments(NamedTuple):
+    """Running moments of a sequence of vectors.
+
+    Attributes:
+        mean: shape (D,).
+        sum_squares: sum of squared differences from the mean, shape (D,).
+        deviations: the last deviations, in a ring, shape (rank, D).
+        num_values: number of vectors so far.
+    """
+
+    mean: jax.Array
+    sum_squares: jax.Array
+    deviations: jax.Array
+    num_values: jax.Array
 
 
 class SWAG(Guide):
@@ -43,7 +88,7 @@ class SWAG(Guide):
 
     Distribution: a Gaussian on the unconstrained space that describes where SGD went. This
     Gaussian is not the posterior under any setting. Its width is proportional to the learning
-    rate, and its shape is that of the gradient noise, see `numpyro_geom.VSGD`.
+    rate, and it has the shape of the gradient noise, see `numpyro_geom.VSGD`.
 
     ``learning_rate="auto"`` takes the rate l = h N for which the stationary law of SGD comes
     closest to the posterior in Kullback-Leibler divergence, unless this rate is unstable::
@@ -118,13 +163,14 @@ class SWAG(Guide):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        if isinstance(learning_rate, str) and learning_rate != "auto":
+        check_start(model, batch_size, init_strategy)
+        check_choice("batching", batching, BATCHING)
+        if not isinstance(learning_rate, str):
+            learning_rate = check_number("learning_rate", learning_rate, above=0.0)
+        elif learning_rate != "auto":
             raise ValueError(
                 f"learning_rate must be 'auto' or a positive number, got {learning_rate!r}"
             )
-        self._learning_rate: float | None = None
-        if not isinstance(learning_rate, str):
-            self._learning_rate = check_number("learning_rate", learning_rate, above=0.0)
         rank = check_int("rank", rank, least=2)
         num_steps = check_int("num_steps", num_steps)
         burn_in = int(BURN_IN * num_steps)
@@ -133,27 +179,22 @@ class SWAG(Guide):
             collect_every = max(1, kept // max(NUM_SNAPSHOTS, rank))
         collect_every = check_int("collect_every", collect_every)
         num_snapshots = kept // collect_every
-        self._descent: dict[str, Any] = {
-            "rank": rank,
-            "burn_in": burn_in,
-            "collect_every": collect_every,
-            "num_snapshots": num_snapshots,
-            "mode_steps": check_int("mode_steps", mode_steps),
-            "mode_learning_rate": check_number("mode_learning_rate", mode_learning_rate, above=0.0),
-        }
         if num_snapshots < rank:
             raise ValueError(
                 f"expected at least rank={rank} snapshots, got {num_snapshots} from {kept} steps "
                 f"after the first fifth of num_steps={num_steps}, one every {collect_every}: "
                 "raise num_steps, or lower collect_every or rank"
             )
-        # what a kernel knows about models: plates, where to start, the map to the supports
-        self._kernel: SGKernel = SGRLD(
-            model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
+        self.model, self._rank, self._learning_rate = model, rank, learning_rate
+        self._burn_in, self._collect_every = burn_in, collect_every
+        self._num_snapshots = num_snapshots
+        self._mode_steps = check_int("mode_steps", mode_steps)
+        self._mode_rate = check_number("mode_learning_rate", mode_learning_rate, above=0.0)
+        self._start = partial(
+            start, model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
         )
-        self.model = model
-        # the map from flat positions to site values, and model arguments
-        self._fitted: tuple[Callable[[jax.Array], PyTree], tuple, dict] | None = None
+        # the model with its arguments, and the map from vectors to its positions
+        self._fitted: tuple[Model, Callable[[jax.Array], PyTree]] | None = None
 
     def fit(
         self, rng_key: jax.Array, *args: Any, init_params: PyTree = None, **kwargs: Any
@@ -163,32 +204,24 @@ class SWAG(Guide):
         Args:
             rng_key: for the start and the rows.
             args: the model's arguments.
-            init_params: unconstrained site values where Adam starts, such as those of
+            init_params: unconstrained site values where Adam starts, such as the position of
                 `numpyro_geom.train`; None for ``init_strategy``.
             kwargs: the model's keyword arguments.
         """
         check_key("rng_key", rng_key)
-        args, kwargs = on_device(args, kwargs)
-        key_start, key_train = random.split(rng_key)
-        start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, init_params, args, kwargs))
-        if self._kernel.bound.on(args, kwargs).potential().deterministic:
-            raise ValueError(
-                "SWAG describes the noise of minibatch gradients, and these have none: expected a "
-                "batch_size below the number of rows, got all rows at every step"
-            )
-        arrays, fill = split_arrays((args, kwargs))
+        key_start, key_path = random.split(rng_key)
+        model, position = self._start(key_start, init_params, args, kwargs)
+        flat, unravel = ravel_pytree(position)
+        check_gradient_noise("SWAG", model.potential())
 
         @jax.jit
-        def train(arrays: list, *start: Any) -> tuple:
+        def path(arrays: list, flat: jax.Array, rng_key: jax.Array) -> tuple:
             # traced, because large arrays take long to compile as constants
-            potential = self._kernel.bound.on(*fill(arrays)).potential()
-            return descend(potential, unravel, *start, **self._descent)
+            return self._path(model.with_arrays(arrays).potential(), unravel, flat, rng_key)
 
-        given = self._learning_rate
-        rate = None if given is None else jnp.asarray(given, start.dtype)
-        mode, params, energies = train(arrays, start, rate, key_train)
+        mode, params, energies = path(model.arrays, flat, key_path)
         _check_finite(mode, params, energies)
-        self._fitted = unravel, args, kwargs
+        self._fitted = model, unravel
         return params
 
     def sample_posterior(
@@ -204,16 +237,16 @@ class SWAG(Guide):
         Args:
             rng_key: for the draws.
             params: from `fit`.
-            args: the model's arguments; without any, those of `fit`.
+            args: the model's arguments; without any, the arguments of `fit`.
             sample_shape: leading dimensions of every site's value.
-            kwargs: the model's keyword arguments; without any, those of `fit`.
+            kwargs: the model's keyword arguments.
 
         Returns:
             Site name -> values in the site's support, ``sample_shape`` first.
         """
         shape = check_shape("sample_shape", sample_shape)
         constrain = self._constrain_fn(args, kwargs)
-        flat = draw(rng_key, params, shape)
+        flat = normal_draws(rng_key, params, shape)
         if not shape:
             return constrain(flat)
         flat = flat.reshape(-1, flat.shape[-1])
@@ -223,25 +256,133 @@ class SWAG(Guide):
     def median(self, params: SWAGParams, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Site values at the Gaussian's mean: medians if the transform acts entry by entry.
 
-        The arguments are those of `sample_posterior`.
+        The arguments are as for `sample_posterior`.
         """
         return self._constrain_fn(args, kwargs)(params.mean)
 
+    def _path(
+        self, potential: Potential, unravel: Callable, start: jax.Array, rng_key: jax.Array
+    ) -> tuple[jax.Array, SWAGParams, jax.Array]:
+        """A mode by Adam, the moments of descent from it, and the energies at both ends."""
+        key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
+        num_data, given = potential.num_data, self._learning_rate
+
+        def energy(flat: jax.Array, batch: Any) -> jax.Array:
+            return potential.energy(unravel(flat), batch)
+
+        def walk(optimiser: Any, num_steps: int, descent: Descent) -> Descent:
+            draw = potential.draw
+            return optimise(energy, draw, optimiser, num_data, num_steps, descent)[0]
+
+        adam = optax.adam(optax.cosine_decay_schedule(self._mode_rate, self._mode_steps))
+        descent = Descent(start, adam.init(start), potential.init_stream(key_stream), key_mode)
+        mode, _, stream, _ = walk(adam, self._mode_steps, descent)
+        if isinstance(given, str):
+            rate = num_data * _stable_rate(energy, potential, mode, key_rate)
+        else:
+            rate = jnp.asarray(given, start.dtype)
+        sgd = optax.scale(-rate)
+
+        def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
+            descent, moments = carry
+            descent = walk(sgd, self._collect_every, descent)
+            return (descent, update_moments(moments, descent.position)), None
+
+        descent = walk(sgd, self._burn_in, Descent(mode, sgd.init(mode), stream, key_descent))
+        carry = descent, init_moments(mode, self._rank)
+        (descent, moments), _ = lax.scan(snapshot, carry, None, self._num_snapshots)
+        rows = potential.curvature_batch(key_rows)
+        energies = jnp.stack([energy(mode, rows), energy(descent.position, rows)])
+        oldest = self._num_snapshots % self._rank
+        params = SWAGParams(
+            mean=moments.mean,
+            variance=moments.sum_squares / self._num_snapshots,
+            deviations=jnp.roll(moments.deviations, -oldest, axis=0),
+            learning_rate=rate,
+        )
+        return mode, params, energies
+
     def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
         """From a flat position to site values."""
-        args, kwargs = on_device(args, kwargs)
-        given = bool(args or kwargs)
         if self._fitted is None:
-            if not given:
+            if not (args or kwargs):
                 raise RuntimeError(
                     "expected `fit` first, or the model's arguments: call "
                     "`params = guide.fit(rng_key, *args)`, or pass `*args` with saved params"
                 )
-            position = self._kernel.bind(random.key(0), 0, None, args, kwargs)
-            self._fitted = ravel_pytree(position)[1], args, kwargs
-        unravel, *known = self._fitted
-        constrain = self._kernel.get_constrain_fn(*((args, kwargs) if given else known))
-        return lambda flat: constrain(unravel(flat))
+            model, position = self._start(random.key(0), None, args, kwargs)
+            self._fitted = model, ravel_pytree(position)[1]
+        model, unravel = self._fitted
+        if args or kwargs:
+            args, kwargs = on_device(args, kwargs)
+            model = model.replace(args=args, kwargs=kwargs)
+        return lambda flat: model.constrain(unravel(flat))
+
+
+def normal_draws(
+    rng_key: jax.Array, params: SWAGParams, sample_shape: tuple[int, ...]
+) -> jax.Array:
+    """Flat unconstrained positions from the Gaussian of `SWAG`, shape (*sample_shape, D)."""
+    key_diagonal, key_deviations = random.split(rng_key)
+    rank, size = params.deviations.shape
+    dtype = params.mean.dtype
+    z1 = random.normal(key_diagonal, (*sample_shape, size), dtype)
+    z2 = random.normal(key_deviations, (*sample_shape, rank), dtype)
+    low_rank = jnp.matmul(z2, params.deviations, precision=lax.Precision.HIGHEST)
+    scale = jnp.sqrt(params.variance / 2)
+    return params.mean + scale * z1 + low_rank / (2 * (rank - 1)) ** 0.5
+
+
+def init_moments(like: jax.Array, rank: int) -> Moments:
+    """Moments of no vectors yet, for vectors like ``like``."""
+    zeros = jnp.zeros_like(like)
+    return Moments(zeros, zeros, jnp.zeros((rank, like.size), like.dtype), jnp.zeros((), jnp.int32))
+
+
+def update_moments(moments: Moments, value: jax.Array) -> Moments:
+    """Moments with one more vector, by Welford's recursion."""
+    num_values = moments.num_values + 1
+    before = value - moments.mean
+    mean = moments.mean + before / num_values.astype(value.dtype)
+    after = value - mean
+    oldest = moments.num_values % moments.deviations.shape[0]
+    return Moments(
+        mean=mean,
+        sum_squares=moments.sum_squares + before * after,
+        deviations=moments.deviations.at[oldest].set(after),
+        num_values=num_values,
+    )
+
+
+def _stable_rate(
+    energy: Callable[[jax.Array, Any], jax.Array],
+    potential: Potential,
+    position: jax.Array,
+    rng_key: jax.Array,
+) -> jax.Array:
+    """The rate h = min(2 D / tr C, 1 / (2 lam)) of theta' = theta - h grad Uhat; see `SWAG`."""
+    key_noise, key_curvature = random.split(rng_key)
+
+    def fresh_batch(key: jax.Array) -> Any:
+        key_stream, key_batch = random.split(key)
+        return potential.draw(key_batch, potential.init_stream(key_stream))[0]
+
+    def add_gradient(moments: Moments, key: jax.Array) -> tuple[Moments, None]:
+        return update_moments(moments, jax.grad(energy)(position, fresh_batch(key))), None
+
+    keys = random.split(key_noise, NOISE_BATCHES)
+    gradients, _ = lax.scan(add_gradient, init_moments(position, 1), keys)
+    best = optimal_rate(gradients.sum_squares / (NOISE_BATCHES - 1), 1, 1.0)
+
+    def curvature(key: jax.Array) -> jax.Array:
+        key_batch, key_start = random.split(key)
+        batch = fresh_batch(key_batch)
+        _, product = jax.linearize(jax.grad(lambda flat: energy(flat, batch)), position)
+        start = random.normal(key_start, position.shape, position.dtype)
+        return extreme_eigenvalues(product, position.size, start, LANCZOS_STEPS).largest_magnitude
+
+    lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, RATE_BATCHES))))
+    return jnp.minimum(best, LARGEST_DRIFT / lam)
 
 
 def _check_finite(mode: jax.Array, params: SWAGParams, energies: jax.Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +12,15 @@ import numpy as np
 import optax
 from jax import lax, random
 from numpyro.infer import init_to_uniform
+from numpyro.util import is_prng_key
 
-from .._checks import check_int, check_key, check_number
+from .._checks import check_int, check_key, check_model, check_number
+from .._start import check_batch_size, check_floating
 from .._util import PyTree, tree_where
-from ..algorithms.sgrld import SGRLD
 from ..model import minibatch
-from ..model.arguments import on_device, split_arrays
 from ..model.minibatch import Subsampling
-from ..model.model import Model
+from ..model.model import Model, read
+from ..model.start import check_rows, find_start
 
 HELD_OUT = 0.1
 """Share of held-out rows, which judge the training, where a batch size is given."""
@@ -37,7 +38,6 @@ class Trained(NamedTuple):
         losses: mean of U / N over the steps of each epoch, shape (epochs,).
         validation: mean energy of the held-out rows after each epoch, shape (epochs,). It is minus
             their log likelihood where the plate holds observed sites only. NaN without validation.
-            where the plate holds observed sites only, shape (epochs,); NaN without validation.
     """
 
     position: PyTree
@@ -46,12 +46,26 @@ class Trained(NamedTuple):
     validation: np.ndarray
 
 
-class _Training(NamedTuple):
-    """State between two epochs: of the optimisation, and the best position so far."""
+class Descent(NamedTuple):
+    """State between two steps of `optimise`.
+
+    Attributes:
+        position: unconstrained site values, or a vector of them.
+        optimiser: state of the optimiser.
+        stream: position in the stream of rows.
+        rng_key: key of the next rows.
+    """
 
     position: PyTree
     optimiser: PyTree
     stream: Any
+    rng_key: jax.Array
+
+
+class _Training(NamedTuple):
+    """State between two epochs: of the descent, and the best position so far."""
+
+    descent: Descent
     best: PyTree
     lowest: jax.Array
     best_epoch: jax.Array
@@ -121,6 +135,7 @@ def train(
         (4, 2)
     """
     check_key("rng_key", rng_key)
+    check_start(model, batch_size, init_strategy)
     optimiser = optax.adam(1e-3) if optimiser is None else optimiser
     if not isinstance(optimiser, optax.GradientTransformation):
         raise TypeError(
@@ -132,35 +147,109 @@ def train(
     starts = 1 if num_starts is None else check_int("num_starts", num_starts)
     if num_starts is None and init_params is not None:
         init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
-    args, kwargs = on_device(args, kwargs)
-    kernel = SGRLD(model, batch_size=batch_size, init_strategy=init_strategy)
     key_start, key_split, key_train = random.split(rng_key, 3)
-    position = kernel.bind(random.split(key_start, starts), 0, init_params, args, kwargs)
-    bound, plan = kernel.bound, kernel.plan
-    arrays, fill = split_arrays((args, kwargs))
-    rows = _split(plan, key_split, validation)  # type: ignore[arg-type]
+    found, position = start(
+        model,
+        random.split(key_start, starts),
+        init_params,
+        args,
+        kwargs,
+        batch_size=batch_size,
+        init_strategy=init_strategy,
+    )
+    rows, held_out = _split(found.plan, key_split, validation)
 
     @jax.jit
-    def run(arrays: list, rows: tuple, position: PyTree, keys: jax.Array) -> tuple:
+    def run(arrays: list, *given: Any) -> tuple:
         # traced, because large arrays take long to compile as constants
-        model = bound.on(*fill(arrays)).model
-        judge = _judge(model, rows[1])  # type: ignore[arg-type]
-        epoch = _epoch(plan, model.energy, optimiser, rows[0])  # type: ignore
-        return _train(epoch, judge, optimiser, position, keys, num_epochs, patience)
+        model = found.with_arrays(arrays)
+        return _train(model, optimiser, *given, num_epochs=num_epochs, patience=patience)
 
     keys = random.split(key_train, starts)
-    training, losses, judged, done = jax.device_get(run(arrays, rows, position, keys))
-    lost = ~np.isfinite(training.lowest)
-    if not len(rows[1]):
-        lost |= training.best_epoch < done
+    outcome = run(found.arrays, rows, held_out, position, keys)
+    best, lowest, best_epoch, losses, judged, done = jax.device_get(outcome)
+    lost = ~np.isfinite(lowest)
+    if not len(held_out):
+        lost |= best_epoch < done
     if lost.any():
         raise FloatingPointError(
             f"{lost.sum()} of {starts} trainings left the finite numbers: expected finite "
             "energies. Use a smaller learning rate, a schedule with a warm-up, or optax.chain("
             "optax.clip_by_global_norm(1.0), ...)"
         )
-    found = Trained(training.best, training.best_epoch, losses[:, :done], judged[:, :done])
-    return found if num_starts is not None else jax.tree.map(lambda x: x[0], found)
+    result = Trained(best, best_epoch, losses[:, :done], judged[:, :done])
+    return result if num_starts is not None else jax.tree.map(lambda x: x[0], result)
+
+
+def check_start(model: Any, batch_size: Any, init_strategy: Any) -> None:
+    """Raise unless a model, rows per step and a strategy for the start are of the right kind."""
+    check_model("model", model)
+    check_batch_size(batch_size)
+    if not callable(init_strategy):
+        raise TypeError(
+            "init_strategy must be one of numpyro.infer's, such as init_to_median, got "
+            f"{init_strategy!r}"
+        )
+
+
+def start(
+    fn: Callable,
+    rng_key: jax.Array,
+    init_params: PyTree,
+    args: tuple,
+    kwargs: dict,
+    *,
+    batch_size: int | Mapping[str, int] | None,
+    batching: str = "replacement",
+    init_strategy: Callable,
+) -> tuple[Model, PyTree]:
+    """The model with these arguments, and where training starts, for one key or several."""
+    batched = not is_prng_key(rng_key)
+    model = read(fn, args, kwargs, batch_size=batch_size, batching=batching)
+    model, position = find_start(model, rng_key, init_params, init_strategy, batched=batched)
+    check_floating(position)
+    one = jax.tree.map(lambda x: x[0], position) if batched else position
+    if not sum(map(jnp.size, jax.tree.leaves(one))):
+        raise ValueError(
+            "the model has no free parameter: expected a `numpyro.sample` without `obs` whose "
+            "support is more than a point"
+        )
+    check_rows(model, one)
+    return model, position
+
+
+def optimise(
+    energy: Callable[[PyTree, Any], jax.Array],
+    draw: Callable[[jax.Array, Any], tuple[Any, Any]],
+    optimiser: optax.GradientTransformation,
+    num_data: int,
+    num_steps: int,
+    descent: Descent,
+) -> tuple[Descent, jax.Array]:
+    """Steps of an optimiser on minibatches, and the mean of their losses U / N.
+
+    Args:
+        energy: ``(position, rows) -> energy``.
+        draw: ``(rng_key, stream) -> rows and the advanced stream``.
+        optimiser: an Optax optimiser, of gradients over N.
+        num_data: N.
+        num_steps: number of steps.
+        descent: the state at the start.
+    """
+
+    def step(_: int, carry: tuple) -> tuple:
+        (position, state, stream, key), total = carry
+        key, key_batch = random.split(key)
+        batch, stream = draw(key_batch, stream)
+        value, grad = jax.value_and_grad(energy)(position, batch)
+        grad = jax.tree.map(lambda g: g / num_data, grad)
+        updates, state = optimiser.update(grad, state, position)
+        position = optax.apply_updates(position, updates)
+        return Descent(position, state, stream, key), total + value / num_data
+
+    zero = jnp.zeros((), jax.tree.leaves(descent.position)[0].dtype)
+    descent, total = lax.fori_loop(0, num_steps, step, (descent, zero))
+    return descent, total / num_steps
 
 
 def _check_validation(validation: Any, batch_size: Any) -> float:
@@ -200,76 +289,60 @@ def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
     return order[held_out:], order[:held_out].reshape(-1, lot)
 
 
-def _judge(model: Model, lots: Any) -> Callable | None:
-    """``position -> mean energy of the held-out rows``, or None."""
-    if not len(lots):
-        return None
-    (plate,) = model.plan.batch_sizes
-
-    def judge(position: PyTree) -> jax.Array:
-        def mean_of(lot: jax.Array) -> jax.Array:
-            return jnp.mean(model.row_energies(position, plate, {plate: lot}))
-
-        return jnp.mean(lax.map(mean_of, lots))
-
-    return judge
-
-
-def _epoch(
-    plan: Subsampling, energy: Callable, optimiser: optax.GradientTransformation, rows: Any
-) -> Callable:
-    """``(position, optimiser, stream, key) -> the same, and the mean of U / N``."""
-    drawn, steps = plan, plan.steps_per_epoch
-    if len(rows):
-        (plate,) = plan.batch_sizes
-        drawn = dataclasses.replace(plan, sizes={**plan.sizes, plate: len(rows)})
-        steps = drawn.steps_per_epoch
-
-    def one(_: int, carry: tuple) -> tuple:
-        position, state, stream, key, total = carry
-        key, key_batch = random.split(key)
-        batch, stream = minibatch.draw(drawn, key_batch, stream)
-        if len(rows):
-            batch[plate] = rows[batch[plate]]
-        value, grad = jax.value_and_grad(energy)(position, batch)
-        grad = jax.tree.map(lambda g: g / plan.num_data, grad)
-        updates, state = optimiser.update(grad, state, position)
-        position = optax.apply_updates(position, updates)
-        return position, state, stream, key, total + value / plan.num_data
-
-    def epoch(position: PyTree, state: PyTree, stream: Any, key: jax.Array) -> tuple:
-        zero = jnp.zeros((), jax.tree.leaves(position)[0].dtype)
-        *carry, total = lax.fori_loop(0, steps, one, (position, state, stream, key, zero))
-        return *carry[:3], total / steps
-
-    return epoch
-
-
 def _train(
-    epoch: Callable,
-    judge: Callable | None,
+    model: Model,
     optimiser: optax.GradientTransformation,
+    rows: Any,
+    held_out: Any,
     start: PyTree,
     keys: jax.Array,
+    *,
     num_epochs: int,
     patience: int,
 ) -> tuple:
     """Train all starts together, until none has improved for ``patience`` epochs."""
+    plan = drawn = model.plan
     starts, dtype = keys.shape[0], jax.tree.leaves(start)[0].dtype
+    if len(held_out):
+        (plate,) = plan.batch_sizes
+        drawn = dataclasses.replace(plan, sizes={**plan.sizes, plate: len(rows)})
 
-    def one(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
-        position, state, stream, loss = epoch(*training[:3], random.fold_in(key, number))
-        judged = jnp.full((), jnp.nan, dtype) if judge is None else judge(position).astype(dtype)
-        # without validation the last epoch is the best, if it is finite
-        better = jnp.isfinite(loss) if judge is None else judged < training.lowest
-        lowest = jnp.where(better, loss if judge is None else judged, training.lowest)
-        best = tree_where(better, position, training.best)
+    def draw(rng_key: jax.Array, stream: Any) -> tuple[Any, Any]:
+        batch, stream = minibatch.draw(drawn, rng_key, stream)
+        if len(held_out):
+            batch[plate] = rows[batch[plate]]
+        return batch, stream
+
+    def judge(position: PyTree) -> jax.Array:
+        """Mean energy of the held-out rows."""
+
+        def mean_of(lot: jax.Array) -> jax.Array:
+            return jnp.mean(model.row_energies(position, plate, {plate: lot}))
+
+        return jnp.mean(lax.map(mean_of, held_out)).astype(dtype)
+
+    def epoch(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
+        descent, loss = optimise(
+            model.energy,
+            draw,
+            optimiser,
+            plan.num_data,
+            drawn.steps_per_epoch,
+            training.descent._replace(rng_key=random.fold_in(key, number)),
+        )
+        if len(held_out):
+            judged = value = judge(descent.position)
+            better = judged < training.lowest
+        else:  # the last epoch is the best, if it is finite
+            judged, value, better = jnp.full((), jnp.nan, dtype), loss, jnp.isfinite(loss)
+        lowest = jnp.where(better, value, training.lowest)
+        best = tree_where(better, descent.position, training.best)
         best_epoch = jnp.where(better, number + 1, training.best_epoch)
-        return _Training(position, state, stream, best, lowest, best_epoch), loss, judged
+        return _Training(descent, best, lowest, best_epoch), loss, judged
 
     def proceed(carry: tuple) -> tuple:
         training, losses, judged, number = carry
-        training, *new = jax.vmap(one, in_axes=(0, 0, None))(training, keys, number)
+        training, *new = jax.vmap(epoch, in_axes=(0, 0, None))(training, keys, number)
         losses, judged = (
             x.at[:, number].set(y) for x, y in zip((losses, judged), new, strict=True)
         )
@@ -279,15 +352,11 @@ def _train(
         training, *_, number = carry
         return (number < num_epochs) & jnp.any(number - training.best_epoch < patience)
 
-    begin = jax.vmap(
-        lambda position, key: _Training(
-            position,
-            optimiser.init(position),
-            (),
-            position,
-            jnp.full((), jnp.inf, dtype),
-            jnp.zeros((), jnp.int32),
-        )
-    )(start, keys)
+    def begin(position: PyTree, key: jax.Array) -> _Training:
+        descent = Descent(position, optimiser.init(position), (), key)
+        return _Training(descent, position, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
+
     empty = jnp.zeros((starts, num_epochs), dtype)
-    return lax.while_loop(unfinished, proceed, (begin, empty, empty, jnp.zeros((), jnp.int32)))
+    carry = jax.vmap(begin)(start, keys), empty, empty, jnp.zeros((), jnp.int32)
+    training, *record = lax.while_loop(unfinished, proceed, carry)
+    return *training[1:], *record

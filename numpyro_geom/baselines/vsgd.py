@@ -33,7 +33,7 @@ SMALLEST_NOISE = 1e-2
 """Smallest noise that ``"diagonal"`` uses for a coordinate, relative to the mean noise."""
 
 
-class NoiseState(NamedTuple):
+class NoiseVariance(NamedTuple):
     """Variance of the minibatch gradient, coordinate by coordinate.
 
     Attributes:
@@ -54,7 +54,6 @@ class GradientNoise(Metric):
 
     Args:
         diagonal: whether A is diagonal; otherwise A is the identity.
-        decay: unused, because nothing decays; the metric protocol requires it.
 
     >>> metric = GradientNoise(diagonal=True)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
@@ -63,17 +62,16 @@ class GradientNoise(Metric):
     """
 
     diagonal: bool = False
-    decay: float = 0.0
 
-    def init(self, position: PyTree) -> NoiseState:
+    def init(self, position: PyTree) -> NoiseVariance:
         """The state before any gradient."""
-        return NoiseState(jax.tree.map(jnp.zeros_like, position), jnp.zeros((), jnp.int32))
+        return NoiseVariance(jax.tree.map(jnp.zeros_like, position), jnp.zeros((), jnp.int32))
 
     def statistic(self, grad: PyTree) -> PyTree:
         """Entry by entry the square."""
         return jax.tree.map(jnp.square, grad)
 
-    def update(self, state: NoiseState, grad: PyTree) -> NoiseState:
+    def update(self, state: NoiseVariance, grad: PyTree) -> NoiseVariance:
         """The state after a draw of g's noise; non-finite entries change nothing."""
         num_updates = state.num_updates + 1
 
@@ -81,17 +79,17 @@ class GradientNoise(Metric):
             weight = (3 / (num_updates + 2)).astype(old.dtype)
             return jnp.where(jnp.isfinite(new), old + weight * (new - old), old)
 
-        return NoiseState(jax.tree.map(mix, state.statistic, self.statistic(grad)), num_updates)
+        return NoiseVariance(jax.tree.map(mix, state.statistic, self.statistic(grad)), num_updates)
 
-    def apply_inverse(self, state: NoiseState, vector: PyTree) -> PyTree:
+    def apply_inverse(self, state: NoiseVariance, vector: PyTree) -> PyTree:
         """A x."""
         return self._scaled(state, vector, 1.0)
 
-    def apply_inverse_sqrt(self, state: NoiseState, vector: PyTree) -> PyTree:
+    def apply_inverse_sqrt(self, state: NoiseVariance, vector: PyTree) -> PyTree:
         """A^{1/2} x."""
         return self._scaled(state, vector, 0.5)
 
-    def _scaled(self, state: NoiseState, vector: PyTree, power: float) -> PyTree:
+    def _scaled(self, state: NoiseVariance, vector: PyTree, power: float) -> PyTree:
         if not self.diagonal:
             return vector
         mean = _mean(state.statistic)
@@ -216,14 +214,15 @@ class VSGD(SGKernel):
             draw=repeat(_step(settings.metric, learns), settings, facts),
             rule=rule,
             facts=facts,
-            check=_check_noisy,
+            check=lambda potential, plan: check_gradient_noise("VSGD", potential),
         )
 
 
-def _check_noisy(potential: Potential, _: Any) -> None:
+def check_gradient_noise(name: str, potential: Potential) -> None:
+    """Raise unless minibatch gradients have noise, which the named method draws with."""
     if potential.deterministic:
         raise ValueError(
-            "VSGD draws with the noise of minibatch gradients, and these have none: expected "
+            f"{name} draws with the noise of minibatch gradients, and these have none: expected "
             "a batch_size below the number of rows or a stochastic potential_fn(z, rng_key), "
             "got all rows at every step. Pass batch_size, or use SGRLD"
         )
@@ -253,7 +252,7 @@ def _step(metric: GradientNoise, learns: bool) -> Step:
         position = chain.position
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
 
-        def learn(carry: tuple[jax.Array, NoiseState]) -> tuple[jax.Array, NoiseState]:
+        def learn(carry: tuple[jax.Array, NoiseVariance]) -> tuple[jax.Array, NoiseVariance]:
             # another batch at the same position: the difference is pure noise
             key, state = carry
             key, key_stream, key_batch = random.split(key, 3)

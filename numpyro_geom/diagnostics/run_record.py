@@ -17,7 +17,7 @@ from .._numpyro import arguments_of
 from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
 from ..model.arguments import on_device
-from ..model.function import takes_rng_key
+from ..model.potential import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric
 from .run_facts import facts_as_attributes, is_measured, learned_scale
 from .sources import draws_by_name

@@ -6,15 +6,14 @@ g = grad Uhat / N into a preconditioner A = G^-1. The position changes by
     theta' = theta - h A grad Uhat + tau h Gamma + sqrt(2 h tau) A^{1/2} xi.
 
 A subclass of `Metric` only defines its statistic and its two products; the page on metrics has an
-example. An object of another class is a metric too if it has ``decay`` and the methods in
-`PROTOCOL`.
+example.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +22,6 @@ from .._checks import check_int, check_number
 from .._util import tree_where
 
 PyTree = Any
-
-PROTOCOL = ("init", "statistic", "update", "apply_inverse", "apply_inverse_sqrt")
-"""Methods that every metric has. ``decay`` is the only required attribute."""
 
 
 class MetricState(NamedTuple):
@@ -129,55 +125,9 @@ class Metric(ABC):
         return self.interval
 
 
-MetricLike: TypeAlias = (
-    Literal["identity", "rmsprop", "wenzel", "monge", "shampoo"] | Metric | Mapping[str, Any] | Any
-)
+MetricLike: TypeAlias = str | Metric | Mapping[str, Any]
 """What kernels take as ``metric``: a name, a metric, or a dict from patterns of site names to
-metrics, see `BySite`. Any other object with the methods of the protocol is a metric too."""
-
-
-def get_metric(metric: MetricLike) -> Metric:
-    """The metric with this name, or the object itself if it is a metric.
-
-    Args:
-        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"`` or ``"shampoo"`` (each with
-            default settings), a `Metric`, any object with `PROTOCOL` and ``decay``, or a dict from
-            patterns of site names to metrics, see `BySite`.
-
-    Returns:
-        A metric. An object that is not a `Metric` comes back inside a `ForeignMetric`.
-
-    Raises:
-        ValueError: for an unknown name.
-        TypeError: for a class, and for an object without the protocol's methods.
-    """
-    from . import METRICS, BySite, ForeignMetric  # here, because they import this module
-
-    if isinstance(metric, Metric):
-        return metric
-    if isinstance(metric, Mapping):
-        return BySite(metric)
-    if isinstance(metric, str):
-        if metric not in METRICS:
-            raise ValueError(
-                f"metric must be one of {sorted(METRICS)} or a metric object, got {metric!r}"
-            )
-        return METRICS[metric]()
-    if isinstance(metric, type):
-        raise TypeError(
-            f"metric must be an object and not a class: write {metric.__name__}() in place of "
-            f"{metric.__name__}; methods {', '.join(PROTOCOL)} are looked up on the object"
-        )
-    missing = [name for name in PROTOCOL if not callable(getattr(metric, name, None))]
-    if not hasattr(metric, "decay"):
-        missing.append("decay")
-    if missing:
-        raise TypeError(
-            f"metric must be one of {sorted(METRICS)} or an object with {', '.join(PROTOCOL)} and "
-            f"decay; got {metric!r} of type {type(metric).__name__}, which lacks "
-            f"{', '.join(missing)}: subclass Metric, which has defaults for the rest"
-        )
-    return ForeignMetric(metric, getattr(metric, "interval", 1))
+metrics, see `BySite`."""
 
 
 def zeros_of(shapes: PyTree) -> PyTree:

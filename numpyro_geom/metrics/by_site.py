@@ -1,18 +1,34 @@
-"""Different metrics for different sites, selected by patterns of site names."""
+"""Metrics by name, and different metrics for different sites, selected by patterns of names."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 
 from .._checks import check_number
-from .base import Metric, check_interval, get_metric
+from .._util import tree_scale
+from .base import Metric, check_interval
+from .identity import Identity
+from .monge import Monge
+from .rmsprop import RMSprop
+from .shampoo import Shampoo
+from .wenzel import Wenzel
 
 PyTree = Any
+
+METRICS: dict[str, type[Metric]] = {
+    "identity": Identity,
+    "rmsprop": RMSprop,
+    "wenzel": Wenzel,
+    "monge": Monge,
+    "shampoo": Shampoo,
+}
+"""Metrics by name."""
 
 
 class BySiteState(NamedTuple):
@@ -25,6 +41,36 @@ class BySiteState(NamedTuple):
 
     statistic: tuple
     rest: tuple
+
+
+def get_metric(metric: Any) -> Metric:
+    """The metric with this name, or the object itself if it is a metric.
+
+    Args:
+        metric: a `MetricLike`: a name in `METRICS` (with default settings), a metric, or a dict
+            from patterns of site names to metrics, see `BySite`.
+
+    Raises:
+        ValueError: for an unknown name.
+        TypeError: for a class, and for an object that is no metric.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    if isinstance(metric, Mapping):
+        return BySite(metric)
+    if isinstance(metric, str) and metric in METRICS:
+        return METRICS[metric]()
+    expected = f"metric must be one of {sorted(METRICS)} or an object of a subclass of Metric"
+    if isinstance(metric, str):
+        close = difflib.get_close_matches(metric.lower(), METRICS, 1)
+        advice = f": did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{expected}, got {metric!r}{advice}")
+    if isinstance(metric, type):
+        raise TypeError(
+            f"metric must be an object and not a class: write {metric.__name__}() in place of "
+            f"{metric.__name__}"
+        )
+    raise TypeError(f"{expected}, got {metric!r} of type {type(metric).__name__}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +104,8 @@ class BySite(Metric):
 
     metrics: Any
     interval: int | None = None
+    # the auxiliary gradient has a single memory and a single interval
+    has_auxiliary: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         pairs = self.metrics.items() if isinstance(self.metrics, Mapping) else self.metrics
@@ -68,7 +116,6 @@ class BySite(Metric):
                 "metrics must be a dict of patterns and metrics, such as {'*': 'rmsprop'}, or "
                 f"pairs of them, got {self.metrics!r}"
             ) from None
-        pairs = tuple((pattern, get_metric(metric)) for pattern, metric in pairs)
         if not pairs:
             raise ValueError(
                 "expected at least one pattern with its metric, such as {'*': 'rmsprop'}, got none"
@@ -77,50 +124,35 @@ class BySite(Metric):
             if not isinstance(pattern, str):
                 raise TypeError(f"a pattern must be a string such as 'head.*', got {pattern!r}")
         check_interval(self.interval)
-        if self.interval is not None:
-            pairs = tuple(
-                (pattern, dataclasses.replace(m, interval=self.interval))
-                if m.interval is None
-                else (pattern, m)
-                for pattern, m in pairs
-            )
+        pairs = tuple((pattern, _in_steps(metric, self.interval)) for pattern, metric in pairs)
         members = [metric for _, metric in pairs]
-        intervals = [m.interval for m in members]
-        epoch = None in intervals
-        facts = {
-            "metrics": pairs,
-            "interval": None if epoch else max(i for i in intervals if i is not None),
-            "decay": max(m.decay for m in members),
-            "is_diagonal": all(m.is_diagonal for m in members),
-        }
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def has_auxiliary(self) -> bool:
-        """False: the auxiliary gradient has a single memory and a single interval."""
-        return False
+        intervals = [m.interval for m in members if m.interval is not None]
+        _set(
+            self,
+            metrics=pairs,
+            interval=max(intervals) if len(intervals) == len(members) else None,
+            decay=max(m.decay for m in members),
+            is_diagonal=all(m.is_diagonal for m in members),
+        )
 
     def statistic(self, grad: PyTree) -> tuple:
         """The statistics of the metrics."""
-        groups = self._split(grad)
-        return tuple(m.statistic(g) for (_, m), g in zip(self.metrics, groups, strict=True))
+        return tuple(m.statistic(g) for m, g in self._with_parts(grad))
 
     def init(self, position: PyTree) -> BySiteState:
         """The states of the metrics before any gradient."""
         self._check(position)
-        groups = self._split(position)
-        return _packed(m.init(p) for (_, m), p in zip(self.metrics, groups, strict=True))
+        return _packed(m.init(p) for m, p in self._with_parts(position))
 
     def update(self, state: BySiteState, grad: PyTree) -> BySiteState:
         """The states after a gradient."""
-        groups = self._split(grad)
-        return _packed(m.update(s, g) for m, s, g in self._each(state, groups))
+        parts = zip(self._with_parts(grad), _unpacked(state), strict=True)
+        return _packed(m.update(s, g) for (m, g), s in parts)
 
     def keep_if(self, good: jax.Array, new: BySiteState, old: BySiteState) -> BySiteState:
         """The result of each metric's own ``keep_if``."""
-        before = [state for _, state, _ in self._each(old, self.metrics)]
-        return _packed(m.keep_if(good, s, o) for m, s, o in self._each(new, before))
+        parts = zip(self.metrics, _unpacked(new), _unpacked(old), strict=True)
+        return _packed(m.keep_if(good, s, o) for (_, m), s, o in parts)
 
     def apply_inverse(self, state: BySiteState, vector: PyTree) -> PyTree:
         """A x, block by block."""
@@ -131,26 +163,16 @@ class BySite(Metric):
         return self._product("apply_inverse_sqrt", state, vector)
 
     def _product(self, method: str, state: BySiteState, vector: PyTree) -> PyTree:
-        groups = self._split(vector)
-        products = [getattr(m, method)(s, x) for m, s, x in self._each(state, groups)]
+        parts = zip(self._with_parts(vector), _unpacked(state), strict=True)
+        products = [iter(getattr(m, method)(s, x)) for (m, x), s in parts]
         owners, treedef = self._owners(vector)
-        leaves = [iter(product) for product in products]
-        return jax.tree.unflatten(treedef, [next(leaves[k]) for k in owners])
+        return jax.tree.unflatten(treedef, [next(products[k]) for k in owners])
 
-    def _each(self, state: BySiteState, others: Any) -> Any:
-        """Each group's metric, its state, and its part of the other arguments."""
-        for (_, metric), statistic, rest, other in zip(
-            self.metrics, state.statistic, state.rest, others, strict=True
-        ):
-            yield metric, rest._replace(statistic=statistic), other
-
-    def _split(self, tree: PyTree) -> list[list]:
-        """The leaves of each metric's sites."""
-        owners, _ = self._owners(tree)
-        groups: list[list] = [[] for _ in self.metrics]
-        for owner, leaf in zip(owners, jax.tree.leaves(tree), strict=True):
-            groups[owner].append(leaf)
-        return groups
+    def _with_parts(self, tree: PyTree) -> Iterator[tuple[Metric, list]]:
+        """Each metric, with the leaves of its sites."""
+        owners, leaves = self._owners(tree)[0], jax.tree.leaves(tree)
+        for number, (_, metric) in enumerate(self.metrics):
+            yield metric, [x for k, x in zip(owners, leaves, strict=True) if k == number]
 
     def _owners(self, tree: PyTree) -> tuple[list[int], Any]:
         """Each leaf's metric number; the number of metrics where no pattern matches."""
@@ -213,12 +235,14 @@ class Scaled(Metric):
     def __post_init__(self) -> None:
         check_number("by", self.by, above=0.0)
         check_interval(self.interval)
-        metric = get_metric(self.metric)
-        if metric.interval is None and self.interval is not None:
-            metric = dataclasses.replace(metric, interval=self.interval)  # type: ignore[type-var]
-        facts = {"metric": metric, "interval": metric.interval, "decay": metric.decay}
-        for name, value in (facts | {"is_diagonal": metric.is_diagonal}).items():
-            object.__setattr__(self, name, value)
+        metric = _in_steps(self.metric, self.interval)
+        _set(
+            self,
+            metric=metric,
+            interval=metric.interval,
+            decay=metric.decay,
+            is_diagonal=metric.is_diagonal,
+        )
 
     def statistic(self, grad: PyTree) -> PyTree:
         """The statistic of ``metric``."""
@@ -238,21 +262,36 @@ class Scaled(Metric):
 
     def apply_inverse(self, state: Any, vector: PyTree) -> PyTree:
         """``by`` times the product with A of ``metric``."""
-        return _times(self.by, self.metric.apply_inverse(state, vector))
+        return tree_scale(self.by, self.metric.apply_inverse(state, vector))
 
     def apply_inverse_sqrt(self, state: Any, vector: PyTree) -> PyTree:
         """The square root of ``by`` times the product with A^{1/2} of ``metric``."""
-        return _times(self.by**0.5, self.metric.apply_inverse_sqrt(state, vector))
+        return tree_scale(self.by**0.5, self.metric.apply_inverse_sqrt(state, vector))
 
 
-def _times(factor: float, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
+def _in_steps(metric: Any, interval: int | None) -> Metric:
+    """The metric, with an interval of one epoch replaced by a number of steps, if one is given."""
+    metric = get_metric(metric)
+    if metric.interval is not None or interval is None:
+        return metric
+    return dataclasses.replace(metric, interval=interval)
 
 
-def _packed(states: Any) -> BySiteState:
+def _set(this: Metric, **fields: Any) -> None:
+    """Set fields of a frozen dataclass. Only its own constructor may call this."""
+    for name, value in fields.items():
+        object.__setattr__(this, name, value)
+
+
+def _packed(states: Iterable[Any]) -> BySiteState:
     states = tuple(states)
     statistics = tuple(s.statistic for s in states)
     return BySiteState(statistics, tuple(s._replace(statistic=()) for s in states))
+
+
+def _unpacked(state: BySiteState) -> list[Any]:
+    parts = zip(state.rest, state.statistic, strict=True)
+    return [rest._replace(statistic=statistic) for rest, statistic in parts]
 
 
 def _name(path: Any) -> str:

@@ -1,23 +1,30 @@
-"""The Shampoo metric: a Kronecker product of small matrices for each tensor."""
+"""The Shampoo metric: a Kronecker product of small matrices for each tensor.
+
+The file has four parts: the metric, how it cuts a tensor into blocks (`Blocks`), the inverse roots
+of its statistics (`Roots`), and products of blocks with one matrix per axis, with derivatives.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._checks import check_choice, check_int, check_number
 from .._util import lazy_cond, tree_where
 from .base import Metric, check_decay, check_interval
-from .blocks import Blocks, blocks_of
-from .kronecker import gram, kronecker
-from .roots import Roots, compose, diagonal_like, refresh, roots_at_start
 
 PyTree = Any
+Arrays = tuple[jax.Array, ...]
 
+HIGHEST = lax.Precision.HIGHEST
 VECTORS = ("diagonal", "full", "identity")
 """The choices of ``vector``, the metric of one-dimensional sites."""
 
@@ -136,21 +143,21 @@ class Shampoo(Metric):
             if cut.diagonal:
                 return (jnp.square(g).reshape(cut.sizes),)
             blocks = cut.split(g) if cut.sizes else g
-            return tuple(gram(blocks, axis + 1) for axis in range(len(cut.sizes)))
+            return tuple(_gram(blocks, axis + 1) for axis in range(len(cut.sizes)))
 
         return jax.tree.map(of_site, grad)
 
     def init(self, position: PyTree) -> ShampooState:
         """The state before any gradient: H = eps I."""
         axes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
-        statistic = [diagonal_like(a, self.eps) for a in axes]
+        statistic = [_diagonal_like(a, self.eps) for a in axes]
         counts = [w for x in jax.tree.leaves(position) for w in self._cut(x).weights()]
         weights = [jnp.asarray(w, a.dtype) for w, a in zip(counts, axes, strict=True)]
         return ShampooState(
             running=jax.tree.unflatten(treedef, statistic),
             weights=jax.tree.unflatten(treedef, weights),
             steps=jnp.zeros((), jnp.int32),
-            **_as_fields(treedef, roots_at_start(statistic, self.eps, self._powers(position))),
+            **_as_fields(treedef, _roots_at_start(statistic, self.eps, self._powers(position))),
         )
 
     def update(self, state: ShampooState, grad: PyTree) -> ShampooState:
@@ -160,7 +167,7 @@ class Shampoo(Metric):
         axes, treedef = jax.tree.flatten(running)
         roots = lazy_cond(
             state.steps == 0,
-            lambda old, axes: refresh(axes, powers, old),
+            lambda old, axes: _renewed(axes, powers, old),
             _as_roots(state),
             axes,
         )
@@ -192,7 +199,7 @@ class Shampoo(Metric):
             (a + (n if n.ndim == 1 else jnp.eye(n.shape[-1]) * n[..., None])).astype(a.dtype)
             for a, n in zip(axes, noise, strict=True)
         ]
-        fields = _as_fields(treedef, refresh(axes, powers, _as_roots(state)))
+        fields = _as_fields(treedef, _renewed(axes, powers, _as_roots(state)))
         return state._replace(running=jax.tree.unflatten(treedef, axes), **fields)
 
     def apply_inverse(self, state: ShampooState, vector: PyTree) -> PyTree:
@@ -208,7 +215,7 @@ class Shampoo(Metric):
         powers = self._powers(vector)
         basis, treedef = jax.tree.flatten(state.basis)
         spectra = jax.tree.leaves(state.eigenvalues)
-        roots = [compose(q, w ** (p / 2)) for q, w, p in zip(basis, spectra, powers, strict=True)]
+        roots = [_compose(q, w ** (p / 2)) for q, w, p in zip(basis, spectra, powers, strict=True)]
         return self._multiply(state, jax.tree.unflatten(treedef, roots), vector, 0.5)
 
     def log_det(self, state: ShampooState) -> jax.Array:
@@ -220,13 +227,13 @@ class Shampoo(Metric):
             if h.ndim == 1:
                 log = jnp.log(w) + change / w
             else:
-                log = jnp.diagonal(compose(q, jnp.log(w)), axis1=-2, axis2=-1)
-                log = log + jnp.sum(compose(q, 1 / w) * change, axis=-1)
+                log = jnp.diagonal(_compose(q, jnp.log(w)), axis1=-2, axis2=-1)
+                log = log + jnp.sum(_compose(q, 1 / w) * change, axis=-1)
             total = total + jnp.sum(weights * log)
         return total
 
     def _cut(self, x: Any) -> Blocks:
-        return blocks_of(tuple(x.shape), self.block_size, self.vector)
+        return _blocks_of(tuple(x.shape), self.block_size, self.vector)
 
     def _powers(self, tree: PyTree) -> list[float]:
         """1/(2d) for each axis of each site."""
@@ -244,7 +251,7 @@ class Shampoo(Metric):
                 return x
             exponent = power / (2 * len(cut.sizes))
             if not cut.diagonal:
-                return cut.join(kronecker(exponent, *axes, cut.split(x)))
+                return cut.join(_kronecker(exponent, *axes, cut.split(x)))
             (h,), _, (w,), (root,) = axes
             # The second term is zero. It carries the derivative, which takes the ridge as constant.
             factor = root + exponent * root / w * (h - lax.stop_gradient(h))
@@ -261,3 +268,303 @@ def _as_roots(state: ShampooState) -> Roots:
 
 def _as_fields(treedef: Any, roots: Roots) -> dict[str, PyTree]:
     return {name: jax.tree.unflatten(treedef, axes) for name, axes in roots._asdict().items()}
+
+
+# --- blocks
+
+
+class Blocks(NamedTuple):
+    """How a site is cut into blocks, each a tensor of its own. All fields are static.
+
+    Attributes:
+        shape: shape of the site.
+        merged: axes after dropping and merging.
+        counts: number of blocks along each merged axis.
+        sizes: side of a block along each merged axis; empty for a site with the identity.
+        diagonal: whether the site has a diagonal metric and is not cut.
+    """
+
+    shape: tuple[int, ...]
+    merged: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    diagonal: bool = False
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The merged axes, with padding."""
+        return tuple(count * size for count, size in zip(self.counts, self.sizes, strict=True))
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """The site's blocks, (blocks, n_1, ..., n_d), padded with zeros."""
+        d = len(self.sizes)
+        padding = [(0, n - m) for n, m in zip(self.padded, self.merged, strict=True)]
+        interleaved = itertools.chain.from_iterable(zip(self.counts, self.sizes, strict=True))
+        x = jnp.pad(x.reshape(self.merged), padding).reshape(*interleaved)
+        order = (*range(0, 2 * d, 2), *range(1, 2 * d, 2))
+        return x.transpose(order).reshape(-1, *self.sizes)
+
+    def join(self, blocks: jax.Array) -> jax.Array:
+        """The inverse of `split`."""
+        d = len(self.sizes)
+        order = tuple(itertools.chain.from_iterable((i, d + i) for i in range(d)))
+        x = blocks.reshape(*self.counts, *self.sizes).transpose(order).reshape(self.padded)
+        return x[tuple(slice(axis) for axis in self.merged)].reshape(self.shape)
+
+    def weights(self) -> list[np.ndarray]:
+        """For each axis and index: the number of block entries with it, over 2d; 0 for padding."""
+        d = len(self.sizes)
+        if self.diagonal:
+            return [np.full(self.sizes, 0.5)]
+        if d == 0:
+            return []
+        # lengths[i][k]: number of entries of block k along axis i that are not padding.
+        lengths = [
+            np.minimum(n, m - n * np.arange(c))
+            for m, c, n in zip(self.merged, self.counts, self.sizes, strict=True)
+        ]
+        lengths = [block.ravel() for block in np.meshgrid(*lengths, indexing="ij")]
+        volume = np.prod(lengths, axis=0)
+        return [
+            (np.arange(n) < length[:, None]) * (volume / length)[:, None] / (2 * d)
+            for n, length in zip(self.sizes, lengths, strict=True)
+        ]
+
+
+@functools.cache
+def _blocks_of(shape: tuple[int, ...], block_size: int, vector: str) -> Blocks:
+    """The cut of a site with this shape; see `Shampoo` for the rules and the arguments."""
+    if 0 in shape or (len(shape) <= 1 and vector == "identity"):
+        return Blocks(shape)
+    if len(shape) == 0 or (len(shape) == 1 and vector == "diagonal"):
+        size = shape or (1,)
+        return Blocks(shape, size, (1,), size, diagonal=True)
+    axes = [n for n in shape if n > 1] or [1]
+    merged = axes[:1]
+    for n in axes[1:]:
+        if merged[-1] * n <= block_size:
+            merged[-1] *= n
+        else:
+            merged.append(n)
+    counts = tuple(_num_blocks(n, block_size) for n in merged)
+    sizes = tuple(math.ceil(n / count) for n, count in zip(merged, counts, strict=True))
+    return Blocks(shape, tuple(merged), counts, sizes)
+
+
+def _num_blocks(size: int, block_size: int) -> int:
+    """Blocks along an axis: a divisor of the size, if one is close to the least number."""
+    least = math.ceil(size / block_size)
+    # Padding costs more than a few extra blocks: XLA computes padded arrays entry by entry.
+    return next((n for n in range(least, 2 * least + 1) if size % n == 0), least)
+
+
+# --- inverse roots
+
+
+class Roots(NamedTuple):
+    """The fields of `ShampooState` that a refresh renews: lists, or arrays for one axis."""
+
+    statistic: Any
+    basis: Any
+    eigenvalues: Any
+    inverse: Any
+    inverse_sqrt: Any
+
+
+def _ridge(dtype: Any) -> float:
+    """Ridge relative to the largest eigenvalue: several times the error of the eigenvalues."""
+    return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 1e-6
+
+
+def _diagonal_like(axis: Any, value: float) -> jax.Array:
+    """``value`` times the identity in the shape of an axis."""
+    if len(axis.shape) == 1:
+        return jnp.full(axis.shape, value, axis.dtype)
+    return jnp.broadcast_to(value * jnp.eye(axis.shape[-1], dtype=axis.dtype), axis.shape)
+
+
+def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
+    """The matrices with these eigenvectors and eigenvalues; a diagonal matrix is a vector."""
+    if spectrum.ndim == 1:
+        return spectrum
+    return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
+
+
+def _roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) -> Roots:
+    """Roots of eps I, to the powers -p and -p / 2."""
+
+    def of_axis(h: jax.Array, p: float) -> Roots:
+        w = eps * (1 + _ridge(h.dtype))
+        basis = _diagonal_like(h, 1.0) if h.ndim == 3 else jnp.zeros((0,), h.dtype)
+        spectrum = jnp.full(h.shape[:2], w, h.dtype)
+        return Roots(h, basis, spectrum, _diagonal_like(h, w**-p), _diagonal_like(h, w ** (-p / 2)))
+
+    return _by_field(list(map(of_axis, statistic, powers)))
+
+
+def _renewed(statistic: list[jax.Array], powers: list[float], old: Roots) -> Roots:
+    """Roots of ``statistic``; each block keeps its old roots if the new ones are not finite."""
+    matrices = [i for i, h in enumerate(statistic) if h.ndim == 3]
+    of_matrices = dict(zip(matrices, _matrix_roots(statistic, powers, matrices), strict=True))
+
+    def keep(ok: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        if a.size == 0:
+            return a
+        return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
+
+    renewed = []
+    for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
+        finite, new = of_matrices[i] if i in of_matrices else _diagonal_roots(h, p)
+        renewed.append(Roots(*(keep(finite, a, b[i]) for a, b in zip(new, old, strict=True))))
+    return _by_field(renewed)
+
+
+def _by_field(axes: list[Roots]) -> Roots:
+    return Roots(*([axis[k] for axis in axes] for k in range(len(Roots._fields))))
+
+
+def _diagonal_roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
+    """The roots of a diagonal axis, and whether they are finite (first)."""
+    w = h + _ridge(h.dtype) * jnp.max(h)
+    finite = jnp.isfinite(w) & jnp.isfinite(w**-p)
+    return finite, Roots(h, jnp.zeros((0,), h.dtype), w, w**-p, w ** (-p / 2))
+
+
+def _matrix_roots(
+    statistic: list[jax.Array], powers: list[float], chosen: list[int]
+) -> list[tuple[jax.Array, Roots]]:
+    """For each chosen axis: whether each block's roots are finite, and the roots.
+
+    All blocks go through one batched eigendecomposition, because several independent ones in one
+    program can deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own
+    eigenvalues, so that their own come first.
+    """
+    if not chosen:
+        return []
+    matrices = [statistic[i] for i in chosen]
+    counts, sides = [h.shape[0] for h in matrices], [h.shape[-1] for h in matrices]
+    side = max(sides)
+    margins = [((0, 0), (0, side - n), (0, side - n)) for n in sides]
+    batch = jnp.concatenate([jnp.pad(h, m) for h, m in zip(matrices, margins, strict=True)])
+    own = jnp.arange(side) < np.repeat(sides, counts)[:, None]
+    row_sums = jnp.sum(jnp.abs(batch), axis=-1, keepdims=True)
+    above = 2 * jnp.max(row_sums, axis=-2, keepdims=True)
+    batch = jnp.where(jnp.eye(side, dtype=bool) & ~own[..., None], above, batch)
+
+    w, basis = jnp.linalg.eigh(batch)
+    w = jnp.maximum(w, 0)  # rounding makes some zeros of a singular matrix negative
+    relative = np.repeat([_ridge(h.dtype) for h in matrices], counts)[:, None]
+    w = w + relative.astype(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
+    p = np.repeat([powers[i] for i in chosen], counts)[:, None].astype(w.dtype)
+    inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))
+    finite = jnp.all(jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt), axis=(-2, -1))
+
+    found, start = [], 0
+    for h, count, n in zip(matrices, counts, sides, strict=True):
+        rows = slice(start, start + count)
+        fields = basis[rows, :n, :n], w[rows, :n], inverse[rows, :n, :n], inverse_sqrt[rows, :n, :n]
+        found.append((finite[rows], Roots(h, *(field.astype(h.dtype) for field in fields))))
+        start += count
+    return found
+
+
+# --- products
+
+
+def _contract(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
+    """Sum over all axes except the first axis, which both share, and ``axis``."""
+    others = tuple(i for i in range(1, left.ndim) if i != axis)
+    return lax.dot_general(left, right, ((others, others), ((0,), (0,))), precision=HIGHEST)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _gram(x: jax.Array, axis: int) -> jax.Array:
+    """x_(axis) x_(axis)' of each block."""
+    return _contract(x, x, axis)
+
+
+@_gram.defjvp
+def _gram_jvp(axis: int, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    half = _contract(dx, x, axis)  # the other half is its transpose: one product, not two
+    return _gram(x, axis), half + half.mT
+
+
+def _product(matrix: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Product of each block's matrix with its axis ``axis``."""
+    blocks, n = x.shape[0], x.shape[axis]
+    if axis == x.ndim - 1 and axis > 1:
+        y = jnp.matmul(x.reshape(blocks, -1, n), matrix.mT, precision=HIGHEST)
+    elif axis == 1:
+        y = jnp.matmul(matrix, x.reshape(blocks, n, -1), precision=HIGHEST)
+    else:
+        before = math.prod(x.shape[1:axis])
+        y = jnp.matmul(matrix[:, None], x.reshape(blocks, before, n, -1), precision=HIGHEST)
+    return y.reshape(x.shape)
+
+
+def _products(matrices: Arrays, x: jax.Array) -> jax.Array:
+    for axis, matrix in enumerate(matrices, 1):
+        x = _product(matrix, x, axis)
+    return x
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _kronecker(
+    exponent: float,
+    statistic: Arrays,
+    basis: Arrays,
+    eigenvalues: Arrays,
+    roots: Arrays,
+    x: jax.Array,
+) -> jax.Array:
+    """Products with ``roots``, which are (statistic + r I)^exponent, along every axis.
+
+    The derivative in ``statistic`` needs the eigendecomposition that is given, and computes none.
+    It takes the ridge r as constant.
+    """
+    return _products(roots, x)
+
+
+@functools.partial(_kronecker.defjvp, symbolic_zeros=True)
+def _kronecker_jvp(exponent: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    _, basis, eigenvalues, roots, x = primals
+    changes, dx = tangents[0], tangents[-1]
+    total = jnp.zeros_like(x) if _is_zero(dx) else _products(roots, dx)
+    if not all(_is_zero(change) for change in changes):
+        total = total + _change(exponent, changes, basis, eigenvalues, x)
+    return _products(roots, x), total
+
+
+def _change(
+    exponent: float, changes: Arrays, basis: Arrays, eigenvalues: Arrays, x: jax.Array
+) -> jax.Array:
+    """Derivative of the products with (H + r I)^exponent along changes of H, in H's eigenbasis."""
+    x = _products(tuple(q.mT for q in basis), x)
+    scales = [
+        (w**exponent).reshape(w.shape[:1] + (1,) * i + w.shape[1:] + (1,) * (x.ndim - 2 - i))
+        for i, w in enumerate(eigenvalues)
+    ]
+    total = jnp.zeros_like(x)
+    for i, (change, q, w) in enumerate(zip(changes, basis, eigenvalues, strict=True)):
+        if not _is_zero(change):
+            others = math.prod(scales[:i] + scales[i + 1 :], start=x)
+            rotated = jnp.matmul(jnp.matmul(q.mT, change, precision=HIGHEST), q, precision=HIGHEST)
+            slope = rotated * _divided_difference(w[..., :, None], w[..., None, :], exponent)
+            total = total + _product(slope, others, i + 1)
+    return _products(basis, total)
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _divided_difference(a: jax.Array, b: jax.Array, p: float) -> jax.Array:
+    """(a^p - b^p) / (a - b), and p a^(p-1) where a = b.
+
+    It is computed as b^(p-1) expm1(p t) / expm1(t), t = log a - log b, stable for all a, b > 0.
+    """
+    t = jnp.log(a) - jnp.log(b)
+    equal = t == 0
+    t = jnp.where(equal, 1.0, t)
+    return b ** (p - 1) * jnp.where(equal, p, jnp.expm1(p * t) / jnp.expm1(t))

@@ -58,20 +58,10 @@ class Control(NamedTuple):
 
 def anchor_at(potential: Potential, position: PyTree) -> Anchor:
     """An anchor at ``position``: one pass over all rows, in chunks."""
-    energy, grad = full_value_and_grad(potential, position)
-    return Anchor(ravel(position)[0], energy, ravel(grad)[0])
-
-
-def full_value_and_grad(potential: Potential, position: PyTree) -> tuple[jax.Array, PyTree]:
-    """U and grad U on all rows, in bounded memory.
-
-    Args:
-        potential: with ``on_all_rows``.
-        position: where to evaluate.
-    """
-    return potential.on_all_rows(  # type: ignore[misc]
+    energy, grad = potential.on_all_rows(  # type: ignore[misc]
         lambda rows: jax.value_and_grad(potential.energy)(position, rows)
     )
+    return Anchor(ravel(position)[0], energy, ravel(grad)[0])
 
 
 def with_control_variate(potential: Potential, anchor: Anchor, share: Any = None) -> Potential:
@@ -121,7 +111,7 @@ def init_control(position: PyTree, energy: jax.Array) -> Control:
     return Control(Anchor(flat, energy, zeros), zeros, jnp.zeros((), jnp.int32))
 
 
-def refresh(potential: Potential, control: Control, position: PyTree) -> Control:
+def replace_anchor(potential: Potential, control: Control, position: PyTree) -> Control:
     """Move the anchor to ``position``, unless the energy or gradient there is not finite."""
     anchor = anchor_at(potential, position)
     finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))

@@ -22,13 +22,20 @@ from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
 from .._util import key_word, scattered
-from ..rows.fetch import Hint, batches_at_once, fetch, hint_part, hints
-from ..rows.host_rows import HostRows, host_rows_in
+from ..rows.host_rows import (
+    Hint,
+    HostRows,
+    batches_at_once,
+    fetch,
+    hint_part,
+    hints,
+    host_rows_in,
+)
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
 from .enumeration import enumerating
-from .expanded import WithoutPrior
+from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
 from .plates import read_subsampling
 from .potential import Potential

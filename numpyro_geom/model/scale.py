@@ -62,7 +62,7 @@ class Scale(NamedTuple):
         return ravel(like)[1](self.centre + times(self.root, flat))
 
     def from_sites(self, position: PyTree, like: PyTree) -> PyTree:
-        """Phi of theta, in the structure of ``like``: that of a position, or a vector."""
+        """Phi of theta, in the structure of ``like``, a position or a vector."""
         flat, _ = ravel(position)
         return ravel(like)[1](times(self.inverse, flat - self.centre))
 

@@ -137,6 +137,19 @@ def find_start(
     )
 
 
+def check_rows(model: Model, position: PyTree) -> None:
+    """Raise if the energy at a position is not finite, and values of some rows are the reason."""
+    sizes = {plate: model.plan.sizes[plate] for plate in model.plan.batch_sizes}
+    if not sizes or is_traced(position):
+        return
+    energy = jax.value_and_grad(model.energy)
+
+    def on_rows(rows: dict) -> tuple:
+        return compiled(lambda rows: energy(position, rows), jax.tree.map(jnp.asarray, rows))
+
+    check_finite(model.fn, model.args, model.kwargs, on_rows, sizes)
+
+
 def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether observed values are in their supports, if NumPyro checks this."""
     if not validates():

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from .._util import all_finite, settled
 from ..sampling.state import SGState
 from .control_variate import Control, with_control_variate
-from .expanded import with_expansion
-from .expansion import Expansion
+from .expansion import Expansion, with_expansion
 from .potential import Potential, in_coordinates
 from .scale import Scale
 

@@ -6,7 +6,7 @@ of a stratified minibatch are in place already. The gradients of the parts are s
 the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 `HostRows` stay on the host, and each device asks for its part of the minibatch
-(`rows.over_mesh`).
+(`rows.mesh_rows`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from ..kernel import SGKernel
 from ..model.abstract import abstract_trace
 from ..model.arguments import split_arrays
 from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
-from ..rows.mesh_rows import MeshRows
-from ..rows.over_mesh import OverMesh
+from ..rows.mesh_rows import MeshRows, OverMesh
 from .processes import Processes
 
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import random
 
 from .._util import MANY_LEAVES, all_finite, lazy_cond, settled, tree_vdot, tree_where
-from ..model.control_variate import refresh
+from ..model.control_variate import replace_anchor
 from ..model.programs import compiled
 from ..model.target import Target
-from ..rows.loop import loop_over_batches
 from .algorithm import Draw, Facts, Step, adapts
+from .loop import loop_over_batches
 from .settings import Settings
 from .state import SGState, site_sizes, virials
 
@@ -75,7 +75,7 @@ def repeat(
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
-                    lambda c, z: refresh(potential, c, z),
+                    lambda c, z: replace_anchor(potential, c, z),
                     control,
                     target.merge(chain.position),
                 )

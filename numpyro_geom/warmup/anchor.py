@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._util import ravel, tree_where
-from ..model.control_variate import Control, refresh
+from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 
 PyTree = Any
@@ -31,7 +31,7 @@ def move_to_mean(
     enough = jnp.maximum(control.num_draws, 1)
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
     usable = control.num_draws >= LEAST_DRAWS
-    moved = tree_where(usable, refresh(potential, control, mean), control)
+    moved = tree_where(usable, replace_anchor(potential, control, mean), control)
     empty = control._replace(
         total=jnp.zeros_like(control.total),
         num_draws=jnp.zeros_like(control.num_draws),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from .._util import ravel
-from ..model.control_variate import refresh, with_control_variate
+from ..model.control_variate import replace_anchor, with_control_variate
 from ..model.scale import Scale, times
 from ..model.target import Target
 from ..sampling.blocks import block_mask
@@ -101,7 +101,7 @@ def _with_anchors(
     """Search without a control variate first, then more exactly, with anchors on the way."""
     potential = target.potential
     if not searching:
-        return position, refresh(potential, control, position)
+        return position, replace_anchor(potential, control, position)
 
     def closer(k: jax.Array, found: tuple) -> tuple:
         mode, control = found
@@ -109,6 +109,6 @@ def _with_anchors(
         corrected = with_control_variate(potential, control.anchor, share)
         mode = descend(corrected, mode, random.fold_in(rng_key, k), target.temperature)
         mode = jnp.where(target.is_usable(mode), mode, position)
-        return mode, refresh(potential, control, mode)
+        return mode, replace_anchor(potential, control, mode)
 
     return lax.fori_loop(0, 1 + REFINEMENTS, closer, (position, control))

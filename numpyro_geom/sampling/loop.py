@@ -7,19 +7,16 @@ these steps, the host gathers the rows of the next steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
 from ..model.minibatch import RNG_KEY, Strata
-from .fetch import Hint, batches_at_once, fetch, hints
-from .host_rows import HostRows
-from .reader import NO_ROW
-
-if TYPE_CHECKING:
-    from ..model.potential import Potential
+from ..model.potential import Potential
+from ..rows.host_rows import Hint, HostRows, batches_at_once, fetch, hints
+from ..rows.reader import NO_ROW
 
 PyTree = Any
 
