@@ -4,10 +4,10 @@
 import jax
 import jax.numpy as jnp
 from jax import random
+from numpyro_geom.sampling.repeat import repeat
 
 from numpyro_geom import SGKernel
 from numpyro_geom.sampling.algorithm import Algorithm, Facts, langevin_rule
-from numpyro_geom.sampling.repeat import repeat
 from numpyro_geom.sampling.state import Chain, StepReport
 
 

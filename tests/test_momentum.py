@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from numpyro_geom.sampling.step_size import init_adaptation
 from targets import SIGMAS, assert_moments, half_square, run
 
 from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
 from numpyro_geom.algorithms.momentum import MOST_FRICTION, momentum_rule
 from numpyro_geom.algorithms.sgnht import SGNHT, Thermostat, _shortfall
 from numpyro_geom.metrics import MetricState
-from numpyro_geom.sampling.step_size import init_adaptation
 
 
 def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:

@@ -13,6 +13,7 @@ import pytest
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
+from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
 
 from numpyro_geom import (
@@ -32,7 +33,6 @@ from numpyro_geom.model.function import function_potential
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.model.target import Target
-from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from numpyro_geom.warmup.curvature import diagonal_curvature
 
 PyTree = Any

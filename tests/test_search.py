@@ -9,12 +9,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro_geom.warmup.search import descend
 from targets import assert_trees_equal, run
 
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model.function import function_potential
-from numpyro_geom.warmup.search import descend
 
 
 def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro_geom.warmup.timetable import what_is_due
 from scripts import load_script
 from targets import SIGMAS, run
 
@@ -22,7 +23,6 @@ from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup import step_size as auto
-from numpyro_geom.warmup.timetable import what_is_due
 
 P = load_script("benchmarks/posteriors")
 

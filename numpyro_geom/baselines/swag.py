@@ -12,8 +12,7 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_int, check_key, check_number, check_shape
-from .._foreign import Guide
+from .._checks import Guide, check_int, check_key, check_number, check_shape
 from .._util import PyTree
 from ..algorithms.sgrld import SGRLD
 from ..kernel import SGKernel

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from .._warning import warn_outside
 from ..metrics.by_site import BySite
 from ..metrics.identity import Identity
-from ..sampling.settings import Settings
-from ..warmup.choice import FEW_ROWS, FIRST_ROWS
-from ..warmup.curvature import DENSE_LIMIT
+from ..sampling.settings import DENSE_LIMIT, Settings
+from ..warmup.start import FEW_ROWS, FIRST_ROWS
 from .minibatch import Subsampling
 from .plates import read_subsampling
 

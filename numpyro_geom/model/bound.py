@@ -16,14 +16,14 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn
 
+from .._checks import check_floating
 from .._mcmc import validates
-from .._start import check_floating
 from .._util import all_finite, is_traced
 from .._warning import warn_outside
 from ..rows.bad_rows import check_finite
 from ..rows.host_rows import host_rows_in
 from ..sampling.settings import Settings
-from ..warmup.choice import Choice
+from ..warmup.start import Choice
 from . import minibatch
 from .abstract import with_start
 from .automatic import planned, resolved

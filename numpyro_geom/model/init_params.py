@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.infer.util import constrain_fn, unconstrain_fn
 
-from .._start import check_wide_enough
+from .._checks import check_wide_enough
 
 PyTree = Any
 
