@@ -11,7 +11,7 @@ from numpyro.util import is_prng_key
 
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
-from .model.bound import Bound
+from .bound import Bound
 from .model.control_variate import init_control, refresh
 from .model.programs import compiled
 from .model.target import Target
@@ -20,7 +20,7 @@ from .sampling.settings import Settings
 from .sampling.state import SGState, init_adaptation, site_sizes
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
-from .warmup.start import Choice, choose, find_start
+from .warmup.start import Choice, choose, find_bulk
 
 PyTree = Any
 
@@ -172,7 +172,7 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     anchors = target.controlled and settings.anchor_interval is None
     searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
-    z, control, scale = find_start(target, settings, position, state.control, key_search, searching)
+    z, control, scale = find_bulk(target, settings, position, state.control, key_search, searching)
     state = state._replace(control=control)
     state = moved_to(target, state, z) if moving else state
     if not settings.scales:

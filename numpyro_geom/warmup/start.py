@@ -7,7 +7,7 @@
 2. `approach`: Newton's steps, up to 256 dimensions. Adam's steps are equal in all coordinates. If
    scales differ strongly, Adam ends many standard deviations off the mode. The scale and the noise
    that are measured there do not fit the posterior. Newton's steps do not depend on scales.
-3. The scale and the control variate's anchor are placed there (`find_start`).
+3. The scale and the control variate's anchor are placed there (`find_bulk`).
 4. `choose`: rows per step, and whether to use the control variate.
 
 The mode can be far from the mass of a target: towards zero scale, the density of a centred
@@ -89,7 +89,7 @@ LEAST_GAIN = 1.1
 """Smallest predicted gain that makes a control variate worth its anchor."""
 
 
-def find_start(
+def find_bulk(
     target: Target,
     settings: Settings,
     position: PyTree,
