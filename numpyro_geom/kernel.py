@@ -113,14 +113,14 @@ class SGKernel(MCMCKernel):
         return self.bound.settings
 
     @property
-    def current_algorithm(self) -> Algorithm:
-        """The algorithm for the settings in use."""
+    def facts(self) -> Algorithm:
+        """The algorithm for the settings in use, with facts about it."""
         return self.algorithm(self.settings)
 
     @property
     def measures(self) -> bool:
         """Whether warm-up measures curvature and noise."""
-        return adapts(self.settings, self.current_algorithm)
+        return adapts(self.settings, self.facts)
 
     @property
     def model(self) -> Callable | None:
@@ -148,7 +148,7 @@ class SGKernel(MCMCKernel):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """Fields that NumPyro collects with every draw."""
-        of = self.current_algorithm
+        of = self.facts
         own = ("kinetic_temperature",) * of.momentum + ("accept_prob",) * of.adjusted
         langevin = of.bias is not None and not (of.momentum or of.adjusted)
         if langevin and self.settings.expansion is None:
@@ -158,7 +158,7 @@ class SGKernel(MCMCKernel):
     def get_diagnostics_str(self, state: SGState) -> str:
         """One line for the progress bar."""
         text = f"{int(state.num_steps)} steps of size {float(state.step_size):.2e}"
-        if self.current_algorithm.adjusted:
+        if self.facts.adjusted:
             text += f". acc. prob={float(state.accept_prob):.2f}"
         if int(state.num_diverging) > 0:
             text += f". {int(state.num_diverging)} failed"

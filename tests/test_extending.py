@@ -33,7 +33,7 @@ def test_an_argument_of_its_own_is_recorded_and_replaced() -> None:
     assert kernel.settings.record()["most"] == 5.0
     assert kernel.replace(most=7.0).settings.most == 7.0
     assert "most=5.0" in repr(kernel)
-    with pytest.raises(ValueError, match="most must be positive"):
+    with pytest.raises(ValueError, match="most must be a finite number above 0"):
         kernel.replace(most=-1.0)
     with pytest.raises(ValueError, match="temperature must be"):
         kernel.replace(temperature=-1.0)

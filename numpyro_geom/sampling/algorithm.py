@@ -262,7 +262,7 @@ def check_noisy(potential: Potential, what: str, remedy: str) -> None:
     """
     if potential.deterministic:
         raise ValueError(
-            f"{what}, and this gradient has none: pass a batch_size below the number of rows (or a "
+            f"{what}, and this gradient has none: pass batch_size, below the number of rows (or a "
             f"potential_fn with a key), or {remedy}"
         )
 
