@@ -29,6 +29,7 @@ from jax import lax, random
 from .._linalg import log_abs_det
 from .._util import key_word, ravel, scattered_floats, settled, tree_where
 from ..model.control_variate import Anchor, anchor_at, refresh, with_control_variate
+from ..model.newton import Place, newton
 from ..model.potential import Potential
 from ..model.programs import compiled
 from ..model.scale import Scale, times
@@ -217,7 +218,7 @@ def search(
     The energy is U, or with ``of_mass`` U - tau log |det L|. The unit of its fall is
     ``temperature * D``, the spread of U in the target. A round with a fall below a share of this
     unit reduces the learning rate. A round that raises the energy is also undone. Five reductions
-    end the now. So it stops near the typical set, which need not be near the mode.
+    end the search. So it stops near the typical set, which need not be near the mode.
 
     Args:
         potential: the target.
@@ -304,24 +305,6 @@ def _damped(grad: PyTree) -> PyTree:
 # 2. Newton
 
 
-class _Place(NamedTuple):
-    """The best position so far.
-
-    Attributes:
-        anchor: the position with U and grad U on all rows.
-        root: L at the position, and its inverse.
-        loss: U - tau log |det L|.
-        length: length of the next step, as a share of Newton's step.
-        num_steps: steps so far.
-    """
-
-    anchor: Anchor
-    root: tuple[jax.Array, jax.Array]
-    loss: jax.Array
-    length: jax.Array
-    num_steps: jax.Array
-
-
 def approach(
     target: Target, position: jax.Array, rng_key: jax.Array, most_steps: int
 ) -> tuple[Anchor, tuple[jax.Array, jax.Array]]:
@@ -340,32 +323,15 @@ def approach(
     potential, tau = target.potential, rule_temperature(target.temperature)
     rows = potential.curvature_batch(rng_key)
 
-    def decrement(place: _Place) -> jax.Array:
-        slope = times(place.root[0].T, place.anchor.grad)
-        return jnp.vdot(slope, slope) / 2
+    def evaluate(position: jax.Array) -> Place:
+        anchor = anchor_at(potential, position)
+        root, inverse = roots_at(potential, position, rows)
+        loss = anchor.energy - tau * log_abs_det(root)
+        loss = jnp.where(target.is_usable(position), loss, jnp.inf)
+        return Place(position, anchor.energy, anchor.grad, root, inverse, loss)
 
-    def step(place: _Place) -> _Place:
-        direction = times(place.root[0].T, place.anchor.grad)
-        new = place.anchor.position - place.length * times(place.root[0], direction)
-        anchor = anchor_at(potential, new)
-        root = roots_at(potential, new, rows)
-        loss = anchor.energy - tau * log_abs_det(root[0])
-        better = (loss < place.loss) & target.is_usable(new)
-        better = settled(better & jnp.all(jnp.isfinite(anchor.grad)))
-        best = (anchor, root, loss), (place.anchor, place.root, place.loss)
-        length = jnp.where(better, jnp.ones_like(place.length), place.length / 4)
-        anchor, root, loss = tree_where(better, *best)
-        return _Place(anchor, root, loss, length, place.num_steps + 1)
-
-    def unfinished(place: _Place) -> jax.Array:
-        far = ~(decrement(place) <= NEAR * tau)
-        return (place.num_steps == 0) | (far & (place.num_steps < most_steps))
-
-    one, unit = jnp.ones((), position.dtype), jnp.eye(position.size, dtype=position.dtype)
-    nothing = Anchor(position, jnp.inf * one, jnp.zeros_like(position))
-    start = _Place(nothing, (unit, unit), jnp.inf * one, one, jnp.zeros((), jnp.int32))
-    place = lax.while_loop(unfinished, step, start)
-    return place.anchor, place.root
+    found, _ = newton(evaluate, position, most_steps=most_steps, enough=NEAR * tau)
+    return Anchor(found.position, found.energy, found.gradient), (found.root, found.inverse)
 
 
 # 4. Open choices
