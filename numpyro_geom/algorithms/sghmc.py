@@ -194,7 +194,7 @@ class PXSGHMC(SGKernel):
         constrained_init: bool = False,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
-        super().__init__(locals(), {"integrator": one_of(INTEGRATORS)})
+        super().__init__(locals(), {"integrator": one_of(INTEGRATORS)}, gamma="frozen")
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
