@@ -31,7 +31,7 @@ from .model.arguments import differentiated, on_device
 from .model.minibatch import AllRows, Subsampling
 from .rows.bad_rows import check_finite
 from .sampling.algorithm import Algorithm, adapts
-from .sampling.settings import Check, Settings, documented
+from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 
 PyTree = Any
@@ -67,7 +67,7 @@ class SGKernel(MCMCKernel):
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        checks: Mapping[str, Check] = MappingProxyType({}),
+        checks: Mapping[str, Validator] = MappingProxyType({}),
         **fixed: Any,
     ) -> None:
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}

@@ -29,7 +29,7 @@ PyTree = Any
 
 DECAY = 0.998
 """Memory of the noise estimate: its relative standard error is sqrt(2 (1 - decay) / 2) = 0.045."""
-SETTLING_STEPS = 500
+NOISE_SETTLING_STEPS = 500
 
 
 class NoiseEstimate(NamedTuple):

@@ -31,7 +31,7 @@ from .momentum import (
     momentum_algorithm,
 )
 from .noise_correction import (
-    SETTLING_STEPS,
+    NOISE_SETTLING_STEPS,
     check_halves,
     check_noise_correction,
     count_clamped,
@@ -221,7 +221,7 @@ def _algorithm(settings: Settings) -> Algorithm:
         _step(settings),
         settings.integrator,
         init=init,
-        settling_steps=settling_steps(settings.metric, SETTLING_STEPS if corrects else 1),
+        settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
         **others,
     )
 

@@ -50,7 +50,7 @@ from .momentum import (
     momentum_algorithm,
 )
 
-INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
+SCHEMES = {"badodab": "baoab", "euler": "euler"}
 """Maps each integrator to the scheme whose step-size rule it uses."""
 HOTTEST = (4.0, 40.0)
 """The two numbers a, b: the thermostat counts p'p / (D tau) - 1 as at most a + b / D. A stationary
@@ -179,7 +179,7 @@ class SGNHT(SGKernel):
         super().__init__(
             locals(),
             {
-                "integrator": one_of(tuple(INTEGRATORS)),
+                "integrator": one_of(tuple(SCHEMES)),
                 "thermostat_mass": auto_or(positive, "a positive number"),
             },
         )
@@ -208,7 +208,7 @@ class SGNHT(SGKernel):
         return momentum_algorithm(
             settings,
             _step(settings),
-            INTEGRATORS[settings.integrator],
+            SCHEMES[settings.integrator],
             # Euler's own error -xi h / 2 must stay within half of the tolerance
             most_friction=settings.bias_tolerance if euler else MOST_FRICTION,
             follow=lambda dynamics, friction: _follow(settings, dynamics, friction),

@@ -31,7 +31,7 @@ from ..sampling.state import Chain, StepReport
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
 from .langevin import langevin_move, metropolis
 from .noise_correction import (
-    SETTLING_STEPS,
+    NOISE_SETTLING_STEPS,
     check_halves,
     check_noise_correction,
     count_clamped,
@@ -149,7 +149,7 @@ class SGRLD(SGKernel):
         if settings.noise_correction:
             others = {"noise_factor": noise_factor(settings), "known_noise": noise_diagonal}
             others["init"] = lambda position, _: init_noise(position)
-        least = SETTLING_STEPS if settings.noise_correction else 1
+        least = NOISE_SETTLING_STEPS if settings.noise_correction else 1
         return langevin_algorithm(
             settings,
             step,

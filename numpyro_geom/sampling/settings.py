@@ -31,7 +31,7 @@ from ..model.expansion import Expansion
 from ..model.minibatch import BATCHING
 from .schedules import Schedule, as_schedule
 
-Blocks = tuple[tuple[str, ...], ...]
+SiteBlocks = tuple[tuple[str, ...], ...]
 """Sites that are scaled together, block by block."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
@@ -40,7 +40,7 @@ FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
 """Arguments that are functions, which a file cannot store."""
 
 
-Check = Callable[[str, Any], Any]
+Validator = Callable[[str, Any], Any]
 """``(name, value) -> value``, the value as settings hold it. Raises for what is not accepted."""
 
 
@@ -48,12 +48,12 @@ class Setting(NamedTuple):
     """An argument of kernels.
 
     Attributes:
-        check: see `Check`.
+        check: see `Validator`.
         about: its entry in the docstrings of kernels that do not describe it themselves.
         without: the value in kernels that do not have the argument.
     """
 
-    check: Check
+    check: Validator
     about: str
     without: Any = None
 
@@ -76,7 +76,7 @@ class Settings:
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        checks: Mapping[str, Check],
+        checks: Mapping[str, Validator],
         fixed: Mapping[str, Any],
     ) -> None:
         checks = {name: shared.check for name, shared in SHARED.items()} | dict(checks)
@@ -111,7 +111,7 @@ class Settings:
         return self.scales and isinstance(self.metric, Identity)
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> SiteBlocks:
         """The blocks of sites that are scaled together, if not all sites are one block."""
         return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
 
@@ -211,7 +211,7 @@ def _check_target(values: Mapping[str, Any]) -> None:
         )
 
 
-def auto_or(check: Check, expected: str) -> Check:
+def auto_or(check: Validator, expected: str) -> Validator:
     """A check that lets ``"auto"`` pass."""
 
     def checked(name: str, value: Any) -> Any:
@@ -224,12 +224,12 @@ def auto_or(check: Check, expected: str) -> Check:
     return checked
 
 
-def one_of(choices: tuple[str, ...]) -> Check:
+def one_of(choices: tuple[str, ...]) -> Validator:
     """A check of names."""
     return partial(check_choice, choices=choices)
 
 
-def optional(check: Check) -> Check:
+def optional(check: Validator) -> Validator:
     """A check that lets None pass."""
     return lambda name, value: None if value is None else check(name, value)
 
@@ -302,7 +302,7 @@ def _dense_mass(name: str, value: Any) -> Any:
     return value if isinstance(value, bool) else _blocks(name, value)
 
 
-def _blocks(name: str, value: Any) -> Blocks:
+def _blocks(name: str, value: Any) -> SiteBlocks:
     """Tuples of site names, as in NumPyro's kernels."""
     given = None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):

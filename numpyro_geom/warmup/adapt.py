@@ -36,12 +36,12 @@ from .scale import emptied, likeness, with_draw
 
 PyTree = Any
 
-LEAST_DRAWS = 16
+FEWEST_FOR_MEAN = 16
 """Fewest draws of warm-up whose mean is a better anchor than a mode."""
 LEAST_SCALED = 0.5
 """Smallest curvature that counts if a covariance scales the coordinates. Variances are about 1 in
 these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax."""
-FEWEST_DRAWS = 12
+FEWEST_IN_WINDOW = 12
 """Fewest draws in a window whose correlation counts."""
 LEAST_TIMES = 0.4
 """Relaxation times that a draw must span for its correlation with the previous draw to count."""
@@ -49,7 +49,7 @@ LEAST_ALIKE = 0.05
 """Correlation of draws below which it does not tell how fast it decays."""
 SLOW = 0.5
 """A chain slower than this share of the expected rate takes longer draws."""
-MOST_AT_ONCE = 8.0
+MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
 LEAST_FACTOR = 2.0**-8
 """The smallest ``slower``."""
@@ -133,9 +133,9 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     times = state.num_steps * state.step_size * algorithm.rate(adaptation.slowest, state.dynamics)
     # the rate over the expected rate: the estimate, and the largest value that chance allows
     found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
-    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_AT_ONCE, 1.0), 1.0)
+    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
-    judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
+    judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
     slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
     slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
     slowest = adaptation.slowest * (slower / adaptation.slower)
@@ -266,7 +266,7 @@ def _move_to_mean(
     """
     enough = jnp.maximum(control.num_draws, 1)
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
-    usable = control.num_draws >= LEAST_DRAWS
+    usable = control.num_draws >= FEWEST_FOR_MEAN
     moved = tree_where(usable, refresh(potential, control, mean), control)
     empty = control._replace(
         total=jnp.zeros_like(control.total),

@@ -16,11 +16,10 @@ from ..model.potential import Potential
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
 from ..sampling.state import Adaptation
-from .lanczos import Extremes, ends, extreme_eigenvalues, normalise
+from .lanczos import LANCZOS_STEPS, Extremes, ends, extreme_eigenvalues, normalise
 
 PyTree = Any
 
-LANCZOS_STEPS = 20
 SMALLEST_SHARE = 2.0**-20
 """Smallest share of a length: it means that no energy within reach is finite."""
 COLUMNS_AT_ONCE = 16

@@ -12,6 +12,9 @@ from jax import Array, lax
 from .._checks import check_int
 from .._util import key_word, scattered_floats
 
+LANCZOS_STEPS = 20
+"""Usual number of products, with which the largest eigenvalue is known to about 1%."""
+
 
 class Extremes(NamedTuple):
     """The ends of a spectrum; all fields NaN if a product was not finite.

@@ -16,7 +16,7 @@ from ..model.potential import Potential
 from ..model.scale import Scale, scale_about, times
 from ..model.target import Target
 from ..sampling.algorithm import rule_temperature
-from ..sampling.settings import Blocks, Settings
+from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
 from .curvature import diagonal_curvature, hessian, within_reach
 
@@ -241,10 +241,10 @@ def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndar
     return spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread
 
 
-# Blocks of sites
+# SiteBlocks of sites
 
 
-def block_mask(blocks: Blocks, position: PyTree) -> np.ndarray:
+def block_mask(blocks: SiteBlocks, position: PyTree) -> np.ndarray:
     """Shape (D, D): whether two parameters are in the same block; other sites are diagonal."""
     where = _places(blocks, position)
     mask = np.eye(sum(map(len, where.values())), dtype=bool)
