@@ -156,6 +156,8 @@ class PXSGHMC(SGKernel):
     Args:
         expansion: what to expand, see `numpyro_geom.Expansion`. None takes its defaults: one full
             factor on each side of every matrix and convolution kernel.
+        integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
+        batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
 
     Raises:
         TypeError: for arguments of the wrong type.

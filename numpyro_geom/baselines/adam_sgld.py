@@ -59,6 +59,7 @@ class AdamSGLD(SGKernel):
         step_size: ``"auto"``, a number h, or a schedule. ``"auto"`` is the step of the identity
             metric and ignores the added drift. At a mode the slope of that drift is up to
             a H / (N eps), so the chain may jump to and fro there in steps of length h a.
+        batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause, in addition to
             the error from the added drift.
 
