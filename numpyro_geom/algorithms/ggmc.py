@@ -28,7 +28,6 @@ from ..warmup.adapt import what_is_due
 from .momentum import (
     Momentum,
     friction_scale,
-    given_friction,
     init_momentum,
     kinetic_temperature,
     num_steps,
@@ -177,7 +176,7 @@ class GGMC(SGKernel):
             trajectory=True,
             target_accept=settings.target_accept,
             settling_steps=settling_steps(settings.metric),
-            measures=given_friction(settings) is None,
+            measures=settings.given_friction is None,
         )
 
 
@@ -190,7 +189,7 @@ def _init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
         _averaging_init(zero),
     )
     extra = GGMCState(zero, jnp.zeros((), bool), one, averaging)
-    return init_momentum(position, rng_key, settings.temperature, given_friction(settings), extra)
+    return init_momentum(settings, position, rng_key, extra)
 
 
 def _forget(dynamics: Momentum) -> Momentum:
@@ -213,7 +212,7 @@ def _propose(
     h = state.step_size
     if settings.schedule is None:
         h = scale * jnp.exp(jnp.where(due.closing, average, latest))
-    given = given_friction(settings) is not None
+    given = settings.given_friction is not None
     friction = old.friction if given else jnp.sqrt(adaptation.slowest)
     rate = relaxation_rate(adaptation.slowest, friction)
     extra = extra._replace(scale=scale.astype(extra.scale.dtype))

@@ -62,18 +62,14 @@ class Momentum(NamedTuple):
     extra: Any
 
 
-def given_friction(settings: Settings) -> float | None:
-    """The user's friction; None if it is automatic."""
-    return None if isinstance(settings.friction, str) else settings.friction
-
-
 def init_momentum(
-    position: PyTree, rng_key: jax.Array, temperature: float, friction: float | None, extra: Any
+    settings: Settings, position: PyTree, rng_key: jax.Array, extra: Any = ()
 ) -> Momentum:
     """A momentum drawn from its law."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
-    momentum = tree_scale(temperature**0.5, tree_normal(rng_key, position))
-    return Momentum(momentum, jnp.asarray(1.0 if friction is None else friction, dtype), extra)
+    momentum = tree_scale(settings.temperature**0.5, tree_normal(rng_key, position))
+    given = settings.given_friction
+    return Momentum(momentum, jnp.asarray(1.0 if given is None else given, dtype), extra)
 
 
 def at_rest(dynamics: Momentum) -> Momentum:
@@ -131,7 +127,7 @@ def momentum_algorithm(
             settings.temperature,
             integrator,
             None if schedule is None else schedule(state.steps_taken),
-            given_friction(settings),
+            settings.given_friction,
             most_friction,
         )
         dynamics = state.dynamics
@@ -150,7 +146,7 @@ def momentum_algorithm(
         bias=bias,
         num_steps=num_steps,
         momentum=True,
-        measures=given_friction(settings) is None,
+        measures=settings.given_friction is None,
         **fields,
     )
 

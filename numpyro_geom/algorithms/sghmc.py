@@ -24,7 +24,6 @@ from .momentum import (
     INTEGRATORS,
     Momentum,
     friction_scale,
-    given_friction,
     init_momentum,
     kinetic_temperature,
     limited,
@@ -212,17 +211,13 @@ def _algorithm(settings: Settings) -> Algorithm:
         others = {"noise_factor": noise_factor(settings), "check": check_halves}
         others["known_noise"] = lambda dynamics: noise_diagonal(dynamics.extra)
 
-    def init(position: PyTree, rng_key: jax.Array) -> Momentum:
-        extra = init_noise(position) if corrects else ()
-        return init_momentum(
-            position, rng_key, settings.temperature, given_friction(settings), extra
-        )
-
     return momentum_algorithm(
         settings,
         _step(settings),
         settings.integrator,
-        init=init,
+        init=lambda position, rng_key: init_momentum(
+            settings, position, rng_key, init_noise(position) if corrects else ()
+        ),
         settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
         **others,
     )
@@ -321,7 +316,7 @@ def _check(settings: Settings) -> None:
                 f"noise_correction=True and max_norm={settings.max_norm!r} cannot be combined: the "
                 "noise of a shortened gradient is not the measured noise. Drop one of the two"
             )
-    friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
+    friction, schedule, expansion = settings.given_friction, settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
         return
     factors = 1.0 if expansion is None else expansion.factor_friction

@@ -43,7 +43,6 @@ from .momentum import (
     Momentum,
     at_rest,
     friction_scale,
-    given_friction,
     init_momentum,
     kinetic_temperature,
     limited,
@@ -195,8 +194,7 @@ class SGNHT(SGKernel):
         """The algorithm for these settings."""
 
         def init(position: PyTree, rng_key: jax.Array) -> Momentum:
-            friction = given_friction(settings)
-            dynamics = init_momentum(position, rng_key, settings.temperature, friction, ())
+            dynamics = init_momentum(settings, position, rng_key)
             return dynamics._replace(extra=Thermostat(dynamics.friction))
 
         def rest(dynamics: Momentum) -> Momentum:

@@ -101,6 +101,11 @@ class Settings:
         return None if isinstance(self.num_steps, str) else self.num_steps
 
     @property
+    def given_friction(self) -> float | None:
+        """The friction; None if it is automatic."""
+        return None if isinstance(self.friction, str) else self.friction
+
+    @property
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
         return isinstance(self.dense_mass, bool | tuple) or self.inverse_mass_matrix is not None
