@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -142,8 +143,6 @@ class SGRLD(SGKernel):
             # the drift uses two of three parts of the batch
             others = {"noise_factor": 1.5, "second_order": _pull(settings)}
             others["init"] = lambda position, _: init_auxiliary(position)
-        elif settings.adjusted:
-            step = _adjusted_step(settings)
         else:
             step = _langevin_step(settings)
         if settings.noise_correction:
@@ -161,7 +160,7 @@ class SGRLD(SGKernel):
 
 
 def _langevin_step(settings: Settings) -> Step:
-    """The plain step: a gradient, the metric, and a move."""
+    """A gradient, the metric, and a move or a Metropolis test of it."""
     metric, max_norm, corrects = settings.metric, settings.max_norm, settings.noise_correction
     factor = mode_factor(settings.gamma, metric.decay)
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
@@ -190,6 +189,19 @@ def _langevin_step(settings: Settings) -> Step:
         else:
             energy, grad = value_and_grad(position)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
+        if settings.adjusted:
+            position, accept_prob = metropolis(
+                rng_key,
+                value_and_grad,
+                (energy, grad),
+                position,
+                partial(metric.apply_inverse, metric_state),
+                partial(metric.apply_inverse_sqrt, metric_state),
+                h,
+                tau,
+            )
+            report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
+            return Chain(position, metric_state, ()), report
         drift = metric.apply_inverse(metric_state, grad)
         noise = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
         if with_gamma:
@@ -214,41 +226,6 @@ def _langevin_step(settings: Settings) -> Step:
         position = langevin_move(position, drift, noise, h, tau, variance)
         squared_drift = h * tree_vdot(grad, drift) / 2
         return Chain(position, metric_state, estimate), StepReport(energy, grad, squared_drift)
-
-    return step
-
-
-def _adjusted_step(settings: Settings) -> Step:
-    """Langevin proposal with constant A and a Metropolis test on U."""
-    metric = settings.metric
-    learn = metric_learner(metric)
-
-    def step(
-        rng_key: jax.Array,
-        potential: Potential,
-        batch: Any,
-        chain: Chain,
-        h: jax.Array,
-        tau: jax.Array | float,
-        learning: jax.Array,
-    ) -> tuple[Chain, StepReport]:
-        def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
-            return jax.value_and_grad(potential.energy)(p, batch)
-
-        energy, grad = value_and_grad(chain.position)
-        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        position, accept_prob = metropolis(
-            rng_key,
-            value_and_grad,
-            (energy, grad),
-            chain.position,
-            lambda x: metric.apply_inverse(metric_state, x),
-            lambda x: metric.apply_inverse_sqrt(metric_state, x),
-            h,
-            tau,
-        )
-        report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
-        return Chain(position, metric_state, ()), report
 
     return step
 
