@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -43,5 +45,10 @@ class Markdown(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for each object."""
-        if obj.docstring:
-            obj.docstring.value = markdown(obj.docstring.value)
+        if not obj.docstring:
+            return
+        text = obj.docstring.value
+        if obj.is_class and any("SGKernel" in str(base) for base in obj.bases):
+            # the class itself has entries for arguments that several kernels share
+            text = inspect.getdoc(getattr(importlib.import_module(obj.module.path), obj.name))
+        obj.docstring.value = markdown(text)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_geom import SGKernel
-from numpyro_geom.sampling.algorithm import Algorithm, Facts, langevin_rule
-from numpyro_geom.sampling.repeat import repeat
+from numpyro_geom.sampling.algorithm import langevin_algorithm
+from numpyro_geom.sampling.settings import positive
 from numpyro_geom.sampling.state import Chain, StepReport
 
 
@@ -16,9 +16,7 @@ class ClippedSGLD(SGKernel):
 
     def __init__(self, model=None, *, potential_fn=None, most=1e3, step_size="auto",
                  batch_size=None, num_steps="auto", temperature=1.0):  # fmt: skip
-        super().__init__(locals())
-        if not most > 0:
-            raise ValueError(f"most must be positive, got {most!r}")
+        super().__init__(locals(), {"most": positive})
 
     def algorithm(self, settings):
         """The Langevin algorithm with another step."""
@@ -41,11 +39,7 @@ class ClippedSGLD(SGKernel):
             report = StepReport(energy, grad, squared_drift=h * (cut * length) ** 2 / 2)
             return Chain(z, chain.metric_state, ()), report
 
-        return Algorithm(
-            init=lambda position, rng_key: (),
-            draw=repeat(step, settings, Facts()),
-            rule=langevin_rule(settings),
-        )
+        return langevin_algorithm(settings, step)
 
 
 # --8<-- [end:kernel]

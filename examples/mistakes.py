@@ -48,48 +48,18 @@ class Mistake(NamedTuple):
 MISTAKES: dict[str, list[Mistake]] = {
     "Arguments of other samplers": [
         Mistake(
-            "SGHMC(model, target_accept_prob=0.9)",
-            TypeError,
-            "target_accept_prob",
-            "use bias_tolerance",
-        ),
-        Mistake(
             "GGMC(model, target_accept_prob=0.9)",
             TypeError,
             "target_accept_prob",
-            "use target_accept,",
+            "did you mean 'target_accept'",
         ),
-        Mistake("SGHMC(model, max_tree_depth=10)", TypeError, "max_tree_depth", "use num_steps"),
-        Mistake(
-            "SGHMC(model, trajectory_length=1.0)", TypeError, "trajectory_length", "use num_steps"
-        ),
-        Mistake("SGRLD(model, learning_rate=0.01)", TypeError, "learning_rate", "use step_size"),
-        Mistake(
-            "SGRLD(model, adapt_step_size=False)", TypeError, "adapt_step_size", "use step_size"
-        ),
-        Mistake(
-            "SGRLD(model, find_heuristic_step_size=True)",
-            TypeError,
-            "find_heuristic_step_size",
-            "use step_size, 'auto'",
-        ),
-        Mistake(
-            "SGRLD(model, regularize_mass_matrix=False)",
-            TypeError,
-            "regularize_mass_matrix",
-            "use adapt_mass_matrix",
-        ),
-        Mistake(
-            "SGRLD(model, preconditioner='rmsprop')", TypeError, "preconditioner", "use metric"
-        ),
-        Mistake("SGRLD(model, friction=1.0)", TypeError, "friction", "use SGHMC"),
+        Mistake("SGHMC(model, max_tree_depth=10)", TypeError, "max_tree_depth", "'num_steps'"),
+        Mistake("SGRLD(model, learning_rate=0.01)", TypeError, "learning_rate", "'step_size'"),
         Mistake("SGRLD(model, num_samples=1000)", TypeError, "num_samples", "pass it to MCMC"),
+        Mistake("SGRLD(model, init_params={})", TypeError, "init_params", "pass it to mcmc.run"),
         Mistake("SGRLD(model, batchsize=4)", TypeError, "batchsize", "did you mean 'batch_size'"),
         Mistake("SGRLD(model, 0.01)", TypeError, "positional argument", "by name"),
-        Mistake(
-            "RiemannianLaplace(model, num_samples=1000)", TypeError, "num_samples", "sample_shape"
-        ),
-        Mistake("SWAG(model, step_size=0.1)", TypeError, "step_size", "use learning_rate"),
+        Mistake("SWAG(model, step_size=0.1)", TypeError, "step_size", "'learning_rate'"),
     ],
     "What is not a kernel": [
         Mistake(

@@ -1,11 +1,13 @@
-"""Argument checks shared by constructors: typed errors that say what to do."""
+"""Checks of arguments and of positions: typed errors that say what to do."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,10 @@ import numpy as np
 from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
+
+from ._util import is_traced
+
+PyTree = Any
 
 
 def check_number(
@@ -115,6 +121,146 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    """Rows per step: None, a positive integer, or one integer for each plate."""
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        if not batch_size or not all(isinstance(p, str) for p in batch_size):
+            raise TypeError(
+                f"batch_size as a dict maps plate names to rows, got {dict(batch_size)!r}"
+            )
+        return {p: check_int(f"batch_size[{p!r}]", b) for p, b in batch_size.items()}
+    return check_int("batch_size", batch_size)
+
+
+# Arguments of other samplers, and classes or guides in place of kernels
+
+OF_MCMC = ("num_warmup", "num_samples", "num_chains", "thinning", "chain_method", "progress_bar")
+OF_RUN = ("init_params", "extra_fields", "rng_key")
+
+
+def check_arguments(cls: type, args: tuple, arguments: Mapping[str, Any]) -> None:
+    """Raise for arguments that a class's constructor does not have.
+
+    Raises:
+        TypeError: for an unknown name, and for too many positional arguments.
+    """
+    parameters = inspect.signature(cls).parameters
+    kinds = [p.kind for p in parameters.values()]
+    places = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise TypeError(
+            f"{cls.__name__} takes {len(places)} positional argument{'s' * (len(places) > 1)}, "
+            f"{' and '.join(places)}, got {len(args)}: pass the others by name, such as "
+            f"{next(n for n in parameters if n not in places)}=..."
+        )
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    own = list(parameters)
+    for name in arguments:
+        if name in own:
+            continue
+        close = difflib.get_close_matches(name, own, n=1, cutoff=0.7)
+        remedy = f"did you mean {close[0]!r}?" if close else f"expected some of {own}"
+        if issubclass(cls, MCMCKernel) and name in (*OF_MCMC, *OF_RUN):
+            remedy = f"pass it to {'MCMC(kernel, ...)' if name in OF_MCMC else 'mcmc.run'}"
+        raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}: {remedy}")
+
+
+class FirstAsked(property):
+    """The property that `MCMC` reads first. Read from a class, it raises an error with advice."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The value, if there is an instance."""
+        if instance is None:
+            name = getattr(owner, "__name__", owner)
+            raise AttributeError(
+                f"expected a kernel, got the class {name}: make one with a model, as in "
+                f"MCMC({name}(model), num_warmup=1000, num_samples=1000)"
+            )
+        return super().__get__(instance, owner)
+
+
+class Guide:
+    """A guide: it raises an error with advice when `MCMC` reads a kernel's first property."""
+
+    def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
+        check_arguments(cls, args, arguments)
+        return super().__new__(cls)
+
+    @property
+    def sample_field(self) -> str:
+        """Raise: a guide has no such field."""
+        name = type(self).__name__
+        raise AttributeError(
+            f"expected a kernel, got {name}, a guide: call params = guide.fit(rng_key, *args) and "
+            "guide.sample_posterior(rng_key, params, sample_shape=(1000,)), or use "
+            "MCMC(SGRLD(model), ...)"
+        )
+
+
+# Where chains start
+
+
+def check_energy(name: str, energy: Any) -> None:
+    """Raise unless ``energy`` is a single real number."""
+    if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
+        raise ValueError(
+            f"{name} must be a floating point scalar, got {energy!r} of type "
+            f"{type(energy).__name__}: return the energy alone"
+        )
+    if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
+        raise ValueError(
+            f"{name} must be a floating point scalar, got shape {jnp.shape(energy)} and dtype "
+            f"{jnp.result_type(energy)}: sum over rows"
+        )
+
+
+def check_start(energy: jax.Array, on_all_rows: Any = 0.0) -> None:
+    """Raise unless the energies at the start are finite: of a minibatch, and of all rows."""
+    for value, what in ((energy, ""), (on_all_rows, " on all rows")):
+        finite = jnp.all(jnp.isfinite(value))  # traced inside jit, even if value is not traced
+        if not is_traced(finite) and not bool(finite):
+            raise ValueError(
+                f"the energy{what} is not finite where the chain starts (potential energy "
+                f"{value}): check that the data are finite and in the support of the model, or "
+                "pass other `init_params` or another `init_strategy`"
+            )
+
+
+def check_precision(position: PyTree) -> None:
+    """Raise for 64-bit positions while 64-bit mode is off."""
+    wide = any(x.dtype == jnp.float64 for x in jax.tree.leaves(position))
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise TypeError(
+            "the state is float64 and 64-bit mode is off: expected both alike, switch x64 on "
+            "(`numpyro.enable_x64()`) or start a new run"
+        )
+
+
+def check_floating(position: PyTree) -> None:
+    """Raise unless all leaves of a position are floating point numbers of at least 32 bits."""
+    for leaf in jax.tree.leaves(position):
+        kind = jnp.result_type(leaf)
+        if not jnp.issubdtype(kind, jnp.floating):
+            raise TypeError(
+                f"positions must be floating point, got dtype {kind}: convert "
+                "init_params with jnp.asarray(x, float)"
+            )
+        check_wide_enough("positions", kind)
+
+
+def check_wide_enough(what: str, kind: Any) -> None:
+    """Raise for bfloat16 and float16, in which rounding would lose the steps of a chain."""
+    if jnp.dtype(kind).itemsize < 4:
+        raise TypeError(
+            f"{what} must have 32 bits or 64, got dtype {kind}, which rounds away what a step "
+            "adds: convert with jnp.asarray(x, jnp.float32), and cast inside the model to compute "
+            "in fewer bits, as in `x @ w.astype(jnp.bfloat16)`"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._start import check_floating
+from ._checks import check_floating
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
@@ -23,9 +23,8 @@ from .model.model import Model, read
 from .model.potential import Potential, function_potential
 from .model.start import check_rows, find_start
 from .model.target import Target
-from .sampling.settings import Settings
-from .warmup.choice import FEW_ROWS, FIRST_ROWS, Choice
-from .warmup.curvature import DENSE_LIMIT
+from .sampling.settings import DENSE_LIMIT, Settings
+from .warmup.start import FEW_ROWS, FIRST_ROWS, Choice
 
 PyTree = Any
 

@@ -9,21 +9,18 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro.util import is_prng_key
 
-from ._start import check_energy, check_random
+from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .model.target import Target
-from .sampling.algorithm import Algorithm, adapts
+from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
 from .sampling.settings import Settings
-from .sampling.state import SGState, site_sizes
-from .sampling.step_size import init_adaptation
-from .warmup.adapt import after_draw, before_draw, heed_draws
-from .warmup.choice import Choice, choose
+from .sampling.state import SGState, init_adaptation, site_sizes
+from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
-from .warmup.start import find_start
-from .warmup.timetable import what_is_due
+from .warmup.start import Choice, choose, find_bulk
 
 PyTree = Any
 
@@ -55,9 +52,9 @@ def start_chains(
     """
     target.check()
     if bound.plan is not None and bound.plan.is_random:
-        check_random(bound.settings, algorithm.facts)
+        check_random(bound.settings, algorithm)
     algorithm.check(target.potential, bound.plan)
-    settings, searches = bound.settings, algorithm.facts.searches
+    settings, searches = bound.settings, algorithm.searches
     if searches is None:
         searches = settings.schedule is None or settings.control_variate
     moving = searches and unknown and num_warmup > 0
@@ -143,7 +140,7 @@ def init_chain(
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
     count = jnp.zeros((), jnp.int32)
     schedule, num_steps = settings.schedule, settings.given_num_steps
-    settling = algorithm.facts.settling_steps
+    settling = algorithm.settling_steps
     state = SGState(
         i=count,
         z=position,
@@ -175,7 +172,7 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     anchors = target.controlled and settings.anchor_interval is None
     searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
-    z, control, scale = find_start(target, settings, position, state.control, key_search, searching)
+    z, control, scale = find_bulk(target, settings, position, state.control, key_search, searching)
     state = state._replace(control=control)
     state = moved_to(target, state, z) if moving else state
     if not settings.scales:
@@ -194,13 +191,14 @@ def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
-    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm.facts))
+    due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
     if settings.learns_scale:
-        state = heed_draws(state, due, settings, algorithm.rule)
+        state = heed_draws(state, due, settings, algorithm)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
-    state = algorithm.draw(key_steps, target, state, due.moving, due.learning)
+    draw = draw_of(algorithm, settings)
+    state = draw(key_steps, target, state, due.moving, due.learning)
     state = after_draw(state, due, target, algorithm, settings)
     return state._replace(i=state.i + 1, rng_key=rng_key)
 

@@ -12,6 +12,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from operator import is_
+from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 import jax
@@ -21,9 +22,7 @@ from jax import random
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from ._checks import check_keys
-from ._foreign import FirstAsked, refuse_foreign
-from ._start import check_precision, check_start
+from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
@@ -31,8 +30,8 @@ from .chain import decide, for_new_arguments, next_draw, start_chains
 from .model.arguments import differentiated, on_device
 from .model.minibatch import AllRows, Subsampling
 from .rows.bad_rows import check_finite
-from .sampling.algorithm import Algorithm, Facts, Rule, adapts
-from .sampling.settings import Settings
+from .sampling.algorithm import Algorithm, adapts
+from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 
 PyTree = Any
@@ -43,10 +42,12 @@ class SGKernel(MCMCKernel):
     """Base of the stochastic-gradient kernels: the protocol of NumPyro's ``MCMC``.
 
     A subclass has a constructor with explicit arguments, which passes ``locals()`` to this
-    constructor, and defines `algorithm`.
+    constructor, and defines `algorithm`. Its docstring need not describe arguments that are in
+    `numpyro_geom.sampling.settings.SHARED`.
 
     Args:
-        arguments: the constructor's arguments by name; see `numpyro_geom.sampling.settings`.
+        arguments: the constructor's arguments by name.
+        checks: functions ``(name, value) -> value`` by name, for arguments that are not shared.
         fixed: settings that the kernel does not leave to its user.
 
     Raises:
@@ -56,13 +57,22 @@ class SGKernel(MCMCKernel):
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         # each subclass has its own signature: this refuses other arguments, with a remedy
-        refuse_foreign(cls, args, arguments)
+        check_arguments(cls, args, arguments)
         return super().__new__(cls)
 
-    def __init__(self, arguments: Mapping[str, Any], **fixed: Any) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__doc__ = documented(cls)
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        checks: Mapping[str, Validator] = MappingProxyType({}),
+        **fixed: Any,
+    ) -> None:
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
-        self._settings = Settings(self._arguments, fixed)
+        self._settings = Settings(self._arguments, checks, fixed)
         self._bound: Bound | None = None
         self._sample_fn: Callable | None = None
         self._constrain_cache: tuple | None = None
@@ -103,14 +113,9 @@ class SGKernel(MCMCKernel):
         return self.bound.settings
 
     @property
-    def facts(self) -> Facts:
-        """Facts about the algorithm."""
-        return self.algorithm(self.settings).facts
-
-    @property
-    def rule(self) -> Rule:
-        """How the automatic settings follow from measurements."""
-        return self.algorithm(self.settings).rule
+    def facts(self) -> Algorithm:
+        """The algorithm for the settings in use, with facts about it."""
+        return self.algorithm(self.settings)
 
     @property
     def measures(self) -> bool:
@@ -143,9 +148,9 @@ class SGKernel(MCMCKernel):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """Fields that NumPyro collects with every draw."""
-        facts = self.facts
-        own = ("kinetic_temperature",) * facts.momentum + ("accept_prob",) * facts.adjusted
-        langevin = self.rule.bias is not None and not (facts.momentum or facts.adjusted)
+        of = self.facts
+        own = ("kinetic_temperature",) * of.momentum + ("accept_prob",) * of.adjusted
+        langevin = of.bias is not None and not (of.momentum or of.adjusted)
         if langevin and self.settings.expansion is None:
             own += ("squared_drift",)
         return (*DEFAULT_FIELDS, *own)

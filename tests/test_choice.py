@@ -17,7 +17,7 @@ from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import key_word, scattered_floats
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.runs import run as run_in_segments
-from numpyro_geom.warmup.choice import FEW_ROWS, FIRST_ROWS
+from numpyro_geom.warmup.start import FEW_ROWS, FIRST_ROWS
 
 ROWS = regression_data(20_000, 3)
 FEW = regression_data(FEW_ROWS, 3)

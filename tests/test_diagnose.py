@@ -306,7 +306,7 @@ def test_figures_are_those_of_the_run() -> None:
     # 40 rows in batches of 10, two chains
     assert line(found, "passes over the data").value == pytest.approx(steps / 2 / 4)
     state = mcmc.last_state
-    parts = mcmc.sampler.rule.bias(
+    parts = mcmc.sampler.facts.bias(
         state.adaptation.curvature, state.adaptation.noise, state.step_size, state.dynamics
     )
     assert line(found, "bias of variances, both").value == pytest.approx(

@@ -18,7 +18,7 @@ from numpyro.infer import MCMC
 from numpyro_geom import GGMC, SGHMC, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.model.scale import scale_about
-from numpyro_geom.sampling.step_size import init_adaptation
+from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.warmup.adapt import heed_draws
 from numpyro_geom.warmup.scale import likeness, with_draw
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from scripts import load_script
+
+import numpyro_geom
+from numpyro_geom import SGKernel
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "extending.py"
 
@@ -33,9 +37,21 @@ def test_an_argument_of_its_own_is_recorded_and_replaced() -> None:
     assert kernel.settings.record()["most"] == 5.0
     assert kernel.replace(most=7.0).settings.most == 7.0
     assert "most=5.0" in repr(kernel)
-    with pytest.raises(ValueError, match="most must be positive"):
+    with pytest.raises(ValueError, match="most must be a finite number above 0"):
         kernel.replace(most=-1.0)
     with pytest.raises(ValueError, match="temperature must be"):
         kernel.replace(temperature=-1.0)
     with pytest.raises(AttributeError, match=r"settings are frozen: use kernel.replace\(most"):
         kernel.settings.most = 3.0
+
+
+KERNELS = [x for x in vars(numpyro_geom).values() if inspect.isclass(x) and issubclass(x, SGKernel)]
+
+
+@pytest.mark.parametrize("kernel", [x for x in KERNELS if x is not SGKernel])
+def test_a_docstring_describes_each_argument(kernel: type) -> None:
+    """Entries of shared arguments are added; the order is that of the signature."""
+    entries = inspect.getdoc(kernel).partition("\nArgs:\n")[2].partition("\n\n")[0]  # type: ignore
+    assert re.findall(r"^ {4}(\w+): ", entries, re.MULTILINE) == [
+        *inspect.signature(kernel).parameters
+    ]

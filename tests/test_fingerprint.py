@@ -78,14 +78,6 @@ CHANGES = {
     "num_data": (NO_MODEL, {**NO_MODEL, "num_data": 10}),
     "metric": ({}, {"metric": "rmsprop"}),
     "gamma": ({"metric": "rmsprop"}, {"metric": "rmsprop", "gamma": "none"}),
-    "gamma_estimator": (
-        {"metric": "rmsprop", "gamma": "corrected"},
-        {"metric": "rmsprop", "gamma": "corrected", "gamma_estimator": "exact"},
-    ),
-    "gamma_probes": (
-        {"metric": "monge", "gamma": "corrected"},
-        {"metric": "monge", "gamma": "corrected", "gamma_probes": 2},
-    ),
     "max_norm": ({"metric": "monge"}, {"metric": "monge", "max_norm": 2.0}),
     "friction": ({}, {"friction": 2.0}),
     "dense_mass": ({"dense_mass": True}, {"dense_mass": False}),

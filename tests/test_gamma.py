@@ -28,9 +28,7 @@ from numpyro_geom.metrics import (
 )
 from numpyro_geom.sampling import gamma
 from numpyro_geom.sampling.gamma import (
-    GAMMA_ESTIMATORS,
     GAMMA_MODES,
-    divergence,
     divergence_from_probe,
     has_divergence,
     mode_factor,
@@ -63,7 +61,22 @@ def hessian_product(theta: Any, z: Any) -> Any:
     return jax.jvp(gradient, (theta,), (z,))[1]
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("num_probes", "estimator"))
+def divergence(
+    metric: Any, state: Any, grad: Any, hvp: Callable, key: Any, theta: Any, exact: bool = False
+) -> Any:
+    """Gamma estimated with one probe, or exactly: the sum over unit vectors."""
+
+    def one(z: Any) -> Any:
+        return divergence_from_probe(metric, state, grad, z, hvp(z))
+
+    if not exact:
+        return one(probe(key, theta))
+    x, unravel = ravel_pytree(theta)
+    columns = jax.vmap(lambda e: one(unravel(e)))(jnp.eye(x.size, dtype=x.dtype))
+    return jax.tree.map(lambda c: jnp.sum(c, axis=0), columns)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="exact")
 def estimate(metric: Any, state: Any, theta: Any, key: Any = None, **kwargs: Any) -> Any:
     hvp = functools.partial(hessian_product, theta)
     return divergence(metric, state, gradient(theta), hvp, key, theta, **kwargs)
@@ -78,7 +91,7 @@ def state_at(metric: Any, theta: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def exact_at(metric: Any, theta: Any) -> Any:
     """Gamma at the state after one gradient."""
-    return estimate(metric, state_at(metric, theta), theta, estimator="exact")
+    return estimate(metric, state_at(metric, theta), theta, exact=True)
 
 
 def jacobian_trace(matrix: Callable, x: Any) -> np.ndarray:
@@ -161,7 +174,7 @@ def test_exact_equals_dense_autodiff(metric: Any, shapes: Any, x64: None) -> Non
 
     dense = jacobian_trace(matrix, x)
     state = jax.jit(metric.update)(memory, gradient(theta))
-    found = estimate(metric, state, theta, estimator="exact")
+    found = estimate(metric, state, theta, exact=True)
     assert jax.tree.structure(found) == jax.tree.structure(theta)
     expected = dense / (1 - metric.decay)
     # Two orders of the same sums of at most D^2 = 64 products: some hundred roundoffs.
@@ -174,7 +187,7 @@ def test_exact_equals_dense_autodiff_for_any_object(x64: None) -> None:
     def matrix(t: jax.Array) -> jax.Array:
         return jax.vmap(lambda e: metric.apply_inverse(state_at(metric, t), e))(jnp.eye(2))
 
-    found = estimate(metric, state_at(metric, theta), theta, estimator="exact")
+    found = estimate(metric, state_at(metric, theta), theta, exact=True)
     np.testing.assert_allclose(found, jacobian_trace(matrix, theta), rtol=1e-13, atol=1e-13)
 
 
@@ -195,7 +208,7 @@ def test_diagonal_metrics_equal_their_formula_differentiated(name: str, x64: Non
         return ravel_pytree(rows)[0]
 
     expected = np.diagonal(jax.jit(jax.jacfwd(diagonal))(x))
-    found = flat(estimate(metric, state_at(metric, theta), theta, estimator="exact"))
+    found = flat(estimate(metric, state_at(metric, theta), theta, exact=True))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -208,7 +221,7 @@ def test_monge_equals_the_closed_formula(x64: None) -> None:
     h = np.asarray(jax.jit(jax.hessian(lambda x: energy(unravel(x)) / N))(x))
     q = 1 + a2 * g @ g
     expected = -a2 * (h @ g + np.trace(h) * g) / q + 2 * a2**2 * g * (g @ h @ g) / q**2
-    found = flat(estimate(metric, state_at(metric, theta), theta, estimator="exact"))
+    found = flat(estimate(metric, state_at(metric, theta), theta, exact=True))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max() * 10)
 
 
@@ -318,7 +331,7 @@ def test_shampoo_derivative_takes_the_ridge_as_constant(
     state = state_at(metric, theta)
     row = jax.jit(metric.apply_inverse)(state, jnp.array([1.0, 0.0, 0.0]))
     np.testing.assert_allclose(row, jax.jit(matrix)(theta)[0], rtol=1e-10)
-    found = estimate(metric, state, theta, estimator="exact")
+    found = estimate(metric, state, theta, exact=True)
     # Roundoff 1e-16 of H in a null direction counts r^(-3/2) against the root's r^(-1/2), with
     # r = 1e-3: some 1e-13 and sums of a few terms.
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
@@ -329,7 +342,7 @@ def test_shampoo_derivative_at_equal_eigenvalues(x64: None) -> None:
     metric = Shampoo(decay=0.5, eps=0.2, interval=1, block_size=3)
     theta = position({"x": (3, 2)})
     state, g = metric.init(theta), gradient(theta)
-    found = flat(estimate(metric, state, theta, estimator="exact"))
+    found = flat(estimate(metric, state, theta, exact=True))
     x, unravel = ravel_pytree(theta)
 
     def matrix(x: jax.Array) -> jax.Array:
@@ -363,22 +376,13 @@ def test_hutchinson_is_unbiased(name: str, x64: None) -> None:
         return ravel_pytree(estimate(metric, state, theta, key=key))[0]
 
     draws = np.asarray(jax.jit(jax.vmap(one))(keys))
-    exact = flat(estimate(metric, state, theta, estimator="exact"))
+    exact = flat(estimate(metric, state, theta, exact=True))
     error = draws.std(axis=0, ddof=1) / np.sqrt(MANY)
     # 4.5 standard errors: false alarm 7e-6 for each of at most 8 entries. 1e-12 is for entries
     # without variance.
     assert np.all(np.abs(draws.mean(axis=0) - exact) <= 4.5 * error + 1e-12 * np.abs(exact).max())
     # The test has power: an estimate without its largest entry, or doubled, would fail.
     assert np.abs(exact).max() > 9 * error.min()
-
-
-def test_several_probes_are_averaged(x64: None) -> None:
-    metric, theta = Monge(decay=0.0), position(SHAPES)
-    state, key = state_at(metric, theta), jax.random.key(5)
-    together = estimate(metric, state, theta, key=key, num_probes=3)
-    alone = [estimate(metric, state, theta, key=k) for k in jax.random.split(key, 3)]
-    mean = np.mean([flat(a) for a in alone], axis=0)
-    np.testing.assert_allclose(flat(together), mean, rtol=0, atol=1e-13 * np.abs(mean).max())
 
 
 def test_product_known_from_the_gradient_pass(x64: None) -> None:
@@ -452,23 +456,6 @@ def test_mode_factor() -> None:
         "frozen": 0.0,
         "auxiliary": 0.0,
     }
-    assert GAMMA_ESTIMATORS == ("hutchinson", "exact")
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
-    [
-        ({"estimator": "hutch"}, ValueError, "estimator must be one of .*'exact'.* got 'hutch'"),
-        ({"num_probes": 0}, ValueError, "num_probes must be an integer of at least 1, got 0"),
-        ({"num_probes": 1.5}, TypeError, "num_probes must be an integer .* got 1.5"),
-        ({"key": None}, TypeError, "give a random key, got None"),
-    ],
-)
-def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> None:
-    theta = position(SHAPES)
-    metric = Monge()
-    with pytest.raises(error, match=message):
-        estimate(metric, metric.init(theta), theta, **{"key": jax.random.key(0)} | kwargs)
 
 
 def test_unknown_mode() -> None:

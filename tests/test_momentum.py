@@ -23,7 +23,7 @@ from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
 from numpyro_geom.algorithms.momentum import MOST_FRICTION, momentum_rule
 from numpyro_geom.algorithms.sgnht import SGNHT, Thermostat, _shortfall
 from numpyro_geom.metrics import MetricState
-from numpyro_geom.sampling.step_size import init_adaptation
+from numpyro_geom.sampling.state import init_adaptation
 
 
 def start(kernel: SGHMC | SGNHT, positions: jax.Array) -> SGState:
@@ -464,12 +464,12 @@ def test_thermostat_follows_the_friction_of_warmup() -> None:
     state = state._replace(
         dynamics=state.dynamics._replace(friction=jnp.float32(1), extra=Thermostat(jnp.float32(3)))
     )
-    _, _, dynamics = kernel.rule.propose(adaptation(4.0, 400.0, 0.0), state, None)
+    _, _, dynamics = kernel.facts.propose(adaptation(4.0, 400.0, 0.0), state, None)
     assert float(dynamics.friction) == pytest.approx(2.0)
     assert float(dynamics.extra.friction) == pytest.approx(6.0)
     # but not where 5 standard deviations, 2 / sqrt(2 D) each, would not be enough
     state = state._replace(dynamics=dynamics._replace(extra=Thermostat(jnp.float32(1000))))
-    _, _, cooled = kernel.rule.propose(adaptation(4.0, 400.0, 0.0), state, None)
+    _, _, cooled = kernel.facts.propose(adaptation(4.0, 400.0, 0.0), state, None)
     assert float(cooled.extra.friction) == pytest.approx(2 * 1.2 + 5 * 2 / np.sqrt(2 * 2))
 
 
@@ -494,7 +494,7 @@ def test_rule_of_euler_with_a_thermostat(friction: Any) -> None:
     @jax.jit
     @jax.vmap
     def chosen(case: jax.Array) -> tuple:
-        h, rate, dynamics = kernel.rule.propose(adaptation(*case[:3]), state, None)
+        h, rate, dynamics = kernel.facts.propose(adaptation(*case[:3]), state, None)
         return h, dynamics.friction, rate
 
     slowest, curvature, noise, _ = cases(500).T
@@ -649,7 +649,6 @@ def test_a_force_of_bounded_length_has_the_law_of_its_own_energy(kernel_class: A
         ({"friction": "automatic"}, ValueError, "friction must be 'auto' or a positive number"),
         ({"friction": None}, TypeError, "friction must be a number, got None"),
         ({"integrator": "leapfrog"}, ValueError, "integrator must be one of .*got 'leapfrog'"),
-        ({"gamma": "published"}, ValueError, "gamma must be .*'frozen'.*got 'published'"),
     ],
 )
 def test_bad_settings(kernel_class: Any, settings: dict, kind: type, match: str) -> None:

@@ -32,8 +32,8 @@ from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.model.target import Target
-from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from numpyro_geom.warmup.curvature import diagonal_curvature
+from numpyro_geom.warmup.start import MOST_NEWTON_STEPS, approach
 
 PyTree = Any
 
@@ -393,7 +393,7 @@ def test_newton_does_not_run_down_a_neck() -> None:
 
     start, to_sites = ravel_pytree({"v": jnp.zeros(()), "x": 0.1 * jnp.ones(10)})
     target = Target(function_potential(funnel, None, None), 1.0).in_coordinates(to_sites)
-    anchor, _ = approach(target, start, random.key(0), MOST_STEPS)
+    anchor, _ = approach(target, start, random.key(0), MOST_NEWTON_STEPS)
     assert to_sites(anchor.position)["v"] > -1.0  # downhill in U alone they end at -4.5
 
 

@@ -14,14 +14,16 @@ from targets import assert_trees_equal, run
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model.potential import function_potential
-from numpyro_geom.warmup.search import descend
+from numpyro_geom.warmup import start as warmup
 
 
 def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
     potential = function_potential(energy)
     keys = random.split(random.key(0), num_chains)
     starts = jax.vmap(start)(random.split(random.key(1), num_chains))
-    found = jax.jit(jax.vmap(lambda z, k: descend(potential, z, k, temperature, of_mass=of_mass)))
+    found = jax.jit(
+        jax.vmap(lambda z, k: warmup.search(potential, z, k, temperature, of_mass=of_mass))
+    )
     return np.asarray(found(starts, keys))
 
 
@@ -92,7 +94,7 @@ def test_more_parameters_than_rows():
 
     position, key = jnp.full((400,), 10.0), random.key(0)
     for num_data, near in ((10, True), (1000, False)):
-        found = descend(function_potential(energy, num_data=num_data), position, key, 1.0)
+        found = warmup.search(function_potential(energy, num_data=num_data), position, key, 1.0)
         assert (jnp.abs(found).max() < 2) == near
 
 

@@ -20,15 +20,16 @@ from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential
+from numpyro_geom.sampling.algorithm import num_steps_from, step_size_from
+from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.warmup import curvature
-from numpyro_geom.warmup import step_size as auto
-from numpyro_geom.warmup.timetable import what_is_due
+from numpyro_geom.warmup.adapt import what_is_due
 
 P = load_script("benchmarks/posteriors")
 
 
 def measure(potential, position, root=lambda v: v):
-    adaptation = auto.init_adaptation(100, jnp.float32)
+    adaptation = init_adaptation(100, jnp.float32)
     return curvature.measure(potential, position, root, random.key(0), adaptation)
 
 
@@ -129,12 +130,12 @@ def test_noise_of_a_stochastic_potential():
 
 
 def test_step_size_formula():
-    learned = auto.init_adaptation(10, jnp.float32)._replace(
+    learned = init_adaptation(10, jnp.float32)._replace(
         curvature=jnp.float32(4.0), noise=jnp.float32(6.0), slowest=jnp.float32(0.5)
     )
     # 0.1 / (4 / 2 + 6 / (2 * 0.5))
-    assert float(auto.step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
-    steps = auto.num_steps_from(learned.slowest, jnp.float32(0.01))
+    assert float(step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
+    steps = num_steps_from(learned.slowest, jnp.float32(0.01))
     assert int(steps) == 100  # 0.5 / (0.01 * 0.5)
 
 

@@ -318,11 +318,11 @@ def test_bad_settings(settings: dict, error: type[Exception], says: str) -> None
 @pytest.mark.parametrize("batch_size", [None, 12])
 def test_all_rows_are_refused(batch_size: int | None) -> None:
     kernel = VSGD(normal_mean, batch_size=batch_size)
-    with pytest.raises(ValueError, match="noise of minibatch gradients.*Pass batch_size"):
+    with pytest.raises(ValueError, match="noise of minibatch gradients.*pass batch_size"):
         kernel.init(random.key(0), 10, None, (Y,), {})
 
 
 def test_exact_energies_are_refused() -> None:
     kernel = VSGD(potential_fn=lambda z: z @ z / 2)
-    with pytest.raises(ValueError, match=r"stochastic potential_fn\(z, rng_key\)"):
+    with pytest.raises(ValueError, match=r"potential_fn with a key"):
         kernel.init(random.key(0), 10, jnp.zeros(2), (), {})

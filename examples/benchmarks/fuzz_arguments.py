@@ -164,15 +164,15 @@ COMMON = {
 STEPS = {"step_size": 0.01}
 TUNED = {**STEPS, "bias_tolerance": 0.1, "control_variate": False, "anchor_interval": None}
 SCALED = {"dense_mass": None, "inverse_mass_matrix": None, "adapt_mass_matrix": True}
-MOVES = {**COMMON, **TUNED, "metric": "identity", "gamma": "frozen", "max_norm": None}
+MOVES = {**COMMON, **TUNED, "metric": "identity", "max_norm": None}
 KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "SGRLD": (ng.SGRLD, {
-        **MOVES, **SCALED, "gamma_estimator": "hutchinson", "gamma_probes": 1, "adjusted": False,
-        "noise_correction": False, "expansion": None,
+        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False, "noise_correction": False,
+        "expansion": None,
     }),
     "SGHMC": (ng.SGHMC, {
-        **MOVES, **SCALED, "friction": 1.0, "integrator": "baoab", "noise_correction": False,
-        "expansion": None,
+        **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0, "integrator": "baoab",
+        "noise_correction": False, "expansion": None,
     }),
     "SGNHT": (ng.SGNHT, {
         **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0, "integrator": "badodab",

@@ -327,8 +327,6 @@ SETTINGS: dict[str, tuple[float, tuple[str, ...]]] = {
     "integrator": (0.2, ("'euler'", "'baoab'", "'badodab'")),
     "friction": (0.2, ("0.1", "3.0")),
     "max_norm": (0.05, ("1000.0",)),
-    "gamma_probes": (0.1, ("2",)),
-    "gamma_estimator": (0.1, ("'exact'",)),
     "target_accept": (0.2, ("0.65", "0.95")),
     "mode": (0.3, ("'euclidean'", "'hausdorff'", "'mean'")),
     "solver": (0.3, ("'cg'", "'cholesky'", "'woodbury'")),

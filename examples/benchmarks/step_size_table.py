@@ -23,8 +23,8 @@ def row(posterior: P.Posterior, kernel: Any, values: Any, state: Any, mean: Any,
     """One line of the table."""
     _, _, ratio, ratio_mc = P.errors(values, mean, sd)
     learned, h = state.adaptation, np.asarray(state.step_size)
-    parts = kernel.rule.bias(learned.curvature, learned.noise, h, state.dynamics)
-    rate = np.asarray(kernel.rule.rate(learned.slowest, state.dynamics))
+    parts = kernel.facts.bias(learned.curvature, learned.noise, h, state.dynamics)
+    rate = np.asarray(kernel.facts.rate(learned.slowest, state.dynamics))
     spanned = np.median(len(values) * np.asarray(state.num_steps) * h * rate)
     binds = "noise" if np.median(learned.noise) > np.median(learned.curvature) else "curvature"
     return (

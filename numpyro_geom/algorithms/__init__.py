@@ -1,8 +1,7 @@
 """The samplers. Each is a class with explicit arguments and defines an algorithm as a value."""
 
 from .ggmc import GGMC
-from .pxsghmc import PXSGHMC
-from .sghmc import SGHMC
+from .sghmc import PXSGHMC, SGHMC
 from .sgnht import SGNHT
 from .sgrld import SGRLD
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from ..model.potential import Potential
 from ..sampling.algorithm import Step
 from ..sampling.gamma import probe
 from ..sampling.state import Chain, StepReport
-from .langevin import langevin_move, linearize, metropolis
+from .langevin import langevin_move, metropolis
 
 PyTree = Any
 
@@ -68,14 +69,14 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
             return jax.value_and_grad(potential.energy)(p, rows)
 
         if potential.deterministic:
-            (energy, grad), hvp = linearize(lambda p: value_and_grad(p, batch), position)
+            (energy, grad), hvp = _linearize(lambda p: value_and_grad(p, batch), position)
             mean_v = mean = tree_scale(scale, grad)
             part_variance = jax.tree.map(jnp.zeros_like, mean)
         else:
             rows_v, rows_m, rows_h = potential.split(batch, 3)
             _, grad_v = value_and_grad(position, rows_v)
             energy_m, grad_m = value_and_grad(position, rows_m)
-            (energy_h, grad_h), hvp = linearize(lambda p: value_and_grad(p, rows_h), position)
+            (energy_h, grad_h), hvp = _linearize(lambda p: value_and_grad(p, rows_h), position)
             energy = (energy_m + energy_h) / 2
             grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
             mean_v, mean = tree_scale(scale, grad_v), tree_scale(scale, grad_m)
@@ -113,7 +114,7 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
 
             def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
                 """Energy U + tau |V - m|^2 / 2 s^2 of theta given V, and its gradient."""
-                (u, du), product = linearize(lambda q: value_and_grad(q, batch), p)
+                (u, du), product = _linearize(lambda q: value_and_grad(q, batch), p)
                 gap = jax.tree.map(lambda v, m: v - scale * m, gradient, du)
                 force = product(tree_scale(scale / s**2, gap))
                 return u + tau * tree_vdot(gap, gap) / (2 * s**2), jax.tree.map(
@@ -201,3 +202,9 @@ def init_auxiliary(position: PyTree) -> AuxiliaryState:
     zeros = jax.tree.map(jnp.zeros_like, position)
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
     return AuxiliaryState(zeros, zero, zero, zeros, zero, jnp.zeros((), jnp.int32))
+
+
+def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Callable]:
+    """Value and gradient, and the Hessian-vector product, from one pass."""
+    pair, tangent = jax.linearize(value_and_grad, position)
+    return pair, lambda v: tangent(v)[1]

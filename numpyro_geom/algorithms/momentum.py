@@ -30,23 +30,19 @@ import numpy as np
 
 from .._util import tree_normal, tree_scale, tree_vdot
 from ..model.potential import Potential
-from ..sampling import step_size as auto
-from ..sampling.algorithm import PLAIN_NOISE, Noise, Rule
+from ..sampling.algorithm import Algorithm, Step, num_steps_from, rule_temperature
 from ..sampling.settings import Settings
-from ..sampling.state import SGState
-from ..sampling.step_size import (
-    MOMENTUM_DRAW_LENGTH,
-    Adaptation,
-    num_steps_from,
-    rule_temperature,
-)
+from ..sampling.state import Adaptation, SGState
 
 PyTree = Any
 
 INTEGRATORS = ("baoab", "euler")
 MOST_FRICTION = 1.0
 """Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
-
+MOMENTUM_DRAW_LENGTH = 1.0
+"""Relaxation times per draw under ``num_steps="auto"``. At 1, half of the critical friction reaches
+100% of the best effective draws per gradient, with independent draws. With the correlation exp(-t),
+at a friction that noise makes large, it is 92%."""
 
 num_steps = partial(num_steps_from, draw_length=MOMENTUM_DRAW_LENGTH)
 """Steps per draw under ``num_steps="auto"``."""
@@ -66,27 +62,14 @@ class Momentum(NamedTuple):
     extra: Any
 
 
-def given_friction(settings: Settings) -> float | None:
-    """The user's friction; None if it is automatic."""
-    return None if isinstance(settings.friction, str) else settings.friction
-
-
-def check_frozen(kernel: str, gamma: Any) -> None:
-    """Raise unless ``gamma`` is ``"frozen"``."""
-    if not (isinstance(gamma, str) and gamma == "frozen"):
-        raise ValueError(
-            f"gamma must be 'frozen' with {kernel}, got {gamma!r}: a mass that moves with theta "
-            "needs a correction that this kernel does not have. Drop gamma, or use SGHMC or SGRLD"
-        )
-
-
 def init_momentum(
-    position: PyTree, rng_key: jax.Array, temperature: float, friction: float | None, extra: Any
+    settings: Settings, position: PyTree, rng_key: jax.Array, extra: Any = ()
 ) -> Momentum:
     """A momentum drawn from its law."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
-    momentum = tree_scale(temperature**0.5, tree_normal(rng_key, position))
-    return Momentum(momentum, jnp.asarray(1.0 if friction is None else friction, dtype), extra)
+    momentum = tree_scale(settings.temperature**0.5, tree_normal(rng_key, position))
+    given = settings.given_friction
+    return Momentum(momentum, jnp.asarray(1.0 if given is None else given, dtype), extra)
 
 
 def at_rest(dynamics: Momentum) -> Momentum:
@@ -99,7 +82,7 @@ def kinetic_temperature(momentum: PyTree) -> jax.Array:
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
-def shortened(force: PyTree, max_norm: float | None) -> PyTree:
+def limited(force: PyTree, max_norm: float | None) -> PyTree:
     """The force, scaled down to the length ``max_norm`` if it is longer."""
     if max_norm is None:
         return force
@@ -114,24 +97,26 @@ def friction_scale(expansion: Any, position: PyTree) -> PyTree:
     return expansion.friction_scale(position)
 
 
-def rule_with_friction(
+def momentum_algorithm(
     settings: Settings,
+    step: Step,
     integrator: str,
     *,
     most_friction: float = MOST_FRICTION,
     follow: Callable = lambda dynamics, friction: dynamics._replace(friction=friction),
     remark: str = "",
-    noise: Noise = PLAIN_NOISE,
-) -> Rule:
-    """The rule of a kernel with a momentum, see `momentum_rule`.
+    **others: Any,
+) -> Algorithm:
+    """The algorithm of a step with a momentum; its automatic settings are those of `momentum_rule`.
 
     Args:
         settings: the kernel's settings.
+        step: the pure step.
         integrator: ``"baoab"`` or ``"euler"``, the scheme whose bias counts.
         most_friction: see `momentum_rule`.
         follow: ``(dynamics, friction) -> dynamics``, the dynamics for another friction.
         remark: an addition to the text of the bias.
-        noise: facts about the step's noise.
+        others: further fields of `Algorithm`.
     """
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
@@ -142,7 +127,7 @@ def rule_with_friction(
             settings.temperature,
             integrator,
             None if schedule is None else schedule(state.steps_taken),
-            given_friction(settings),
+            settings.given_friction,
             most_friction,
         )
         dynamics = state.dynamics
@@ -153,13 +138,16 @@ def rule_with_friction(
         *parts, text = momentum_bias(integrator, curvature, noise, step_size, friction, tau)
         return parts[0], parts[1], text + remark
 
-    return Rule(
+    fields = {"at_rest": at_rest, **others}
+    return Algorithm(
         propose=propose,
+        step=step,
         rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
         bias=bias,
         num_steps=num_steps,
-        observe=auto.halve_if_failed,
-        noise=noise,
+        momentum=True,
+        measures=settings.given_friction is None,
+        **fields,
     )
 
 

@@ -1,8 +1,8 @@
-"""Langevin steps that inject less noise where the minibatch gradient already brings some.
+"""Less injected noise where the minibatch gradient already brings some.
 
-If the gradient has noise of covariance C, a step adds noise of covariance 2 h tau A + h^2 A C A.
-The target needs only the first term. With a diagonal A and an estimate of diag C the injected
-noise is
+If the gradient has noise of covariance C, a Langevin step adds noise of covariance 2 h tau A + h^2
+A C A. The target needs only the first term. With a diagonal A and an estimate of diag C the
+injected noise is
 
     2 h tau A - h^2 A diag(C) A,
 
@@ -14,27 +14,25 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._util import tree_normal, tree_scale, tree_vdot
+from .._util import tree_scale
 from ..model.minibatch import Subsampling
 from ..model.potential import Potential
-from ..sampling.algorithm import Step
+from ..sampling.algorithm import check_noisy
 from ..sampling.settings import Settings
-from ..sampling.state import Chain, StepReport
 
 PyTree = Any
 
 DECAY = 0.998
 """Memory of the noise estimate: its relative standard error is sqrt(2 (1 - decay) / 2) = 0.045."""
-SETTLING_STEPS = 500
+NOISE_SETTLING_STEPS = 500
 
 
-class NoiseState(NamedTuple):
+class NoiseEstimate(NamedTuple):
     """Estimate of the gradient's noise.
 
     Attributes:
@@ -69,13 +67,9 @@ def check_noise_correction(settings: Settings) -> None:
         )
 
 
-def check_noisy(potential: Potential, plan: Subsampling | None) -> None:
+def check_halves(potential: Potential, plan: Subsampling | None) -> None:
     """Raise if there is no noise, or if batches have no equal halves."""
-    if potential.deterministic:
-        raise ValueError(
-            "noise_correction=True needs minibatch noise, and this gradient has none: pass "
-            "batch_size (or a potential_fn with a key), or drop noise_correction"
-        )
+    check_noisy(potential, "noise_correction=True needs minibatch noise", "drop noise_correction")
     batches = {} if plan is None else plan.batch_sizes
     odd = {plate: rows for plate, rows in batches.items() if rows % 2}
     if odd:
@@ -85,20 +79,26 @@ def check_noisy(potential: Potential, plan: Subsampling | None) -> None:
         )
 
 
-def init_noise(position: PyTree) -> NoiseState:
+def noise_factor(settings: Settings) -> float:
+    """Variance of the gradient, relative to the whole batch's gradient."""
+    # two evaluations of a stochastic function, but two halves of a batch of rows
+    return 0.5 if settings.model is None else 1.0
+
+
+def init_noise(position: PyTree) -> NoiseEstimate:
     """The state before any gradient."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
-    return NoiseState(jax.tree.map(jnp.zeros_like, position), zero, zero)
+    return NoiseEstimate(jax.tree.map(jnp.zeros_like, position), zero, zero)
 
 
-def noise_diagonal(state: NoiseState) -> PyTree:
+def noise_diagonal(state: NoiseEstimate) -> PyTree:
     """The estimate of diag C, a pytree like the position."""
     return tree_scale(1 / jnp.maximum(state.weight, 1e-30), state.variance)
 
 
 def halves(
-    potential: Potential, position: PyTree, batch: Any, old: NoiseState
-) -> tuple[jax.Array, PyTree, NoiseState]:
+    potential: Potential, position: PyTree, batch: Any, old: NoiseEstimate
+) -> tuple[jax.Array, PyTree, NoiseEstimate]:
     """Energy and gradient of a batch, and the noise estimate updated from its halves."""
     first, second = (
         jax.value_and_grad(potential.energy)(position, half) for half in potential.split(batch, 2)
@@ -112,7 +112,7 @@ def halves(
     return energy, grad, noise
 
 
-def count_clamped(noise: NoiseState, missing: PyTree) -> NoiseState:
+def count_clamped(noise: NoiseEstimate, missing: PyTree) -> NoiseEstimate:
     """The state after a step that needed ``missing`` injected variances, some perhaps negative."""
     size = sum(x.size for x in jax.tree.leaves(missing))
     share = sum(jnp.sum(x < 0) for x in jax.tree.leaves(missing)) / size
@@ -121,41 +121,3 @@ def count_clamped(noise: NoiseState, missing: PyTree) -> NoiseState:
 
 def _mix(old: jax.Array, new: Any) -> jax.Array:
     return (old + (1 - DECAY) * (new - old)).astype(old.dtype)
-
-
-def corrected_step(metric: Any, learn: Callable) -> Step:
-    """The step; ``learn`` is from `numpyro_geom.sampling.algorithm.metric_learner`."""
-
-    def step(
-        rng_key: jax.Array,
-        potential: Potential,
-        batch: Any,
-        chain: Chain,
-        h: jax.Array,
-        tau: jax.Array | float,
-        learning: jax.Array,
-    ) -> tuple[Chain, StepReport]:
-        position = chain.position
-        energy, grad, noise = halves(potential, position, batch, chain.dynamics)
-        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        drift = metric.apply_inverse(metric_state, grad)
-        inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
-        # the injected variance over A, entry by entry
-        missing = jax.tree.map(
-            lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(noise)
-        )
-        xi = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
-        position = jax.tree.map(
-            lambda x, d, v, w: (
-                x - (h * d).astype(x.dtype) + (jnp.sqrt(jnp.maximum(v, 0)) * w).astype(x.dtype)
-            ),
-            position,
-            drift,
-            missing,
-            xi,
-        )
-        noise = count_clamped(noise, missing)
-        squared_drift = h * tree_vdot(grad, drift) / 2
-        return Chain(position, metric_state, noise), StepReport(energy, grad, squared_drift)
-
-    return step

@@ -10,41 +10,37 @@ import jax.numpy as jnp
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice
 from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Noise, Step, metric_learner
+from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.gamma import divergence_from_probe, has_divergence, probe
-from ..sampling.repeat import repeat
 from ..sampling.schedules import Constant
-from ..sampling.settings import Settings
+from ..sampling.settings import Settings, one_of
 from ..sampling.state import Chain, StepReport
-from ..warmup.timetable import settling_steps
 from .momentum import (
     INTEGRATORS,
     Momentum,
-    at_rest,
     friction_scale,
-    given_friction,
     init_momentum,
     kinetic_temperature,
-    rule_with_friction,
-    shortened,
+    limited,
+    momentum_algorithm,
 )
 from .noise_correction import (
-    SETTLING_STEPS,
+    NOISE_SETTLING_STEPS,
+    check_halves,
     check_noise_correction,
-    check_noisy,
     count_clamped,
     halves,
     init_noise,
     noise_diagonal,
+    noise_factor,
 )
 
-GAMMA_MODES = ("frozen", "corrected", "none")
+MASS_MODES = ("frozen", "corrected", "none")
 """Whether the metric moves with the position, and whether this movement is corrected."""
 
 
@@ -81,37 +77,9 @@ class SGHMC(SGKernel):
     minibatch gradient.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: the mass matrix: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``,
-            ``"shampoo"``, an object, or a dict of metrics by site, see `numpyro_geom.metrics`.
-        friction: gamma in units of 1 / h, or ``"auto"``. The papers' momentum decay is gamma h.
         integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
         gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, see above.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
-        batch_size: rows per step: an int, a dict plate -> int, None for all rows, or ``"auto"``,
-            see `SGRLD`.
-        num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
-        temperature: tau, at least 0.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: whether to correct minibatch gradients by those at an anchor, see `SGRLD`.
-        anchor_interval: steps between two moves of the anchor, or None, see `SGRLD`.
-        noise_correction: whether to inject less noise where the minibatch gradient brings its
-            own. The variance of the gradient noise is estimated entry by entry. The reduction is
-            limited to the noise that would be injected. Needs a diagonal metric, an even batch
-            size and a temperature above 0. Noise that is correlated between coordinates remains.
-        max_norm: longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled
-            down to this length. None is no limit. Where the limit applies, the law is that of the
-            shorter force. With a single parameter this is the law of a U whose slope does not
-            exceed the limit. The limit protects against rare gradients that throw a chain out. If
-            it applies at most steps, take a smaller step.
-        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`.
-        dense_mass: whether and how coordinates are scaled, see `SGRLD`.
-        inverse_mass_matrix: the scale to start from, see `SGRLD`.
-        adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's strategy for where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -170,41 +138,88 @@ class SGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        check_choice("gamma", gamma, GAMMA_MODES)
-        super().__init__(locals())
-        check(self.settings)
+        super().__init__(locals(), {"integrator": one_of(INTEGRATORS), "gamma": one_of(MASS_MODES)})
+        _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        return sghmc(settings)
+        return _algorithm(settings)
 
 
-def sghmc(settings: Settings) -> Algorithm:
-    """The algorithm of `SGHMC`."""
+class PXSGHMC(SGKernel):
+    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
+
+    With the default ``Expansion(target="posterior")`` its invariant law is the law of `SGHMC`. The
+    metric adapts in warm-up only.
+
+    Args:
+        expansion: what to expand, see `numpyro_geom.Expansion`. None takes its defaults: one full
+            factor on each side of every matrix and convolution kernel.
+        integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
+        batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range.
+
+    Examples:
+        >>> from numpyro_geom import PXSGHMC
+        >>> PXSGHMC(lambda: None, step_size=0.1).settings.integrator
+        'baoab'
+
+    References:
+        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
+        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        metric: MetricLike = "identity",
+        friction: float | Literal["auto"] = "auto",
+        integrator: Literal["baoab", "euler"] = "baoab",
+        step_size: float | Callable | Literal["auto"] = "auto",
+        batch_size: int | Mapping[str, int] | None = None,
+        num_steps: int | Literal["auto"] = "auto",
+        temperature: float = 1.0,
+        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
+        bias_tolerance: float = 0.1,
+        control_variate: bool = False,
+        anchor_interval: int | None = None,
+        noise_correction: bool = False,
+        max_norm: float | None = None,
+        expansion: Expansion | None = None,
+        init_strategy: Callable = init_to_uniform,
+        constrained_init: bool = False,
+    ) -> None:
+        expansion = Expansion() if expansion is None else expansion
+        super().__init__(locals(), {"integrator": one_of(INTEGRATORS)}, gamma="frozen")
+        _check(self.settings)
+
+    def algorithm(self, settings: Settings) -> Algorithm:
+        """The algorithm for these settings: the algorithm of `SGHMC`."""
+        return _algorithm(settings)
+
+
+def _algorithm(settings: Settings) -> Algorithm:
+    """The algorithm of both kernels."""
     corrects = settings.noise_correction
-    facts = Facts(
-        momentum=True,
-        settling_steps=settling_steps(settings.metric, SETTLING_STEPS if corrects else 1),
-        measures=given_friction(settings) is None,
-    )
-    noise = Noise()
+    others: dict[str, Any] = {}
     if corrects:
-        # two evaluations of a stochastic function, but two halves of a batch of rows
-        factor = 0.5 if settings.model is None else 1.0
-        noise = Noise(factor, lambda dynamics: noise_diagonal(dynamics.extra))
+        others = {"noise_factor": noise_factor(settings), "check": check_halves}
+        others["known_noise"] = lambda dynamics: noise_diagonal(dynamics.extra)
 
-    def init(position: PyTree, rng_key: jax.Array) -> Momentum:
-        extra = init_noise(position) if corrects else ()
-        return init_momentum(
-            position, rng_key, settings.temperature, given_friction(settings), extra
-        )
-
-    return Algorithm(
-        init=init,
-        draw=repeat(_step(settings), settings, facts, at_rest=at_rest),
-        rule=rule_with_friction(settings, settings.integrator, noise=noise),
-        facts=facts,
-        check=lambda potential, plan: check_noisy(potential, plan) if corrects else None,
+    return momentum_algorithm(
+        settings,
+        _step(settings),
+        settings.integrator,
+        init=lambda position, rng_key: init_momentum(
+            settings, position, rng_key, init_noise(position) if corrects else ()
+        ),
+        settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
+        **others,
     )
 
 
@@ -243,7 +258,7 @@ def _step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
-        force = shortened(force, settings.max_norm)
+        force = limited(force, settings.max_norm)
         # per leaf: the share of the momentum that friction keeps, and the variance to inject
         steps = jax.tree.map(
             lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
@@ -263,16 +278,16 @@ def _step(settings: Settings) -> Step:
             extra = count_clamped(extra, lost)
             lost = jax.tree.map(lambda v: jnp.maximum(v, 0.0), lost)
 
-        def refresh(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
+        def thermalise(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
             return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
 
         normal = tree_normal(rng_key, position)
         if baoab:
             kicked = tree_axpy(-h, force, old.momentum)
-            momentum = jax.tree.map(refresh, kicked, kept, lost, normal)
+            momentum = jax.tree.map(thermalise, kicked, kept, lost, normal)
             travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         else:
-            refreshed = jax.tree.map(refresh, old.momentum, kept, lost, normal)
+            refreshed = jax.tree.map(thermalise, old.momentum, kept, lost, normal)
             travelled = momentum = tree_axpy(-h, force, refreshed)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
@@ -287,9 +302,8 @@ def _step(settings: Settings) -> Step:
     return step
 
 
-def check(settings: Settings) -> None:
+def _check(settings: Settings) -> None:
     """Raise for combinations that do not work."""
-    check_choice("integrator", settings.integrator, INTEGRATORS)
     if settings.noise_correction:
         check_noise_correction(settings)
         if settings.gamma != "frozen":
@@ -302,7 +316,7 @@ def check(settings: Settings) -> None:
                 f"noise_correction=True and max_norm={settings.max_norm!r} cannot be combined: the "
                 "noise of a shortened gradient is not the measured noise. Drop one of the two"
             )
-    friction, schedule, expansion = given_friction(settings), settings.schedule, settings.expansion
+    friction, schedule, expansion = settings.given_friction, settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
         return
     factors = 1.0 if expansion is None else expansion.factor_friction

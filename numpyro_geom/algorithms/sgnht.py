@@ -29,32 +29,27 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice
-from .._start import check_always_noisy
 from .._util import tree_axpy, tree_normal, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Step, metric_learner
-from ..sampling.repeat import repeat
-from ..sampling.settings import Settings
+from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
+from ..sampling.schedules import check_always_noisy
+from ..sampling.settings import Settings, auto_or, one_of, positive
 from ..sampling.state import Chain, StepReport
-from ..warmup.timetable import settling_steps
 from .momentum import (
     MOST_FRICTION,
     Momentum,
     at_rest,
-    check_frozen,
     friction_scale,
-    given_friction,
     init_momentum,
     kinetic_temperature,
-    rule_with_friction,
-    shortened,
+    limited,
+    momentum_algorithm,
 )
 
-INTEGRATORS = {"badodab": "baoab", "euler": "euler"}
+SCHEMES = {"badodab": "baoab", "euler": "euler"}
 """Maps each integrator to the scheme whose step-size rule it uses."""
 HOTTEST = (4.0, 40.0)
 """The two numbers a, b: the thermostat counts p'p / (D tau) - 1 as at most a + b / D. A stationary
@@ -115,34 +110,16 @@ class SGNHT(SGKernel):
     of the metric, and D is not small. Cost per step: one minibatch gradient.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: the mass matrix, a name or an object, see `numpyro_geom.metrics`.
         friction: gamma of the injected noise in units of 1 / h, or ``"auto"``. xi starts at gamma.
             The papers' diffusion A is gamma tau.
         thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2, with
             which the thermostat settles in a time 1 / gamma. The papers' value is 1. Where U is
             summed over many rows, it is slow by the square of U's time scale.
         integrator: ``"badodab"`` or ``"euler"``.
-        gamma: ``"frozen"``, the only choice. A metric that moves with theta would need a
-            correction term that this kernel does not have.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
-        batch_size: rows per step: an int, a dict plate -> int, None for all rows, or ``"auto"``,
-            see `SGRLD`.
-        num_steps: steps between two draws, or ``"auto"`` for a relaxation time.
         temperature: tau, above 0.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: whether to correct minibatch gradients by those at an anchor, see `SGRLD`.
-        anchor_interval: steps between two moves of the anchor, see `SGRLD`.
-        max_norm: see `SGHMC`.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
             entry of relative friction s is xi + (s - 1) gamma.
-        dense_mass: whether and how coordinates are scaled, see `SGRLD`.
-        inverse_mass_matrix: the scale to start from, see `SGRLD`.
-        adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's strategy for where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -182,7 +159,6 @@ class SGNHT(SGKernel):
         friction: float | Literal["auto"] = "auto",
         thermostat_mass: float | Literal["auto"] = "auto",
         integrator: Literal["badodab", "euler"] = "badodab",
-        gamma: Literal["frozen"] = "frozen",
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
@@ -199,8 +175,13 @@ class SGNHT(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        check_frozen("SGNHT", gamma)
-        super().__init__(locals())
+        super().__init__(
+            locals(),
+            {
+                "integrator": one_of(tuple(SCHEMES)),
+                "thermostat_mass": auto_or(positive, "a positive number"),
+            },
+        )
         settings = self.settings
         if settings.temperature == 0:
             raise ValueError(
@@ -208,19 +189,12 @@ class SGNHT(SGKernel):
                 "to hold. Use SGHMC(temperature=0) for a damped descent"
             )
         check_always_noisy(settings.schedule, "SGNHT", ", or SGHMC")
-        check_choice("integrator", settings.integrator, tuple(INTEGRATORS))
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        facts = Facts(
-            momentum=True,
-            settling_steps=settling_steps(settings.metric),
-            measures=given_friction(settings) is None,
-        )
 
         def init(position: PyTree, rng_key: jax.Array) -> Momentum:
-            friction = given_friction(settings)
-            dynamics = init_momentum(position, rng_key, settings.temperature, friction, ())
+            dynamics = init_momentum(settings, position, rng_key)
             return dynamics._replace(extra=Thermostat(dynamics.friction))
 
         def rest(dynamics: Momentum) -> Momentum:
@@ -229,17 +203,19 @@ class SGNHT(SGKernel):
             return at_rest(dynamics)._replace(extra=Thermostat(kept))
 
         euler = settings.integrator == "euler"
-        rule = rule_with_friction(
+        return momentum_algorithm(
             settings,
-            INTEGRATORS[settings.integrator],
+            _step(settings),
+            SCHEMES[settings.integrator],
             # Euler's own error -xi h / 2 must stay within half of the tolerance
             most_friction=settings.bias_tolerance if euler else MOST_FRICTION,
             follow=lambda dynamics, friction: _follow(settings, dynamics, friction),
             # an upper bound, because the thermostat removes the isotropic part
             remark=" at most (the thermostat takes its isotropic part)",
+            init=init,
+            at_rest=rest,
+            settling_steps=settling_steps(settings.metric),
         )
-        draw = repeat(_step(settings), settings, facts, at_rest=rest)
-        return Algorithm(init=init, draw=draw, rule=rule, facts=facts)
 
 
 def _follow(settings: Settings, dynamics: Momentum, friction: jax.Array) -> Momentum:
@@ -280,7 +256,7 @@ def _step(settings: Settings) -> Step:
         h, tau, gamma = step_size, temperature, old.friction
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        force = shortened(metric.apply_inverse_sqrt(metric_state, grad), settings.max_norm)
+        force = limited(metric.apply_inverse_sqrt(metric_state, grad), settings.max_norm)
         scales = friction_scale(settings.expansion, position)
         mass = _inertia(settings, gamma, tau)
         hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
@@ -289,7 +265,7 @@ def _step(settings: Settings) -> Step:
             excess = jnp.minimum(kinetic_temperature(p) / tau - 1, hottest)
             return xi + (time * tau * excess / mass).astype(xi.dtype)
 
-        def refresh(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
+        def thermalise(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
             loss = h * (xi + (s - 1) * gamma)
             kept = jnp.exp(-loss) if badodab else 1 - loss
             gained = 2 * h * s * gamma * tau * (_shortfall(loss) if badodab else 1.0)
@@ -299,12 +275,12 @@ def _step(settings: Settings) -> Step:
         if badodab:
             kicked = tree_axpy(-h, force, old.momentum)
             xi = regulate(old.extra.friction, kicked, h / 2)
-            momentum = jax.tree.map(refresh, kicked, scales, normal)
+            momentum = jax.tree.map(thermalise, kicked, scales, normal)
             xi = regulate(xi, momentum, h / 2)
             travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         else:
             xi = old.extra.friction
-            refreshed = jax.tree.map(refresh, old.momentum, scales, normal)
+            refreshed = jax.tree.map(thermalise, old.momentum, scales, normal)
             travelled = momentum = tree_axpy(-h, force, refreshed)
             xi = regulate(xi, momentum, h)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)

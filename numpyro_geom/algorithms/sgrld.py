@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice
-from .._start import check_always_noisy
+from .._checks import check_flag
+from .._util import tree_normal, tree_scale, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
 from ..model.expansion import Expansion
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Noise, Step, langevin_rule, metric_learner
-from ..sampling.gamma import GAMMA_ESTIMATORS, GAMMA_MODES
-from ..sampling.repeat import repeat
-from ..sampling.settings import Settings
-from ..warmup.timetable import settling_steps
+from ..sampling.algorithm import (
+    Algorithm,
+    Step,
+    langevin_algorithm,
+    metric_learner,
+    settling_steps,
+)
+from ..sampling.gamma import GAMMA_MODES, divergence_from_probe, has_divergence, mode_factor, probe
+from ..sampling.schedules import check_always_noisy
+from ..sampling.settings import Settings, one_of, optional
+from ..sampling.state import Chain, StepReport
 from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
-from .langevin import adjusted_step, langevin_step
+from .langevin import langevin_move, metropolis
 from .noise_correction import (
-    SETTLING_STEPS,
+    NOISE_SETTLING_STEPS,
+    check_halves,
     check_noise_correction,
-    check_noisy,
-    corrected_step,
+    count_clamped,
+    halves,
     init_noise,
     noise_diagonal,
+    noise_factor,
 )
 
 
@@ -61,54 +72,11 @@ class SGRLD(SGKernel):
     ``"published"`` and ``"auxiliary"`` add one Hessian-vector product.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
-        metric: ``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, a metric
-            object, or a dict from patterns of site names to metrics, see `numpyro_geom.metrics`.
         gamma: the treatment of Gamma, see above. None takes the metric's own choice:
             ``"auxiliary"`` for a Monge metric with a given alpha2, ``"frozen"`` for all others.
-        step_size: ``"auto"``, a number h, or a schedule.
-        batch_size: rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"``
-            takes all rows up to 2,048 rows. Above 2,048 rows it takes the most promising number,
-            see `numpyro_geom.warmup.choice`. ``"auto"`` also takes all rows if the model cannot
-            be subsampled or if ``step_size`` is given.
-        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
-        temperature: tau, at least 0.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        gamma_estimator: ``"hutchinson"`` (random probes) or ``"exact"`` (all unit vectors, for
-            few dimensions).
-        gamma_probes: number of probes whose results are averaged.
         adjusted: whether to add the Metropolis test.
-        bias_tolerance: relative error of the variances that ``"auto"`` may cause.
-        control_variate: whether to correct minibatch gradients by those at an anchor, where the
-            gradient of all rows is known. This takes two minibatch gradients per step and gives
-            far less noise. ``"auto"`` uses it if coordinates are scaled and the noise, measured
-            with and without the control variate, favours it.
-        anchor_interval: steps between two moves of the anchor to the chain's own position, for
-            targets with several modes. Each move is a pass over all rows. None leaves the anchor
-            where warm-up found the middle of the target.
-        noise_correction: whether to inject less noise where the minibatch gradient brings its
-            own, see `numpyro_geom.algorithms.noise_correction`. This needs a diagonal metric, an
-            even batch size, a temperature above 0 and ``gamma`` ``"frozen"`` or ``"none"``. Noise
-            that is correlated between coordinates remains. The automatic step size then counts
-            only this remaining noise.
         max_norm: longest preconditioned gradient. If it is longer, the step uses the identity
             metric, scaled to this length. This is a safeguard and not exact.
-        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.
-        dense_mass: how warm-up learns scaled coordinates, in which the posterior is about equally
-            wide in all directions. The metric and h refer to the scaled coordinates. True scales
-            any directions. False scales each parameter by itself. Tuples of site names scale any
-            directions of the sites of a tuple together. None leaves the parameters as they are
-            (unless a matrix is given). ``"auto"`` applies under ``step_size="auto"``: it means
-            True up to 256 dimensions; beyond, False with the identity metric and None with
-            another metric.
-        inverse_mass_matrix: the scale to start from, shape (D,) or (D, D), as in
-            `numpyro.infer.NUTS`, with sites in the order of their names; or a dict from tuples of
-            sites to such arrays. None takes the inverse Hessian where the search ended; beyond
-            256 dimensions it takes the inverse Hessian's diagonal.
-        adapt_mass_matrix: whether warm-up learns the scale from its draws.
-        init_strategy: NumPyro's strategy for where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -150,8 +118,6 @@ class SGRLD(SGKernel):
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
-        gamma_estimator: Literal["hutchinson", "exact"] = "hutchinson",
-        gamma_probes: int = 1,
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
@@ -165,51 +131,103 @@ class SGRLD(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(locals(), {"gamma": optional(one_of(GAMMA_MODES)), "adjusted": check_flag})
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        metric, auxiliary = settings.metric, settings.gamma == "auxiliary"
-        facts = Facts(
-            adjusted=settings.adjusted,
-            settling_steps=settling_steps(
-                metric, SETTLING_STEPS if settings.noise_correction else 1
-            ),
-        )
-        noise = Noise()
-        if auxiliary:
+        metric = settings.metric
+        others: dict[str, Any] = {}
+        if settings.gamma == "auxiliary":
+            step = auxiliary_step(metric, settings.adjusted)
             # the drift uses two of three parts of the batch
-            noise = Noise(factor=1.5, second_order=_pull(settings))
-        elif settings.noise_correction:
-            # two evaluations of a stochastic function, but two halves of a batch of rows
-            factor = 0.5 if settings.model is None else 1.0
-            noise = Noise(factor=factor, known=noise_diagonal)
-
-        def init(position: PyTree, _: jax.Array) -> PyTree:
-            if settings.noise_correction:
-                return init_noise(position)
-            return init_auxiliary(position) if auxiliary else ()
-
-        return Algorithm(
-            init=init,
-            draw=repeat(_step(settings), settings, facts),
-            rule=langevin_rule(settings, adjusted=settings.adjusted, noise=noise),
-            facts=facts,
+            others = {"noise_factor": 1.5, "second_order": _pull(settings)}
+            others["init"] = lambda position, _: init_auxiliary(position)
+        else:
+            step = _langevin_step(settings)
+        if settings.noise_correction:
+            others = {"noise_factor": noise_factor(settings), "known_noise": noise_diagonal}
+            others["init"] = lambda position, _: init_noise(position)
+        least = NOISE_SETTLING_STEPS if settings.noise_correction else 1
+        return langevin_algorithm(
+            settings,
+            step,
+            adjusted=settings.adjusted,
+            settling_steps=settling_steps(metric, least),
             check=lambda potential, plan: _check_potential(settings, potential, plan),
+            **others,
         )
 
 
-def _step(settings: Settings) -> Step:
-    """The step that the settings ask for: a gradient, a metric and a move."""
-    learn = metric_learner(settings.metric, frozen=settings.gamma == "frozen")
-    if settings.gamma == "auxiliary":
-        return auxiliary_step(settings.metric, settings.adjusted)
-    if settings.noise_correction:
-        return corrected_step(settings.metric, learn)
-    if settings.adjusted:
-        return adjusted_step(settings.metric, learn)
-    return langevin_step(settings, learn)
+def _langevin_step(settings: Settings) -> Step:
+    """A gradient, the metric, and a move or a Metropolis test of it."""
+    metric, max_norm, corrects = settings.metric, settings.max_norm, settings.noise_correction
+    factor = mode_factor(settings.gamma, metric.decay)
+    learn = metric_learner(metric, frozen=settings.gamma == "frozen")
+
+    def step(
+        rng_key: jax.Array,
+        potential: Potential,
+        batch: Any,
+        chain: Chain,
+        h: jax.Array,
+        tau: jax.Array | float,
+        learning: jax.Array,
+    ) -> tuple[Chain, StepReport]:
+        position, estimate = chain.position, chain.dynamics
+        with_gamma = factor > 0 and has_divergence(metric, position)
+
+        def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
+            return jax.value_and_grad(potential.energy)(p, batch)
+
+        if corrects:
+            energy, grad, estimate = halves(potential, position, batch, estimate)
+        elif with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
+            rng_key, key_probe = random.split(rng_key)
+            z = probe(key_probe, position)
+            (energy, grad), (_, hz) = jax.jvp(value_and_grad, (position,), (z,))
+        else:
+            energy, grad = value_and_grad(position)
+        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
+        if settings.adjusted:
+            position, accept_prob = metropolis(
+                rng_key,
+                value_and_grad,
+                (energy, grad),
+                position,
+                partial(metric.apply_inverse, metric_state),
+                partial(metric.apply_inverse_sqrt, metric_state),
+                h,
+                tau,
+            )
+            report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
+            return Chain(position, metric_state, ()), report
+        drift = metric.apply_inverse(metric_state, grad)
+        noise = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
+        if with_gamma:
+            g, hz = tree_scale(1 / potential.num_data, (grad, hz))
+            gamma = divergence_from_probe(metric, metric_state, g, z, hz)
+            drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
+        if max_norm is not None:
+            raw = tree_normal(rng_key, position)
+            length = jnp.sqrt(tree_vdot(drift, drift))
+            shrink = max_norm / jnp.sqrt(tree_vdot(grad, grad))
+            too_long = ~(length <= max_norm)
+            drift = tree_where(too_long, tree_scale(shrink, grad), drift)
+            noise = tree_where(too_long, tree_scale(jnp.sqrt(shrink), raw), noise)
+        variance = None
+        if corrects:
+            inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
+            # the injected variance over A, entry by entry
+            variance = jax.tree.map(
+                lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(estimate)
+            )
+            estimate = count_clamped(estimate, variance)
+        position = langevin_move(position, drift, noise, h, tau, variance)
+        squared_drift = h * tree_vdot(grad, drift) / 2
+        return Chain(position, metric_state, estimate), StepReport(energy, grad, squared_drift)
+
+    return step
 
 
 def _pull(settings: Settings) -> Callable:
@@ -225,8 +243,6 @@ def _pull(settings: Settings) -> Callable:
 def _check(settings: Settings) -> None:
     """Raise for combinations that have no invariant law."""
     gamma, metric = settings.gamma, settings.metric
-    check_choice("gamma", gamma, GAMMA_MODES)
-    check_choice("gamma_estimator", settings.gamma_estimator, GAMMA_ESTIMATORS)
     if gamma == "auxiliary" and not metric.has_auxiliary:
         raise TypeError(
             f"gamma='auxiliary' needs a metric with a method from_gradient, and {metric!r} has "
@@ -279,7 +295,7 @@ def _check_adjusted(settings: Settings) -> None:
 
 def _check_potential(settings: Settings, potential: Potential, plan: Any) -> None:
     if settings.noise_correction:
-        check_noisy(potential, plan)
+        check_halves(potential, plan)
     if settings.adjusted and not potential.deterministic:
         raise ValueError(
             "adjusted=True needs the full-data energy, and the model subsamples its rows (or "

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
+from .._checks import check_number
 from .._util import tree_normal, tree_vdot
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
-from ..sampling.repeat import repeat
-from ..sampling.settings import Settings
+from ..sampling.algorithm import MAX_SETTLING_STEPS, Algorithm, Step, langevin_algorithm
+from ..sampling.settings import Settings, positive
 from ..sampling.state import Chain, StepReport
-from ..warmup.timetable import MAX_SETTLING_STEPS
 
 
 class AdamState(NamedTuple):
@@ -52,8 +52,6 @@ class AdamSGLD(SGKernel):
     gradient. Memory: two copies of the position.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        potential_fn: replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
         drift: factor a of the added drift, in nats per unit of the position, at least 0.
         mean_decay: memory of m, in [0, 1).
         square_decay: memory of V, in [0, 1).
@@ -62,15 +60,8 @@ class AdamSGLD(SGKernel):
             metric and ignores the added drift. At a mode the slope of that drift is up to
             a H / (N eps), so the chain may jump to and fro there in steps of length h a.
         batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
-        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
-        temperature: tau, at least 0.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         bias_tolerance: relative error of the variances that ``"auto"`` may cause, in addition to
             the error from the added drift.
-        control_variate: correct minibatch gradients by those at an anchor, see `SGRLD`.
-        anchor_interval: steps between two moves of the anchor, or None.
-        init_strategy: NumPyro's strategy for where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -116,23 +107,30 @@ class AdamSGLD(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(
+            locals(),
+            {
+                "drift": partial(check_number, least=0.0),
+                "mean_decay": _decay,
+                "square_decay": _decay,
+                "eps": positive,
+            },
+        )
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         memory = 1 / (1 - max(settings.mean_decay, settings.square_decay))
         settling = min(MAX_SETTLING_STEPS, round(2 * memory))
-        facts = Facts(settling_steps=settling if settings.drift > 0 else 1)
 
         def init(position: PyTree, _: jax.Array) -> AdamState:
             zeros = jax.tree.map(jnp.zeros_like, position)
             return AdamState(zeros, zeros)
 
-        return Algorithm(
+        return langevin_algorithm(
+            settings,
+            _step(settings),
             init=init,
-            draw=repeat(_step(settings), settings, facts),
-            rule=langevin_rule(settings),
-            facts=facts,
+            settling_steps=settling if settings.drift > 0 else 1,
         )
 
 
@@ -171,3 +169,12 @@ def _step(settings: Settings) -> Step:
 
 def _average(decay: float, average: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(lambda v, x: (decay * v + (1 - decay) * x).astype(v.dtype), average, new)
+
+
+def _decay(name: str, value: Any) -> float:
+    decay = check_number(name, value, least=0.0)
+    if decay >= 1:
+        raise ValueError(
+            f"{name} must be a number in [0, 1), got {value!r}: with decay 1 nothing is learned"
+        )
+    return decay

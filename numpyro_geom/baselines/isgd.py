@@ -15,11 +15,9 @@ from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric, check_decay, zeros_of
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
-from ..sampling.repeat import repeat
+from ..sampling.algorithm import Algorithm, Step, check_noisy, langevin_algorithm
 from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
-from .vsgd import check_gradient_noise
 
 RATE_STEPS = 200
 """Memory of the groups' mean squared gradients, in steps."""
@@ -180,19 +178,15 @@ class ISGD(SGKernel):
     group with others. Cost per step: one minibatch gradient. Memory: one copy of the position.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
         potential_fn: replaces the model: a stochastic energy ``potential_fn(z, rng_key)``.
         groups: site -> name of its group, for every site. Sites with the same name share a rate.
             None makes one group per site. (The paper's groups are layers.)
         decay: memory mu of b, in [0, 1).
         batch_size: rows per step: an int or a dict plate -> int. None for the model's subsampling.
         num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
-        temperature: tau, at least 0.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         init_strategy: NumPyro's strategy for where the search for a mode starts. The search runs
             before warm-up unless ``init_params`` are given. Far from a mode g is mostly not noise,
             and the rate is small.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -248,13 +242,15 @@ class ISGD(SGKernel):
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         # search for a mode although nothing is tuned: far from a mode the rate is too small
-        facts = Facts(settling_steps=2 * RATE_STEPS, searches=settings.potential_fn is None)
-        return Algorithm(
-            init=lambda position, rng_key: (),
-            draw=repeat(_step(settings.metric), settings, facts),
-            rule=langevin_rule(settings)._replace(bias=None),
-            facts=facts,
-            check=lambda potential, plan: check_gradient_noise("ISGD", potential),
+        return langevin_algorithm(
+            settings,
+            _step(settings.metric),
+            settling_steps=2 * RATE_STEPS,
+            searches=settings.potential_fn is None,
+            bias=None,
+            check=lambda potential, plan: check_noisy(
+                potential, "ISGD takes its rate from minibatch noise", "use SGRLD"
+            ),
         )
 
 

@@ -14,16 +14,16 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice, check_int, check_key, check_number, check_shape
-from .._foreign import Guide
+from .._checks import Guide, check_choice, check_int, check_key, check_number, check_shape
 from .._util import PyTree
 from ..model.arguments import on_device
 from ..model.minibatch import BATCHING
 from ..model.model import Model
 from ..model.potential import Potential
+from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import extreme_eigenvalues
 from .training import Descent, check_start, optimise, start
-from .vsgd import check_gradient_noise, optimal_rate
+from .vsgd import optimal_rate
 
 NUM_SNAPSHOTS = 100
 """Number of snapshots under ``collect_every=None``."""
@@ -212,7 +212,9 @@ class SWAG(Guide):
         key_start, key_path = random.split(rng_key)
         model, position = self._start(key_start, init_params, args, kwargs)
         flat, unravel = ravel_pytree(position)
-        check_gradient_noise("SWAG", model.potential())
+        check_noisy(
+            model.potential(), "SWAG describes the noise of minibatch gradients", "use train"
+        )
 
         @jax.jit
         def path(arrays: list, flat: jax.Array, rng_key: jax.Array) -> tuple:

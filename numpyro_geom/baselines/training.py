@@ -14,8 +14,14 @@ from jax import lax, random
 from numpyro.infer import init_to_uniform
 from numpyro.util import is_prng_key
 
-from .._checks import check_int, check_key, check_model, check_number
-from .._start import check_batch_size, check_floating
+from .._checks import (
+    check_batch_size,
+    check_floating,
+    check_int,
+    check_key,
+    check_model,
+    check_number,
+)
 from .._util import PyTree, tree_where
 from ..model import minibatch
 from ..model.minibatch import Subsampling

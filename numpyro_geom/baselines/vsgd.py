@@ -12,17 +12,19 @@ import jax.numpy as jnp
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice
 from .._util import lazy_cond, tree_axpy, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Facts, Step, langevin_rule
-from ..sampling.repeat import repeat
-from ..sampling.settings import Settings
-from ..sampling.state import Chain, SGState, StepReport
-from ..sampling.step_size import Adaptation
-from ..warmup.timetable import settling_steps
+from ..sampling.algorithm import (
+    Algorithm,
+    Step,
+    check_noisy,
+    langevin_algorithm,
+    settling_steps,
+)
+from ..sampling.settings import Settings, one_of
+from ..sampling.state import Adaptation, Chain, SGState, StepReport
 
 PRECONDITIONERS = ("scalar", "diagonal")
 SETTLING_STEPS = 200
@@ -137,13 +139,9 @@ class VSGD(SGKernel):
         potential_fn: replaces the model: a stochastic energy ``potential_fn(z, rng_key)``.
         preconditioner: ``"scalar"`` (A = I) or ``"diagonal"`` (A_kk proportional to 1 / C_kk;
             coordinates with less than a hundredth of the mean noise count as having that much).
-        step_size: ``"auto"``, a number h, or a schedule.
         batch_size: rows per step: an int, or a dict plate -> int; fewer than all rows.
-        num_steps: steps between two draws, or ``"auto"`` for half a relaxation time.
         temperature: tau, above 0.
         batching: ``"replacement"``. With ``"epoch"`` the noise would cancel over an epoch.
-        init_strategy: NumPyro's strategy for where the chains start.
-        constrained_init: whether ``init_params`` are in the supports of the sites, as draws are.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -188,8 +186,11 @@ class VSGD(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        check_choice("preconditioner", preconditioner, PRECONDITIONERS)
-        super().__init__(locals(), metric=GradientNoise(diagonal=preconditioner == "diagonal"))
+        super().__init__(
+            locals(),
+            {"preconditioner": one_of(PRECONDITIONERS)},
+            metric=GradientNoise(diagonal=preconditioner == "diagonal"),
+        )
         if self.settings.temperature == 0:
             raise ValueError(
                 "temperature must be above 0, got 0: the rate is proportional to the "
@@ -205,26 +206,18 @@ class VSGD(SGKernel):
         """The algorithm for these settings."""
         learns = settings.schedule is None or settings.metric.diagonal
         settling = SETTLING_STEPS if learns else settling_steps(settings.metric)
-        facts = Facts(settling_steps=settling)
-        rule = langevin_rule(settings)._replace(bias=None)
+        others: dict[str, Any] = {}
         if settings.schedule is None:
-            rule = rule._replace(propose=partial(_propose, settings))
-        return Algorithm(
-            init=lambda position, rng_key: (),
-            draw=repeat(_step(settings.metric, learns), settings, facts),
-            rule=rule,
-            facts=facts,
-            check=lambda potential, plan: check_gradient_noise("VSGD", potential),
-        )
-
-
-def check_gradient_noise(name: str, potential: Potential) -> None:
-    """Raise unless minibatch gradients have noise, which the named method draws with."""
-    if potential.deterministic:
-        raise ValueError(
-            f"{name} draws with the noise of minibatch gradients, and these have none: expected "
-            "a batch_size below the number of rows or a stochastic potential_fn(z, rng_key), "
-            "got all rows at every step. Pass batch_size, or use SGRLD"
+            others["propose"] = partial(_propose, settings)
+        return langevin_algorithm(
+            settings,
+            _step(settings.metric, learns),
+            settling_steps=settling,
+            bias=None,
+            check=lambda potential, plan: check_noisy(
+                potential, "VSGD draws with the noise of minibatch gradients", "use SGRLD"
+            ),
+            **others,
         )
 
 

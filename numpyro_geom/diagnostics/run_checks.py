@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sampling.step_size import MAX_NUM_STEPS
+from ..sampling.algorithm import MAX_NUM_STEPS
 from . import checks
 from .checks import Check, at_least, at_most, digits, none_of, span
 from .monte_carlo import effective_size

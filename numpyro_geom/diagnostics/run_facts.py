@@ -67,7 +67,7 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         found["noise_without_control_variate"], found["noise_with_control_variate"] = choice.noise
     text = {"bias_note": _without_bias(kernel)}
     if is_measured(mcmc):
-        rate = _by_chain(kernel.rule.rate(adaptation.slowest, dynamics))
+        rate = _by_chain(kernel.facts.rate(adaptation.slowest, dynamics))
         curvature, noise = _by_chain(adaptation.curvature), _by_chain(adaptation.noise)
         found["relaxation_steps"] = 1 / (h.mean(1) * rate)
         found["relaxations"] = mcmc.thinning * (h * steps).sum(1) * rate
@@ -75,7 +75,7 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         found["curvature_ratio"] = curvature / smallest
         found["warmup_shrink"] = _by_chain(adaptation.shrink)
         if not text["bias_note"]:
-            parts = kernel.rule.bias(curvature, noise, h.mean(1), dynamics)
+            parts = kernel.facts.bias(curvature, noise, h.mean(1), dynamics)
             found["bias_discretisation"], found["bias_noise"], terms = parts
             text = {"bias_terms": terms}
     elif not text["bias_note"]:
@@ -122,6 +122,6 @@ def _without_bias(kernel: SGKernel) -> str:
         return "none, steps are Metropolis-adjusted"
     if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
-    if kernel.rule.bias is None:
+    if kernel.facts.bias is None:
         return f"not that of a step size, see the docstring of {type(kernel).__name__}"
     return ""

@@ -15,9 +15,8 @@ from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
 from numpyro.infer.util import unconstrain_fn
 
-from .._checks import check_int, check_key, check_model
+from .._checks import check_batch_size, check_int, check_key, check_model
 from .._numpyro import arguments_of
-from .._start import check_batch_size
 from ..kernel import SGKernel
 from ..laplace.draws import Data
 from ..model.minibatch import SubsamplePlates

@@ -196,7 +196,7 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
     name = type(kernel).__name__
     if kernel.facts.adjusted:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
-    if kernel.rule.bias is None:
+    if kernel.facts.bias is None:
         raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
     if kernel.settings.schedule is not None and not isinstance(kernel.settings.schedule, Constant):
         raise ValueError(f"step_size must be 'auto' or a number, got {kernel.settings.schedule!r}")

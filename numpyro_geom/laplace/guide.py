@@ -16,8 +16,7 @@ import numpy as np
 from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_flag, check_int, check_key, check_model, check_shape
-from .._foreign import Guide
+from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
 from .approximation import at_mode
 from .binding import BoundGuide
 from .checks import best_run, check_precision, judge, warn_of_mode

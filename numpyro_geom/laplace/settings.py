@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._checks import check_choice, check_int, check_number
-from .._start import check_batch_size
+from .._checks import check_batch_size, check_choice, check_int, check_number
 from .metrics import RiemannianMetric
 
 METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher", "empirical-fisher")

@@ -302,10 +302,11 @@ class Model:
     @cached_property
     def replay(self) -> Callable:
         """The map from a position to the values of all sites, by a run of the model on all rows."""
-        # in a composite kernel, sites of the other kernels are requested, and need a key
-        seeded = handlers.seed(SubsamplePlates(self.runnable), random.key(0))
+        run = SubsamplePlates(self.runnable)
 
         def constrain(position: PyTree) -> PyTree:
+            # in a composite kernel, sites of the other kernels are requested, and need a key
+            seeded = handlers.seed(run, random.key(0))
             return constrain_fn(seeded, self.args, self.kwargs, position, return_deterministic=True)
 
         # compiled even if NumPyro calls it eagerly, so that unused rows are not gathered

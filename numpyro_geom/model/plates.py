@@ -142,7 +142,8 @@ def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampli
 
 def site_of(site: dict[str, Any]) -> Site:
     """The facts that are kept of a site in a trace of shapes."""
-    fn, kind = site.get("fn"), site["type"]
+    fn: Any = site.get("fn")
+    kind = site["type"]
     facts: dict[str, Any] = {}
     if kind == "sample":
         kind = "latent" if not site["is_observed"] else "factor" if is_unit(fn) else "observed"

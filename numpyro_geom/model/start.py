@@ -16,8 +16,8 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
+from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._start import check_wide_enough
 from .._util import all_finite, is_traced
 from ..rows.bad_rows import check_finite
 from . import minibatch

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
-from .._start import check_start
+from .._checks import check_start
 from .._util import PyTree, from_words, is_traced, words
 from ..kernel import SGKernel
 from ..model.abstract import abstract_trace

@@ -1,10 +1,17 @@
-"""Algorithm: a sampler as a value of pure functions.
+"""Algorithm: a sampler as one value of pure functions and facts, and the draw that repeats a step.
 
-An algorithm defines the start of its own state, how a draw is made, how step size and number of
-steps follow from measurements in warm-up, and a few facts. A kernel is `Settings` plus an
-algorithm. `numpyro_geom.sampling.repeat.repeat` makes a draw of a pure step. A sampler that does
-not repeat a step (but, for example, runs a trajectory with an acceptance test) defines its draw
-directly.
+An algorithm says how a step moves a chain, how step size and number of steps follow from what
+warm-up has measured, and a few facts. A kernel is `Settings` plus an algorithm. A draw repeats the
+step, with a guard that undoes invalid steps (`draw_of`). A sampler that does not repeat a step
+(but, for example, runs a trajectory with an acceptance test) defines its draw directly.
+
+The automatic step size of a Langevin step follows from curvature and gradient noise. Take a
+Gaussian target and a direction where the preconditioned Hessian has the eigenvalue lam and the
+preconditioned covariance of the minibatch gradient is c. There the stationary variance of a step of
+size h is too large by the factor 1 + h lam / 2 + h c / (2 tau), to first order. So a bias tolerance
+gives a step size, and the flattest direction gives the relaxation time::
+
+    h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
 """
 
 from __future__ import annotations
@@ -13,15 +20,48 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import random
 
-from .._util import lazy_cond, tree_scale
+from .._util import (
+    MANY_LEAVES,
+    all_finite,
+    lazy_cond,
+    settled,
+    tree_scale,
+    tree_vdot,
+    tree_where,
+)
+from ..model.control_variate import replace_anchor
 from ..model.potential import Potential
-from . import step_size as auto
+from ..model.programs import compiled
+from ..model.target import Target
+from .loop import loop_over_batches
 from .settings import Settings
-from .state import Chain, SGState, StepReport
-from .step_size import Adaptation
+from .state import Adaptation, Chain, SGState, StepReport, site_sizes, virials
 
 PyTree = Any
+
+MAX_NUM_STEPS = 1000
+"""Largest number of steps between two draws under ``num_steps="auto"``."""
+DRAW_LENGTH = 0.5
+"""Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
+theory, draws with correlation exp(-t) reach 98% of the best effective draws per gradient here."""
+TARGET_ACCEPTANCE = 0.574
+MAX_SETTLING_STEPS = 500
+"""Largest number of steps for which a metric's statistics settle before the position moves."""
+
+UNSTABLE_DRIFT = 100.0
+"""A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
+step before, marks an unstable integrator. A stationary chain has about the bias tolerance."""
+FARTHEST_DRIFT = 1000.0
+"""Above this value drifts may only become shorter, as in a chain that starts far from the target. A
+barely unstable step never doubles the drift."""
+
+CALM, KICK = 1.0, 10.0
+"""A drift that is shorter than the noise when a draw starts, and this many times longer in one of
+its steps, throws out a chain with a momentum. The draw is then marked, unless the chain
+has just started. The step is kept, since the chain can come back."""
 
 Step = Callable[..., tuple[Chain, StepReport]]
 """``(rng_key, potential, batch, chain, step_size, temperature, learning) -> (chain, report)``.
@@ -34,10 +74,58 @@ Draw = Callable[..., SGState]
 ``moving`` says whether the position may change. Before the first measurement it does not move."""
 
 
-class Facts(NamedTuple):
-    """Facts about an algorithm, for code that reports on it.
+def num_steps_from(
+    rate: jax.Array,
+    step_size: jax.Array,
+    potential: Any = None,
+    *,
+    draw_length: float = DRAW_LENGTH,
+) -> jax.Array:
+    """Steps per draw, so that a draw spans ``draw_length`` relaxation times.
+
+    Args:
+        rate: relaxation rate of the slowest direction, per unit of step size.
+        step_size: h.
+        potential: unused.
+        draw_length: number of relaxation times.
+    """
+    wanted = draw_length / (step_size * rate)
+    return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
+
+
+def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Halve the step after a draw with failed steps."""
+    factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
+    return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
+
+
+class Algorithm(NamedTuple):
+    """A sampler as a value. `langevin_algorithm` makes one of a Langevin step.
 
     Attributes:
+        propose: ``(adaptation, state, potential) -> (step_size, rate, dynamics)``: the step size,
+            the relaxation rate per unit of step size, and the dynamics for this step size. If the
+            user gave a ``step_size``, the first is that of ``state``.
+        step: see `Step`; None if ``draw`` is given.
+        draw: see `Draw`; None repeats the step.
+        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start. For the
+            position see `numpyro_geom.sampling.state.Chain`.
+        at_rest: ``dynamics -> dynamics``, the dynamics after a step that had to be undone.
+        check: ``(potential, plan)``, raises if the algorithm cannot use the potential.
+        forget: ``dynamics -> dynamics``, without anything that depends on the model's arguments.
+        rate: ``(slowest, dynamics)``: relaxation rate of the slowest direction, per unit of step
+            size.
+        bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
+            errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both errors.
+            None if the bias does not come from a step size.
+        num_steps: ``(rate, step_size, potential)``: steps of the next draw under
+            ``num_steps="auto"``.
+        observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
+        noise_factor: variance of the gradient in the step, relative to the whole batch's gradient.
+        known_noise: ``dynamics -> pytree``, or None: the part of the gradient's variance, entry by
+            entry, for which the step injects less noise.
+        second_order: ``(dynamics, potential) -> scalar``, or None: factor of the squared Hessian in
+            the curvature that the step sees.
         adjusted: whether a Metropolis test makes it exact at any step size.
         momentum: whether it has a momentum.
         trajectory: whether a draw is one trajectory, with one more gradient than steps, and one
@@ -47,114 +135,92 @@ class Facts(NamedTuple):
         measures: whether a setting besides step size and number of steps follows from curvature.
         searches: whether a run starts with a search for the bulk. None: it does if the step size
             or an anchor is learned there.
-            learned there: the step size or an anchor.
     """
 
+    propose: Callable
+    step: Step | None = None
+    draw: Draw | None = None
+    init: Callable[[PyTree, jax.Array], PyTree] = lambda position, rng_key: ()
+    at_rest: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
+    check: Callable[[Potential, Any], None] = lambda potential, plan: None
+    forget: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
+    rate: Callable = lambda slowest, dynamics: slowest
+    bias: Callable | None = None
+    num_steps: Callable = num_steps_from
+    observe: Callable = halve_if_failed
+    noise_factor: float = 1.0
+    known_noise: Callable | None = None
+    second_order: Callable | None = None
     adjusted: bool = False
     momentum: bool = False
     trajectory: bool = False
-    target_accept: float = auto.TARGET_ACCEPTANCE
+    target_accept: float = TARGET_ACCEPTANCE
     settling_steps: int = 1
     measures: bool = False
     searches: bool | None = None
 
 
-class Noise(NamedTuple):
-    """Facts about a step's noise that the measurement of curvature needs.
-
-    Attributes:
-        factor: variance of the gradient in the step, relative to the whole batch's gradient.
-        known: ``dynamics -> pytree``, or None: the part of the gradient's variance, entry by entry,
-            for which the step injects less noise.
-        second_order: ``(dynamics, potential) -> scalar``, or None: factor of the squared Hessian in
-            the curvature that the step sees.
-    """
-
-    factor: float = 1.0
-    known: Callable | None = None
-    second_order: Callable | None = None
-
-
-PLAIN_NOISE = Noise()
-
-
-class Rule(NamedTuple):
-    """How automatic settings follow from measurements, and which bias they cause.
-
-    Attributes:
-        propose: ``(adaptation, state, potential) -> (step_size, rate, dynamics)``: the step size,
-            the relaxation rate per unit of step size, and the dynamics for this step size. If the
-            user gave a ``step_size``, the first is that of ``state``.
-        rate: ``(slowest, dynamics)``: relaxation rate of the slowest direction, per unit of step
-            size.
-        bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
-            errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both errors.
-            None if the bias does not come from a step size.
-        num_steps: ``(rate, step_size, potential)``: steps of the next draw
-            under ``num_steps="auto"``.
-        observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
-        noise: facts about the step's noise.
-    """
-
-    propose: Callable
-    rate: Callable
-    bias: Callable | None
-    num_steps: Callable
-    observe: Callable
-    noise: Noise = PLAIN_NOISE
-
-
-class Algorithm(NamedTuple):
-    """A sampler as a value.
-
-    Attributes:
-        init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start. For the
-            position see `numpyro_geom.sampling.state.Chain`.
-        draw: see `Draw`.
-        rule: see `Rule`.
-        facts: see `Facts`.
-        check: ``(potential, plan)``, raises if the algorithm cannot use the potential.
-        forget: ``dynamics -> dynamics``, without anything that depends on the model's arguments.
-    """
-
-    init: Callable[[PyTree, jax.Array], PyTree]
-    draw: Draw
-    rule: Rule
-    facts: Facts = Facts()
-    check: Callable[[Potential, Any], None] = lambda potential, plan: None
-    forget: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
-
-
-def adapts(settings: Settings, facts: Facts) -> bool:
+def adapts(settings: Settings, algorithm: Algorithm) -> bool:
     """Whether any setting follows from measurements of curvature and noise."""
-    return settings.schedule is None or settings.given_num_steps is None or facts.measures
+    return settings.schedule is None or settings.given_num_steps is None or algorithm.measures
 
 
-def langevin_rule(
-    settings: Settings, *, adjusted: bool = False, noise: Noise = PLAIN_NOISE
-) -> Rule:
-    """The rule of a Langevin step, see `numpyro_geom.sampling.step_size`."""
-    tau = auto.rule_temperature(settings.temperature)
+# A Langevin algorithm
+
+
+def langevin_algorithm(
+    settings: Settings, step: Step, *, adjusted: bool = False, **others: Any
+) -> Algorithm:
+    """The algorithm of a Langevin step.
+
+    Args:
+        settings: the kernel's settings.
+        step: the pure step.
+        adjusted: whether the step has a Metropolis test.
+        others: further fields of `Algorithm`.
+    """
+    tau = rule_temperature(settings.temperature)
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
         h = state.step_size
         if settings.schedule is None:
-            tolerance, temperature = settings.bias_tolerance, settings.temperature
-            h = auto.step_size_from(adaptation, tolerance, temperature, adjusted)
+            h = step_size_from(adaptation, settings.bias_tolerance, settings.temperature, adjusted)
         return h, adaptation.slowest, state.dynamics
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: PyTree) -> tuple[Any, Any, str]:
         text = "h lam_H / 2 = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
         return step_size * curvature / 2, step_size * noise / (2 * tau), text
 
-    return Rule(
-        propose=propose,
-        rate=lambda slowest, dynamics: slowest,
-        bias=bias,
-        num_steps=auto.num_steps_from,
-        observe=auto.follow_acceptance if adjusted else auto.halve_if_failed,
-        noise=noise,
-    )
+    fields = {"propose": propose, "bias": bias, **others}
+    observe = follow_acceptance if adjusted else halve_if_failed
+    return Algorithm(step=step, adjusted=adjusted, observe=observe, **fields)
+
+
+def rule_temperature(temperature: float) -> float:
+    """Tau of the rules. At 0 there is no variance to bias, and noise counts as at tau = 1."""
+    return temperature if temperature > 0 else 1.0
+
+
+def step_size_from(
+    adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
+) -> jax.Array:
+    """The step size h that keeps the first-order bias of variances within the tolerance."""
+    rate = adaptation.curvature / 2
+    if not adjusted:
+        rate = rate + adaptation.noise / (2 * rule_temperature(temperature))
+    tolerance = 1.0 if adjusted else bias_tolerance
+    return adaptation.shrink * tolerance / rate
+
+
+def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
+    """Move the step towards the target acceptance rate, and halve it if steps failed."""
+    factor = jnp.where(state.diverging, 0.5, 1.0)
+    gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
+    factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))
+    return adaptation._replace(shrink=adaptation.shrink * factor.astype(adaptation.shrink.dtype))
+
+
+# Statistics of a metric and of noise
 
 
 def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
@@ -174,3 +240,182 @@ def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
         return lazy_cond(learning, lambda s, g: update(s, g, num_data), state, grad)
 
     return learn
+
+
+def settling_steps(metric: Any, least: int = 1) -> int:
+    """Steps of draw 0: enough for the metric's statistics, and at least ``least``.
+
+    It is twice the memory of the statistics plus one recomputation of A, within bounds.
+    """
+    memory = int(2.0 / (1.0 - metric.decay)) if metric.decay > 0 else 1
+    interval = 1 if metric.interval is None else metric.interval
+    return max(least, min(MAX_SETTLING_STEPS, max(memory, interval + 1)))
+
+
+def check_noisy(potential: Potential, what: str, remedy: str) -> None:
+    """Raise if the potential has no minibatch noise.
+
+    Args:
+        potential: the potential.
+        what: the reason for which noise is needed; begins the message.
+        remedy: what to do besides passing a batch size; ends the message.
+    """
+    if potential.deterministic:
+        raise ValueError(
+            f"{what}, and this gradient has none: pass batch_size, below the number of rows (or a "
+            f"potential_fn with a key), or {remedy}"
+        )
+
+
+def check_random(settings: Settings, algorithm: Algorithm) -> None:
+    """Raise if a model that asks for keys would not get a new key at every step."""
+    what = None
+    if algorithm.adjusted:
+        what, other = "a Metropolis test", "SGRLD, SGHMC or SGNHT without one"
+    elif settings.control_variate is True:
+        what, other = "control_variate=True", "control_variate=False"
+    if what is not None:
+        raise ValueError(
+            f"the model asks for a random key (numpyro.prng_key, as dropout does), and {what} "
+            f"needs the energy of all rows without it: use {other}, or leave the randomness out"
+        )
+
+
+# The draw
+
+
+def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
+    """The algorithm's own draw, or several of its steps, of which invalid ones are undone."""
+    if algorithm.draw is not None:
+        return algorithm.draw
+    step: Any = algorithm.step
+    schedule, given_num_steps = settings.schedule, settings.given_num_steps
+    adapting = adapts(settings, algorithm)
+    watches_drift = settings.temperature > 0 and not algorithm.adjusted
+
+    def draw(
+        rng_key: jax.Array,
+        target: Target,
+        state: SGState,
+        moving: jax.Array | bool,
+        learning: jax.Array,
+    ) -> SGState:
+        potential = target.potential
+        key_steps, _ = random.split(rng_key)
+        with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
+            stream = potential.init_stream(random.key(1))
+            some_batch, _ = compiled(potential.draw, random.key(0), stream)
+        dtype = state.potential_energy.dtype
+        start = state.chain
+        size = sum(x.size for x in jax.tree.leaves(start.position))
+        sites = site_sizes(start.position, state.z)
+        many = len(jax.tree.leaves(state.z)) >= MANY_LEAVES
+
+        def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
+            chain, trusted, control, t, old, old_ratio, opening, failed, sums = carry
+            if settings.anchor_interval is not None:
+                control = lazy_cond(
+                    t % settings.anchor_interval == 0,
+                    lambda c, z: replace_anchor(potential, c, z),
+                    control,
+                    target.merge(chain.position),
+                )
+            seen = target.seen(control)
+            h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
+            if schedule is not None:
+                h = jnp.asarray(schedule(t), dtype)
+                tau = tau * jnp.asarray(schedule.noise(t), dtype)
+            if adapting:
+                h = jnp.where(moving, h, 0.0)
+            new, report = step(key_step, seen, batch, chain, h, tau, learning)
+            figures = (
+                report.energy.astype(dtype),
+                tree_vdot(report.grad, report.grad).astype(dtype),
+                h,
+            )
+            virial = virials(chain.position, state.centre, report.grad, sites).astype(dtype)
+            finite = jnp.isfinite(figures[0]) & jnp.isfinite(figures[1]) & all_finite(new.position)
+            kicked = False
+            if watches_drift:
+                ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
+                opening = jnp.where(k == 0, ratio, opening)
+                kicked = calm & (ratio > KICK)
+                finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
+                least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
+                old_ratio = jnp.where(finite, least, old_ratio)
+            if many:
+                finite = settled(finite)
+            # energy and gradient are those at the start of the step. If they are not finite, the
+            # previous step failed, and the chain returns to the last position where they were
+            back = chain._replace(position=trusted, dynamics=algorithm.at_rest(chain.dynamics))
+            kept = settings.metric.keep_if(finite, new.metric_state, chain.metric_state)
+            new, back = new._replace(metric_state=kept), back._replace(metric_state=kept)
+            trusted = tree_where(finite, chain.position, trusted)
+            chain, figures = tree_where(finite, (new, figures), (back, old))
+            others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
+            sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
+            failed = failed + (~finite | kicked)
+            return chain, trusted, control, t + 1, figures, old_ratio, opening, failed, sums
+
+        num_steps = state.num_steps if given_num_steps is None else given_num_steps
+        # the first moving step may be long, because a chain can start far from the target
+        first = (state.i == 1) & adapting
+        ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
+        arrived = state.i > state.adaptation.num_warmup // 16
+        calm = algorithm.momentum & arrived & (ratio_before < CALM)
+        carry = (
+            start,
+            state.trusted,
+            state.control,
+            state.steps_taken,
+            (state.potential_energy, jnp.zeros((), dtype), state.step_size),
+            ratio_before,
+            jnp.zeros((), dtype),
+            jnp.zeros((), jnp.int32),
+            jnp.zeros(2 + max(len(sites), 1), dtype),
+        )
+        stream, carry = loop_over_batches(
+            potential,
+            target.merge(start.position),
+            key_steps,
+            state.stream,
+            num_steps,
+            body,
+            carry,
+        )
+        chain, trusted, control, taken, figures, drift_ratio, opening, failed, sums = carry
+        merged = target.merge(chain.position)  # a draw that no step has evaluated yet
+        finite = jnp.isfinite(potential.energy(merged, some_batch))
+        if target.transforms is not None:
+            finite &= target.is_usable(merged)
+            # values can overflow during the whole draw, but they did not at its start
+            usable = target.is_usable(target.merge(trusted))
+            trusted = tree_where(usable, trusted, start.position)
+        finite = settled(finite)
+        position = tree_where(finite, chain.position, trusted)
+        dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
+        failed = failed + ~finite
+        energy, squared_norm, step_size = figures
+        means = sums / jnp.asarray(num_steps, dtype)
+        state = state.with_temperatures(means[2:])
+        return state._replace(
+            z=target.merge(position),
+            potential_energy=energy,
+            grad_norm=jnp.sqrt(squared_norm),
+            kinetic_temperature=means[1] if algorithm.momentum else state.kinetic_temperature,
+            step_size=state.step_size if schedule is None else step_size,
+            squared_drift=opening * size,
+            diverging=failed > 0,
+            num_diverging=failed,
+            accept_prob=means[0] if algorithm.adjusted else state.accept_prob,
+            metric_state=chain.metric_state,
+            dynamics=dynamics,
+            expanded=() if target.moves_sites else position,
+            trusted=trusted,
+            drift_ratio=drift_ratio,
+            stream=stream,
+            control=control,
+            steps_taken=taken,
+        )
+
+    return draw

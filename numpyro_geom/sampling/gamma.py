@@ -7,29 +7,25 @@ covariance, with g = grad Uhat / N and V the metric's statistic::
     sdot      = derivative of statistic(g) along gdot
     Gamma_hat = d/de [A(V + e sdot) z] at e = 0,       E_z Gamma_hat = Gamma
 
-A sampler adds tau h c Gamma to the position; c is `mode_factor`.
+A sampler adds tau h c Gamma to the position; c is `mode_factor`. Yu et al. (TMLR 2023), Eq. 3,
+define Gamma; the estimator is Hutchinson's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import random
-from jax.flatten_util import ravel_pytree
 
-from .._checks import check_choice, check_int
+from .._checks import check_choice
 
 PyTree = Any
 
 GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
 """Treatments of Gamma: see `mode_factor`."""
-
-GAMMA_ESTIMATORS = ("hutchinson", "exact")
-"""Ways to sum over the position's directions: random probes, or all unit vectors."""
 
 
 def mode_factor(gamma: str, decay: float) -> float:
@@ -109,61 +105,3 @@ def divergence_from_probe(
 
     change = jax.tree.map(lambda v, s: s.astype(v.dtype), state.statistic, change)
     return jax.jvp(of_statistic, (state.statistic,), (change,))[1]
-
-
-def divergence(
-    metric: Any,
-    state: Any,
-    grad: PyTree,
-    hvp: Callable[[PyTree], PyTree],
-    rng_key: jax.Array | None,
-    position: PyTree,
-    *,
-    num_probes: int = 1,
-    estimator: str = "hutchinson",
-) -> PyTree:
-    """Gamma with c = 1, estimated with random probes or exactly.
-
-    With ``num_probes=1`` the probe is ``probe(rng_key, position)``. So a caller that has already
-    multiplied this probe may give ``lambda z: product``.
-
-    Cost: ``"hutchinson"`` takes one Hessian-vector product and one derivative of ``apply_inverse``
-    for each probe, with the memory of all probes at once. ``"exact"`` takes as many as there are
-    dimensions D, with memory D^2: use it for small D.
-
-    Args:
-        metric: a metric.
-        state: its state after the update with ``grad``.
-        grad: g = grad Uhat / N, a pytree like the position.
-        hvp: z -> Hessian of Uhat times z over N, on the same minibatch as ``grad``.
-        rng_key: a random key, consumed by ``"hutchinson"``; may be None for ``"exact"``.
-        position: unconstrained position; only its structure, shapes and dtypes are used.
-        num_probes: probes to average over, at least 1.
-        estimator: ``"hutchinson"`` or ``"exact"``.
-
-    Returns:
-        Gamma, a pytree like the position; given the minibatch, unbiased with ``"hutchinson"``.
-
-    Raises:
-        ValueError: for an unknown estimator or less than one probe.
-        TypeError: for a number of probes that is not an integer, or a missing random key.
-
-    Source: Yu et al. (TMLR 2023), Eq. 3, defines Gamma; the estimator is Hutchinson's.
-    """
-    check_choice("estimator", estimator, GAMMA_ESTIMATORS)
-    check_int("num_probes", num_probes, least=1)
-
-    def one(z: PyTree) -> PyTree:
-        return divergence_from_probe(metric, state, grad, z, hvp(z))
-
-    if estimator == "exact":
-        flat, unravel = ravel_pytree(position)
-        columns = jax.vmap(lambda e: one(unravel(e)))(jnp.eye(flat.size, dtype=flat.dtype))
-        return jax.tree.map(lambda c: jnp.sum(c, axis=0), columns)
-    if rng_key is None:
-        raise TypeError("estimator='hutchinson' draws probes: give a random key, got None")
-    if num_probes == 1:
-        return one(probe(rng_key, position))
-    keys = random.split(rng_key, num_probes)
-    estimates = jax.vmap(lambda key: one(probe(key, position)))(keys)
-    return jax.tree.map(lambda e: jnp.mean(e, axis=0), estimates)

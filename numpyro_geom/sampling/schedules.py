@@ -281,3 +281,18 @@ def _check_function(function: Callable[[Any], Any]) -> None:
             "step_size as a function must be finite and not negative at every step, got "
             f"{first} at step 0 from {function!r}: count from 1, for instance 0.1 / (1 + t)"
         )
+
+
+def check_always_noisy(schedule: Schedule | None, what: str, other: str = "") -> None:
+    """Raise if some steps of a schedule (None for ``"auto"``) have no noise.
+
+    Args:
+        schedule: the step sizes.
+        what: the object that needs the noise; begins the message.
+        other: a remedy besides ``explore=0``; ends the message.
+    """
+    if getattr(schedule, "explore", 0.0) > 0:
+        raise ValueError(
+            f"{what} needs noise at every step, and the explore phase of the schedule has none: "
+            f"use explore=0{other}"
+        )

@@ -1,57 +1,71 @@
-"""Settings: the arguments of a kernel, each validated once, in one frozen object."""
+"""Settings: the arguments of a kernel, each validated once, in one frozen object.
+
+`SHARED` has the arguments that mean the same in every kernel: the check of each, its description,
+and what holds in a kernel that does not have it. A kernel's constructor lists its arguments with
+their defaults, and passes checks of its own arguments along.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.infer import init_to_uniform
 
-from .._checks import check_choice, check_flag, check_int, check_model, check_number
-from .._start import check_batch_size
+from .._checks import (
+    check_batch_size,
+    check_choice,
+    check_flag,
+    check_int,
+    check_model,
+    check_number,
+)
 from ..metrics import get_metric
 from ..metrics.identity import Identity
 from ..model.expansion import Expansion
 from ..model.minibatch import BATCHING
-from .blocks import Blocks, check_blocks
 from .schedules import Schedule, as_schedule
 
-HOST_DEFAULTS: dict[str, Any] = {
-    "model": None,
-    "potential_fn": None,
-    "metric": "identity",
-    "step_size": "auto",
-    "batch_size": None,
-    "num_steps": "auto",
-    "temperature": 1.0,
-    "batching": "replacement",
-    "bias_tolerance": 0.1,
-    "control_variate": False,
-    "anchor_interval": None,
-    "max_norm": None,
-    "expansion": None,
-    "dense_mass": None,
-    "inverse_mass_matrix": None,
-    "adapt_mass_matrix": True,
-    "init_strategy": init_to_uniform,
-    "constrained_init": False,
-}
-"""Defaults of arguments that every kernel needs and that some constructors do not have."""
+SiteBlocks = tuple[tuple[str, ...], ...]
+"""Sites that are scaled together, block by block."""
+DENSE_LIMIT = 256
+"""Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
 
 FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
 """Arguments that are functions, which a file cannot store."""
 
 
+Validator = Callable[[str, Any], Any]
+"""``(name, value) -> value``, the value as settings hold it. Raises for what is not accepted."""
+
+
+class Setting(NamedTuple):
+    """An argument of kernels.
+
+    Attributes:
+        check: see `Validator`.
+        about: its entry in the docstrings of kernels that do not describe it themselves.
+        without: the value in kernels that do not have the argument.
+    """
+
+    check: Validator
+    about: str
+    without: Any = None
+
+
 class Settings:
     """Arguments of a kernel by name, after validation; read only.
 
-    Read them as ``settings.temperature``, and so on. The types and values that an argument accepts
-    are written once, in this module. A kernel checks its own arguments and their combinations.
+    Read them as ``settings.temperature``, and so on.
 
     Args:
         arguments: the constructor's arguments by name.
+        checks: checks of arguments that are not in `SHARED`, see `Setting`.
         fixed: settings that the kernel does not leave to its user.
 
     Raises:
@@ -59,9 +73,16 @@ class Settings:
         ValueError: for values out of range.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-        values = {**HOST_DEFAULTS, **arguments, **fixed}
-        values = {name: _CHECKS.get(name, _accept)(name, value) for name, value in values.items()}
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        checks: Mapping[str, Validator],
+        fixed: Mapping[str, Any],
+    ) -> None:
+        checks = {name: shared.check for name, shared in SHARED.items()} | dict(checks)
+        values = {name: shared.without for name, shared in SHARED.items()}
+        for name, value in {**arguments, **fixed}.items():
+            values[name] = checks[name](name, value) if name in checks else value
         if values["control_variate"] == "auto" and values["anchor_interval"] is not None:
             values["control_variate"] = True  # a moving anchor implies a control variate
         if values.get("gamma", "") is None:
@@ -80,6 +101,11 @@ class Settings:
         return None if isinstance(self.num_steps, str) else self.num_steps
 
     @property
+    def given_friction(self) -> float | None:
+        """The friction; None if it is automatic."""
+        return None if isinstance(self.friction, str) else self.friction
+
+    @property
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
         return isinstance(self.dense_mass, bool | tuple) or self.inverse_mass_matrix is not None
@@ -90,7 +116,7 @@ class Settings:
         return self.scales and isinstance(self.metric, Identity)
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> SiteBlocks:
         """The blocks of sites that are scaled together, if not all sites are one block."""
         return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
 
@@ -146,7 +172,51 @@ class Settings:
     __hash__ = None  # type: ignore[assignment]
 
 
-def auto_or(check: Callable[[str, Any], Any], expected: str) -> Callable[[str, Any], Any]:
+def _check_target(values: Mapping[str, Any]) -> None:
+    """Raise if arguments about the target contradict each other."""
+    model, potential_fn = values["model"], values["potential_fn"]
+    if (model is None) == (potential_fn is None):
+        raise ValueError(
+            "expected exactly one of `model` and `potential_fn`, got "
+            + ("neither" if model is None else "both")
+        )
+    if potential_fn is not None and values["batch_size"] not in (None, "auto"):
+        raise ValueError(
+            "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
+            "draw the minibatch in `potential_fn(z, rng_key)`"
+        )
+    if potential_fn is not None and values["constrained_init"]:
+        raise ValueError(
+            "constrained_init=True needs a model, whose sites have supports: drop constrained_init"
+        )
+    if values["expansion"] is not None and (
+        isinstance(values["dense_mass"], bool | tuple) or values["inverse_mass_matrix"] is not None
+    ):
+        raise ValueError(
+            "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
+            "no inverse_mass_matrix with expansion"
+        )
+    given = values["inverse_mass_matrix"]
+    given = [*given.values()] if isinstance(given, dict) else [given]
+    if values["dense_mass"] is False and any(np.ndim(matrix) == 2 for matrix in given):
+        raise ValueError(
+            "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
+            "(D,), got a matrix; pass its diagonal, or dense_mass=True"
+        )
+    interval, expansion = values["anchor_interval"], values["expansion"]
+    if interval is not None and not values["control_variate"]:
+        raise ValueError(
+            f"anchor_interval={interval} needs a control variate: pass "
+            "control_variate=True, or drop anchor_interval"
+        )
+    if expansion is not None and model is None and expansion.target == "factors":
+        raise ValueError(
+            "target='factors' replaces the prior of a model, and potential_fn has none to "
+            "find: pass a model, or use target='posterior'"
+        )
+
+
+def auto_or(check: Validator, expected: str) -> Validator:
     """A check that lets ``"auto"`` pass."""
 
     def checked(name: str, value: Any) -> Any:
@@ -159,11 +229,13 @@ def auto_or(check: Callable[[str, Any], Any], expected: str) -> Callable[[str, A
     return checked
 
 
-def _accept(_: str, value: Any) -> Any:
-    return value
+def one_of(choices: tuple[str, ...]) -> Validator:
+    """A check of names."""
+    return partial(check_choice, choices=choices)
 
 
-def _optional(check: Callable) -> Callable:
+def optional(check: Validator) -> Validator:
+    """A check that lets None pass."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -224,7 +296,7 @@ def _covariances(name: str, value: Any) -> Any:
     """The same for blocks of sites, or for one block of all sites."""
     if not isinstance(value, Mapping) or not value:
         return _covariance(name, value)
-    blocks = check_blocks(name, [*value])
+    blocks = _blocks(name, [*value])
     return {
         block: _covariance(f"{name}[{key!r}]", x)
         for block, (key, x) in zip(blocks, value.items(), strict=True)
@@ -232,98 +304,153 @@ def _covariances(name: str, value: Any) -> Any:
 
 
 def _dense_mass(name: str, value: Any) -> Any:
-    return value if isinstance(value, bool) else check_blocks(name, value)
+    return value if isinstance(value, bool) else _blocks(name, value)
 
 
-def _probability(name: str, value: Any) -> float:
-    if check_number(name, value, above=0.0) >= 1:
-        raise ValueError(f"{name} must be below 1, got {value!r}")
-    return float(value)
-
-
-def _decay(name: str, value: Any) -> float:
-    decay = check_number(name, value, least=0.0)
-    if decay >= 1:
-        raise ValueError(
-            f"{name} must be a number in [0, 1), got {value!r}: with decay 1 nothing is learned"
+def _blocks(name: str, value: Any) -> SiteBlocks:
+    """Tuples of site names, as in NumPyro's kernels."""
+    given = None
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        given = [(block,) if isinstance(block, str) else tuple(block) for block in value]
+    if given is None or not all(isinstance(site, str) for block in given for site in block):
+        raise TypeError(
+            f"{name} must be True, False, None, 'auto' or tuples of names of sites such as "
+            f"[('a', 'b')], got {value!r}"
         )
-    return decay
+    sites = [site for block in given for site in block]
+    twice = sorted({site for site in sites if sites.count(site) > 1})
+    if twice:
+        raise ValueError(f"{name} must have each site in one block, got {twice} in several")
+    return tuple(given)
 
 
-_positive = partial(check_number, above=0.0)
+positive = partial(check_number, above=0.0)
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "model": _optional(check_model),
-    "potential_fn": _optional(_function),
-    "metric": lambda _, value: get_metric(value),
-    "step_size": auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
-    "batch_size": auto_or(lambda _, value: check_batch_size(value), "rows per step, or None"),
-    "num_steps": auto_or(check_int, "an integer of at least 1"),
-    "temperature": partial(check_number, least=0.0),
-    "batching": partial(check_choice, choices=BATCHING),
-    "bias_tolerance": _positive,
-    "control_variate": auto_or(check_flag, "True or False"),
-    "anchor_interval": _optional(check_int),
-    "expansion": _optional(_expansion),
-    "dense_mass": _optional(auto_or(_dense_mass, "True, False, None or blocks of sites")),
-    "inverse_mass_matrix": _optional(_covariances),
-    "adapt_mass_matrix": check_flag,
-    "init_strategy": _init_strategy,
-    "constrained_init": check_flag,
-    "friction": auto_or(_positive, "a positive number"),
-    "thermostat_mass": auto_or(_positive, "a positive number"),
-    "adjusted": check_flag,
-    "noise_correction": check_flag,
-    "gamma_probes": check_int,
-    "max_norm": _optional(_positive),
-    "target_accept": _probability,
-    "eps": _positive,
-    "drift": partial(check_number, least=0.0),
-    "mean_decay": _decay,
-    "square_decay": _decay,
-    "num_data": _optional(check_int),
+SHARED: dict[str, Setting] = {
+    "model": Setting(optional(check_model), "a NumPyro model with continuous latent sites."),
+    "potential_fn": Setting(
+        optional(_function),
+        "replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.",
+    ),
+    "metric": Setting(
+        lambda _, value: get_metric(value),
+        """``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, a metric object,
+        or a dict from patterns of site names to metrics, see `numpyro_geom.metrics`. With a
+        momentum the metric is the mass matrix.""",
+        without=Identity(),
+    ),
+    "friction": Setting(
+        auto_or(positive, "a positive number"),
+        """gamma in units of 1 / h, or ``"auto"``. The papers' momentum decay is gamma h.""",
+    ),
+    "step_size": Setting(
+        auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
+        """``"auto"``, a number h, or a schedule.""",
+        without="auto",
+    ),
+    "batch_size": Setting(
+        auto_or(lambda _, value: check_batch_size(value), "rows per step, or None"),
+        """rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"`` takes all
+        rows up to 2,048 rows. Above 2,048 rows it takes the most promising number, see
+        `numpyro_geom.warmup.start.choose`. ``"auto"`` also takes all rows if the model cannot be
+        subsampled or if ``step_size`` is given.""",
+    ),
+    "num_steps": Setting(
+        auto_or(check_int, "an integer of at least 1"),
+        """steps between two draws, or ``"auto"`` for half a relaxation time (with a momentum, a
+        whole one).""",
+        without="auto",
+    ),
+    "temperature": Setting(partial(check_number, least=0.0), "tau, at least 0.", without=1.0),
+    "batching": Setting(
+        one_of(BATCHING),
+        """``"replacement"``, ``"stratified"`` or ``"epoch"``.""",
+        without="replacement",
+    ),
+    "bias_tolerance": Setting(
+        positive, """relative error of the variances that ``"auto"`` may cause.""", without=0.1
+    ),
+    "control_variate": Setting(
+        auto_or(check_flag, "True or False"),
+        """whether to correct minibatch gradients by those at an anchor, where the gradient of all
+        rows is known. This takes two minibatch gradients per step and gives far less noise.
+        ``"auto"`` uses it if coordinates are scaled and the noise, measured with and without the
+        control variate, favours it.""",
+        without=False,
+    ),
+    "anchor_interval": Setting(
+        optional(check_int),
+        """steps between two moves of the anchor to the chain's own position, for targets with
+        several modes. Each move is a pass over all rows. None leaves the anchor where warm-up found
+        the middle of the target.""",
+    ),
+    "noise_correction": Setting(
+        check_flag,
+        """whether to inject less noise where the minibatch gradient brings its own, see
+        `numpyro_geom.algorithms.noise_correction.corrected_step`. This needs a diagonal metric that is constant
+        after warm-up, an even batch size and a temperature above 0. Noise that is correlated
+        between coordinates remains. The automatic step size then counts only this remaining
+        noise.""",
+        without=False,
+    ),
+    "max_norm": Setting(
+        optional(positive),
+        """longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled down to this
+        length. None is no limit. Where the limit applies, the law is that of the shorter force.
+        With a single parameter this is the law of a U whose slope does not exceed the limit. The
+        limit protects against rare gradients that throw a chain out. If it applies at most steps,
+        take a smaller step.""",
+    ),
+    "expansion": Setting(
+        optional(_expansion),
+        "expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.",
+    ),
+    "dense_mass": Setting(
+        optional(auto_or(_dense_mass, "True, False, None or blocks of sites")),
+        """how warm-up learns scaled coordinates, in which the posterior is about equally wide in
+        all directions. The metric and h refer to the scaled coordinates. True scales any
+        directions. False scales each parameter by itself. Tuples of site names scale any directions
+        of the sites of a tuple together. None leaves the parameters as they are (unless a matrix is
+        given). ``"auto"`` applies under ``step_size="auto"``: it means True up to 256 dimensions;
+        beyond, False with the identity metric and None with another metric.""",
+    ),
+    "inverse_mass_matrix": Setting(
+        optional(_covariances),
+        """the scale to start from, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in
+        the order of their names; or a dict from tuples of sites to such arrays. None takes the
+        inverse Hessian where the search ended; beyond 256 dimensions it takes the inverse Hessian's
+        diagonal.""",
+    ),
+    "adapt_mass_matrix": Setting(
+        check_flag, "whether warm-up learns the scale from its draws.", without=True
+    ),
+    "init_strategy": Setting(
+        _init_strategy,
+        "NumPyro's strategy for where the chains start.",
+        without=init_to_uniform,
+    ),
+    "constrained_init": Setting(
+        check_flag,
+        "whether ``init_params`` are in the supports of the sites, as draws are.",
+        without=False,
+    ),
 }
+"""Arguments that several kernels have, with the same meaning in each."""
 
 
-def _check_target(values: Mapping[str, Any]) -> None:
-    """Raise if arguments about the target contradict each other."""
-    model, potential_fn = values["model"], values["potential_fn"]
-    if (model is None) == (potential_fn is None):
-        raise ValueError(
-            "expected exactly one of `model` and `potential_fn`, got "
-            + ("neither" if model is None else "both")
+def documented(cls: type) -> str | None:
+    """The docstring of a kernel, with an entry for each shared argument that it leaves out."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    head, title, rest = text.partition("\nArgs:\n")
+    if not title:
+        return cls.__doc__
+    own, blank, tail = rest.partition("\n\n")
+    parts = re.split(r"^ {4}(?=\w+: )", own, flags=re.MULTILINE)[1:]
+    entries = {part.partition(":")[0]: f"    {part.rstrip()}" for part in parts}
+    for name in SHARED.keys() - entries.keys():
+        about = " ".join(SHARED[name].about.split())
+        entries[name] = textwrap.fill(
+            f"{name}: {about}", 96, initial_indent=" " * 4, subsequent_indent=" " * 8
         )
-    if potential_fn is not None and values["batch_size"] not in (None, "auto"):
-        raise ValueError(
-            "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
-            "draw the minibatch in `potential_fn(z, rng_key)`"
-        )
-    if potential_fn is not None and values["constrained_init"]:
-        raise ValueError(
-            "constrained_init=True needs a model, whose sites have supports: drop constrained_init"
-        )
-    if values["expansion"] is not None and (
-        isinstance(values["dense_mass"], bool | tuple) or values["inverse_mass_matrix"] is not None
-    ):
-        raise ValueError(
-            "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
-            "no inverse_mass_matrix with expansion"
-        )
-    given = values["inverse_mass_matrix"]
-    given = [*given.values()] if isinstance(given, dict) else [given]
-    if values["dense_mass"] is False and any(np.ndim(matrix) == 2 for matrix in given):
-        raise ValueError(
-            "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
-            "(D,), got a matrix; pass its diagonal, or dense_mass=True"
-        )
-    interval, expansion = values["anchor_interval"], values["expansion"]
-    if interval is not None and not values["control_variate"]:
-        raise ValueError(
-            f"anchor_interval={interval} needs a control variate: pass "
-            "control_variate=True, or drop anchor_interval"
-        )
-    if expansion is not None and model is None and expansion.target == "factors":
-        raise ValueError(
-            "target='factors' replaces the prior of a model, and potential_fn has none to "
-            "find: pass a model, or use target='posterior'"
-        )
+    names = [name for name in inspect.signature(cls).parameters if name in entries]
+    return head + title + "\n".join(entries[name] for name in names) + blank + tail

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._util import tree_vdot
-from .step_size import Adaptation
 
 PyTree = Any
 
@@ -84,6 +83,50 @@ class StepReport(NamedTuple):
     kinetic_temperature: jax.Array | float = 0.0
 
 
+class Adaptation(NamedTuple):
+    """What warm-up has learned about the target.
+
+    Attributes:
+        num_warmup: warm-up length in draws, int32 scalar.
+        shrink: factor on the step size, halved for each warm-up draw with a failed step. With a
+            Metropolis test the acceptance rate controls it as well.
+        curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
+            measurements in the second half of warm-up.
+        curvature_low: the smallest of these measurements. If it is far below ``curvature``, no
+            single step size fits the whole posterior.
+        flattest: smallest eigenvalue, or smallest absolute eigenvalue if the Hessian is indefinite;
+            the smallest of these measurements.
+        slower: measured rate of relaxation over the expected one, a factor of at most 1.
+        slowest: lam_min, the curvature that says how slowly the chain relaxes.
+        noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
+            measurements.
+    """
+
+    num_warmup: jax.Array
+    shrink: jax.Array
+    curvature: jax.Array
+    curvature_low: jax.Array
+    flattest: jax.Array
+    slower: jax.Array
+    slowest: jax.Array
+    noise: jax.Array
+
+
+def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
+    """An adaptation state before anything is known."""
+    one = jnp.ones((), dtype)
+    return Adaptation(
+        num_warmup=jnp.asarray(num_warmup, jnp.int32),
+        shrink=one,
+        curvature=one,
+        curvature_low=one,
+        flattest=one,
+        slower=one,
+        slowest=one,
+        noise=jnp.zeros((), dtype),
+    )
+
+
 class SGState(NamedTuple):
     """State of a chain between two draws.
 
@@ -122,7 +165,7 @@ class SGState(NamedTuple):
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
-        adaptation: what warm-up has learned, see `numpyro_geom.sampling.step_size.Adaptation`.
+        adaptation: what warm-up has learned, see `numpyro_geom.sampling.state.Adaptation`.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
     """

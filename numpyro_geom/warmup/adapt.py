@@ -1,30 +1,47 @@
-"""What a chain learns before and after each draw of warm-up, following the timetable."""
+"""What a chain learns before and after each draw of warm-up, and when: the timetable.
+
+With W draws of warm-up::
+
+    before draw 0     a search for the bulk, unless the chain's start is given; the first anchor
+    draw 0            statistics settle (of the metric, of noise); the position does not move
+    before draw 1     curvature and noise are measured: the first step size
+    1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept
+    W/8 W/4 W/2       the scale is renewed from the draws since W/16, or since the previous time
+    W/8 W/4 W/2       the anchor moves to the mean of the draws, and the mean is restarted
+    3W/4 7W/8         the anchor moves to the mean of the second half
+    7W/8              statistics stop changing, so that the last measurements see the final ones
+    after W draws     nothing changes any more
+
+If neither step size nor number of steps is automatic, nothing is measured, and the position moves
+from draw 0 on.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._util import lazy_cond, tree_where
+from .._util import lazy_cond, ravel, tree_where
+from ..model.control_variate import Control, replace_anchor
+from ..model.potential import Potential
 from ..model.scale import Scale
 from ..model.target import Target
-from ..sampling.algorithm import Algorithm, Rule, adapts
-from ..sampling.settings import Settings
-from ..sampling.state import Chain, SGState
-from ..sampling.step_size import Adaptation
-from .anchor import add_draw, move_to_mean
-from .curvature import DENSE_LIMIT, measure
+from ..sampling.algorithm import Algorithm, adapts
+from ..sampling.settings import DENSE_LIMIT, Settings
+from ..sampling.state import Adaptation, Chain, SGState
+from .curvature import measure
 from .scale import emptied, likeness, with_draw
-from .timetable import Due
 
 PyTree = Any
 
+FEWEST_FOR_MEAN = 16
+"""Fewest draws of warm-up whose mean is a better anchor than a mode."""
 LEAST_SCALED = 0.5
 """Smallest curvature that counts if a covariance scales the coordinates. Variances are about 1 in
 these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax."""
-FEWEST_DRAWS = 12
+FEWEST_IN_WINDOW = 12
 """Fewest draws in a window whose correlation counts."""
 LEAST_TIMES = 0.4
 """Relaxation times that a draw must span for its correlation with the previous draw to count."""
@@ -32,13 +49,77 @@ LEAST_ALIKE = 0.05
 """Correlation of draws below which it does not tell how fast it decays."""
 SLOW = 0.5
 """A chain slower than this share of the expected rate takes longer draws."""
-MOST_AT_ONCE = 8.0
+MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
 LEAST_FACTOR = 2.0**-8
 """The smallest ``slower``."""
 
 
-def heed_draws(state: SGState, due: Due, settings: Settings, rule: Rule) -> SGState:
+class Due(NamedTuple):
+    """Events at a draw, boolean scalars.
+
+    Attributes:
+        first: whether this is draw 0.
+        warming: whether this is a draw of warm-up.
+        moving: whether the position moves.
+        learning: whether statistics of the metric and of noise may change.
+        measuring: whether curvature and noise are measured before the draw.
+        renewing: whether a measurement renews the scale from which acceptance adapts the step
+            size. The last measurements do not.
+        replacing: whether a measurement replaces earlier ones; otherwise the extremes are kept.
+        anchoring: whether the anchor moves to the mean of draws.
+        restarting: whether this mean is then restarted.
+        opening: whether the window of draws for the scale is emptied.
+        rescaling: whether the coordinates are rescaled before the draw.
+        recentring: whether temperatures are measured from the start of the draw.
+        closing: whether this is the last draw of warm-up, or a later draw.
+    """
+
+    first: jax.Array
+    warming: jax.Array
+    moving: jax.Array
+    learning: jax.Array
+    measuring: jax.Array
+    renewing: jax.Array
+    replacing: jax.Array
+    anchoring: jax.Array
+    restarting: jax.Array
+    opening: jax.Array
+    rescaling: jax.Array
+    recentring: jax.Array
+    closing: jax.Array
+
+
+def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
+    """The timetable at draw ``i``.
+
+    Args:
+        i: draws so far.
+        num_warmup: W.
+        adapts: whether any setting follows from measurements.
+    """
+    eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
+    sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
+    times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
+    measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
+    return Due(
+        first=i == 0,
+        warming=i < num_warmup,
+        moving=(i > 0) | (not adapts),
+        learning=(i < num_warmup * 7 // 8) | (i == 0),
+        measuring=measuring,
+        renewing=measuring & (i <= num_warmup * 7 // 8),
+        replacing=i <= jnp.maximum(num_warmup // 2, 1),
+        anchoring=(i > 1) & jnp.any(i == eighths),
+        restarting=i <= num_warmup // 2,
+        opening=i == num_warmup // 16,
+        rescaling=(i > 1) & jnp.any(i == eighths[:3]),
+        recentring=i <= num_warmup,
+        closing=i >= num_warmup - 1,
+    )
+
+
+def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorithm) -> SGState:
     """Make draws longer if those of a window are correlated, because the chain is slow.
 
     In scaled coordinates the slowest relaxation is assumed to be that of the covariance. This is
@@ -49,12 +130,12 @@ def heed_draws(state: SGState, due: Due, settings: Settings, rule: Rule) -> SGSt
         return state
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
-    times = state.num_steps * state.step_size * rule.rate(adaptation.slowest, state.dynamics)
+    times = state.num_steps * state.step_size * algorithm.rate(adaptation.slowest, state.dynamics)
     # the rate over the expected rate: the estimate, and the largest value that chance allows
     found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
-    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_AT_ONCE, 1.0), 1.0)
+    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
-    judging = due.anchoring & (scale.num_draws >= FEWEST_DRAWS) & (times >= LEAST_TIMES)
+    judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
     slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
     slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
     slowest = adaptation.slowest * (slower / adaptation.slower)
@@ -81,14 +162,14 @@ def before_draw(
     if target.controlled and settings.anchor_interval is None:
         control = lazy_cond(
             due.anchoring,
-            lambda control, restarting: move_to_mean(
+            lambda control, restarting: _move_to_mean(
                 target.potential, control, restarting, state.z
             ),
             state.control,
             due.restarting,
         )
         state = state._replace(control=control)
-    if adapts(settings, algorithm.facts):
+    if adapts(settings, algorithm):
         state = _adapt(state, due, target, algorithm, settings, rng_key)
     position = state.chain.position
     return state._replace(centre=tree_where(due.recentring, position, state.centre))
@@ -100,12 +181,12 @@ def after_draw(
     """Add the draw to the anchor's mean, and correct the step size by the result of the draw."""
     counts = due.warming & due.moving
     if target.controlled:
-        control = tree_where(counts, add_draw(state.control, state.z), state.control)
+        control = tree_where(counts, _add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
     if settings.learns_scale:
         state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
-        learned = algorithm.rule.observe(state.adaptation, state)
+        learned = algorithm.observe(state.adaptation, state)
         state = state._replace(adaptation=tree_where(counts, learned, state.adaptation))
     return state
 
@@ -119,8 +200,7 @@ def _adapt(
     rng_key: jax.Array,
 ) -> SGState:
     """Measure the target at a few draws of warm-up; set step size and number of steps."""
-    rule, metric = algorithm.rule, settings.metric
-    noise = rule.noise
+    metric = settings.metric
     seen = target.seen(state.control)
 
     def remeasure(
@@ -131,7 +211,7 @@ def _adapt(
         replacing: jax.Array,
     ) -> Adaptation:
         seen = target.seen(control)
-        second_order = noise.second_order
+        second_order, known = algorithm.second_order, algorithm.known_noise
         found = measure(
             seen,
             chain.position,
@@ -139,9 +219,9 @@ def _adapt(
             rng_key,
             adaptation,
             replacing,
-            noise.factor,
+            algorithm.noise_factor,
             None if second_order is None else second_order(chain.dynamics, seen),
-            None if noise.known is None else noise.known(chain.dynamics),
+            None if known is None else known(chain.dynamics),
             settings.bias_tolerance,
             settings.temperature,
         )
@@ -158,12 +238,12 @@ def _adapt(
         due.replacing,
     )
     changes = ~due.first & due.warming | due.measuring
-    h, rate, dynamics = rule.propose(adaptation, state, seen)
+    h, rate, dynamics = algorithm.propose(adaptation, state, seen)
     step_size, num_steps = state.step_size, state.num_steps
     if settings.schedule is None:
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
-        steps = rule.num_steps(rate, step_size, seen)
+        steps = algorithm.num_steps(rate, step_size, seen)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
@@ -171,3 +251,31 @@ def _adapt(
         num_steps=num_steps,
         dynamics=tree_where(changes, dynamics, state.dynamics),
     )
+
+
+def _move_to_mean(
+    potential: Potential, control: Control, restarting: jax.Array, like: PyTree
+) -> Control:
+    """Move the anchor to the mean of the last draws, if there are enough.
+
+    Args:
+        potential: the target, without a control variate.
+        control: the state.
+        restarting: whether the mean is then restarted.
+        like: a position of the model's sites.
+    """
+    enough = jnp.maximum(control.num_draws, 1)
+    mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
+    usable = control.num_draws >= FEWEST_FOR_MEAN
+    moved = tree_where(usable, replace_anchor(potential, control, mean), control)
+    empty = control._replace(
+        total=jnp.zeros_like(control.total),
+        num_draws=jnp.zeros_like(control.num_draws),
+    )
+    return tree_where(restarting, empty._replace(anchor=moved.anchor), moved)
+
+
+def _add_draw(control: Control, position: PyTree) -> Control:
+    """Add a draw of warm-up to the running mean."""
+    total = control.total + ravel(position)[0]
+    return control._replace(total=total, num_draws=control.num_draws + 1)

@@ -13,16 +13,15 @@ from jax import lax, random
 from .._linalg import eigenvalues
 from .._util import key_word, ravel, scattered_floats
 from ..model.potential import Potential
-from ..sampling.step_size import Adaptation, rule_temperature
-from .lanczos import Extremes, ends, extreme_eigenvalues, normalise
+from ..sampling.algorithm import rule_temperature
+from ..sampling.settings import DENSE_LIMIT
+from ..sampling.state import Adaptation
+from .lanczos import LANCZOS_STEPS, Extremes, ends, extreme_eigenvalues, normalise
 
 PyTree = Any
 
-LANCZOS_STEPS = 20
 SMALLEST_SHARE = 2.0**-20
 """Smallest share of a length: it means that no energy within reach is finite."""
-DENSE_LIMIT = 256
-"""Most dimensions whose matrices are formed: exact, with half of Lanczos' compile time."""
 COLUMNS_AT_ONCE = 16
 PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""

@@ -12,7 +12,8 @@ from jax import Array, lax
 from .._checks import check_int
 from .._util import key_word, scattered_floats
 
-__all__ = ["Extremes", "extreme_eigenvalues", "lanczos"]
+LANCZOS_STEPS = 20
+"""Usual number of products, with which the largest eigenvalue is known to about 1%."""
 
 
 class Extremes(NamedTuple):
@@ -116,22 +117,9 @@ def extreme_eigenvalues(
     The smallest of a badly conditioned operator needs a number of products of the order of the
     square root of the condition number (20 products at condition number 1e4 overestimate it 6 to 11
     times). In an indefinite operator ``smallest_positive`` is an interior value. Short runs can be
-    too high or too low there.
-
-    Args:
-        matvec: v -> A v, both of shape (dim,), for symmetric A.
-        dim: dimension, a Python integer >= 1.
-        start: a vector of shape (dim,), or a PRNG key.
-        num_iterations: number of products, a Python integer >= 1.
-
-    Returns:
-        The extremes. Values within rounding of zero, ``4 eps`` of the largest, count as zero in
-        ``smallest_positive``, for example those of operators of low rank.
-
-    Raises:
-        ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
-        TypeError: if ``dim`` or ``num_iterations`` is not an integer, or ``start`` is neither a
-            float vector nor a key.
+    too high or too low there. Values within rounding of zero, ``4 eps`` of the largest, count as
+    zero in ``smallest_positive``, as in operators of low rank. Arguments and errors are as in
+    `lanczos`.
 
     Examples:
         >>> diagonal = jnp.array([-1.0, 0.5, 3.0])

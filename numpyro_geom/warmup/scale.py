@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,12 +15,10 @@ from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..model.potential import Potential
 from ..model.scale import Scale, scale_about, times
 from ..model.target import Target
-from ..sampling.blocks import block_mask, matrix_of_blocks
-from ..sampling.settings import Settings
-from ..sampling.state import SGState
-from ..sampling.step_size import rule_temperature
+from ..sampling.algorithm import rule_temperature
+from ..sampling.settings import Settings, SiteBlocks
+from ..sampling.state import SGState, is_by_site
 from .curvature import diagonal_curvature, hessian, within_reach
-from .timetable import Due
 
 PyTree = Any
 
@@ -164,7 +163,7 @@ def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
     return jnp.max(found), jnp.max(found - STANDARD_ERRORS * jnp.sqrt((1 - found**2) / count))
 
 
-def renew_scale(state: SGState, due: Due, settings: Settings, num_data: int) -> SGState:
+def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> SGState:
     """Renew the scale by the covariance of a window's draws, if that is due.
 
     In the coordinates in use, the covariance S is replaced by (n S / tau + D I) / (n + D), where n
@@ -240,3 +239,51 @@ def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndar
     values, vectors = np.linalg.eigh(matrix / spread / spread[:, None])
     root = (vectors * np.sqrt(values)) @ vectors.T
     return spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread
+
+
+# SiteBlocks of sites
+
+
+def block_mask(blocks: SiteBlocks, position: PyTree) -> np.ndarray:
+    """Shape (D, D): whether two parameters are in the same block; other sites are diagonal."""
+    where = _places(blocks, position)
+    mask = np.eye(sum(map(len, where.values())), dtype=bool)
+    for block in blocks:
+        index = np.concatenate([where[site] for site in block])
+        mask[np.ix_(index, index)] = True
+    return mask
+
+
+def matrix_of_blocks(given: Mapping[Any, np.ndarray], position: PyTree) -> np.ndarray:
+    """The covariance, shape (D, D), from covariances of blocks; variance 1 for other sites.
+
+    Raises:
+        ValueError: for a block of the wrong size, or unknown sites.
+    """
+    where = _places(given, position)
+    matrix = np.eye(sum(map(len, where.values())))
+    for block, values in given.items():
+        index = np.concatenate([where[site] for site in block])
+        if len(values) != len(index):
+            raise ValueError(
+                f"inverse_mass_matrix has the shape {np.shape(values)} for the sites {block}, "
+                f"which have {len(index)} unconstrained parameters: expected ({len(index)},) or "
+                f"({len(index)}, {len(index)})"
+            )
+        matrix[np.ix_(index, index)] = np.diag(values) if np.ndim(values) == 1 else values
+    return matrix
+
+
+def _places(blocks: Iterable, position: PyTree) -> dict[str, np.ndarray]:
+    """The indices of each site's parameters in the vector of all parameters."""
+    sites = (
+        {name: np.size(position[name]) for name in sorted(position)} if is_by_site(position) else {}
+    )
+    unknown = sorted({site for block in blocks for site in block} - set(sites))
+    if unknown:
+        raise ValueError(
+            f"blocks of the scale name sites that the position does not have: {unknown}. Expected "
+            f"some of {list(sites)}"
+        )
+    ends = np.cumsum([*sites.values()])
+    return {name: np.arange(end - sites[name], end) for name, end in zip(sites, ends, strict=True)}
