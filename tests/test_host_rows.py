@@ -38,7 +38,7 @@ from numpyro_geom import (
 )
 from numpyro_geom.model import potential
 from numpyro_geom.rows import fetch, host_rows
-from numpyro_geom.runs.digest import Digests
+from numpyro_geom.model.digests import Digests
 from numpyro_geom.runs.fingerprint import fingerprint, program_of
 from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.segments import Segments

@@ -17,7 +17,7 @@ from .._util import PyTree
 from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
-from .digest import Digests
+from ..model.digests import Digests
 from .files import Lock, advised
 from .fingerprint import check_same, digests_of_parts, fingerprint, program_of, versions, warn
 from .job import Job, Run
