@@ -27,6 +27,7 @@ from scripts import load_script
 
 import numpyro_geom as g
 from numpyro_geom.model.digests import PYTHON, Digests, code_of
+from numpyro_geom.model.programs import Program
 from numpyro_geom.runs.fingerprint import (
     SCHEME,
     KernelDigests,
@@ -36,9 +37,7 @@ from numpyro_geom.runs.fingerprint import (
     fingerprint,
     program_of,
 )
-from numpyro_geom.runs.job import Job
-from numpyro_geom.model.programs import Program
-from numpyro_geom.runs.segments import Segments
+from numpyro_geom.runs.segments import Job, Segments
 from numpyro_geom.sampling import schedules
 
 

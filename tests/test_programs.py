@@ -106,13 +106,14 @@ def renamed(x: jax.Array) -> jax.Array:
     return x * 2
 
 
+ONES, ZEROS = np.ones(3), np.zeros(3)
 KEYS = {
     "a name": (jax.jit(lambda x: x * 2), jax.jit(renamed), True),
     "a line that decides nothing": (lambda x: x * 2, lambda x: (x**3, x * 2)[1], True),
-    "the value of a constant": (lambda x: x + np.ones(3), lambda x: x + np.zeros(3), True),
+    "the value of a constant": (lambda x: x + ONES, lambda x: x + ZEROS, True),
     "which constant": (
-        lambda x, a=np.ones(3), b=np.zeros(3): (x + a) * b,
-        lambda x, a=np.ones(3), b=np.zeros(3): (x + a) * a,
+        lambda x: (x + ONES) * ZEROS + ONES,
+        lambda x: (x + ONES) * ZEROS + ZEROS,
         False,
     ),
     "a constant that is not used": (lambda x: x, lambda x: (x + np.ones(3), x)[1], False),

@@ -272,9 +272,9 @@ class _Walk:
             self.numbers[number] += 1
             return number
         if self.exact:
-            whole = getattr(x, "is_fully_addressable", True) and getattr(x, "nbytes", 0) <= MAX_HASHED_BYTES
-            place = self._object(getattr(x, "sharding", None) if whole else object())
-            return f"{place} {self.digests.of(x)}"
+            known = getattr(x, "is_fully_addressable", True) and x.nbytes <= MAX_HASHED_BYTES
+            place = getattr(x, "sharding", None) if known else object()
+            return f"{self._object(place)} {self.digests.of(x)}"
         found = self.digests.of(x)
         self.arrays.setdefault(f"{x.dtype}{list(np.shape(x))}", set()).add(found)
         return found

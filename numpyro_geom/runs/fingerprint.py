@@ -29,9 +29,8 @@ from ..model.digests import (
 )
 from ..model.programs import Program
 from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
-from .job import Job
-from .processes import Processes
-from .segments import Segments, without_mesh
+from .mesh import Processes
+from .segments import Job, Segments, without_mesh
 
 SCHEME = "4: the program, and settings by name"
 """Version of the comparison of runs."""
@@ -212,9 +211,7 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     here |= {name: str(x) for name, x in others.items()}
     here["num_samples"] = str(job.mcmc.num_samples)
     programs: list[Program] = []
-    processes.all(
-        lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests))
-    )
+    processes.all(lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests)))
     here["program"] = programs[0].digest
     changed = differences(processes.first(lambda: here), here)
 
