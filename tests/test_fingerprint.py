@@ -33,7 +33,7 @@ from numpyro_geom.runs.fingerprint import (
     KernelDigests,
     check_alike,
     check_same,
-    differences,
+    changes,
     fingerprint,
     program_of,
 )
@@ -145,9 +145,7 @@ def fingerprint_of(kernel):
 
 def changed(before, after):
     """Names in which the records of two kernels differ."""
-    return {
-        text.partition(" (was")[0] for text in differences(*map(fingerprint_of, (before, after)))
-    }
+    return {text.partition(" (was")[0] for text in changes(*map(fingerprint_of, (before, after)))}
 
 
 @pytest.mark.parametrize("cls", KERNELS)

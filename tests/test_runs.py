@@ -29,7 +29,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, print_summary
 from numpyro_geom.runs import files, keep, run, store
-from numpyro_geom.runs.fingerprint import differences, fingerprint
+from numpyro_geom.runs.fingerprint import changes, fingerprint
 from numpyro_geom.runs.segments import Job, Segments
 
 pytestmark = pytest.mark.arviz
@@ -185,7 +185,7 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     before = fingerprint(job, 10)
     mcmc.run(random.key(0), x, y)
     # nor does it depend on what a kernel learns of the model, such as the steps of an epoch
-    assert differences(before, fingerprint(job, 10)) == []
+    assert changes(before, fingerprint(job, 10)) == []
     assert json.loads(json.dumps(before)) == before
     run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
     result = run(make(50), random.key(0), x, y, directory=tmp_path)

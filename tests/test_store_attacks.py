@@ -99,7 +99,7 @@ def test_draws_and_states_of_different_runs_are_told_apart(tmp_path):
     go(other, 20, key=4)
     shutil.rmtree(one / "draws.zarr")
     shutil.copytree(other / "draws.zarr", one / "draws.zarr")
-    with pytest.raises(ValueError, match="expected the draws of run .*, got those of run"):
+    with pytest.raises(ValueError, match="expected the draws of run .*, got the draws of run"):
         go(one, 40)
 
 

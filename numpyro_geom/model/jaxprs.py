@@ -30,7 +30,7 @@ def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def length(jaxpr: Jaxpr) -> int:
-    """Number of equations of a program, together with those of all programs within it."""
+    """Number of equations of a program, with the equations of all programs within it."""
     return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
 
 

@@ -107,9 +107,7 @@ def program_of(segments: Segments, digests: Digests) -> Program:
     return Program.of(segments.traced(), digests, arguments)
 
 
-def differences(
-    old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()
-) -> list[str]:
+def changes(old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()) -> list[str]:
     """Names of the texts that differ, except ``but``, with both values if they are readable."""
     found = []
     for name in sorted((old.keys() | new.keys()) - set(but)):
@@ -152,13 +150,13 @@ def check_same(
             "data cannot be compared: make sure that these are the same as then: model, kernel and "
             "its settings, postprocess_fn, data, rng_key"
         )
-    changed = differences(before, now, but)
+    changed = changes(before, now, but)
     if changed:
         raise ValueError(
             f"{where} holds a run that differs in: {'; '.join(changed)}. Expected the same "
             "arguments as before, or another directory"
         )
-    versions = "; ".join(differences(old["versions"], new["versions"]))
+    versions = "; ".join(changes(old["versions"], new["versions"]))
     if not earlier and not other_program:
         _check_programs(where, Program(**old["program"]), Program(**new["program"]), versions)
     if versions:
@@ -213,7 +211,7 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     programs: list[Program] = []
     processes.all(lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests)))
     here["program"] = programs[0].digest
-    changed = differences(processes.first(lambda: here), here)
+    changed = changes(processes.first(lambda: here), here)
 
     def check() -> None:
         if changed:

@@ -89,7 +89,7 @@ class InMemory:
         return after
 
     def draws(self, first: int, last: int) -> PyTree:
-        """Draws ``first`` to ``last - 1``, which are those of one segment."""
+        """Draws ``first`` to ``last - 1``, all of one segment."""
         kept = self._kept[1 + first // self.segments.lengths.length]
         return kept[self.segments.fields[0]]
 
@@ -113,7 +113,7 @@ class OnDisk:
     others open the draws at the end.
 
     Attributes:
-        segments: the segments of the run. Their length may be that of the run in the folder.
+        segments: the segments of the run. A run in the folder gives their length.
         visible: number of draws that readers of the store see.
         damaged: numbers of segments to compute again before the run continues from the newest
             state.
@@ -132,7 +132,7 @@ class OnDisk:
         self._begins = record is None
         if record is not None and length is None:
             length = record["length"]
-        # a run may continue on another mesh, so its digest is that of the program without a mesh
+        # a run may continue on another mesh, so the program without a mesh identifies it
         plain = None if layout.mesh is None else without_mesh(job, length)
         self.segments = Segments(job, length, layout)
         digests = digests_of_parts(self.processes, job)
@@ -358,7 +358,7 @@ class Describer:
             observed = {}
             if results.model is not None:
                 self._model = read_model(results.model, results.args, results.kwargs)
-                # of rows in parts, each process lacks those of others
+                # of rows in parts, each process has only its own
                 in_parts = any(x.is_part for x in host_rows_in(self._arguments))
                 observed = {} if in_parts else observed_values(self._model)
             given = constants(self._model, None, observed)

@@ -1,6 +1,6 @@
 """Long runs in segments: every finished segment is on disk, and a crashed run can be resumed.
 
-A run is a sequence of segments; those of warm-up come first. After each segment, its draws are
+A run is a sequence of segments, and warm-up comes first. After each segment, its draws are
 added to a Zarr store, and then the state of the chains is saved. The saved state marks the
 segment as done. A resumed run gives the same draws, bit for bit, as a run without a break.
 """
@@ -57,8 +57,8 @@ def run(
     """Run an MCMC in segments and store each finished segment on disk.
 
     After a crash, call `run` again with the same arguments. The run then continues where the last
-    finished segment ended. The draws are, bit for bit, those of a run without a break. Any kernel
-    of NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
+    finished segment ended. A run without a break has the same draws, bit for bit. Any kernel of
+    NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
 
     ``directory`` holds three entries: ``draws.zarr``, which ``xarray.open_datatree`` can open at
     any time, also during the run; ``state``, which a continued run starts from; and ``lock``.
@@ -96,8 +96,8 @@ def run(
             guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
             on another mesh, or on none.
         chain_axis: axis of the mesh over which the chains are split.
-        data_axis: axis of the mesh over which the rows of the data are split: those of each
-            argument with as many rows as a plate with observed sites.
+        data_axis: axis of the mesh over which the rows of the data are split, in each argument
+            with as many rows as a plate with observed sites.
         kwargs: the model's keyword arguments.
 
     Returns:

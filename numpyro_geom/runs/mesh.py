@@ -1,8 +1,8 @@
 """Chains over one axis of a device mesh, rows of the data over another axis.
 
 Row indices are drawn globally, so draws do not depend on the number of devices. Each device holds
-its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; those
-of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
+its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; the
+rows of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
 the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 `HostRows` stay on the host, and each device asks for its part of the minibatch
@@ -364,7 +364,7 @@ def _check_axes(mesh: Mesh, given: dict[str, Any]) -> None:
     if len(set(given.values())) < len(given):
         raise ValueError(
             f"chain_axis and data_axis are both {axis!r}: expected two axes, such as "
-            "those of jax.make_mesh((2, 4), ('chains', 'rows'))"
+            "'chains' and 'rows' of jax.make_mesh((2, 4), ('chains', 'rows'))"
         )
 
 

@@ -37,7 +37,7 @@ class Job(NamedTuple):
         rng_key: a key, or one for each chain.
         args: the model's arguments.
         kwargs: its keyword arguments.
-        extra_fields: fields of the state to keep, in addition to those that the kernel names.
+        extra_fields: further fields of the state to keep, besides the fields that the kernel names.
         init_params: where the chains start, or None.
     """
 
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """How a run is cut into segments; those of warm-up come first.
+    """How a run is cut into segments; warm-up comes first.
 
     Attributes:
         num_warmup: steps of warm-up, calls of ``kernel.sample``.
@@ -266,7 +266,7 @@ class Segments:
         return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
-        """Shapes of a segment, from those of one draw."""
+        """Shapes of a segment, from the shapes of one draw."""
         return jax.tree.map(
             lambda x: ShapeDtypeStruct((self.lengths.length, *x.shape), x.dtype), draw
         )

@@ -87,7 +87,9 @@ class DrawStore:
         others = _strangers(self.path, {*datasets, METADATA}) if root is None else []
         name = self.run if root is None else root["attributes"].get(RUN)
         if others or name != self.run:
-            found = f"a folder with {', '.join(others)}" if others else f"those of {_called(name)}"
+            found = (
+                f"a folder with {', '.join(others)}" if others else f"the draws of {_called(name)}"
+            )
             raise ValueError(
                 f"{self.path} is not of the run whose states are beside it: expected the draws of "
                 f"{_called(self.run)}, got {found}. Put back the store that belongs to the states, "
@@ -171,8 +173,8 @@ class DrawStore:
         """A store of ``draws`` draws in memory, made by the Zarr package.
 
         Returns:
-            Its files by name, which follow what is written to its arrays; and its arrays, each with
-            its variable.
+            Its files by name, and its arrays, each with its variable. What is written to an array
+            appears among the files.
         """
         content: dict[str, Any] = {}
         store = self._zarr.storage.MemoryStore(content)
@@ -225,7 +227,7 @@ class Checkpoint(NamedTuple):
     """A position in a run.
 
     Attributes:
-        number: number of finished segments, including those of warm-up.
+        number: number of finished segments, warm-up included.
         state: the kernel's state.
         record: other facts about the run, in types of JSON.
     """
