@@ -31,9 +31,9 @@ from numpyro_geom.model.programs import Program
 from numpyro_geom.runs.fingerprint import (
     SCHEME,
     KernelDigests,
+    changes,
     check_alike,
     check_same,
-    changes,
     fingerprint,
     program_of,
 )

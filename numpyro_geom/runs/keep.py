@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from .._mcmc import LazyMCMC, holding, sample_field
+from .._numpyro import LazyMCMC, holding, sample_field
 from .._util import PyTree
 from ..diagnostics.arrays import paths
 from ..diagnostics.constants import constants

@@ -2,8 +2,8 @@
 
 Row indices are drawn globally, so draws do not depend on the number of devices. Each device holds
 its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; the
-rows of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
-the communication from the placement of arrays
+rows of a stratified minibatch are in place already. The gradients of the parts are summed. XLA
+derives the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 `HostRows` stay on the host, and each device asks for its part of the minibatch
 (`rows.over_mesh`).
@@ -174,7 +174,7 @@ class Layout:
         compiled = jax.jit(start, out_shardings=self.at())
         state = jax.block_until_ready(self.visible(compiled(rng_key, init_params, arrays)))
         self.check_read(data)
-        if isinstance(kernel, SGKernel) and is_traced(kernel.bound.fixed):
+        if isinstance(kernel, SGKernel) and is_traced(getattr(kernel.bound.model, "fixed", ())):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "
                 "data, which a mesh cannot do: expected values that do not, or a run without mesh"

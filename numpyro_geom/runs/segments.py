@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
-from .._mcmc import fields_of, traces_arguments
+from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key
 from ..model.arguments import split_arrays
 from .mesh import Layout
