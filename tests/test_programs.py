@@ -20,8 +20,8 @@ from targets import assert_trees_equal
 from numpyro_geom import SGHMC
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
-from numpyro_geom.model import bound
 from numpyro_geom.model import programs as _programs
+from numpyro_geom.model import start as start_of_chains
 from numpyro_geom.model.jaxprs import length
 from numpyro_geom.model.programs import compiled
 
@@ -219,7 +219,7 @@ def test_a_long_start_ends_where_a_short_one_does(
         return kernel.init(jax.random.split(key, chains) if chains else key, 0, None, (), {}).z
 
     short = start()
-    monkeypatch.setattr(bound, "LONGEST_START", 0)
+    monkeypatch.setattr(start_of_chains, "LONGEST_START", 0)
     long = start()
     assert np.all(short["x"] > 0)
     for name, value in short.items():

@@ -120,14 +120,8 @@ def changes(old: Mapping[str, str], new: Mapping[str, str], but: Collection[str]
 def digests_of_parts(processes: Processes, job: Job) -> Digests:
     """Digests that know `HostRows` of which each process holds a part."""
     digests, parts = KernelDigests(), [x for x in host_rows_in((job.args, job.kwargs)) if x.is_part]
-
-    def read() -> None:
-        for rows in parts:
-            digests.of(rows)
-
-    processes.all(read)
-    for rows in parts:
-        digests.know(rows, " ".join(processes.each(digests.of(rows))))
+    for rows, text in zip(parts, processes.all(lambda: [*map(digests.of, parts)]), strict=True):
+        digests.know(rows, " ".join(processes.each(text)))
     return digests
 
 
@@ -208,9 +202,8 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
     here = fingerprint(alike, 0, digests)
     here |= {name: str(x) for name, x in others.items()}
     here["num_samples"] = str(job.mcmc.num_samples)
-    programs: list[Program] = []
-    processes.all(lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests)))
-    here["program"] = programs[0].digest
+    program = processes.all(lambda: Program.of(without_mesh(job, None).traced(), digests))
+    here["program"] = program.digest
     changed = changes(processes.first(lambda: here), here)
 
     def check() -> None:

@@ -5,7 +5,6 @@ Both keepers name draws, dimensions and attributes as `to_inference_data` does.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import secrets
@@ -114,7 +113,6 @@ class OnDisk:
 
     Attributes:
         segments: the segments of the run. A run in the folder gives their length.
-        visible: number of draws that readers of the store see.
         damaged: numbers of segments to compute again before the run continues from the newest
             state.
         newest: the newest state, to which the run returns after repairs.
@@ -154,7 +152,6 @@ class OnDisk:
                 self.checkpoints = Checkpoints(folder / STATES, run)
         self._arguments = layout.readable((job.args, job.kwargs))
         self.describer = Describer(job.mcmc, self._arguments, str(self.about["created_at"]))
-        self.visible = 0
         self.damaged: set[int] = set()
         self.newest: Checkpoint | None = None
 
@@ -227,7 +224,7 @@ class OnDisk:
             "all draws are stored, but not what depends on all of them. Make room, and call `run` "
             "again with the same arguments"
         ):
-            self.store.grow(datasets, self.visible)
+            self.store.describe(datasets)
 
     def _no_draws(self, state: PyTree) -> Datasets:
         return self.describer.datasets(self.segments.no_draws, state)
@@ -239,8 +236,8 @@ class OnDisk:
             self.store.create(self._no_draws(start), 0)  # a state always comes with a store
             self.checkpoints.save(Checkpoint(0, start, record))
         self.newest = self._load(lengths.segments)
-        self.visible = self.newest.record["draws"]
-        if self.visible < lengths.draws(self.newest.number):
+        visible = self.newest.record["draws"]
+        if visible < lengths.draws(self.newest.number):
             # a longer run: the last segment was short and is computed again
             self.newest = self._load(self.newest.number - 1)
         datasets = self._no_draws(self.newest.state)
@@ -251,7 +248,7 @@ class OnDisk:
             if problem:
                 self.damaged.add(number)
                 warn(f"{problem}: its segment is done again")
-        self.store.create(datasets, self.visible)
+        self.store.create(datasets, visible)
         return self._load(min(self.damaged)) if self.damaged else self.newest
 
     def _shared(self, find: Callable[[], Any]) -> Checkpoint:
@@ -270,25 +267,16 @@ class OnDisk:
         """Store a segment; returns whether to continue after it (else after the newest state)."""
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
-        datasets: Datasets = {}
         self.lock.check()
         with advised(
             f"segment {number + 1} of {lengths.segments} could not be stored. All before it are "
             f"safe; make {self.folder} writable, with room for more, and call `run` again with the "
             "same arguments"
         ):
-            try:
-                if done.draws:
-                    datasets = self.describer.datasets(done.states, done.state)
-                    self.store.write(segment, datasets)
-                    self.visible = max(self.visible, after.record["draws"])
-                    self.store.grow(datasets, self.visible)
-                self.checkpoints.save(after)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    if segment * lengths.length >= self.visible:
-                        self.store.discard(segment, datasets)
-                raise
+            if done.draws:
+                datasets = self.describer.datasets(done.states, done.state)
+                self.store.write(segment, datasets, after.record["draws"])
+            self.checkpoints.save(after)
         self.damaged.discard(number)
         newest = self.newest
         return newest is None or bool(self.damaged) or after.number >= newest.number

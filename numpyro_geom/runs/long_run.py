@@ -150,9 +150,7 @@ def run(
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
-    checked: list[tuple] = []
-    layout.processes.all(lambda: checked.append(checked_rows(args, kwargs, on_bad_rows)))
-    args, kwargs = checked[0]
+    args, kwargs = layout.processes.all(lambda: checked_rows(args, kwargs, on_bad_rows))
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
     given = {"draws_per_segment": draws_per_segment, "directory": directory, "resume": resume}
     check_alike(layout.processes, job, **given)

@@ -261,13 +261,13 @@ class Processes:
             raise kind(f"{found['text']} (in process 0)")
         return found["value"]
 
-    def all(self, function: Callable[[], None]) -> None:
+    def all(self, function: Callable[[], Any]) -> Any:
         """Call a function in each process; an error in one process is an error in all."""
         if not self.several:
             return function()
-        error = None
+        found = error = None
         try:
-            function()
+            found = function()
         except Exception as caught:
             error = caught
         failed = self._gather(error is not None)
@@ -276,7 +276,7 @@ class Processes:
         if failed.any():
             where = ", ".join(str(k) for k in np.flatnonzero(failed))
             raise RuntimeError(f"another process of the run failed: see what process {where} says")
-        return None
+        return found
 
     def spread(self, state: PyTree) -> PyTree:
         """Send arrays and keys of the first process to all processes."""

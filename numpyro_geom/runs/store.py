@@ -16,6 +16,7 @@ the structure, so files on disk cannot decide which objects are built.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
@@ -58,6 +59,9 @@ class DrawStore:
         length: draws per segment, which is the length of a chunk.
         run: name of the run of these draws; None for a run from a version without names.
 
+    Attributes:
+        visible: number of draws that readers see.
+
     Raises:
         ImportError: if the Zarr package is missing.
     """
@@ -73,6 +77,7 @@ class DrawStore:
         self.path = path
         self.length = length
         self.run = run
+        self.visible = 0
 
     def check_same_run(self, datasets: Datasets) -> None:
         """Check that an existing store belongs to this run; it may be missing or damaged.
@@ -127,26 +132,37 @@ class DrawStore:
         for array, variable in arrays:
             if "draw" not in variable.dims and variable.size:
                 array[...] = variable.values
+        self.visible = draws
         self._save(content)
 
-    def write(self, segment: int, datasets: Datasets) -> None:
-        """Write the chunks of a segment; readers do not see new chunks yet."""
-        content, arrays = self._in_memory(datasets, (segment + 1) * self.length)
-        draws = np.arange(segment * self.length, (segment + 1) * self.length)
+    def write(self, segment: int, datasets: Datasets, draws: int) -> None:
+        """Write the chunks of a segment, and then let readers see at least ``draws`` draws.
+
+        If a chunk of new draws cannot be written, none of the segment's chunks is left.
+        """
+        first, visible = segment * self.length, max(self.visible, draws)
+        content, arrays = self._in_memory(datasets, visible)
+        last = min(first + self.length, visible)
         for array, variable in arrays:
             if "draw" in variable.dims and variable.size:
-                new = tuple(slice(draws[0] if x == "draw" else 0, None) for x in variable.dims)
-                array[new] = draws if variable.dims == ("draw",) else variable.values
-        self._save({key: x for key, x in content.items() if not key.endswith(METADATA)})
+                new = {**dict.fromkeys(variable.dims, slice(None)), "draw": slice(first, last)}
+                values = variable[{"draw": slice(last - first)}].values
+                array[tuple(new.values())] = np.arange(first, last) if variable.dims == ("draw",) else values
+        metadata = {key: x for key, x in content.items() if key.endswith(METADATA)}
+        try:
+            self._save({key: x for key, x in content.items() if key not in metadata})
+        except OSError:
+            if first >= self.visible:
+                with contextlib.suppress(OSError):
+                    for path, _ in self._chunks(segment, datasets):
+                        remove(path)
+            raise
+        self.visible = visible
+        self._save(metadata)
 
-    def grow(self, datasets: Datasets, draws: int) -> None:
-        """Let readers see ``draws`` draws, atomically."""
-        self._save(self._in_memory(datasets, draws)[0])
-
-    def discard(self, segment: int, datasets: Datasets) -> None:
-        """Remove the chunks of a segment that readers do not see."""
-        for path, _ in self._chunks(segment, datasets):
-            remove(path)
+    def describe(self, datasets: Datasets) -> None:
+        """Replace the metadata, which hold the attributes, atomically."""
+        self._save(self._in_memory(datasets, self.visible)[0])
 
     def problem(self, segment: int, datasets: Datasets) -> str:
         """The problem with the chunks of a segment; empty if there is none.
