@@ -61,6 +61,8 @@ def followed(
 ) -> list[Fact]:
     """Facts about the results of a program, from facts about its inputs.
 
+    Equations of which nothing is known are passed over: nothing is known about their results.
+
     Args:
         jaxpr: the program.
         inputs: a fact about each input.
@@ -74,9 +76,12 @@ def followed(
         return [nothing if isinstance(x, Literal) else known.get(x, nothing) for x in variables]
 
     for equation in jaxpr.eqns:
-        given, called = about(equation.invars), list(inner(equation))
-        if equation.primitive.name in CALLS and len(called) == 1:
-            found = followed(called[0], given, rule, nothing)
+        given = about(equation.invars)
+        if all(fact == nothing for fact in given):
+            continue
+        if equation.primitive.name in CALLS:
+            (called,) = inner(equation)
+            found = followed(called, given, rule, nothing)
         else:
             found = rule(equation, given)
         known.update(zip(equation.outvars, found, strict=True))

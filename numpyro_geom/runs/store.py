@@ -147,7 +147,8 @@ class DrawStore:
             if "draw" in variable.dims and variable.size:
                 new = {**dict.fromkeys(variable.dims, slice(None)), "draw": slice(first, last)}
                 values = variable[{"draw": slice(last - first)}].values
-                array[tuple(new.values())] = np.arange(first, last) if variable.dims == ("draw",) else values
+                values = np.arange(first, last) if variable.dims == ("draw",) else values
+                array[tuple(new.values())] = values
         metadata = {key: x for key, x in content.items() if key.endswith(METADATA)}
         try:
             self._save({key: x for key, x in content.items() if key not in metadata})
