@@ -26,18 +26,18 @@ from numpyro.infer import AIES, ESS, HMC, HMCECS, MCMC, NUTS, SA, init_to_median
 from scripts import load_script
 
 import numpyro_geom as g
-from numpyro_geom.runs.digest import PYTHON, Digests, code_of
+from numpyro_geom.model.digests import PYTHON, Digests, code_of
+from numpyro_geom.model.programs import Program
 from numpyro_geom.runs.fingerprint import (
     SCHEME,
+    KernelDigests,
+    changes,
     check_alike,
     check_same,
-    differences,
     fingerprint,
     program_of,
 )
-from numpyro_geom.runs.job import Job
-from numpyro_geom.runs.program import Program
-from numpyro_geom.runs.segments import Segments
+from numpyro_geom.runs.segments import Job, Segments
 from numpyro_geom.sampling import schedules
 
 
@@ -137,9 +137,7 @@ def fingerprint_of(kernel):
 
 def changed(before, after):
     """Names in which the records of two kernels differ."""
-    return {
-        text.partition(" (was")[0] for text in differences(*map(fingerprint_of, (before, after)))
-    }
+    return {text.partition(" (was")[0] for text in changes(*map(fingerprint_of, (before, after)))}
 
 
 @pytest.mark.parametrize("cls", KERNELS)
@@ -331,7 +329,7 @@ VALUES = {
 
 
 def digest(value):
-    return Digests().of(value)
+    return KernelDigests().of(value)
 
 
 def test_digests_tell_values_apart():
@@ -398,7 +396,7 @@ def test_functions_on_the_host_are_told_by_what_they_do(tmp_path, monkeypatch):
 
 def program(function, *args):
     args = args or (jnp.float32(1.0), jnp.arange(3.0))
-    return Program.of(jax.make_jaxpr(function)(*args), Digests(), {})
+    return Program.of(jax.make_jaxpr(function)(*args), Digests())
 
 
 def looped(f, consts=()):
@@ -533,14 +531,14 @@ def test_an_array_may_be_given_or_be_inside():
     inside = jax.make_jaxpr(lambda x: jnp.sum(x * BIG))(jnp.ones(5))
     given = jax.make_jaxpr(lambda a, x: jnp.sum(x * a))(jnp.asarray(BIG), jnp.ones(5))
     found = Program.of(given, digests, {0: digests.of(BIG)})
-    assert found.digest == Program.of(inside, digests, {}).digest
+    assert found.digest == Program.of(inside, digests).digest
     assert Program.of(given, digests, {0: digests.of(2 * BIG)}).digest != found.digest
 
 
 def test_a_function_that_is_called_twice_is_gone_through_once():
     begin = time.perf_counter()
     traced = jax.make_jaxpr(lambda x: ladder(18, x))(1.0)
-    Program.of(traced, Digests(), {})
+    Program.of(traced, Digests())
     assert time.perf_counter() - begin < 4
 
 
@@ -585,7 +583,7 @@ def programs(host_rows=False):
     found = {}
     for name, (kernel, settings) in ALL.items():
         mcmc = MCMC(kernel(), num_warmup=1, num_samples=2, progress_bar=False, **settings)
-        job, digests = Job(mcmc, jax.random.key(0), (x, y)), Digests()
+        job, digests = Job(mcmc, jax.random.key(0), (x, y)), KernelDigests()
         found[name] = program_of(Segments(job, 1), digests)._asdict() | fingerprint(job, 1, digests)
     rows = g.HostRows(np.asarray(x)), g.HostRows(np.asarray(y))
     job = Job(MCMC(g.SGRLD(model, **FIXED), num_warmup=1, num_samples=2), jax.random.key(0), rows)

@@ -37,11 +37,10 @@ from numpyro_geom import (
     to_inference_data,
 )
 from numpyro_geom.model import model as model_module
+from numpyro_geom.model.digests import Digests
 from numpyro_geom.rows import host_rows
-from numpyro_geom.runs.digest import Digests
 from numpyro_geom.runs.fingerprint import fingerprint, program_of
-from numpyro_geom.runs.job import Job
-from numpyro_geom.runs.segments import Segments
+from numpyro_geom.runs.segments import Job, Segments
 
 N, D = 300, 2
 RNG = np.random.default_rng(0)

@@ -22,9 +22,8 @@ from numpyro_geom import GGMC, SGRLD, HostRows, run
 from numpyro_geom.model.minibatch import Subsampling, draw
 from numpyro_geom.rows.host_rows import Hint, hints
 from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
-from numpyro_geom.runs.job import Job
 from numpyro_geom.runs.mesh import Layout
-from numpyro_geom.runs.segments import Segments
+from numpyro_geom.runs.segments import Job, Segments
 
 ROWS, COLUMNS, BATCH = 301, 3, 16
 """The rows cannot be shared out evenly, by none of the meshes; the batch by all of them."""

@@ -20,8 +20,9 @@ from targets import assert_trees_equal
 from numpyro_geom import SGHMC
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
-from numpyro_geom.model import bound
 from numpyro_geom.model import programs as _programs
+from numpyro_geom.model import start as start_of_chains
+from numpyro_geom.model.jaxprs import length
 from numpyro_geom.model.programs import compiled
 
 
@@ -69,8 +70,8 @@ def test_the_program_that_was_used_longest_ago_goes(
         compiled(lambda x: x + 1, jnp.ones(size))
     assert len(programs) == 2
     first, last = programs
-    assert "f32[1]" in first[0]
-    assert "f32[3]" in last[0]
+    assert first[0] == ("float32[1]",)
+    assert last[0] == ("float32[3]",)
 
 
 def test_functions_on_the_host_are_those_of_the_call() -> None:
@@ -95,6 +96,49 @@ def test_a_program_of_pmap_is_not_one_of_other_devices(programs: OrderedDict) ->
     assert len(programs) == 2
 
 
+def placed(x: jax.Array, *axes: str | None) -> jax.Array:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("rows",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    return jax.lax.with_sharding_constraint(x, place)
+
+
+def renamed(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+ONES, ZEROS = np.ones(3), np.zeros(3)
+KEYS = {
+    "a name": (jax.jit(lambda x: x * 2), jax.jit(renamed), True),
+    "a line that decides nothing": (lambda x: x * 2, lambda x: (x**3, x * 2)[1], True),
+    "the value of a constant": (lambda x: x + ONES, lambda x: x + ZEROS, True),
+    "which constant": (
+        lambda x: (x + ONES) * ZEROS + ONES,
+        lambda x: (x + ONES) * ZEROS + ZEROS,
+        False,
+    ),
+    "a constant that is not used": (lambda x: x, lambda x: (x + np.ones(3), x)[1], False),
+    "an array within a part": (scaled_by(2.0), scaled_by(3.0), False),
+    "a number": (lambda x: x * 2, lambda x: x * 3, False),
+    "a type": (lambda x: x, lambda x: x.astype(jnp.bfloat16), False),
+    "where rows are": (lambda x: placed(x), lambda x: placed(x, "rows"), False),
+    "inlining": (jax.jit(renamed), jax.jit(renamed, inline=True), False),
+    "random numbers": (
+        lambda x: random.normal(random.key(0), x.shape),
+        jax.threefry_partitionable(False)(lambda x: random.normal(random.key(0), x.shape)),
+        False,
+    ),
+}
+"""Two functions, and whether a program of one can do the work of the other."""
+
+
+@pytest.mark.parametrize(("one", "other", "same"), KEYS.values(), ids=KEYS)
+def test_what_makes_two_programs_one(one, other, same, programs: OrderedDict) -> None:
+    x = jnp.arange(3.0)
+    for fn in (one, other, one):
+        np.testing.assert_array_equal(compiled(fn, x), jax.jit(fn)(x))
+    assert (len(programs) == 1) == same
+
+
 def test_rules_of_vmap_do_not_hide_that_traces_are_equal(programs: OrderedDict) -> None:
     """Eigenvalues have a rule of their own, a new object in every trace."""
     for _ in range(2):
@@ -112,7 +156,7 @@ def test_long_programs_run_operation_by_operation(
         inner = jax.jit(lambda x: jnp.sin(x) * 2)
         return jax.lax.fori_loop(0, 3, lambda _, x: inner(x) + 1, x)
 
-    assert _programs._length(jax.make_jaxpr(fn)(1.0).jaxpr) == 6
+    assert length(jax.make_jaxpr(fn)(1.0).jaxpr) == 6
     found = compiled(fn, jnp.ones(()), at_most=at_most)
     np.testing.assert_allclose(found, fn(jnp.ones(())), rtol=1e-6)
     assert len(programs) == kept
@@ -175,7 +219,7 @@ def test_a_long_start_ends_where_a_short_one_does(
         return kernel.init(jax.random.split(key, chains) if chains else key, 0, None, (), {}).z
 
     short = start()
-    monkeypatch.setattr(bound, "LONGEST_START", 0)
+    monkeypatch.setattr(start_of_chains, "LONGEST_START", 0)
     long = start()
     assert np.all(short["x"] > 0)
     for name, value in short.items():

@@ -28,10 +28,9 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, print_summary
-from numpyro_geom.runs import checkpoint, disk, files, run
-from numpyro_geom.runs.fingerprint import differences, fingerprint
-from numpyro_geom.runs.job import Job
-from numpyro_geom.runs.segments import Segments
+from numpyro_geom.runs import files, keep, run, store
+from numpyro_geom.runs.fingerprint import changes, fingerprint
+from numpyro_geom.runs.segments import Job, Segments
 
 pytestmark = pytest.mark.arviz
 pytest.importorskip("zarr")
@@ -186,7 +185,7 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     before = fingerprint(job, 10)
     mcmc.run(random.key(0), x, y)
     # nor does it depend on what a kernel learns of the model, such as the steps of an epoch
-    assert differences(before, fingerprint(job, 10)) == []
+    assert changes(before, fingerprint(job, 10)) == []
     assert json.loads(json.dumps(before)) == before
     run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
     result = run(make(50), random.key(0), x, y, directory=tmp_path)
@@ -626,7 +625,7 @@ def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
 
 
 def test_a_directory_of_an_earlier_version(finished, monkeypatch):
-    current = disk.check_same
+    current = keep.check_same
 
     def earlier(where, old, *new):
         names = {"fingerprint": None, "model": "by byte code", "data args[0]": "of another kind"}
@@ -634,7 +633,7 @@ def test_a_directory_of_an_earlier_version(finished, monkeypatch):
         old = {name: x for name, x in old.items() if name != "program"}
         current(where, {**old, "fingerprint": record}, *new)
 
-    monkeypatch.setattr(disk, "check_same", earlier)
+    monkeypatch.setattr(keep, "check_same", earlier)
     with pytest.warns(RuntimeWarning, match="begun with an earlier version of numpyro_geom"):
         assert_reference(go(finished))
     with (
@@ -645,16 +644,16 @@ def test_a_directory_of_an_earlier_version(finished, monkeypatch):
 
 
 def test_other_versions_are_told(finished, monkeypatch):
-    told = disk.versions()
-    monkeypatch.setattr(disk, "versions", lambda: {**told, "jax_version": "99"})
+    told = keep.versions()
+    monkeypatch.setattr(keep, "versions", lambda: {**told, "jax_version": "99"})
     with pytest.warns(RuntimeWarning, match=r"other versions.*jax_version \(was .*, is 99\)"):
         go(finished)
 
 
 @pytest.mark.parametrize("other", [(np.zeros(3),), (np.zeros(2), np.zeros(1))])
 def test_a_state_of_another_form(tmp_path, other):
-    kept = checkpoint.Checkpoints(tmp_path)
-    kept.save(checkpoint.Checkpoint(0, (np.zeros(2),), {}))
+    kept = store.Checkpoints(tmp_path)
+    kept.save(store.Checkpoint(0, (np.zeros(2),), {}))
     with pytest.raises(ValueError, match="another form .* Go on with that version, or begin anew"):
         kept.load(0, other)
 

@@ -13,7 +13,7 @@ import xarray as xr
 from jax import random
 from test_runs import Walk, assert_reference, cut, go, walk
 
-from numpyro_geom.runs import disk, files, run, store
+from numpyro_geom.runs import files, keep, run, store
 from numpyro_geom.runs.segments import Segments
 
 pytestmark = pytest.mark.arviz
@@ -99,7 +99,7 @@ def test_draws_and_states_of_different_runs_are_told_apart(tmp_path):
     go(other, 20, key=4)
     shutil.rmtree(one / "draws.zarr")
     shutil.copytree(other / "draws.zarr", one / "draws.zarr")
-    with pytest.raises(ValueError, match="expected the draws of run .*, got those of run"):
+    with pytest.raises(ValueError, match="expected the draws of run .*, got the draws of run"):
         go(one, 40)
 
 
@@ -120,7 +120,7 @@ def test_a_state_is_known_by_its_own_number_and_run(tmp_path):
 
 def test_a_directory_without_names_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(disk.secrets, "token_hex", lambda _: None)
+        patch.setattr(keep.secrets, "token_hex", lambda _: None)
         go(tmp_path, 20)
     assert store.root_of(tmp_path / "draws.zarr")["attributes"] == {}
     assert_reference(go(tmp_path))

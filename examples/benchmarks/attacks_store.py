@@ -51,7 +51,7 @@ DOCUMENTED = (
 )
 """Texts of the RuntimeErrors that the documentation of `run` lists."""
 USERS = b"a file of the user's own\n"
-MODULES = ("arviz", "zarr", "google_crc32c", "numpyro_geom.runs.disk")
+MODULES = ("arviz", "zarr", "google_crc32c", "numpyro_geom.runs.keep")
 """Imported before the first fork."""
 TEXT = 150
 """Number of characters of an error in the table."""

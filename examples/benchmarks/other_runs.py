@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
 from numpyro_geom import run
-from numpyro_geom.runs import disk, fingerprint
+from numpyro_geom.runs import fingerprint, keep
 
 PRELUDE = """
 import dataclasses, functools
@@ -480,7 +480,7 @@ def go(folder: Path, text: str, num_samples: int, name: str = "user") -> None:
         for mark, other in changed.items():
             if mark in text:
                 versions = lambda other=other: {**told, **other}  # noqa: E731
-                held.enter_context(mock.patch.object(disk, "versions", versions))
+                held.enter_context(mock.patch.object(keep, "versions", versions))
         mesh = {}
         if getattr(module, "mesh", False):
             devices = np.array(jax.devices()[:1]).reshape(1)

@@ -26,7 +26,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGRLD
 from numpyro_geom.runs import run
-from numpyro_geom.runs.disk import OnDisk
+from numpyro_geom.runs.keep import OnDisk
 from numpyro_geom.runs.segments import Segments
 
 MEGABYTE = 2**20

@@ -50,9 +50,10 @@ from numpyro.infer import MCMC, NUTS  # noqa: E402
 
 from numpyro_geom import SGRLD, HostRows  # noqa: E402
 from numpyro_geom.rows.mesh_rows import MeshRows  # noqa: E402
-from numpyro_geom.runs.job import Job  # noqa: E402
+
+# noqa: E402
 from numpyro_geom.runs.mesh import Layout  # noqa: E402
-from numpyro_geom.runs.segments import Segments  # noqa: E402
+from numpyro_geom.runs.segments import Job, Segments  # noqa: E402
 
 BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4}
 TRAVEL = r"= (.*?) (?:all-\w+|reduce-scatter|collective-\w+)(?:-start)?\("

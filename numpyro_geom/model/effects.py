@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import random
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr
 from numpyro.infer.util import log_density
 from numpyro.primitives import Messenger
 
+from .jaxprs import followed, needed
 from .minibatch import RNG_KEY, SubsamplePlates
 
 
@@ -76,28 +77,24 @@ def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, A
 
     program, shapes = jax.make_jaxpr(run, return_shape=True)(random.key(0), values)
     jaxpr = program.jaxpr
-    depends = {jaxpr.invars[0]}
-    for equation in jaxpr.eqns:
-        if any(isinstance(x, Var) and x in depends for x in equation.invars):
-            depends.update(equation.outvars)
-    density, states, told = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr.outvars)
+    structure = jax.tree.structure(shapes)
+    on_key = [True] + [False] * (len(jaxpr.invars) - 1)
+    on_key = followed(jaxpr, on_key, lambda e, _: [True] * len(e.outvars), False)
+    density, states, told = jax.tree.unflatten(structure, jaxpr.outvars)
     sources = _sources(jaxpr)
     changed = tuple(
         name
         for name, (old, new) in zip(names, states, strict=True)
         if [sources.get(id(x), x) for x in new] != old
     )
-    needed = {x for x in (density, *told, *jax.tree.leaves(states)) if isinstance(x, Var)}
-    for equation in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
-            needed.update(x for x in equation.invars if isinstance(x, Var))
+    _, used = needed(jaxpr, (density, *told, *jax.tree.leaves(states)))
     inputs = jax.tree.unflatten(jax.tree.structure(values), jaxpr.invars[1:])
     idle = tuple(
         name
         for name, leaves in inputs.items()
-        if trace[name]["type"] == "param" and needed.isdisjoint(jax.tree.leaves(leaves))
+        if trace[name]["type"] == "param" and used.isdisjoint(jax.tree.leaves(leaves))
     )
-    return Effects(isinstance(density, Var) and density in depends, changed, idle)
+    return Effects(jax.tree.unflatten(structure, on_key)[0], changed, idle)
 
 
 def _sources(jaxpr: Jaxpr) -> dict[int, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import JaxprEqn
 
 from .arguments import by_name
+from .jaxprs import followed
 
 KEEPS = ("lt", "add", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
 """Operations that JAX applies to row numbers before it gathers rows."""
-CALLS = ("jit", "pjit")
 
 
 def check_lengths(
@@ -36,10 +36,20 @@ def check_lengths(
         ValueError: with the plate, the array, and the model argument that the array may be.
     """
     rows = {plate: jax.ShapeDtypeStruct((size,), jnp.int32) for plate, size in sizes.items()}
-    traced = jax.make_jaxpr(run)(rows).jaxpr
     names = jax.tree.leaves({plate: plate for plate in rows})
     found: list[tuple[str, tuple, int]] = []
-    _follow(traced, dict(zip(traced.invars, names, strict=True)), found)
+
+    def rows_of(equation: JaxprEqn, plates: list[str | None]) -> list[str | None]:
+        """For each output the plate whose row numbers it holds, or None."""
+        if equation.primitive.name == "gather" and plates[1] is not None:
+            axes = equation.params["dimension_numbers"].start_index_map
+            aval: Any = equation.invars[0].aval
+            if len(axes) == 1:
+                found.append((plates[1], aval.shape, aval.shape[axes[0]]))
+        plate = next(x for x in plates if x is not None)
+        return [plate if equation.primitive.name in KEEPS else None] * len(equation.outvars)
+
+    followed(jax.make_jaxpr(run)(rows).jaxpr, names, rows_of, None)
     for plate, shape, length in found:
         if length < sizes[plate]:
             named = by_name(model, args, kwargs)
@@ -50,40 +60,3 @@ def check_lengths(
                 f"plate has {sizes[plate]} rows: expected one entry per row. JAX reads the "
                 "last entry in the place of one that is missing, without an error"
             )
-
-
-def _follow(jaxpr: Jaxpr, plates: Mapping[Any, str], found: list) -> list[str | None]:
-    """Find arrays that row numbers of plates index: plate, shape, and length of the indexed axis.
-
-    Args:
-        jaxpr: program of the model.
-        plates: variable that holds row numbers -> name of its plate.
-        found: a list to which the arrays are added.
-
-    Returns:
-        For each output the plate whose row numbers it holds, or None.
-    """
-    known = dict(plates)
-
-    def plate_of(x: Any) -> str | None:
-        return None if isinstance(x, Literal) else known.get(x)
-
-    for equation in jaxpr.eqns:
-        name, inputs = equation.primitive.name, [plate_of(x) for x in equation.invars]
-        plate = next((x for x in inputs if x is not None), None)
-        if plate is None:
-            continue
-        if name == "gather" and inputs[1] is not None:
-            axes = equation.params["dimension_numbers"].start_index_map
-            aval: Any = equation.invars[0].aval
-            shape = aval.shape
-            if len(axes) == 1:
-                found.append((inputs[1], shape, shape[axes[0]]))
-        elif name in CALLS:
-            inner = equation.params["jaxpr"].jaxpr
-            given = {x: p for x, p in zip(inner.invars, inputs, strict=True) if p is not None}
-            outputs = _follow(inner, given, found)
-            known.update({x: p for x, p in zip(equation.outvars, outputs, strict=True) if p})
-        elif name in KEEPS:
-            known.update(dict.fromkeys(equation.outvars, plate))
-    return [plate_of(x) for x in jaxpr.outvars]

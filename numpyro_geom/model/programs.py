@@ -1,4 +1,13 @@
-"""Programs before the chains move, each compiled once for all callers.
+"""The identity of a program, and programs that are compiled once for all callers.
+
+A traced program is a graph: each value is the result of an operation with parameters and input
+values. The digest of a value is computed from its operation and the digests of its inputs, back to
+the arguments. The digest of a program is computed from its results and from its calls to the host
+that have effects. So the digest does not depend on unused values, the order of lines, or names.
+
+There are two kinds of identity. A `Program` says what is computed; it stays the same on other
+devices and in other processes. An exact digest adds all that decides how: placement, devices, and
+functions on the host by identity. Compiled programs are kept by exact digests.
 
 NumPyro compiles its sampling loop at every ``run``, because a model is a function and may have
 changed: its closed-over data, or a global that it reads. So programs are also traced again here,
@@ -7,27 +16,36 @@ which is cheap. If the trace is the same, the compiled program is used again.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from .._util import is_traced, words
-
-PyTree = Any
+from .._util import PyTree, is_key, is_traced
+from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
+from .jaxprs import length, needed
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
-
-RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "rule")
-"""Rules of derivatives and vmap: new in every trace, but a program no longer needs them."""
-_RULES = re.compile(rf"\b({'|'.join(RULES)})=[^\n]*")
-_CALLS_HOST = object()
+NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
+"""Parameters of operations that are only names."""
+PLACES = {
+    "compiler_options_kvs", "context_mesh", "copy_semantics", "ctx_mesh", "devices",
+    "donated_invars", "in_layouts", "in_shardings", "inline", "keep_unused", "linear", "mesh",
+    "out_layouts", "out_shardings", "policy", "prevent_cse", "sharding", "srcs", "transforms",
+}  # fmt: skip
+"""Parameters that say where and how something is computed, not what."""
+RULES = {
+    "bwd", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "out_tree", "out_trees", "rule",
+    "symbolic_zeros",
+}  # fmt: skip
+"""Rules for derivatives and ``vmap``: new in every trace, and already applied."""
 
 _programs: OrderedDict[tuple, Callable] = OrderedDict()
 
@@ -59,13 +77,11 @@ def compiled(
     )(*leaves)
     if is_traced(traced.consts):
         return fn(*args)
-    hidden = list(_hidden(traced.jaxpr))
-    if _length(traced.jaxpr) > at_most:
+    if length(traced.jaxpr) > at_most:
         return (otherwise or fn)(*args)
-    if traced.effects or _CALLS_HOST in hidden:  # the text does not show the called function
+    key = None if traced.effects else _exact(traced.jaxpr)
+    if key is None:
         return jax.jit(fn)(*args)
-    # within pmap, values belong to its mesh
-    key = _RULES.sub("", str(traced.jaxpr)), jax.sharding.get_abstract_mesh(), *hidden
     if key not in _programs:
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(
@@ -77,38 +93,258 @@ def compiled(
     return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
 
 
-def _length(jaxpr: Jaxpr) -> int:
-    inner = (x for e in jaxpr.eqns for x in jax.tree.leaves(e.params, is_leaf=_is_jaxpr))
-    parts = (x.jaxpr if isinstance(x, ClosedJaxpr) else x for x in inner if _is_jaxpr(x))
-    return len(jaxpr.eqns) + sum(map(_length, parts))
+def _exact(jaxpr: Jaxpr) -> tuple | None:
+    """A key that is equal for programs that can replace each other, whatever their constants are.
+
+    None if the program calls a function on the host, which differs from call to call.
+    """
+    walk = _Walk(Digests(), exact=True)
+    digest = walk.part(jaxpr)
+    if walk.host:
+        return None
+    inputs = tuple(str(x.aval) for x in (*jaxpr.constvars, *jaxpr.invars))
+    # within pmap, values belong to its mesh
+    return inputs, digest, tuple(walk.objects), jax.sharding.get_abstract_mesh()
 
 
-def _hidden(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Parts of a trace that its text does not show: digests of inner arrays, and functions."""
-    for equation in jaxpr.eqns:
-        if "callback" in equation.primitive.name:
-            yield _CALLS_HOST
-        for variable in equation.invars:
-            literal = getattr(variable, "val", 0)
-            if np.ndim(literal) > 0:
-                yield _digest(literal)
-        for name, value in equation.params.items():
-            for leaf in jax.tree.leaves(value, is_leaf=_is_jaxpr):
-                if isinstance(leaf, ClosedJaxpr):
-                    yield from map(_digest, leaf.consts)
-                    yield from _hidden(leaf.jaxpr)
-                elif isinstance(leaf, Jaxpr):
-                    yield from _hidden(leaf)
-                elif isinstance(leaf, (np.ndarray, jax.Array)):
-                    yield _digest(leaf)
-                elif callable(leaf) and name not in RULES:
-                    yield leaf
+class Program(NamedTuple):
+    """The facts that distinguish a program from others.
+
+    Attributes:
+        digest: digest of all computations.
+        operations: number of operations of each kind; a part that is used twice counts once.
+        numbers: number of occurrences of each number.
+        arrays: digests of the arrays in the program, by type and shape.
+        host: digests of the functions on the host that the program calls.
+    """
+
+    digest: str
+    operations: dict[str, int]
+    numbers: dict[str, int]
+    arrays: dict[str, str]
+    host: str
+
+    @classmethod
+    def of(
+        cls, traced: ClosedJaxpr, digests: Digests, arguments: Mapping[int, str] | None = None
+    ) -> Program:
+        """The `Program` of a traced program.
+
+        Args:
+            traced: the program.
+            digests: digests of arrays and host rows; known ones are not read again.
+            arguments: digests of some arguments, by their number. A program that has such an array
+                as an argument then equals one that contains the array.
+        """
+        walk = _Walk(digests)
+        found = walk.part(traced, arguments or {})
+        arrays = {name: _hash(*sorted(of_one)) for name, of_one in sorted(walk.arrays.items())}
+        operations, numbers = (dict(sorted(x.items())) for x in (walk.operations, walk.numbers))
+        return cls(found, operations, numbers, arrays, " ".join(walk.host))
+
+    def after(self, old: Program) -> str:
+        """How the program differs from an old one, in words."""
+        operations = _counted(old.operations, self.operations)
+        if operations:
+            return f"other numbers of operations: {_some(operations)}"
+        arrays = old.arrays.items() ^ self.arrays.items()
+        if arrays:
+            names = sorted({name for name, _ in arrays})
+            return f"the same operations with other arrays: {_some(names)}"
+        numbers = _counted(old.numbers, self.numbers)
+        if numbers:
+            return f"the same operations with other numbers, by count: {_some(numbers)}"
+        return "as many operations of each kind, on other values"
 
 
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, (ClosedJaxpr, Jaxpr))
+def _counted(old: Mapping[str, int], new: Mapping[str, int]) -> list[str]:
+    names = sorted({name for name, _ in old.items() ^ new.items()})
+    return [f"{name} (was {old.get(name, 0)}, is {new.get(name, 0)})" for name in names]
 
 
-def _digest(x: Any) -> str:
-    array = np.ascontiguousarray(words(x))
-    return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
+def _some(texts: list[str]) -> str:
+    return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
+
+
+class _Walk:
+    """Visits each part of a program once.
+
+    With ``exact``, whatever is not plain or an array is an entry of ``objects``, and its number
+    there is its text.
+    """
+
+    def __init__(self, digests: Digests, exact: bool = False) -> None:
+        self.digests, self.exact = digests, exact
+        self.operations: Counter[str] = Counter()
+        self.numbers: Counter[str] = Counter()
+        self.arrays: dict[str, set[str]] = {}
+        self.host: list[str] = []
+        self.objects: dict[Any, int] = {}
+        # with the values, because an id is only unique during the life of its value
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._left_out = NAMES | RULES if exact else NAMES | PLACES | RULES
+        self._partitionable = jax.config.jax_threefry_partitionable  # type: ignore
+
+    def part(
+        self, part: ClosedJaxpr | Jaxpr, bound: Mapping[int, str] | None = None, depth: int = 0
+    ) -> str:
+        """Digest of a part of a program.
+
+        Args:
+            part: visited only once, if its values depend on its own arguments alone.
+            bound: texts of arguments that are values of the part around this one, by number.
+            depth: number of parts around this one. It keeps arguments of different parts apart.
+        """
+        if bound is not None:
+            return self._digest(part, bound, depth)
+        if id(part) not in self._known:
+            self._known[id(part)] = part, self._digest(part, {}, 0)
+        return self._known[id(part)][1]
+
+    def _digest(self, part: ClosedJaxpr | Jaxpr, bound: Mapping[int, str], depth: int) -> str:
+        jaxpr = part.jaxpr if isinstance(part, ClosedJaxpr) else part
+        equations, variables = needed(jaxpr, jaxpr.outvars, _has_effects)
+        values: dict[Any, str] = {}
+        # from JAX 0.12 on, the two classes are one, with constants
+        consts = part.consts if isinstance(part, ClosedJaxpr) else ()
+        for k, x in enumerate(jaxpr.constvars):
+            if k >= len(consts):
+                values[x] = f"constant {k}"
+            elif x in variables:
+                values[x] = self._array(consts[k])
+        # the number of bound arguments does not count
+        numbers = itertools.count()
+        for k, x in enumerate(jaxpr.invars):
+            free = bound.get(k)
+            values[x] = f"{depth}.{next(numbers)} {self._type(x.aval)}" if free is None else free
+
+        def value(x: Any) -> str:
+            return self._literal(x) if isinstance(x, Literal) else values[x]
+
+        effects = []
+        for equation in equations:
+            found = self._equation(equation, [value(x) for x in equation.invars], depth)
+            for k, x in enumerate(equation.outvars):
+                values[x] = f"{k} {self._type(x.aval)} {found}"
+            if _has_effects(equation):
+                effects.append(found)
+        return _hash(*(value(x) for x in jaxpr.outvars), "effects", *effects)
+
+    def _equation(self, equation: JaxprEqn, values: list[str], depth: int) -> str:
+        name, params = equation.primitive.name, dict(equation.params)
+        self.operations[name] += 1
+        texts = [name]
+        # values that loops and branches close over are bound; their order and number do not count
+        if name == "while":
+            split = params.pop("cond_nconsts"), params.pop("body_nconsts")
+            for k, part in enumerate((params.pop("cond_jaxpr"), params.pop("body_jaxpr"))):
+                consts, values = values[: split[k]], values[split[k] :]
+                texts.append(self.part(part, dict(enumerate(consts)), depth + 1))
+        elif name == "scan":
+            number, carried = _counts(params)
+            consts, values = values[:number], values[number:]
+            body = self.part(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1)
+            texts += [f"carries {carried}", body]
+        elif name == "cond":
+            bound = dict(enumerate(values[1:]))
+            values = values[:1]
+            texts += [self.part(part, bound, depth + 1) for part in params.pop("branches")]
+        for key, x in sorted(params.items()):
+            if key not in self._left_out:
+                texts += [key, self._parameter(x)]
+        if self.exact:
+            texts.append(self._object(equation.ctx))
+            if "callback" in name:
+                self.host.append(name)
+        # only if it differs from the setting of the whole program, which has its own digest
+        elif getattr(equation.ctx, "threefry_partitionable", None) is (not self._partitionable):
+            texts.append("threefry")
+        return _hash(*texts, "of", *values)
+
+    def _literal(self, literal: Literal) -> str:
+        aval: Any = literal.aval
+        return f"{self._type(aval)} {self._array(literal.val, aval.dtype)}"
+
+    def _array(self, x: Any, dtype: Any = None) -> str:
+        """Digest of an array in the program; the array is added to `Program.arrays`."""
+        if np.ndim(x) == 0 and not (hasattr(x, "dtype") and is_key(x)):
+            number = str(np.asarray(x, dtype))
+            self.numbers[number] += 1
+            return number
+        if self.exact:
+            known = getattr(x, "is_fully_addressable", True) and x.nbytes <= MAX_HASHED_BYTES
+            place = getattr(x, "sharding", None) if known else object()
+            return f"{self._object(place)} {self.digests.of(x)}"
+        found = self.digests.of(x)
+        self.arrays.setdefault(f"{x.dtype}{list(np.shape(x))}", set()).add(found)
+        return found
+
+    def _parameter(self, value: Any) -> str:
+        """A text for a parameter of an operation, without addresses and names."""
+        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+            return self.part(value)
+        if is_array(value):
+            return self._array(value)
+        if isinstance(value, Mapping):
+            return _hash(*(f"{key!r} {self._parameter(value[key])}" for key in sorted(value)))
+        if isinstance(value, (frozenset, set)):
+            return _hash(*sorted(map(self._parameter, value)))
+        if hasattr(value, "tag"):  # an implementation of random numbers
+            return str(value.tag)
+        if isinstance(value, (list, tuple)):
+            return _hash(type(value).__name__, *map(self._parameter, value))
+        if self.exact:
+            return repr(value) if isinstance(value, PLAIN) else self._object(value)
+        if isinstance(value, (jax.tree_util.PyTreeDef, jax.sharding.Sharding)):
+            return ""
+        if hasattr(value, "callback_func"):  # as `jax.pure_callback` wraps it
+            value = value.callback_func
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return self._type(value)
+        if callable(value) and not isinstance(value, (type, np.dtype)):
+            return self._called(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+            return _hash(*(f"{n} {self._parameter(getattr(value, n))}" for n in names))
+        return without_addresses(repr(value))
+
+    def _called(self, function: Callable) -> str:
+        """Record a function on the host. Its digest depends on Python's version; it is separate."""
+        if id(function) not in self._known:
+            self._known[id(function)] = function, f"host {len(self.host)}"
+            self.host.append(code_of(function, self.digests))
+        return self._known[id(function)][1]
+
+    def _type(self, aval: Any) -> str:
+        """Type and shape; without the placement, unless it is exact."""
+        if self.exact:
+            return self._object(aval)
+        weak = " weak" if getattr(aval, "weak_type", False) else ""
+        return f"{getattr(aval, 'dtype', aval)}{list(getattr(aval, 'shape', ()))}{weak}"
+
+    def _object(self, value: Any) -> str:
+        try:
+            number = self.objects.setdefault(value, len(self.objects))
+        except TypeError:  # no hash: equal to nothing
+            number = self.objects.setdefault(object(), len(self.objects))
+        return f"object {number}"
+
+
+def _counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many values a scan closes over, and how many it carries; removed from its parameters."""
+    if "ft_in" not in params:  # before JAX 0.12
+        return params.pop("num_consts"), params.pop("num_carry")
+    params.pop("ft_out")
+    consts, carried, _ = map(len, params.pop("ft_in").unpack())
+    return consts, carried
+
+
+def _has_effects(equation: JaxprEqn) -> bool:
+    """Whether an operation has an effect on the host. Printing does not count."""
+    names = (type(effect).__name__ for effect in equation.effects)
+    return any("Debug" not in name for name in names)
+
+
+def _hash(*texts: str) -> str:
+    # the length before each text keeps their boundaries
+    return hashlib.sha256("".join(f"{len(x)}:{x}" for x in texts).encode()).hexdigest()[:32]

@@ -1,6 +1,6 @@
 """Long runs in segments, kept on disk and resumed after a crash."""
 
-from .job import Run
-from .loop import run
+from .keep import Run
+from .long_run import run
 
 __all__ = ["Run", "run"]

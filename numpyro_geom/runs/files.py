@@ -1,4 +1,4 @@
-"""Atomic files, a lock for one writer per directory, and delayed signals.
+"""Atomic files, and a lock for one writer per directory.
 
 Nothing is written through a symbolic link, and a file that may be a user's is never opened for
 writing. A file is written under a new temporary name, in a folder that is not a link, and is then
@@ -13,13 +13,10 @@ import fcntl
 import os
 import re
 import secrets
-import signal
 import socket
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 LOCK = "lock"
@@ -216,28 +213,3 @@ def _kind(path: Path) -> str:
     if stat.S_ISDIR(mode):
         return "a folder"
     return "a file of other making" if stat.S_ISREG(mode) else "no regular file"
-
-
-@contextlib.contextmanager
-def stop_on_signal() -> Iterator[list[str]]:
-    """Record SIGINT and SIGTERM, by name, instead of ending; only in the main thread.
-
-    A second SIGINT raises KeyboardInterrupt.
-    """
-    noted: list[str] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        if noted and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        noted.append(signal.Signals(number).name)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noted
-    finally:
-        for number, handler in old.items():
-            # Python cannot restore a handler that was not set from Python
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpyro.infer.mcmc import MCMCKernel
 
 from .._warning import warn_outside
 from ..diagnostics.run_record import package_versions
-from ..rows.host_rows import host_rows_in, is_host_rows
-from .digest import FUNCTION, PYTHON, Digests, class_name, settings_of
-from .job import Job
-from .processes import Processes
-from .program import Program
-from .segments import Segments, without_mesh
+from ..kernel import SGKernel
+from ..model.digests import (
+    FUNCTION,
+    OTHER_CLASS,
+    PLAIN,
+    PYTHON,
+    Digests,
+    class_name,
+    function_name,
+    is_array,
+    kept,
+    without_addresses,
+)
+from ..model.programs import Program
+from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
+from .mesh import Processes
+from .segments import Job, Segments, without_mesh
 
 SCHEME = "4: the program, and settings by name"
 """Version of the comparison of runs."""
+KEPT_APART = ("_kernels", "_specs", "_weights")
+"""Settings of NumPyro's kernels whose attributes do not have the names of the arguments."""
 LENGTHS = ("num_", "thinning", "chain_method", "extra_fields", "draws_per_segment")
 """Prefixes of the names whose texts are the same in earlier schemes."""
 CONFIG = (
@@ -33,9 +49,28 @@ CONFIG = (
 """Settings of JAX that affect numbers; a traced program does not show some of them."""
 
 
+class KernelDigests(Digests):
+    """Digests that also tell kernels apart, by their settings."""
+
+    def parts(self, value: Any) -> Iterator[Any]:
+        """Texts and bytes that distinguish a value from others."""
+        if isinstance(value, MCMCKernel):
+            yield f"{class_name(value)} {self.of(settings_of(value))}"
+        else:
+            yield from super().parts(value)
+
+
+def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
+    """Arguments of a kernel's constructor, as far as the kernel keeps them."""
+    if isinstance(kernel, SGKernel):  # their values before ``init``
+        return kernel.replace().settings.as_dict()
+    found = {name: x for name, x in kept(kernel).items() if name != "model"}
+    return found | {name: x for name, x in vars(kernel).items() if name in KEPT_APART}
+
+
 def fingerprint(job: Job, length: int, digests: Digests | None = None) -> dict[str, str]:
     """Everything besides the program that determines the draws of a run, by name."""
-    mcmc, digests = job.mcmc, Digests() if digests is None else digests
+    mcmc, digests = job.mcmc, KernelDigests() if digests is None else digests
     method = mcmc.chain_method
     found = {
         "fingerprint": SCHEME,
@@ -57,7 +92,7 @@ def fingerprint(job: Job, length: int, digests: Digests | None = None) -> dict[s
     trees = {"args": list(job.args), "kwargs": job.kwargs, "init_params": job.init_params}
     for root, tree in trees.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]:
-            found[f"data {root}{jax.tree_util.keystr(path)}"] = digests.data(leaf)
+            found[f"data {root}{jax.tree_util.keystr(path)}"] = _argument(leaf, digests)
     return found
 
 
@@ -72,9 +107,7 @@ def program_of(segments: Segments, digests: Digests) -> Program:
     return Program.of(segments.traced(), digests, arguments)
 
 
-def differences(
-    old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()
-) -> list[str]:
+def changes(old: Mapping[str, str], new: Mapping[str, str], but: Collection[str] = ()) -> list[str]:
     """Names of the texts that differ, except ``but``, with both values if they are readable."""
     found = []
     for name in sorted((old.keys() | new.keys()) - set(but)):
@@ -86,15 +119,9 @@ def differences(
 
 def digests_of_parts(processes: Processes, job: Job) -> Digests:
     """Digests that know `HostRows` of which each process holds a part."""
-    digests, parts = Digests(), [x for x in host_rows_in((job.args, job.kwargs)) if x.is_part]
-
-    def read() -> None:
-        for rows in parts:
-            digests.of(rows)
-
-    processes.all(read)
-    for rows in parts:
-        digests.know(rows, " ".join(processes.each(digests.of(rows))))
+    digests, parts = KernelDigests(), [x for x in host_rows_in((job.args, job.kwargs)) if x.is_part]
+    for rows, text in zip(parts, processes.all(lambda: [*map(digests.of, parts)]), strict=True):
+        digests.know(rows, " ".join(processes.each(text)))
     return digests
 
 
@@ -117,13 +144,13 @@ def check_same(
             "data cannot be compared: make sure that these are the same as then: model, kernel and "
             "its settings, postprocess_fn, data, rng_key"
         )
-    changed = differences(before, now, but)
+    changed = changes(before, now, but)
     if changed:
         raise ValueError(
             f"{where} holds a run that differs in: {'; '.join(changed)}. Expected the same "
             "arguments as before, or another directory"
         )
-    versions = "; ".join(differences(old["versions"], new["versions"]))
+    versions = "; ".join(changes(old["versions"], new["versions"]))
     if not earlier and not other_program:
         _check_programs(where, Program(**old["program"]), Program(**new["program"]), versions)
     if versions:
@@ -168,19 +195,16 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
         lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x,
         (job.args, job.kwargs, job.init_params),
     )
-    digests = Digests()
+    digests = KernelDigests()
     for rows in host_rows_in((args, kwargs)):
         digests.know(rows, "a part of the rows" if rows.is_part else "all rows")
     alike = job._replace(args=args, kwargs=kwargs, init_params=init_params)
     here = fingerprint(alike, 0, digests)
     here |= {name: str(x) for name, x in others.items()}
     here["num_samples"] = str(job.mcmc.num_samples)
-    programs: list[Program] = []
-    processes.all(
-        lambda: programs.append(Program.of(without_mesh(job, None).traced(), digests, {}))
-    )
-    here["program"] = programs[0].digest
-    changed = differences(processes.first(lambda: here), here)
+    program = processes.all(lambda: Program.of(without_mesh(job, None).traced(), digests))
+    here["program"] = program.digest
+    changed = changes(processes.first(lambda: here), here)
 
     def check() -> None:
         if changed:
@@ -202,11 +226,31 @@ def _as_on_device(x: Any) -> Any:
     return x if isinstance(x, jax.Array) else x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
+def _argument(leaf: Any, digests: Digests) -> str:
+    """Digest of an argument of the model; for arrays, with type and shape."""
+    if is_array(leaf) or isinstance(leaf, HostRows):
+        return f"{leaf.dtype}{list(leaf.shape)} {digests.of(leaf)}"
+    return repr(leaf) if isinstance(leaf, PLAIN) else digests.of(leaf)
+
+
+def _readable(value: Any, digests: Digests) -> str:
+    """A digest for people to read, with the value itself if it is short."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if callable(value) and not dataclasses.is_dataclass(value):
+        name = function_name(value)
+        return f"{name} {digests.of(value)}" if isinstance(value, functools.partial) else name
+    ours = dataclasses.is_dataclass(value) and class_name(value) != OTHER_CLASS
+    text = without_addresses(repr(value)) if ours else ""
+    text = "" if "<" in text else text  # it has the name of a function
+    return f"{text} {digests.of(value)}" if 0 < len(text) < 80 else digests.of(value)
+
+
 def _setting(name: str, value: Any, digests: Digests) -> str:
     """Digest of a setting by its content; for a schedule, also of the program that computes it."""
-    text = digests.text(value)
+    text = _readable(value, digests)
     if name == "step_size" and callable(value):
         with contextlib.suppress(Exception):  # it may not be a schedule that JAX can trace
             traced = jax.make_jaxpr(value)(jnp.zeros((), jnp.int32))
-            text += f" {Program.of(traced, digests, {}).digest[:16]}"
+            text += f" {Program.of(traced, digests).digest[:16]}"
     return text

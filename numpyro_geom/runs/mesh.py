@@ -1,9 +1,9 @@
 """Chains over one axis of a device mesh, rows of the data over another axis.
 
 Row indices are drawn globally, so draws do not depend on the number of devices. Each device holds
-its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; those
-of a stratified minibatch are in place already. The gradients of the parts are summed. XLA derives
-the communication from the placement of arrays
+its own rows. The rows of a minibatch are fetched from their devices and distributed evenly; the
+rows of a stratified minibatch are in place already. The gradients of the parts are summed. XLA
+derives the communication from the placement of arrays
 (https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html).
 `HostRows` stay on the host, and each device asks for its part of the minibatch
 (`rows.mesh_rows`).
@@ -11,7 +11,10 @@ the communication from the placement of arrays
 
 from __future__ import annotations
 
+import builtins
 import functools
+import json
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import MCMC
 
@@ -30,7 +34,6 @@ from ..model.abstract import abstract_trace
 from ..model.arguments import split_arrays
 from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
 from ..rows.mesh_rows import MeshRows, OverMesh
-from .processes import Processes
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,86 @@ class Layout:
         return self.mesh is not None and len(_processes(self.mesh)) > 1
 
 
+class Processes:
+    """The processes of a run; all of them call the same methods in the same order.
+
+    Attributes:
+        several: whether there are several processes.
+        is_first: whether this is the first process.
+    """
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+        self.is_first = not several or jax.process_index() == 0
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """A function's result in the first process, in JSON types, or the error that it raises."""
+        if not self.several:
+            return function()
+        error: Exception | None = None
+        found: dict[str, Any] = {}
+        if self.is_first:
+            try:
+                found = {"value": function()}
+            except Exception as caught:
+                error, found = caught, {"error": type(caught).__name__, "text": str(caught)}
+        content = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(content.size)))
+        if not self.is_first:
+            content = np.zeros(size, np.uint8)
+        content = np.asarray(multihost_utils.broadcast_one_to_all(content))
+        found = json.loads(content.tobytes())
+        if error is not None:
+            raise error
+        if "error" in found:
+            kind = getattr(builtins, found["error"], RuntimeError)
+            raise kind(f"{found['text']} (in process 0)")
+        return found["value"]
+
+    def all(self, function: Callable[[], Any]) -> Any:
+        """Call a function in each process; an error in one process is an error in all."""
+        if not self.several:
+            return function()
+        found = error = None
+        try:
+            found = function()
+        except Exception as caught:
+            error = caught
+        failed = self._gather(error is not None)
+        if error is not None:
+            raise error
+        if failed.any():
+            where = ", ".join(str(k) for k in np.flatnonzero(failed))
+            raise RuntimeError(f"another process of the run failed: see what process {where} says")
+        return found
+
+    def spread(self, state: PyTree) -> PyTree:
+        """Send arrays and keys of the first process to all processes."""
+        if not self.several:
+            return state
+        plain = multihost_utils.broadcast_one_to_all(jax.tree.map(words, state))
+        return jax.tree.map(
+            lambda x, like: from_words(np.asarray(x, words(like).dtype), like), plain, state
+        )
+
+    def each(self, text: str) -> list[str]:
+        """The texts of all processes, which have the same length."""
+        if not self.several:
+            return [text]
+        words = np.frombuffer(text.encode(), np.uint8)
+        return [x.tobytes().decode() for x in multihost_utils.process_allgather(words)]
+
+    def signal(self, noted: list[str]) -> str | None:
+        """The last signal that this process got, or one that another process got."""
+        if not self.several:
+            return noted[-1] if noted else None
+        number = int(self._gather(signal.Signals[noted[-1]].value if noted else 0).max())
+        return signal.Signals(number).name if number else None
+
+    def _gather(self, number: int | bool) -> np.ndarray:
+        return np.asarray(multihost_utils.process_allgather(np.int32(number))).reshape(-1)
+
+
 @functools.partial(jax.jit, static_argnames=("layout", "to_chains"))
 def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
     """Move a state from all devices to the devices of its chains, or back."""
@@ -280,7 +363,7 @@ def _check_axes(mesh: Mesh, given: dict[str, Any]) -> None:
     if len(set(given.values())) < len(given):
         raise ValueError(
             f"chain_axis and data_axis are both {axis!r}: expected two axes, such as "
-            "those of jax.make_mesh((2, 4), ('chains', 'rows'))"
+            "'chains' and 'rows' of jax.make_mesh((2, 4), ('chains', 'rows'))"
         )
 
 

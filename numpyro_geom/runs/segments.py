@@ -1,4 +1,4 @@
-"""One compiled program that advances a chain by any number of draws.
+"""What to run, how it is cut into segments, and the one compiled program of all segments.
 
 Warm-up, full segments and a shorter last segment differ in two counts that are inputs of the
 program, so it is compiled once. The chain does not depend on where a segment ends.
@@ -16,17 +16,77 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ShapeDtypeStruct, lax, random
 from jax.extend.core import ClosedJaxpr
+from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key
 from ..model.arguments import split_arrays
-from .job import Job, Lengths
 from .mesh import Layout
 
 MAX_SEGMENT_BYTES = 2**25
 """Size of the draws of a segment, over all chains, if its length is not given."""
 MAX_SEGMENT_DRAWS = 1000
+
+
+class Job(NamedTuple):
+    """What to run, with the arguments of ``mcmc.run``.
+
+    Attributes:
+        mcmc: kernel, lengths and chains.
+        rng_key: a key, or one for each chain.
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+        extra_fields: further fields of the state to keep, besides the fields that the kernel names.
+        init_params: where the chains start, or None.
+    """
+
+    mcmc: MCMC
+    rng_key: jax.Array
+    args: tuple = ()
+    kwargs: dict[str, Any] = {}
+    extra_fields: tuple[str, ...] = ()
+    init_params: PyTree = None
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws to keep of each chain."""
+        return self.mcmc.num_samples // self.mcmc.thinning
+
+
+class Lengths(NamedTuple):
+    """How a run is cut into segments; warm-up comes first.
+
+    Attributes:
+        num_warmup: steps of warm-up, calls of ``kernel.sample``.
+        num_draws: number of draws to keep of each chain.
+        thinning: steps per draw.
+        length: draws per segment.
+    """
+
+    num_warmup: int
+    num_draws: int
+    thinning: int
+    length: int
+
+    @property
+    def warmup_segments(self) -> int:
+        """Number of segments of warm-up."""
+        return -(-self.num_warmup // (self.length * self.thinning))
+
+    @property
+    def segments(self) -> int:
+        """Number of all segments."""
+        return self.warmup_segments - (-self.num_draws // self.length)
+
+    def draws(self, done: int) -> int:
+        """Number of draws of each chain after ``done`` segments."""
+        return min(max(0, done - self.warmup_segments) * self.length, self.num_draws)
+
+    def steps(self, done: int) -> int:
+        """Number of steps after ``done`` segments."""
+        warmup = min(done * self.length * self.thinning, self.num_warmup)
+        return warmup + self.draws(done) * self.thinning
 
 
 class Done(NamedTuple):
@@ -206,7 +266,7 @@ class Segments:
         return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
-        """Shapes of a segment, from those of one draw."""
+        """Shapes of a segment, from the shapes of one draw."""
         return jax.tree.map(
             lambda x: ShapeDtypeStruct((self.lengths.length, *x.shape), x.dtype), draw
         )

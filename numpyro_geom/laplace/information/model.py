@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn
 from numpyro import handlers
 from numpyro.infer.util import _unconstrain_reparam
 
 from ..._util import PyTree
 from ...model import minibatch
+from ...model.jaxprs import followed
 from ...model.minibatch import Batch, Subsampling
 from .form import Form, Structure
 from .prior import prior_root, relative_to_location
@@ -25,8 +26,6 @@ from .root import fisher_root
 
 Sites = Callable[[PyTree, Batch], tuple[Mapping[str, dict], dict]]
 """Function of an unconstrained position and rows: a trace of the model, and its latent values."""
-_CALLS = ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "remat", "checkpoint")
-"""Primitives that call a function; `dependence` analyses these functions too."""
 
 
 @jax.tree_util.register_static
@@ -117,29 +116,14 @@ def dependence(fn: Callable, *args: Any) -> list[frozenset[int]]:
 
     ``args`` are pytrees of arrays, or of their shapes.
     """
-    closed = jax.make_jaxpr(fn)(*args)
     counts = [len(jax.tree.leaves(a)) for a in args]
     inputs = [frozenset([i]) for i, n in enumerate(counts) for _ in range(n)]
-    return _reach(closed.jaxpr, inputs)
 
+    def all_of(equation: JaxprEqn, given: list[frozenset[int]]) -> list[frozenset[int]]:
+        # also of loops and branches, each output may depend on each input
+        return [frozenset().union(*given)] * len(equation.outvars)
 
-def _reach(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def of(variable: Any) -> frozenset[int]:
-        if isinstance(variable, Literal):
-            return frozenset()
-        return known.get(variable, frozenset())
-
-    for equation in jaxpr.eqns:
-        given = [of(v) for v in equation.invars]
-        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-        if equation.primitive.name in _CALLS and inner is not None:
-            outputs = _reach(getattr(inner, "jaxpr", inner), given)
-        else:  # also loops and branches: each output may depend on each input
-            outputs = [frozenset().union(*given)] * len(equation.outvars)
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+    return followed(jax.make_jaxpr(fn)(*args).jaxpr, inputs, all_of, frozenset())
 
 
 def prior_form(sites: Sites) -> Form:

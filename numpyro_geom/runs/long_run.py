@@ -1,6 +1,6 @@
 """Long runs in segments: every finished segment is on disk, and a crashed run can be resumed.
 
-A run is a sequence of segments; those of warm-up come first. After each segment, its draws are
+A run is a sequence of segments, and warm-up comes first. After each segment, its draws are
 added to a Zarr store, and then the state of the chains is saved. The saved state marks the
 segment as done. A resumed run gives the same draws, bit for bit, as a run without a break.
 """
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import jax
@@ -20,20 +23,16 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from .._checks import check_int, check_keys
-from .._numpyro import holding
 from .._util import PyTree
 from .._warning import warn_outside
-from ..diagnostics.container import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
-from .checkpoint import Checkpoint
-from .describe import Describer, now
-from .disk import OTHER_PROGRAM, OnDisk
-from .files import Lock, stop_on_signal
+from .files import Lock
 from .fingerprint import check_alike, warn
-from .job import Job, Lengths, Run
+from .keep import OTHER_PROGRAM, InMemory, OnDisk, Run
 from .mesh import Layout
-from .segments import Done, Segments
+from .segments import Job, Lengths
+from .store import Checkpoint
 
 FROZEN = 0.25
 """Share of undone steps of a draw above which a chain hardly moves."""
@@ -58,8 +57,8 @@ def run(
     """Run an MCMC in segments and store each finished segment on disk.
 
     After a crash, call `run` again with the same arguments. The run then continues where the last
-    finished segment ended. The draws are, bit for bit, those of a run without a break. Any kernel
-    of NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
+    finished segment ended. A run without a break has the same draws, bit for bit. Any kernel of
+    NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
 
     ``directory`` holds three entries: ``draws.zarr``, which ``xarray.open_datatree`` can open at
     any time, also during the run; ``state``, which a continued run starts from; and ``lock``.
@@ -97,8 +96,8 @@ def run(
             guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
             on another mesh, or on none.
         chain_axis: axis of the mesh over which the chains are split.
-        data_axis: axis of the mesh over which the rows of the data are split: those of each
-            argument with as many rows as a plate with observed sites.
+        data_axis: axis of the mesh over which the rows of the data are split, in each argument
+            with as many rows as a plate with observed sites.
         kwargs: the model's keyword arguments.
 
     Returns:
@@ -151,9 +150,7 @@ def run(
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
-    checked: list[tuple] = []
-    layout.processes.all(lambda: checked.append(checked_rows(args, kwargs, on_bad_rows)))
-    args, kwargs = checked[0]
+    args, kwargs = layout.processes.all(lambda: checked_rows(args, kwargs, on_bad_rows))
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
     given = {"draws_per_segment": draws_per_segment, "directory": directory, "resume": resume}
     check_alike(layout.processes, job, **given)
@@ -165,47 +162,6 @@ def run(
         held.callback(lock.release)
         layout.processes.first(lock.take)
         return _all_of_it(OnDisk(job, draws_per_segment, layout, lock, resume), monitor)
-
-
-class InMemory:
-    """Keeps the draws of a run in memory."""
-
-    to_go_on = "with a directory it could go on"
-
-    def __init__(self, job: Job, length: int | None, layout: Layout) -> None:
-        self.segments = Segments(job, length, layout)
-        self._kept = [jax.tree.map(lambda x: x[:, :0], self.segments.no_draws)]
-        arguments = self._arguments = layout.readable((job.args, job.kwargs))
-        self._describer = Describer(job.mcmc, arguments, now())
-
-    def start(self) -> Checkpoint:
-        """The checkpoint before the first segment."""
-        # names that cannot be exported raise before there are draws
-        self._describer.datasets(self.segments.no_draws, self.segments.start)
-        return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
-
-    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
-        """Keep the draws of a segment."""
-        if done.draws:
-            self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
-        return after
-
-    def draws(self, first: int, last: int) -> PyTree:
-        """Draws ``first`` to ``last - 1``, which are those of one segment."""
-        kept = self._kept[1 + first // self.segments.lengths.length]
-        return kept[self.segments.fields[0]]
-
-    def result(self, here: Checkpoint) -> Run:
-        """The result, with all draws."""
-        job = self.segments.job
-        states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *self._kept)
-        mcmc = holding(job.mcmc, self._arguments, states, here.state)
-        mcmc.post_warmup_state = here.state
-        datasets = self._describer.datasets(states, here.state)
-        draws = here.record["draws"]
-        if draws:
-            self._describer.summarise(datasets, states, here.state)
-        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
 
 
 def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | None) -> Run:
@@ -245,6 +201,31 @@ def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | Non
         warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "
              f"{keeper.to_go_on}")  # fmt: skip
     return keeper.result(here)
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[list[str]]:
+    """Record SIGINT and SIGTERM, by name, instead of ending; only in the main thread.
+
+    A second SIGINT raises KeyboardInterrupt.
+    """
+    noted: list[str] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if noted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        noted.append(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in old.items():
+            # Python cannot restore a handler that was not set from Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyTree) -> None:

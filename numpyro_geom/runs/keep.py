@@ -1,29 +1,39 @@
-"""A run whose finished segments are on disk."""
+"""Where a run keeps its segments: in memory, or in a folder from which it can go on.
+
+Both keepers name draws, dimensions and attributes as `to_inference_data` does.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import datetime
 import os
 import secrets
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from numpyro.infer import MCMC
 
-from .._numpyro import LazyMCMC, holding
+from .._numpyro import LazyMCMC, holding, sample_field
 from .._util import PyTree
-from ..diagnostics.container import container
-from .checkpoint import Checkpoint, Checkpoints
-from .describe import Datasets, Describer, Names, now
-from .digest import Digests
+from ..diagnostics.arrays import paths
+from ..diagnostics.constants import constants
+from ..diagnostics.container import Labels, container
+from ..diagnostics.full_data import observed_values, read_model
+from ..diagnostics.run_facts import facts_as_attributes
+from ..diagnostics.run_record import record_of_mcmc, sample_stats
+from ..kernel import SGKernel
+from ..model.digests import Digests
+from ..rows.host_rows import host_rows_in
 from .files import Lock, advised
 from .fingerprint import check_same, digests_of_parts, fingerprint, program_of, versions, warn
-from .job import Job, Run
 from .mesh import Layout
-from .segments import Done, Segments, without_mesh
-from .store import DrawStore, check_free
+from .segments import Done, Job, Segments, without_mesh
+from .store import Checkpoint, Checkpoints, Datasets, DrawStore, check_free
 
 STORE = "draws.zarr"
 STATES = "state"
@@ -35,6 +45,66 @@ _NOT_BEGUN = (
 )
 
 
+class Run(NamedTuple):
+    """What `run` returns.
+
+    Attributes:
+        mcmc: a copy of the MCMC that holds the draws. With a directory, all draws are read from it
+            when they are first requested. The method ``run`` of this MCMC continues from the last
+            state.
+        idata: an ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x.
+            With a directory, values are read chunk by chunk when they are requested.
+        num_draws: number of draws of each chain so far.
+        finished: whether the run has all requested draws.
+    """
+
+    mcmc: MCMC
+    idata: Any
+    num_draws: int
+    finished: bool
+
+
+class InMemory:
+    """Keeps the draws of a run in memory."""
+
+    to_go_on = "with a directory it could go on"
+
+    def __init__(self, job: Job, length: int | None, layout: Layout) -> None:
+        self.segments = Segments(job, length, layout)
+        self._kept = [jax.tree.map(lambda x: x[:, :0], self.segments.no_draws)]
+        arguments = self._arguments = layout.readable((job.args, job.kwargs))
+        self._describer = Describer(job.mcmc, arguments, now())
+
+    def start(self) -> Checkpoint:
+        """The checkpoint before the first segment."""
+        # names that cannot be exported raise before there are draws
+        self._describer.datasets(self.segments.no_draws, self.segments.start)
+        return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
+
+    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+        """Keep the draws of a segment."""
+        if done.draws:
+            self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
+        return after
+
+    def draws(self, first: int, last: int) -> PyTree:
+        """Draws ``first`` to ``last - 1``, all of one segment."""
+        kept = self._kept[1 + first // self.segments.lengths.length]
+        return kept[self.segments.fields[0]]
+
+    def result(self, here: Checkpoint) -> Run:
+        """The result, with all draws."""
+        job = self.segments.job
+        states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *self._kept)
+        mcmc = holding(job.mcmc, self._arguments, states, here.state)
+        mcmc.post_warmup_state = here.state
+        datasets = self._describer.datasets(states, here.state)
+        draws = here.record["draws"]
+        if draws:
+            self._describer.summarise(datasets, states, here.state)
+        return Run(mcmc, container(datasets), draws, draws == job.num_draws)
+
+
 class OnDisk:
     """Keeps the segments of a run in a folder; starts or continues the run there.
 
@@ -42,8 +112,7 @@ class OnDisk:
     others open the draws at the end.
 
     Attributes:
-        segments: the segments of the run. Their length may be that of the run in the folder.
-        visible: number of draws that readers of the store see.
+        segments: the segments of the run. A run in the folder gives their length.
         damaged: numbers of segments to compute again before the run continues from the newest
             state.
         newest: the newest state, to which the run returns after repairs.
@@ -61,7 +130,7 @@ class OnDisk:
         self._begins = record is None
         if record is not None and length is None:
             length = record["length"]
-        # a run may continue on another mesh, so its digest is that of the program without a mesh
+        # a run may continue on another mesh, so the program without a mesh identifies it
         plain = None if layout.mesh is None else without_mesh(job, length)
         self.segments = Segments(job, length, layout)
         digests = digests_of_parts(self.processes, job)
@@ -83,7 +152,6 @@ class OnDisk:
                 self.checkpoints = Checkpoints(folder / STATES, run)
         self._arguments = layout.readable((job.args, job.kwargs))
         self.describer = Describer(job.mcmc, self._arguments, str(self.about["created_at"]))
-        self.visible = 0
         self.damaged: set[int] = set()
         self.newest: Checkpoint | None = None
 
@@ -114,7 +182,7 @@ class OnDisk:
         if draws:
             self.processes.first(lambda: self._summarise(names, here))
         held = holding(job.mcmc, self._arguments, None, here.state)
-        mcmc = LazyMCMC.of(held, partial(_read, self.store, names))
+        mcmc = LazyMCMC.of(held, partial(_all_fields, self.store, names))
         mcmc.post_warmup_state = here.state
         groups = self.store.open()
         datasets = {name: groups[name].to_dataset() for name in groups.children}
@@ -156,7 +224,7 @@ class OnDisk:
             "all draws are stored, but not what depends on all of them. Make room, and call `run` "
             "again with the same arguments"
         ):
-            self.store.grow(datasets, self.visible)
+            self.store.describe(datasets)
 
     def _no_draws(self, state: PyTree) -> Datasets:
         return self.describer.datasets(self.segments.no_draws, state)
@@ -168,8 +236,8 @@ class OnDisk:
             self.store.create(self._no_draws(start), 0)  # a state always comes with a store
             self.checkpoints.save(Checkpoint(0, start, record))
         self.newest = self._load(lengths.segments)
-        self.visible = self.newest.record["draws"]
-        if self.visible < lengths.draws(self.newest.number):
+        visible = self.newest.record["draws"]
+        if visible < lengths.draws(self.newest.number):
             # a longer run: the last segment was short and is computed again
             self.newest = self._load(self.newest.number - 1)
         datasets = self._no_draws(self.newest.state)
@@ -180,7 +248,7 @@ class OnDisk:
             if problem:
                 self.damaged.add(number)
                 warn(f"{problem}: its segment is done again")
-        self.store.create(datasets, self.visible)
+        self.store.create(datasets, visible)
         return self._load(min(self.damaged)) if self.damaged else self.newest
 
     def _shared(self, find: Callable[[], Any]) -> Checkpoint:
@@ -199,25 +267,16 @@ class OnDisk:
         """Store a segment; returns whether to continue after it (else after the newest state)."""
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
-        datasets: Datasets = {}
         self.lock.check()
         with advised(
             f"segment {number + 1} of {lengths.segments} could not be stored. All before it are "
             f"safe; make {self.folder} writable, with room for more, and call `run` again with the "
             "same arguments"
         ):
-            try:
-                if done.draws:
-                    datasets = self.describer.datasets(done.states, done.state)
-                    self.store.write(segment, datasets)
-                    self.visible = max(self.visible, after.record["draws"])
-                    self.store.grow(datasets, self.visible)
-                self.checkpoints.save(after)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    if segment * lengths.length >= self.visible:
-                        self.store.discard(segment, datasets)
-                raise
+            if done.draws:
+                datasets = self.describer.datasets(done.states, done.state)
+                self.store.write(segment, datasets, after.record["draws"])
+            self.checkpoints.save(after)
         self.damaged.discard(number)
         newest = self.newest
         return newest is None or bool(self.damaged) or after.number >= newest.number
@@ -235,7 +294,7 @@ class OnDisk:
         return found
 
 
-def _read(store: DrawStore, names: Names) -> dict[str, PyTree]:
+def _all_fields(store: DrawStore, names: Names) -> dict[str, PyTree]:
     with store.open() as groups:
         return names.read(groups)
 
@@ -263,3 +322,125 @@ def _newest_record(folder: Path, resume: bool | str) -> Any:
             "begin anew in another directory"
         )
     return found
+
+
+class Describer:
+    """Names, dimensions and attributes of a run's draws, the same as in `to_inference_data`.
+
+    Args:
+        mcmc: the MCMC of the draws.
+        arguments: the model's arguments, positional and by keyword.
+        created_at: start time of the run, in ISO format.
+    """
+
+    def __init__(self, mcmc: MCMC, arguments: tuple, created_at: str) -> None:
+        self._mcmc, self._arguments, self._created_at = mcmc, arguments, created_at
+        self._static: dict[str, dict[str, np.ndarray]] | None = None
+        self._model: Any = None
+
+    def datasets(self, states: Mapping[str, PyTree], last_state: PyTree) -> Datasets:
+        """Groups of an ArviZ container, from arrays of shape (chains, draws, ...) by field."""
+        view = holding(self._mcmc, self._arguments, states, last_state)
+        results = _quietly(record_of_mcmc, view)
+        if self._static is None:
+            observed = {}
+            if results.model is not None:
+                self._model = read_model(results.model, results.args, results.kwargs)
+                # of rows in parts, each process has only its own
+                in_parts = any(x.is_part for x in host_rows_in(self._arguments))
+                observed = {} if in_parts else observed_values(self._model)
+            given = constants(self._model, None, observed)
+            self._static = {"observed_data": observed, "constant_data": given}
+        groups = {
+            "posterior": results.posterior,
+            "sample_stats": results.sample_stats,
+            **self._static,
+        }
+        # attributes that depend on the draws are set when all draws exist
+        later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
+        settings = {name: x for name, x in results.attributes.items() if name not in later}
+        # the scale is not learned yet; the state of the chains will have it
+        results = results._replace(attributes=settings, scale=None)
+        return Labels(groups, self._model).datasets(results, self._created_at)
+
+    def summarise(
+        self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
+    ) -> None:
+        """Set attributes that depend on all draws; ``states`` may lack the draws themselves."""
+        if _is_ours(self._mcmc):
+            states = {**states, sample_field(self._mcmc): {}}
+            view = holding(self._mcmc, self._arguments, states, last_state)
+            datasets["posterior"].attrs.update(facts_as_attributes(view))
+
+
+def now() -> str:
+    """The time in ISO format."""
+    return datetime.datetime.now(datetime.UTC).isoformat()
+
+
+def _is_ours(mcmc: MCMC) -> bool:
+    return isinstance(mcmc.sampler, SGKernel)
+
+
+def _quietly(function: Callable[[MCMC], Any], mcmc: MCMC) -> Any:
+    """Call a function without warnings: before the first segment, all draws are zero."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return function(mcmc)
+
+
+class Names:
+    """The place of each field of the state in an ArviZ container.
+
+    The places are found by exporting one draw in which every entry has a different number. So they
+    are right for any names that the export chooses. A field that the export leaves out has no
+    place. ``shapes`` are a segment's shapes by field, the field of the draw first.
+    """
+
+    def __init__(self, mcmc: MCMC, shapes: Mapping[str, PyTree]) -> None:
+        self.shapes = shapes
+        field, *others = shapes
+        self.draw = [(name, leaf) for name, leaf in paths(shapes[field], "z")]
+        leaves, structure = jax.tree.flatten({name: shapes[name] for name in others})
+        # not integers, because the export might produce the same integers
+        marks = [np.full((1, 1), k + 0.5) for k in range(len(leaves))]
+        fields: dict[str, PyTree] = jax.tree.unflatten(structure, marks)
+        view = holding(mcmc, ((), {}), {field: {}, **fields})
+        found = {float(x.ravel()[0]): name for name, x in sample_stats(view).items()}
+        self.stats: dict[str, list[tuple[str, int]]] = {
+            name: [
+                (found[sign * float(mark[0, 0])], sign)
+                for mark in jax.tree.leaves(fields[name])
+                for sign in (1, -1)
+                if sign * float(mark[0, 0]) in found
+            ]
+            for name in others
+        }
+
+    def read(self, groups: Any, *, all_of_them: bool = True) -> dict[str, PyTree]:
+        """Fields of all draws, (chains, draws, ...); or only those with one number per draw."""
+        found: dict[str, PyTree] = {}
+        field, *others = self.shapes
+        if all_of_them:
+            found[field] = self.read_draws(groups["posterior"])
+        for name in others:
+            leaves, structure = jax.tree.flatten(self.shapes[name])
+            if not all_of_them and any(len(leaf.shape) > 2 for leaf in leaves):
+                continue
+            if len(leaves) == len(self.stats[name]):
+                values = []
+                for (variable, sign), leaf in zip(self.stats[name], leaves, strict=True):
+                    value = _read(groups["sample_stats"], variable, leaf)
+                    values.append(-value if sign < 0 else value)
+                found[name] = jax.tree.unflatten(structure, values)
+        return found
+
+    def read_draws(self, posterior: Any) -> PyTree:
+        """The draws themselves, shaped (chains, draws, ...)."""
+        field, *_ = self.shapes
+        leaves = [_read(posterior, name, leaf) for name, leaf in self.draw]
+        return jax.tree.unflatten(jax.tree.structure(self.shapes[field]), leaves)
+
+
+def _read(group: Any, name: str, like: Any) -> np.ndarray:
+    return np.asarray(group[name.replace("/", ".")].values).astype(like.dtype)

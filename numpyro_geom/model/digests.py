@@ -1,4 +1,8 @@
-"""Short digests of values and of functions on the host, the same in every process."""
+"""Short digests of values and of functions on the host, the same in every process.
+
+A digest is of content: of the bytes of arrays and rows, of the fields of objects, of the byte code
+of a function and of what it reads. Names of users' functions and classes do not count.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,14 @@ import re
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from numpyro.infer.mcmc import MCMCKernel
 
 from .._util import is_key, words
-from ..kernel import SGKernel
 from ..rows.host_rows import HostRows
 from ..rows.reader import Reader
 
@@ -29,12 +32,13 @@ hashed."""
 ROW_BLOCK_BYTES = 2**22
 """Size of the blocks of rows on the host that are read and hashed."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-KEPT_APART = ("_kernels", "_specs", "_weights")
-"""Settings of NumPyro's kernels whose attributes do not have the names of the arguments."""
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 FUNCTION = "a function"
 """Replaces the name of a user's function or object; the program contains what it computes."""
 OTHER_CLASS = "a class of the user"
+
+_known_arrays: dict[int, str] = {}
+"""Digests of arrays of JAX, which cannot change, for as long as these live."""
 
 
 class Digests:
@@ -50,6 +54,11 @@ class Digests:
 
     def of(self, value: Any) -> str:
         """A text of 16 digits; functions and objects of unknown classes do not count."""
+        if isinstance(value, jax.Array):
+            if id(value) not in _known_arrays:
+                _known_arrays[id(value)] = self._new(value)
+                weakref.finalize(value, _known_arrays.pop, id(value), None)
+            return _known_arrays[id(value)]
         if not (is_array(value) or isinstance(value, HostRows)):
             return self._new(value)
         if id(value) not in self._known:
@@ -59,24 +68,6 @@ class Digests:
             else:
                 self._known[id(value)] = value, found
         return self._known[id(value)][1]
-
-    def text(self, value: Any) -> str:
-        """A digest for people to read, with the value itself if it is short."""
-        if isinstance(value, PLAIN):
-            return repr(value)
-        if callable(value) and not dataclasses.is_dataclass(value):
-            name = _name(value)
-            return f"{name} {self.of(value)}" if isinstance(value, functools.partial) else name
-        ours = dataclasses.is_dataclass(value) and class_name(value) != OTHER_CLASS
-        text = without_addresses(repr(value)) if ours else ""
-        text = "" if "<" in text else text  # it has the name of a function
-        return f"{text} {self.of(value)}" if 0 < len(text) < 80 else self.of(value)
-
-    def data(self, leaf: Any) -> str:
-        """Digest of an argument of the model; for arrays, with type and shape."""
-        if is_array(leaf) or isinstance(leaf, HostRows):
-            return f"{leaf.dtype}{list(leaf.shape)} {self.of(leaf)}"
-        return repr(leaf) if isinstance(leaf, PLAIN) else self.of(leaf)
 
     def reader(self, reader: Reader) -> str:
         """Digest of the rows that a reader gathers."""
@@ -88,11 +79,11 @@ class Digests:
 
     def _new(self, value: Any) -> str:
         found = hashlib.sha256()
-        for part in self._parts(value):
+        for part in self.parts(value):
             found.update(part.encode() if isinstance(part, str) else part)
         return found.hexdigest()[:16]
 
-    def _parts(self, value: Any) -> Iterator[Any]:
+    def parts(self, value: Any) -> Iterator[Any]:
         """Texts and bytes that distinguish a value from others."""
         if isinstance(value, PLAIN):
             yield f"{type(value).__name__} {value!r}"
@@ -109,8 +100,6 @@ class Digests:
             yield from ("sequence ", *map(self.of, value))
         elif isinstance(value, (set, frozenset)):
             yield from ("set ", *sorted(map(self.of, value)))
-        elif isinstance(value, MCMCKernel):
-            yield f"{class_name(value)} {self.of(settings_of(value))}"
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [f.name for f in dataclasses.fields(value) if f.init and hasattr(value, f.name)]
             yield class_name(value) + self.of({name: getattr(value, name) for name in names})
@@ -119,7 +108,7 @@ class Digests:
         elif hasattr(value, "iloc") or hasattr(value, "tocsr"):
             yield from map(self.of, _tables(value))
         else:
-            yield _name(value)
+            yield function_name(value)
 
 
 def is_array(x: Any) -> bool:
@@ -127,14 +116,6 @@ def is_array(x: Any) -> bool:
     kinds = (np.ndarray, np.generic, jax.Array)
     of_jax = type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
     return isinstance(x, kinds) or (of_jax and hasattr(x, "__array__") and hasattr(x, "dtype"))
-
-
-def settings_of(kernel: MCMCKernel) -> dict[str, Any]:
-    """Arguments of a kernel's constructor, as far as the kernel keeps them."""
-    if isinstance(kernel, SGKernel):  # their values before ``init``
-        return kernel.replace().settings.as_dict()
-    found = {name: x for name, x in _kept(kernel).items() if name != "model"}
-    return found | {name: x for name, x in vars(kernel).items() if name in KEPT_APART}
 
 
 def code_of(function: Callable, digests: Digests) -> str:
@@ -187,7 +168,7 @@ class _Code:
             yield value.__name__
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             call = type(value).__call__ if callable(value) else None
-            yield from self.parts((call, _kept(value)))
+            yield from self.parts((call, kept(value)))
         else:
             yield without_addresses(repr(value))
 
@@ -248,10 +229,10 @@ def _array(value: Any) -> Iterator[Any]:
         yield raw[start : start + 2**20]
 
 
-def _name(value: Any) -> str:
+def function_name(value: Any) -> str:
     """Name of a function of NumPyro, such as an init strategy; a user's may be renamed."""
     if isinstance(value, functools.partial):
-        return _name(value.func)
+        return function_name(value.func)
     root = (getattr(value, "__module__", None) or "").partition(".")[0]
     return value.__qualname__ if root == "numpyro" and hasattr(value, "__name__") else FUNCTION
 
@@ -263,7 +244,7 @@ def class_name(value: Any) -> str:
     return cls.__qualname__ if known else OTHER_CLASS
 
 
-def _kept(value: Any) -> dict[str, Any]:
+def kept(value: Any) -> dict[str, Any]:
     """The values that define an object: public attributes, and arguments kept under private names.
 
     Other private attributes can change while the object is used.

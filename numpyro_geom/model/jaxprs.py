@@ -1,0 +1,93 @@
+"""Walks over a traced program: its length, what is needed for its results, what these depend on.
+
+A program is a list of equations (`jax.extend.core.Jaxpr
+<https://docs.jax.dev/en/latest/jaxpr.html>`_). An equation may have programs of its own: the
+program of a function that it calls, the body of a loop, the branches of a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+Fact = TypeVar("Fact")
+
+CALLS = (
+    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
+    "remat",
+)  # fmt: skip
+"""Operations that call a program once, with all of their inputs."""
+
+
+def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The programs within an equation."""
+    for value in jax.tree.leaves(equation.params, is_leaf=is_jaxpr):
+        if is_jaxpr(value):
+            yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
+
+
+def length(jaxpr: Jaxpr) -> int:
+    """Number of equations of a program, with the equations of all programs within it."""
+    return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
+
+
+def needed(
+    jaxpr: Jaxpr, results: Iterable[Any], always: Callable[[JaxprEqn], bool] = lambda _: False
+) -> tuple[list[JaxprEqn], set[Any]]:
+    """Equations that results depend on, and the variables among their inputs and the results.
+
+    Args:
+        jaxpr: a program.
+        results: some of its variables; literals among them do not count.
+        always: whether an equation is needed for another reason, such as an effect.
+    """
+    variables = {x for x in results if not isinstance(x, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if always(equation) or not variables.isdisjoint(equation.outvars):
+            found.append(equation)
+            variables.update(x for x in equation.invars if not isinstance(x, Literal))
+    return found[::-1], variables
+
+
+def followed(
+    jaxpr: Jaxpr,
+    inputs: Iterable[Fact],
+    rule: Callable[[JaxprEqn, list[Fact]], list[Fact]],
+    nothing: Fact,
+) -> list[Fact]:
+    """Facts about the results of a program, from facts about its inputs.
+
+    Equations of which nothing is known are passed over: nothing is known about their results.
+
+    Args:
+        jaxpr: the program.
+        inputs: a fact about each input.
+        rule: facts about the results of an equation, from the equation and facts about its inputs.
+            An equation that calls a program (`CALLS`) is entered instead.
+        nothing: the fact about literals and constants.
+    """
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def about(variables: Iterable[Any]) -> list[Fact]:
+        return [nothing if isinstance(x, Literal) else known.get(x, nothing) for x in variables]
+
+    for equation in jaxpr.eqns:
+        given = about(equation.invars)
+        if all(fact == nothing for fact in given):
+            continue
+        if equation.primitive.name in CALLS:
+            (called,) = inner(equation)
+            found = followed(called, given, rule, nothing)
+        else:
+            found = rule(equation, given)
+        known.update(zip(equation.outvars, found, strict=True))
+    return about(jaxpr.outvars)
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether ``x`` is a program, with or without its constants."""
+    return isinstance(x, (ClosedJaxpr, Jaxpr))
