@@ -19,9 +19,9 @@ from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
-from numpyro_geom.diagnostics.container import container
-from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
-from numpyro_geom.diagnostics.run_record import RunRecord
+from numpyro_geom.diagnostics.inference_data import container
+from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
+from numpyro_geom.diagnostics.record import RunRecord
 
 pytestmark = pytest.mark.arviz
 

@@ -26,13 +26,13 @@ from numpyro_geom.diagnostics import (
     SamplingWarning,
     constants,
     full_data,
-    full_data_draws,
     print_summary,
+    replay,
     step_size_summary,
     to_inference_data,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.sources import as_if_run
+from numpyro_geom.diagnostics.draws import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
@@ -460,7 +460,7 @@ def test_rows_are_taken_apart_where_they_can_be(name: str) -> None:
     latent = {n: x.reshape((-1, *x.shape[2:])) for n, x in mcmc.get_samples(True).items()}
     latent = {n: latent[n] for n in model.of_kind("latent")}
     for site, plate in sites.items():
-        assert full_data_draws.row_plate(model, latent, site) == plate
+        assert replay.row_plate(model, latent, site) == plate
 
 
 def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
@@ -585,7 +585,7 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
 
     expected = full_log_likelihood(mcmc)
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(full_data_draws, "CHUNK_MEMORY", 10**5)
+    monkeypatch.setattr(replay, "CHUNK_MEMORY", 10**5)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
     assert programs[0].memory_analysis().temp_size_in_bytes > 10**5

@@ -26,7 +26,7 @@ from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inference_data
 from numpyro_geom.diagnostics import diagnose
-from numpyro_geom.diagnostics.sources import as_if_run
+from numpyro_geom.diagnostics.draws import as_if_run
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03

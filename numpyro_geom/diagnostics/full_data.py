@@ -15,7 +15,7 @@ from numpyro.infer import init_to_uniform
 from ..model.abstract import abstract_trace
 from ..model.arguments import split_arrays
 from ..model.minibatch import SubsamplePlates
-from .arrays import Arrays, host
+from .draws import Arrays, host
 
 LARGE_ARRAY = 10**4
 """Number of entries from which an array argument of the model is an input of compiled code."""

@@ -14,7 +14,7 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 
 from ..model.enumeration import enumerating
 from ..model.minibatch import SubsamplePlates
-from .arrays import Arrays, host
+from .draws import Arrays, host
 from .full_data import FullDataModel, latent_draws
 
 POSITION, GRADIENT = "z.", "grad_U."

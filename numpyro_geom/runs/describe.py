@@ -14,12 +14,10 @@ from numpyro.infer import MCMC
 
 from .._mcmc import holding, sample_field
 from .._util import PyTree
-from ..diagnostics.arrays import paths
-from ..diagnostics.constants import constants
-from ..diagnostics.container import Labels
+from ..diagnostics.draws import paths
 from ..diagnostics.full_data import observed_values, read_model
-from ..diagnostics.run_facts import facts_as_attributes
-from ..diagnostics.run_record import record_of_mcmc, sample_stats
+from ..diagnostics.inference_data import Labels, constants
+from ..diagnostics.record import facts_as_attributes, record_of_mcmc, sample_stats
 from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 

@@ -14,7 +14,7 @@ import jax
 
 from .._mcmc import LazyMCMC, holding
 from .._util import PyTree
-from ..diagnostics.container import container
+from ..diagnostics.inference_data import container
 from .checkpoint import Checkpoint, Checkpoints
 from .describe import Datasets, Describer, Names, now
 from .digest import Digests

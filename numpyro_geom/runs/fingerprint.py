@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._warning import warn_outside
-from ..diagnostics.run_record import package_versions
+from ..diagnostics.record import package_versions
 from ..rows.host_rows import host_rows_in, is_host_rows
 from .digest import FUNCTION, PYTHON, Digests, class_name, settings_of
 from .job import Job

@@ -23,7 +23,7 @@ from .._checks import check_int, check_keys
 from .._mcmc import holding
 from .._util import PyTree
 from .._warning import warn_outside
-from ..diagnostics.container import container
+from ..diagnostics.inference_data import container
 from ..rows.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
 from .checkpoint import Checkpoint

@@ -15,14 +15,14 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 
-from .arrays import Arrays
+from .draws import Arrays
 from .full_data import FullDataModel
 
 CHUNK_SIZE = 2**18
 """Pointwise values (rows times draws) that are evaluated at once, unless memory is too small."""
 CHUNK_MEMORY = 2**28
 """Bytes of temporary device memory above which the automatic chunk is made smaller."""
-DRAWS_AT_ONCE = 64
+SHARED_DRAWS = 64
 """Draws that share one pass over a chunk of rows, if there are enough rows."""
 PROBE_ROWS = 8
 """Number of rows in the test of whether a model's rows can be evaluated separately."""
@@ -193,6 +193,6 @@ def _chunk_shape(
 ) -> tuple[int, int]:
     """Number of draws and rows of a chunk: first enough draws to share a pass, then rows."""
     most = max(1, min(num_draws, limit // held, limit // per_row))
-    n_draws = min(most, DRAWS_AT_ONCE)
+    n_draws = min(most, SHARED_DRAWS)
     n_rows = max(1, min(num_rows, limit // (per_row * n_draws)))
     return max(n_draws, min(most, limit // (per_row * n_rows))), n_rows

@@ -1,0 +1,252 @@
+"""Draws as named arrays, read from an MCMC that has run, an ArviZ object or a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from .._checks import check_names
+from .._mcmc import holding, sample_field, states_of
+
+PyTree = Any
+Arrays = dict[str, np.ndarray]
+LEAST_PER_CHAIN = 8
+"""Draws per chain that an effective sample size needs, because it splits chains."""
+MOST_CHAINS = 10
+"""A plain array with more than this many times as many chains as draws is an error: its first axis
+is probably one of draws."""
+
+
+class Scalars(NamedTuple):
+    """Draws of scalars, with names such as ``w[0, 1]`` for an entry of an array."""
+
+    names: tuple[str, ...]
+    values: np.ndarray  # shape (chains, draws, scalars), float64
+
+    def keep(self, flags: Any) -> Scalars:
+        """The scalars whose flag is True."""
+        return Scalars(named(self.names, flags), self.values[..., np.asarray(flags)])
+
+
+def named(names: Sequence[str], flags: Any) -> tuple[str, ...]:
+    """The names whose flag is True."""
+    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+
+
+def host(x: Any) -> np.ndarray:
+    """A NumPy array of a type that can be stored."""
+    array = np.asarray(jax.device_get(x))
+    # xarray and netCDF do not support bfloat16 and similar types
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def is_numeric(x: Any) -> bool:
+    """Whether ``x`` is an array of numbers or booleans."""
+    return isinstance(x, (np.ndarray, jax.Array)) and (
+        jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool
+    )
+
+
+def paths(
+    tree: PyTree, root: str, is_leaf: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Leaves of a pytree, named by path; ``root`` is put before paths that start with a number."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
+        keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
+        if not keys or not isinstance(keys[0], str):
+            keys.insert(0, root)
+        yield ".".join(map(str, keys)), leaf
+
+
+def stored_name(name: Any) -> str:
+    """The name of a site in an export; netCDF reserves the slash."""
+    return str(name).replace("/", ".")
+
+
+def evenly(size: int, most: int) -> np.ndarray:
+    """Up to ``most`` indices of ``size`` entries, evenly spaced."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
+
+
+def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalars:
+    """Entries of all variables side by side; up to ``most`` evenly spaced entries of each."""
+    names: list[str] = []
+    columns = []
+    for name, x in arrays.items():
+        flat = x.reshape((*x.shape[:2], -1))
+        chosen = evenly(flat.shape[2], flat.shape[2] if most is None else most)
+        indices = (np.unravel_index(k, x.shape[2:]) for k in chosen)
+        names += [f"{name}[{', '.join(map(str, i))}]" if i else name for i in indices]
+        columns.append(flat[..., chosen].astype(np.float64))
+    return Scalars(tuple(names), np.concatenate(columns, axis=-1))
+
+
+def chosen(names: Any, known: Iterable[str], what: str) -> list[str]:
+    """The names of one or several variables, each once; an error for no names and unknown names."""
+    given = check_names("var_names", names)
+    missing = [name for name in given if name not in known]
+    if not given:
+        raise ValueError(f"expected names of variables, got none: {what} has {sorted(known)}")
+    if missing:
+        raise ValueError(f"{what} has no variables {missing}: it has {sorted(known)}")
+    return given
+
+
+def variables_of(dataset: Any) -> Arrays:
+    """Variables of a Dataset or DataTree node with chains and draws, as their first axes."""
+    return {
+        str(name): x.transpose("chain", "draw", ...).values
+        for name, x in dataset.data_vars.items()
+        if {"chain", "draw"} <= set(x.dims)
+    }
+
+
+def numeric(arrays: Arrays) -> Arrays:
+    """The arrays of numbers or booleans."""
+    return {name: x for name, x in arrays.items() if x.dtype.kind in "biuf"}
+
+
+def group_of(container: Any, name: str) -> Arrays:
+    """Numeric variables of a group of an InferenceData or DataTree; empty without the group."""
+    return numeric(variables_of(container[name])) if hasattr(container, name) else {}
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """The value as a NumPy array."""
+    try:
+        return np.asarray(jax.device_get(value))
+    except (TypeError, ValueError) as error:  # keys; lists of unequal length
+        raise TypeError(
+            f"{name} must be an array, got {type(value).__name__}, which NumPy cannot read: {error}"
+        ) from None
+
+
+def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
+    """The value as a float64 array; it must be finite unless ``finite`` is False."""
+    x = as_array(name, value)
+    if x.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
+    if finite and not np.isfinite(x).all():
+        raise ValueError(
+            f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
+        )
+    return x.astype(np.float64)
+
+
+def check_run(mcmc: Any) -> None:
+    """Raise unless ``mcmc`` is an MCMC that has drawn something."""
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(
+            f"expected a numpyro.infer.MCMC, got {type(mcmc).__name__}: pass the object itself, "
+            "not its draws"
+        )
+    if states_of(mcmc) is None:
+        raise ValueError("the MCMC has not run: call `mcmc.run(rng_key, ...)` first")
+    state = mcmc.last_state
+    if state is not None and state is mcmc.post_warmup_state:  # as before a run is resumed
+        draws = getattr(state, "i", None)
+        if draws is not None and int(np.max(draws)) <= mcmc.num_warmup:
+            raise ValueError(
+                "the MCMC has only been warmed up and holds no draws of the posterior: call "
+                "`mcmc.run(rng_key, ...)` first"
+            )
+    if not jax.tree.leaves(mcmc.get_samples(group_by_chain=True)):
+        raise ValueError(
+            "the run holds no draws of any site: do not exclude all of them in `extra_fields`"
+        )
+
+
+def draws_by_name(mcmc: MCMC) -> Arrays:
+    """Draws of a run, shaped (chains, draws, ...); the leaves of a pytree are named by path."""
+    return {name: host(x) for name, x in paths(mcmc.get_samples(group_by_chain=True), "z")}
+
+
+def draws_of(source: Any) -> Arrays | None:
+    """Draws by name, (chains, draws, ...), of an MCMC or an ArviZ object; None for others."""
+    if isinstance(source, MCMC):
+        check_run(source)
+        return draws_by_name(source)
+    return variables_of(source["posterior"]) if hasattr(source, "posterior") else None
+
+
+def read_draws(source: Any, what: str) -> Arrays:
+    """Numeric variables of a source, each (chains, draws, ...); errors call the source ``what``.
+
+    A slash in a name becomes a dot, as in exports. A dict whose axis of chains seems to be one of
+    draws is an error.
+    """
+    given = draws_of(source)
+    if given is None and hasattr(source, "data_vars"):  # a group of an ArviZ object
+        given = variables_of(source)
+    known = given is not None
+    if given is None:
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a "
+                f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
+            )
+        given = {name: as_array(what, x) for name, x in source.items()}
+    arrays = {stored_name(name): x for name, x in given.items()}
+    if len(arrays) < len(given):
+        raise ValueError(
+            f"{what} must have names that differ after each slash becomes a dot, as in exports, "
+            f"got {sorted(map(str, given))}"
+        )
+    for name, x in arrays.items():
+        if x.ndim < 2:
+            problem = f"got {name!r} of shape {x.shape}"
+        elif not known and x.shape[0] > MOST_CHAINS * x.shape[1]:
+            problem = (
+                f"and {name!r} of shape {x.shape} would be {x.shape[0]} chains of {x.shape[1]}"
+            )
+        else:
+            continue
+        raise ValueError(
+            f"{what} must have arrays of shape (chains, draws, ...), {problem}: use "
+            "`mcmc.get_samples(group_by_chain=True)`, or x[None] for one chain"
+        )
+    return numeric(arrays)
+
+
+def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
+    """Entries of all variables side by side: finite, of equal length, and enough draws."""
+    lead = next(iter(arrays.values())).shape[:2]
+    for name, x in arrays.items():
+        if x.shape[:2] != lead:
+            raise ValueError(
+                f"{what} must have the same chains and draws for every variable, got {lead} and, "
+                f"for {name!r}, {x.shape[:2]}"
+            )
+        if not np.all(np.isfinite(x)):
+            raise ValueError(
+                f"{what} has draws of {name!r} that are not finite ({np.sum(~np.isfinite(x))} "
+                "values): look for undone or diverging steps, or leave it out by var_names"
+            )
+    if lead[0] < 1 or lead[1] < LEAST_PER_CHAIN:
+        raise ValueError(
+            f"{what} must have at least {LEAST_PER_CHAIN} draws per chain, which an effective "
+            f"sample size needs, got {lead[0]} chains of {lead[1]}"
+        )
+    return entries(arrays)
+
+
+def as_if_run(
+    mcmc: MCMC,
+    draws: Any,
+    *args: Any,
+    fields: Mapping[str, Any] | None = None,
+    last_state: Any = None,
+    **kwargs: Any,
+) -> MCMC:
+    """A copy of an MCMC as after ``run``, with draws that were made elsewhere.
+
+    ``draws`` are the values of its ``sample_field``, and ``fields`` are the other fields of the
+    state. All are shaped (chains, draws, ...). ``args`` and ``kwargs`` are the model's arguments.
+    """
+    states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
+    return holding(mcmc, (args, kwargs), states, last_state)
