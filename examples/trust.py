@@ -99,7 +99,7 @@ class Effort(NamedTuple):
 
 
 LEVELS = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Densities between contours, as shares of the largest density. Outside of each contour, a Gaussian in
+"""Densities between contours, as shares of the largest one. Outside of each contour, a Gaussian in
 two dimensions has the same share of its mass."""
 ENDS = ("step", "good")
 """Runs that are examined in more ways."""
