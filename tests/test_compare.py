@@ -10,11 +10,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
+from targets import as_if_run
 
 from numpyro_geom import to_inference_data
 from numpyro_geom.diagnostics import compare, comparison
 from numpyro_geom.diagnostics.comparison import _wasserstein, scalar_differences
-from numpyro_geom.diagnostics.draws import Scalars, as_if_run, read_draws
+from numpyro_geom.diagnostics.draws import Scalars, read_draws
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
 
 pytestmark = pytest.mark.arviz

@@ -18,6 +18,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+from targets import as_if_run
 
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
@@ -32,7 +33,6 @@ from numpyro_geom.diagnostics import (
     to_inference_data,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.draws import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz

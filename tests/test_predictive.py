@@ -14,8 +14,8 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.special import log_softmax, softmax
+from targets import as_if_run
 
-from numpyro_geom.diagnostics.draws import as_if_run
 from numpyro_geom.diagnostics.network_measures import _curvatures
 from numpyro_geom.diagnostics.predictive import (
     classification,

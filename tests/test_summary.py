@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
+from targets import as_if_run
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import (
@@ -26,7 +27,6 @@ from numpyro_geom.diagnostics import (
     warn_if_unreliable,
 )
 from numpyro_geom.diagnostics.checks import advice_on_length, draw_checks, run_checks
-from numpyro_geom.diagnostics.draws import as_if_run
 from numpyro_geom.diagnostics.record import (
     RunRecord,
     is_measured,

@@ -204,7 +204,7 @@ def compare(
     Every figure comes with its Monte Carlo noise, from the effective sample sizes (ESS) of both
     sides:
 
-    - means and sds: standard errors. Those of an sd use the delta method and the ESS of the
+    - means and sds: standard errors; for an sd by the delta method, with the ESS of the
       squares;
     - coverage: p (1 - p) over the ESS of the indicator, for both sides;
     - W1: if both sides have the same distribution, its mean is

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._checks import check_names
-from .._mcmc import holding, sample_field, states_of
+from .._mcmc import states_of
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -233,20 +233,3 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
             f"sample size needs, got {lead[0]} chains of {lead[1]}"
         )
     return entries(arrays)
-
-
-def as_if_run(
-    mcmc: MCMC,
-    draws: Any,
-    *args: Any,
-    fields: Mapping[str, Any] | None = None,
-    last_state: Any = None,
-    **kwargs: Any,
-) -> MCMC:
-    """A copy of an MCMC as after ``run``, with draws that were made elsewhere.
-
-    ``draws`` are the values of its ``sample_field``, and ``fields`` are the other fields of the
-    state. All are shaped (chains, draws, ...). ``args`` and ``kwargs`` are the model's arguments.
-    """
-    states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
-    return holding(mcmc, (args, kwargs), states, last_state)

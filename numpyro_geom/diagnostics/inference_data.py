@@ -95,8 +95,8 @@ def to_inference_data(
         prior: True to draw ``num_samples`` times from the prior (needs ``rng_key``), or draws by
             name, shaped (draws, ...) or (chains, draws, ...). Draws of observed sites go to
             ``prior_predictive``.
-        constant_data: True for all array arguments, False for none, None for those of up to
-            a million entries; or arrays by name. An argument that holds the values of an
+        constant_data: True for all array arguments, False for none, None for arrays of up
+            to a million entries; or arrays by name. An argument that holds the values of an
             observed site is not stored a second time.
         coords: labels of dimensions, by name of the dimension. They replace 0, 1, ....
         dims: names of a variable's dimensions after chain and draw, by variable. They replace
@@ -269,7 +269,7 @@ def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple
 
 
 def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Arrays:
-    """Array arguments of the model by name, without those that are observed values."""
+    """Array arguments of the model by name, except observed values."""
     if isinstance(request, Mapping):
         return {name: host(x) for name, x in request.items()}
     if request is not None and not isinstance(request, bool):
@@ -349,7 +349,7 @@ class Labels:
         return found
 
     def _axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
-        """A name for every axis after those of chains and draws."""
+        """A name for every axis after the chains and the draws."""
         names: list[str | None] = [None] * len(shape)
         site = self._sites.get(name)
         has_events = group != "log_likelihood"

@@ -1,8 +1,8 @@
 """Plots of draws and of the results of the other diagnostics; each function returns its axes.
 
 All functions take ``ax=``, the axes to draw on; the default is new axes. They use Matplotlib alone,
-so they look the same under ArviZ 0.2x and 1.x, whose own plots differ in names, arguments and
-return values. Without Matplotlib, an ImportError says how to install it.
+so they look the same under ArviZ 0.2x and 1.x. Without Matplotlib, an ImportError says how to
+install it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from .._checks import check_int
 from .comparison import ScalarDifference, common, scalar_differences
 from .draws import Arrays, chosen, group_of
 from .monte_carlo import effective_size, estimate_moments
-from .predictive import by_confidence, class_labels, prediction
+from .predictive import stream_of
 from .step_size_bias import BiasCurve
 
 __all__ = [
@@ -130,8 +129,8 @@ def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, lege
 def plot_energy(idata: Any, *, ax: Any = None) -> Any:
     """Trace of the energy U, one line per chain; draws with failed steps are marked.
 
-    A trend means that warm-up was too short. The energy of a minibatch kernel is an estimate, which
-    is noisier than U itself.
+    A trend means that warm-up was too short. The energy of a minibatch kernel is an estimate and
+    noisier than U.
 
     Args:
         idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
@@ -280,24 +279,23 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
             "expected probs of shape (rows, classes) or (rows,), got "
             f"{np.shape(probs)}: average over draws first"
         )
-    predicted = prediction(np.asarray(probs)[None], None, logits=False)
-    truth, bins = class_labels(labels, predicted), check_int("bins", bins)
-    counts, sure, right = by_confidence(predicted.mean, truth, bins)
+    stream = stream_of(np.asarray(probs)[None], labels, bins=bins)
+    counts, sure, right = stream.by_confidence
     used = counts > 0
     n = counts[used]
     mean, share = sure[used] / n, right[used] / n
     error = np.sqrt(np.maximum(share * (1 - share), 0.25 / (n + 1)) / n)
-    ece = float(np.sum(n * np.abs(share - mean)) / n.sum())
 
     ax = _axes_or_new(ax, (4.5, 4.5))
     ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
     ax.errorbar(mean, share, error, fmt="o-", color=DRAWS, markersize=4, capsize=2, linewidth=1)
     middle = (np.arange(bins) + 0.5) / bins
     ax.bar(middle, 0.18 * counts / counts.max(), width=0.9 / bins, color=REFERENCE, zorder=0)
-    low = np.floor(10 * predicted.mean.max(axis=1).min()) / 10
+    low = np.floor(10 * stream.probabilities.max(axis=1).min()) / 10
     ax.set(xlim=(low, 1.01), ylim=(0, 1.02), xlabel="confidence", ylabel="share correct")
     ax.set_title(
-        f"expected calibration error {ece:.3f}, {n.sum():,.0f} predictions", fontsize="small"
+        f"expected calibration error {stream.calibration_error:.3f}, {n.sum():,.0f} predictions",
+        fontsize="small",
     )
     return ax
 

@@ -1,4 +1,4 @@
-"""Predictive measures of an ensemble, whose members are the draws.
+"""Predictive measures of an ensemble of draws.
 
 Measures of a classifier take class probabilities (or logits) of each draw, as an array or as a
 variable of an ArviZ object. `PredictionStream` takes them one by one and keeps sums, not draws.
@@ -48,185 +48,6 @@ SUM_TOLERANCE = 1e-3
 deviates by about 1e-5."""
 
 
-def classification(
-    source: Any,
-    labels: Any,
-    *,
-    var_name: str | None = None,
-    logits: bool = False,
-    bins: int = 15,
-) -> Classification:
-    """All measures of predicted class probabilities against labels.
-
-    Args:
-        source: probabilities, shape (draws, rows, classes), or (draws, rows) for the probability
-            of class 1 of two; or an ArviZ object, whose chains are concatenated. A single
-            prediction is an ensemble of one draw: ``p[None]``.
-        labels: classes 0, 1, ..., shape (rows,).
-        var_name: the variable of an ArviZ object, in ``posterior_predictive`` or ``posterior``.
-        logits: whether ``source`` holds logits. Logits do not underflow where probabilities do.
-        bins: number of bins of the calibration error.
-
-    Returns:
-        A `Classification`.
-
-    Raises:
-        TypeError: for labels that are not integers, or values that are not real numbers.
-        ValueError: for shapes that do not fit; for labels that are not a class; for probabilities
-            that are negative, do not sum to 1 or are not finite; if all draws give a label
-            probability 0 (the NLL is then infinite); for a missing variable.
-
-    Examples:
-        >>> import numpy as np
-        >>> from numpyro_geom.diagnostics.predictive import classification
-        >>> draws = np.array([[[0.9, 0.1], [0.6, 0.4]], [[0.5, 0.5], [0.2, 0.8]]])
-        >>> found = classification(draws, np.array([0, 1]))
-        >>> found.accuracy, round(found.nll, 3), round(found.ambiguity, 3)
-        (1.0, 0.434, 0.051)
-
-    References:
-        Kim et al., "Parameter Expanded SG-MCMC" (ICLR 2025), appendix B.1.
-    """
-    stream = PredictionStream(labels, logits=logits, bins=bins)
-    stream.add(read_source(source, var_name, logits)[None])
-    return stream.classification()
-
-
-def expected_calibration_error(
-    source: Any, labels: Any, *, var_name: str | None = None, logits: bool = False, bins: int = 15
-) -> float:
-    """Expected calibration error: the difference of accuracy and confidence, by bin of confidence.
-
-    The sum over bins of (share of rows in the bin) |accuracy in the bin - mean confidence in the
-    bin|. The ``bins`` bins (l, r] of the ensemble's largest probability have equal width. A
-    probability of 0 belongs to the first bin.
-
-    Args:
-        source: as in `classification`.
-        labels: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
-        bins: number of bins.
-
-    Returns:
-        A number from 0 to 1.
-
-    Raises:
-        TypeError, ValueError: as `classification`.
-
-    Examples:
-        >>> from numpyro_geom.diagnostics.predictive import expected_calibration_error
-        >>> expected_calibration_error([[0.9, 0.9, 0.9, 0.9]], [1, 1, 1, 0])
-        0.15
-
-    References:
-        Naeini, Cooper and Hauskrecht (AAAI 2015); Guo et al. (ICML 2017), Eq. 3.
-    """
-    bins = check_int("bins", bins)
-    predicted = prediction(source, var_name, logits)
-    return calibration_error(predicted.mean, class_labels(labels, predicted), bins)
-
-
-def confidence(source: Any, *, var_name: str | None = None, logits: bool = False) -> np.ndarray:
-    """Probability of the ensemble's most probable class, for each row: shape (rows,).
-
-    Args:
-        source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
-
-    Raises:
-        TypeError, ValueError: as `classification`.
-
-    Examples:
-        >>> from numpyro_geom.diagnostics.predictive import confidence
-        >>> confidence([[[0.9, 0.1]], [[0.5, 0.5]]])
-        array([0.7])
-    """
-    return prediction(source, var_name, logits).mean.max(axis=1)
-
-
-def predictive_entropy(
-    source: Any, *, var_name: str | None = None, logits: bool = False
-) -> np.ndarray:
-    """Entropy of the ensemble's prediction in nats, for each row: shape (rows,).
-
-    Args:
-        source: as in `classification`.
-        var_name: as in `classification`.
-        logits: as in `classification`.
-
-    Raises:
-        TypeError, ValueError: as `classification`.
-
-    Examples:
-        >>> from numpyro_geom.diagnostics.predictive import predictive_entropy
-        >>> predictive_entropy([[0.5, 1.0]])
-        array([0.69314718, 0.        ])
-    """
-    return _entropy(prediction(source, var_name, logits).mean)
-
-
-class OutOfDistribution(NamedTuple):
-    """How well a score separates in-distribution rows (positives) from other rows (negatives).
-
-    Attributes:
-        auroc: probability that an in-distribution row has a higher score than another row; ties
-            count half.
-        tnr95: share of the other rows that are rejected at the threshold that accepts 95% of the
-            in-distribution rows.
-        tnr99: the same at 99%.
-    """
-
-    auroc: float
-    tnr95: float
-    tnr99: float
-
-
-def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
-    """AUROC, and true negative rate at true positive rates of 95% and 99%.
-
-    In-distribution rows are the positives. A row is accepted if its score is at or above the
-    threshold. The threshold is the highest score at which at least 95% (99%) of the positives are
-    accepted. The true negative rate is the share of ``outside`` strictly below the threshold.
-
-    Args:
-        inside: scores of in-distribution rows, shape (n,). A higher score means more
-            in-distribution; for instance ``confidence(p)`` or ``-predictive_entropy(p)``.
-        outside: scores of out-of-distribution rows, shape (m,).
-
-    Returns:
-        An `OutOfDistribution`.
-
-    Raises:
-        TypeError: for scores that are not real numbers.
-        ValueError: for scores that are not vectors, empty, or NaN.
-
-    Examples:
-        >>> from numpyro_geom.diagnostics.predictive import out_of_distribution
-        >>> out_of_distribution([0.9, 0.8, 0.7], [0.1, 0.7])
-        OutOfDistribution(auroc=0.9166666666666666, tnr95=0.5, tnr99=0.5)
-
-    References:
-        Liang, Li and Srikant (ICLR 2018); Kim et al. (ICLR 2025), table 2 and appendix B.3.
-    """
-    positive, negative = sorted_scores("inside", inside), sorted_scores("outside", outside)
-    below = np.searchsorted(negative, positive, side="left")
-    not_above = np.searchsorted(negative, positive, side="right")
-    auroc = float(np.mean(below + not_above)) / (2 * negative.size)
-
-    def rejected(percent: int) -> float:
-        accepted = -(-percent * positive.size // 100)  # rounded up, in integers
-        threshold = positive[positive.size - accepted]
-        return float(np.searchsorted(negative, threshold, side="left")) / negative.size
-
-    return OutOfDistribution(auroc, rejected(95), rejected(99))
-
-
-def _entropy(mean: np.ndarray) -> np.ndarray:
-    return np.asarray(entr(mean).sum(axis=-1))
-
-
 class Classification(NamedTuple):
     """Measures of an ensemble of M draws on N rows: means over rows, with natural logarithms.
 
@@ -236,8 +57,8 @@ class Classification(NamedTuple):
         nll: negative log-likelihood of the ensemble, - log of the mean over draws of p(label).
         nll_draws: negative log-likelihood of each draw, shape (M,); infinite if a draw gives a
             label probability 0.
-        brier: sum over classes of (mean p - one-hot label)^2. For two classes, half of it, which
-            is (p - y)^2, as in scikit-learn.
+        brier: sum over classes of (mean p - one-hot label)^2. For two classes, half of it, so
+            (p - y)^2, as in scikit-learn.
         calibration_error: see `expected_calibration_error`.
         confidence: mean probability of the most probable class.
         entropy: mean entropy of the ensemble's prediction, in nats.
@@ -306,7 +127,7 @@ class PredictionStream:
     """
 
     def __init__(self, labels: Any = None, *, logits: bool = False, bins: int = 15) -> None:
-        self._labels = None if labels is None else check_labels(labels).astype(np.int64)
+        self._labels = None if labels is None else _check_labels(labels).astype(np.int64)
         self._logits = check_flag("logits", logits)
         self._bins = check_int("bins", bins)
         self._draws = 0
@@ -340,6 +161,28 @@ class PredictionStream:
         """
         return self.entropy - self._sums[3] / self._draws
 
+    @property
+    def by_confidence(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Number of rows, sum of confidences and number of right predictions, for each bin (l, r].
+
+        The bins of confidence have equal width.
+        """
+        y, mean = self._check_labelled(), self.probabilities
+        sure = mean.max(axis=1)
+        number = np.digitize(sure, np.linspace(0, 1, self._bins + 1), right=True) - 1
+        number = np.clip(number, 0, self._bins - 1)
+        right = (mean.argmax(axis=1) == y).astype(float)
+        counts, sums, hits = (
+            np.bincount(number, w, self._bins) for w in (np.ones(len(y)), sure, right)
+        )
+        return counts, sums, hits
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error: the gap of accuracy and confidence, by bin of confidence."""
+        counts, sure, right = self.by_confidence
+        return float(np.abs(right - sure).sum() / counts.sum())
+
     def add(self, predictions: Any) -> None:
         """Add draws.
 
@@ -352,7 +195,7 @@ class PredictionStream:
         Raises:
             TypeError, ValueError: as `classification`.
         """
-        x = read_array(predictions)
+        x = _array(predictions)
         if x.ndim not in (3, 4) or 0 in x.shape or (x.ndim == 4 and x.shape[3] < 2):
             raise ValueError(
                 "predictions must have shape (chains, draws, rows, classes) with two classes or "
@@ -399,7 +242,7 @@ class PredictionStream:
             nll=nll,
             nll_draws=nll_draws,
             brier=share * float(np.sum((mean - truth) ** 2, axis=1).mean()),
-            calibration_error=calibration_error(mean, y, self._bins),
+            calibration_error=self.calibration_error,
             confidence=float(mean.max(axis=1).mean()),
             entropy=float(self.entropy.mean()),
             mutual_information=float(self.mutual_information.mean()),
@@ -420,11 +263,10 @@ class PredictionStream:
 
     def _add(self, x: np.ndarray) -> None:
         chains, draws = x.shape[:2]
-        predicted = normalised(x.reshape((chains * draws, *x.shape[2:])), self._logits)
-        p, log_p = predicted
+        p, log_p = _normalised(x.reshape((chains * draws, *x.shape[2:])), self._logits)
         rows, classes = p.shape[1:]
         if self._labels is not None:
-            check_labels(self._labels, (rows, classes))
+            _check_labels(self._labels, (rows, classes))
         with np.errstate(invalid="ignore"):
             new = p.sum(0), log_p.sum(0), (p**2).sum(0), entr(p).sum((0, 2))
             if not self._sums:
@@ -462,32 +304,126 @@ class PredictionStream:
             raise ValueError("no draws have been added: call `add` with predictions first")
 
 
-def calibration_error(mean: np.ndarray, y: np.ndarray, bins: int) -> float:
-    """Expected calibration error: the gap of accuracy and confidence, by bin of confidence."""
-    counts, sure, right = by_confidence(mean, y, bins)
-    return float(np.abs(right - sure).sum() / counts.sum())
+def classification(
+    source: Any,
+    labels: Any,
+    *,
+    var_name: str | None = None,
+    logits: bool = False,
+    bins: int = 15,
+) -> Classification:
+    """All measures of predicted class probabilities against labels.
+
+    Args:
+        source: probabilities, shape (draws, rows, classes), or (draws, rows) for the probability
+            of class 1 of two; or an ArviZ object, whose chains are concatenated. A single
+            prediction is an ensemble of one draw: ``p[None]``.
+        labels: classes 0, 1, ..., shape (rows,).
+        var_name: the variable of an ArviZ object, in ``posterior_predictive`` or ``posterior``.
+        logits: whether ``source`` holds logits. Logits do not underflow where probabilities do.
+        bins: number of bins of the calibration error.
+
+    Returns:
+        A `Classification`.
+
+    Raises:
+        TypeError: for labels that are not integers, or values that are not real numbers.
+        ValueError: for shapes that do not fit; for labels that are not a class; for probabilities
+            that are negative, do not sum to 1 or are not finite; if all draws give a label
+            probability 0 (the NLL is then infinite); for a missing variable.
+
+    Examples:
+        >>> import numpy as np
+        >>> from numpyro_geom.diagnostics.predictive import classification
+        >>> draws = np.array([[[0.9, 0.1], [0.6, 0.4]], [[0.5, 0.5], [0.2, 0.8]]])
+        >>> found = classification(draws, np.array([0, 1]))
+        >>> found.accuracy, round(found.nll, 3), round(found.ambiguity, 3)
+        (1.0, 0.434, 0.051)
+
+    References:
+        Kim et al., "Parameter Expanded SG-MCMC" (ICLR 2025), appendix B.1.
+    """
+    return stream_of(source, labels, var_name, logits, bins).classification()
 
 
-class Prediction(NamedTuple):
-    """Predictions of an ensemble, in float64."""
+def expected_calibration_error(
+    source: Any, labels: Any, *, var_name: str | None = None, logits: bool = False, bins: int = 15
+) -> float:
+    """Expected calibration error: the difference of accuracy and confidence, by bin of confidence.
 
-    p: np.ndarray  # probabilities of each draw, shape (draws, rows, classes), summing to 1
-    log_p: np.ndarray  # their logarithms; computed from logits, they do not underflow
+    The sum over bins of (share of rows in the bin) |accuracy in the bin - mean confidence in the
+    bin|. The ``bins`` bins (l, r] of the ensemble's largest probability have equal width. A
+    probability of 0 belongs to the first bin.
 
-    @property
-    def mean(self) -> np.ndarray:
-        """Probabilities of the ensemble, shape (rows, classes)."""
-        return self.p.mean(axis=0)
+    Args:
+        source: as in `classification`.
+        labels: as in `classification`.
+        var_name: as in `classification`.
+        logits: as in `classification`.
+        bins: number of bins.
+
+    Returns:
+        A number from 0 to 1.
+
+    Raises:
+        TypeError, ValueError: as `classification`.
+
+    Examples:
+        >>> from numpyro_geom.diagnostics.predictive import expected_calibration_error
+        >>> expected_calibration_error([[0.9, 0.9, 0.9, 0.9]], [1, 1, 1, 0])
+        0.15
+
+    References:
+        Naeini, Cooper and Hauskrecht (AAAI 2015); Guo et al. (ICML 2017), Eq. 3.
+    """
+    return stream_of(source, labels, var_name, logits, bins).calibration_error
 
 
-def prediction(source: Any, var_name: str | None, logits: bool) -> Prediction:
-    """Check the source of a measure and read it."""
-    return normalised(read_source(source, var_name, logits), logits)
+def confidence(source: Any, *, var_name: str | None = None, logits: bool = False) -> np.ndarray:
+    """Probability of the ensemble's most probable class, for each row: shape (rows,).
+
+    Args:
+        source: as in `classification`.
+        var_name: as in `classification`.
+        logits: as in `classification`.
+
+    Raises:
+        TypeError, ValueError: as `classification`.
+
+    Examples:
+        >>> from numpyro_geom.diagnostics.predictive import confidence
+        >>> confidence([[[0.9, 0.1]], [[0.5, 0.5]]])
+        array([0.7])
+    """
+    return stream_of(source, None, var_name, logits).probabilities.max(axis=1)
 
 
-def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
-    """The numbers of a source as they are, in a shape that predictions can have."""
-    check_flag("logits", logits)
+def predictive_entropy(
+    source: Any, *, var_name: str | None = None, logits: bool = False
+) -> np.ndarray:
+    """Entropy of the ensemble's prediction in nats, for each row: shape (rows,).
+
+    Args:
+        source: as in `classification`.
+        var_name: as in `classification`.
+        logits: as in `classification`.
+
+    Raises:
+        TypeError, ValueError: as `classification`.
+
+    Examples:
+        >>> from numpyro_geom.diagnostics.predictive import predictive_entropy
+        >>> predictive_entropy([[0.5, 1.0]])
+        array([0.69314718, 0.        ])
+    """
+    return stream_of(source, None, var_name, logits).entropy
+
+
+def stream_of(
+    source: Any, labels: Any, var_name: str | None = None, logits: bool = False, bins: int = 15
+) -> PredictionStream:
+    """A `PredictionStream` of all draws of a source; arguments as in `classification`."""
+    stream = PredictionStream(labels, logits=logits, bins=bins)
     what = "logits" if logits else "probabilities"
     x = real_numbers(what, _values(source, var_name), finite=False)
     if x.ndim not in (2, 3) or 0 in x.shape or (x.ndim == 3 and x.shape[2] < 2):
@@ -495,123 +431,64 @@ def read_source(source: Any, var_name: str | None, logits: bool) -> np.ndarray:
             f"{what} must have shape (draws, rows, classes) with two classes or more, or (draws, "
             f"rows) for the {what} of class 1 of two, got {x.shape}: one prediction is p[None]"
         )
-    return x
+    stream.add(x[None])
+    return stream
 
 
-def normalised(x: np.ndarray, logits: bool) -> Prediction:
-    """Probabilities from numbers of shape (draws, rows, classes) or (draws, rows)."""
-    what = "logits" if logits else "probabilities"
-    bad = ~np.isfinite(x)
-    if bad.any():
-        raise ValueError(
-            f"{what} must be finite, and {bad.sum()} of {x.size} are not (the first at "
-            f"{tuple(int(k) for k in np.argwhere(bad)[0])})"
-        )
-    if logits:
-        if x.ndim == 2:
-            x = np.stack([np.zeros_like(x), x], axis=-1)
-        x = x - logsumexp(x, axis=-1, keepdims=True)
-        return Prediction(np.exp(x), x)
-    if x.ndim == 2:
-        if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < SUM_TOLERANCE:
-            raise ValueError(
-                f"probabilities of shape {x.shape} are read as (draws, rows), those of class 1 of "
-                "two, but each row sums to 1 and looks like (rows, classes): pass p[None]"
-            )
-        x = np.stack([1 - x, x], axis=-1)
-    total = x.sum(axis=-1)
-    if x.min() < 0 or np.abs(total - 1).max() > SUM_TOLERANCE:
-        raise ValueError(
-            f"probabilities must not be negative and must sum to 1 over classes, got a smallest of "
-            f"{x.min():.3g} and sums from {total.min():.6g} to {total.max():.6g}: for logits pass "
-            "logits=True"
-        )
-    x = x / total[..., None]
-    with np.errstate(divide="ignore"):
-        return Prediction(x, np.log(x))
+class OutOfDistribution(NamedTuple):
+    """How well a score separates in-distribution rows (positives) from other rows (negatives).
 
-
-def read_array(predictions: Any) -> np.ndarray:
-    """An array, or the only array of a dict."""
-    if isinstance(predictions, Mapping):
-        if len(predictions) != 1:
-            raise ValueError(
-                f"predictions must be one array, got a dict of {sorted(map(str, predictions))}: "
-                "have the MCMC's postprocess_fn return the predictions alone"
-            )
-        (predictions,) = predictions.values()
-    return real_numbers("predictions", predictions, finite=False)
-
-
-def class_labels(labels: Any, predicted: Prediction) -> np.ndarray:
-    """Class numbers, one for each predicted row."""
-    return check_labels(labels, predicted.p.shape[1:])
-
-
-def check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
-    """Class numbers, for predictions of shape (rows, classes)."""
-    y = as_array("labels", labels)
-    if y.dtype.kind not in "iub":
-        raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
-    if shape is None:
-        return y
-    rows, classes = shape
-    if y.shape != (rows,):
-        raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
-    y = y.astype(np.int64)
-    if y.min() < 0 or y.max() >= classes:
-        raise ValueError(
-            f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
-        )
-    return y
-
-
-def by_confidence(
-    mean: np.ndarray, y: np.ndarray, bins: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number of rows, sum of confidences and number of right predictions, for each bin (l, r].
-
-    The bins of confidence have equal width.
+    Attributes:
+        auroc: probability that an in-distribution row has a higher score than another row; ties
+            count half.
+        tnr95: share of the other rows that are rejected at the threshold that accepts 95% of the
+            in-distribution rows.
+        tnr99: the same at 99%.
     """
-    sure = mean.max(axis=1)
-    number = np.digitize(sure, np.linspace(0, 1, bins + 1), right=True) - 1
-    number = np.clip(number, 0, bins - 1)
-    right = (mean.argmax(axis=1) == y).astype(float)
-    return tuple(np.bincount(number, w, bins) for w in (np.ones(len(y)), sure, right))  # type: ignore[return-value]
+
+    auroc: float
+    tnr95: float
+    tnr99: float
 
 
-def sorted_scores(name: str, value: Any) -> np.ndarray:
-    """A sorted vector."""
-    x = real_numbers(name, value, finite=False)
-    if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
-        raise ValueError(
-            f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
-            f"with {np.isnan(x).sum()} NaN"
-        )
-    return np.sort(x)
+def out_of_distribution(inside: Any, outside: Any) -> OutOfDistribution:
+    """AUROC, and true negative rate at true positive rates of 95% and 99%.
 
+    In-distribution rows are the positives. A row is accepted if its score is at or above the
+    threshold. The threshold is the highest score at which at least 95% (99%) of the positives are
+    accepted. The true negative rate is the share of ``outside`` strictly below the threshold.
 
-def _values(source: Any, var_name: str | None) -> np.ndarray:
-    """The array itself, or a variable with its chains concatenated."""
-    groups = [group for group in PREDICTION_GROUPS if hasattr(source, group)]
-    if not groups:
-        if var_name is not None:
-            raise ValueError(
-                f"var_name={var_name!r} is for ArviZ objects with one of "
-                f"{list(PREDICTION_GROUPS)}, and the source is {type(source).__name__}: pass such "
-                "an object, or an array alone"
-            )
-        return as_array("source", source)
-    variables = {group: group_of(source, group) for group in groups}
-    for arrays in variables.values():
-        if var_name in arrays:
-            x = arrays[var_name]
-            return x.reshape((-1, *x.shape[2:]))
-    known = {group: sorted(arrays) for group, arrays in variables.items()}
-    raise ValueError(
-        f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
-        f"{known}. A `numpyro.deterministic` site in the model stores them"
-    )
+    Args:
+        inside: scores of in-distribution rows, shape (n,). A higher score means more
+            in-distribution; for instance ``confidence(p)`` or ``-predictive_entropy(p)``.
+        outside: scores of out-of-distribution rows, shape (m,).
+
+    Returns:
+        An `OutOfDistribution`.
+
+    Raises:
+        TypeError: for scores that are not real numbers.
+        ValueError: for scores that are not vectors, empty, or NaN.
+
+    Examples:
+        >>> from numpyro_geom.diagnostics.predictive import out_of_distribution
+        >>> out_of_distribution([0.9, 0.8, 0.7], [0.1, 0.7])
+        OutOfDistribution(auroc=0.9166666666666666, tnr95=0.5, tnr99=0.5)
+
+    References:
+        Liang, Li and Srikant (ICLR 2018); Kim et al. (ICLR 2025), table 2 and appendix B.3.
+    """
+    positive, negative = _sorted_scores("inside", inside), _sorted_scores("outside", outside)
+    below = np.searchsorted(negative, positive, side="left")
+    not_above = np.searchsorted(negative, positive, side="right")
+    auroc = float(np.mean(below + not_above)) / (2 * negative.size)
+
+    def rejected(percent: int) -> float:
+        accepted = -(-percent * positive.size // 100)  # rounded up, in integers
+        threshold = positive[positive.size - accepted]
+        return float(np.searchsorted(negative, threshold, side="left")) / negative.size
+
+    return OutOfDistribution(auroc, rejected(95), rejected(99))
 
 
 class Regression(NamedTuple):
@@ -679,4 +556,101 @@ def regression(means: Any, sds: Any, y: Any) -> Regression:
         nll_draws=nll_draws,
         ambiguity=float(nll_draws.mean()) - nll,
         variance=float(m.var(axis=0).mean()),
+    )
+
+
+def _normalised(x: np.ndarray, logits: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities, and their logarithms, from numbers (draws, rows, classes) or (draws, rows)."""
+    what = "logits" if logits else "probabilities"
+    bad = ~np.isfinite(x)
+    if bad.any():
+        raise ValueError(
+            f"{what} must be finite, and {bad.sum()} of {x.size} are not (the first at "
+            f"{tuple(int(k) for k in np.argwhere(bad)[0])})"
+        )
+    if logits:
+        if x.ndim == 2:
+            x = np.stack([np.zeros_like(x), x], axis=-1)
+        x = x - logsumexp(x, axis=-1, keepdims=True)
+        return np.exp(x), x
+    if x.ndim == 2:
+        if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < SUM_TOLERANCE:
+            raise ValueError(
+                f"probabilities of shape {x.shape} are read as (draws, rows), those of class 1 of "
+                "two, but each row sums to 1 and looks like (rows, classes): pass p[None]"
+            )
+        x = np.stack([1 - x, x], axis=-1)
+    total = x.sum(axis=-1)
+    if x.min() < 0 or np.abs(total - 1).max() > SUM_TOLERANCE:
+        raise ValueError(
+            f"probabilities must not be negative and must sum to 1 over classes, got a smallest of "
+            f"{x.min():.3g} and sums from {total.min():.6g} to {total.max():.6g}: for logits pass "
+            "logits=True"
+        )
+    x = x / total[..., None]
+    with np.errstate(divide="ignore"):
+        return x, np.log(x)
+
+
+def _array(predictions: Any) -> np.ndarray:
+    """An array, or the only array of a dict."""
+    if isinstance(predictions, Mapping):
+        if len(predictions) != 1:
+            raise ValueError(
+                f"predictions must be one array, got a dict of {sorted(map(str, predictions))}: "
+                "have the MCMC's postprocess_fn return the predictions alone"
+            )
+        (predictions,) = predictions.values()
+    return real_numbers("predictions", predictions, finite=False)
+
+
+def _check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
+    """Class numbers, for predictions of shape (rows, classes)."""
+    y = as_array("labels", labels)
+    if y.dtype.kind not in "iub":
+        raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
+    if shape is None:
+        return y
+    rows, classes = shape
+    if y.shape != (rows,):
+        raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
+    y = y.astype(np.int64)
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(
+            f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
+        )
+    return y
+
+
+def _sorted_scores(name: str, value: Any) -> np.ndarray:
+    """A sorted vector."""
+    x = real_numbers(name, value, finite=False)
+    if x.ndim != 1 or x.size == 0 or np.isnan(x).any():
+        raise ValueError(
+            f"{name} must be a vector of at least one score and without NaN, got shape {x.shape} "
+            f"with {np.isnan(x).sum()} NaN"
+        )
+    return np.sort(x)
+
+
+def _values(source: Any, var_name: str | None) -> np.ndarray:
+    """The array itself, or a variable with its chains concatenated."""
+    groups = [group for group in PREDICTION_GROUPS if hasattr(source, group)]
+    if not groups:
+        if var_name is not None:
+            raise ValueError(
+                f"var_name={var_name!r} is for ArviZ objects with one of "
+                f"{list(PREDICTION_GROUPS)}, and the source is {type(source).__name__}: pass such "
+                "an object, or an array alone"
+            )
+        return as_array("source", source)
+    variables = {group: group_of(source, group) for group in groups}
+    for arrays in variables.values():
+        if var_name in arrays:
+            x = arrays[var_name]
+            return x.reshape((-1, *x.shape[2:]))
+    known = {group: sorted(arrays) for group, arrays in variables.items()}
+    raise ValueError(
+        f"var_name must name a variable with class probabilities, got {var_name!r}: there are "
+        f"{known}. A `numpyro.deterministic` site in the model stores them"
     )

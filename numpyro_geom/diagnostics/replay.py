@@ -53,7 +53,7 @@ def _log_prob_fn(model: FullDataModel, names: list[str], plate: str | None) -> C
 
 
 def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
-    """Latent sites in the plate, with the axis of its rows (counted after that of draws)."""
+    """Latent sites in the plate, with the axis of its rows (the axis of draws is 0)."""
     return {
         name: 1 + len(site.batch_shape) + dim
         for name, site in model.sites.items()

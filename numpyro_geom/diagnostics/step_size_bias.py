@@ -214,18 +214,18 @@ def bias_vs_step(
     weighted by the inverse squares of the Monte Carlo errors. The line gives the unbiased value at
     h = 0 (Richardson extrapolation). The bias is b h over the sd at the smallest h. It has an error
     bar and needs no reference. An F test detects moments that a line does not fit. The bias errors
-    and the F test account for small effective sample sizes, whose errors are themselves uncertain.
+    and the F test account for small effective sample sizes, because these are uncertain themselves.
 
     The kernel warms up once, by its own rules, and learns metric, friction and step size. The
     kernel's own step size h is a number, or the median over chains of the automatic step sizes.
     Then the kernel is run at h times each of ``factors``, from the last state of the previous run.
     The time between draws is the same at every step size: the number of steps grows as h falls. So
     all runs have about the same number of effective draws. All runs share one compiled program. The
-    cost is about that of ``sum(1 / f)`` ordinary runs.
+    cost is about the cost of ``sum(1 / f)`` ordinary runs.
 
     The limit h -> 0 need not be the posterior. Adam-SGLD, and SGRLD with ``gamma="none"`` or
     ``"published"``, are biased in this limit too, and this function cannot detect that bias. A
-    metric that keeps adapting (``gamma="corrected"``) has an additional bias in h, which is rarely
+    metric that keeps adapting (``gamma="corrected"``) has an additional bias in h, rarely on
     a straight line.
 
     Args:
@@ -378,7 +378,7 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
 
 
 def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the sites to report; by default those of the position."""
+    """Names of the sites to report; by default the sites of the position."""
     known = [name for name, _ in paths(values, "z")]
     if names is None:
         return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
