@@ -19,7 +19,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGKernel, SGState
-from numpyro_geom._mcmc import holding, sample_field
+from numpyro_geom._numpyro import holding, sample_field
 
 PyTree = Any
 

@@ -25,7 +25,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inference_data
-from numpyro_geom._mcmc import holding
+from numpyro_geom._numpyro import holding
 from numpyro_geom.diagnostics import diagnose
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"

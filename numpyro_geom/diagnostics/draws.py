@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._checks import check_names
-from .._mcmc import states_of
+from .._numpyro import states_of
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]

@@ -19,11 +19,17 @@ from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
+from ..model.model import Model
 from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
-from .full_data import FullDataModel, latent_draws, observed_values, read_model
 from .gradients import gradients_at_draws
 from .record import RunRecord, record_of_guide, record_of_mcmc
-from .replay import pointwise_log_prob, predictive_values
+from .replay import (
+    latent_draws,
+    model_of,
+    observed_values,
+    pointwise_log_prob,
+    predictive_values,
+)
 from .report import warn_of_record
 
 MAX_CONSTANT_SIZE = 10**6
@@ -155,7 +161,7 @@ def to_inference_data(
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
     run = record_of_guide(mcmc) if of_guide else record_of_mcmc(mcmc)
-    model = None if run.model is None else read_model(run.model, run.args, run.kwargs)
+    model = model_of(mcmc)
     pointwise = _pointwise_sites(model, log_likelihood)
     if check_flag("gradients", gradients) and (model is None or not run.targets_model):
         raise ValueError(
@@ -202,7 +208,7 @@ def to_inference_data(
     return container(Labels(groups, model, coords, dims).datasets(run, created_at))
 
 
-def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
+def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
     """Names of the sites whose log likelihood is requested."""
     if request is False:
         return []
@@ -227,7 +233,7 @@ def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
     return list(names)
 
 
-def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: Any) -> None:
+def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> None:
     if value is None or value is False or isinstance(value, Mapping):
         return
     if value is not True:
@@ -252,7 +258,7 @@ def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
     return found
 
 
-def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """Prior draws of latent and of observed sites, both shaped (chains, draws, ...)."""
     latent: Arrays = {}
     observed: Arrays = {}
@@ -268,7 +274,7 @@ def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple
     return latent, observed
 
 
-def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Arrays:
+def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
     """Array arguments of the model by name, except observed values."""
     if isinstance(request, Mapping):
         return {name: host(x) for name, x in request.items()}
@@ -278,7 +284,7 @@ def constants(model: FullDataModel | None, request: Any, observed: Arrays) -> Ar
         )
     if request is False or model is None:
         return {}
-    arguments = _arguments(model.fn, *model.fill(model.arrays))
+    arguments = _arguments(model.fn, model.args, model.kwargs)
     return {
         name: host(leaf)
         for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
@@ -322,12 +328,12 @@ class Labels:
     def __init__(
         self,
         groups: Mapping[str, Arrays],
-        model: FullDataModel | None,
+        model: Model | None,
         coords: Mapping[str, Sequence] | None = None,
         dims: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
         self._groups = groups
-        self._sites, self._sizes = ({}, {}) if model is None else (model.sites, model.sizes)
+        self._sites, self._sizes = ({}, {}) if model is None else (model.sites, model.plan.sizes)
         self._coords = {} if coords is None else coords
         self._dims = {} if dims is None else dims
         self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}

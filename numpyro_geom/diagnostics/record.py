@@ -7,7 +7,7 @@ a run and its export are judged by the same facts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -17,10 +17,8 @@ import numpyro
 import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
-from .._mcmc import arguments_of
 from ..kernel import SGKernel
 from ..laplace.draws import LaplaceDraws
-from ..model.arguments import on_device
 from ..model.function import takes_rng_key
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
 
@@ -40,9 +38,6 @@ class RunRecord(NamedTuple):
     sample_stats: Arrays  # figures of each draw by name, shaped (chains, draws, ...)
     attributes: Mapping[str, Any]  # of the posterior: settings and facts of the sampler
     unconstrained: Arrays = {}  # from `gradients_at_draws`, if it was requested
-    model: Callable | None = None  # `param` sites at their values; None with a potential_fn
-    args: tuple = ()  # of the model
-    kwargs: dict[str, Any] = {}
     descriptions: dict[str, str] = {}  # of the figures, by name
     library: dict[str, str] = {}  # attributes of every group
     targets_model: bool = False  # whether the model's posterior is the target
@@ -69,20 +64,13 @@ def record_of_container(container: Any) -> RunRecord:
 def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     """Read a run that `check_run` has accepted."""
     kernel = mcmc.sampler
-    model, (args, kwargs) = getattr(kernel, "model", None), arguments_of(mcmc)
-    library, targets_model = "numpyro", model is not None
+    library, targets_model = "numpyro", getattr(kernel, "model", None) is not None
     if isinstance(kernel, SGKernel):
         library, targets_model = "numpyro_geom", kernel.bound.targets_model
-        if model is not None:
-            model = kernel.bound.model
-            args, kwargs = on_device(args, kwargs)  # as the kernel does
     return RunRecord(
         posterior=draws_by_name(mcmc),
         sample_stats=sample_stats(mcmc),
         attributes=_attributes(mcmc),
-        model=model,
-        args=args,
-        kwargs=kwargs,
         descriptions=_descriptions(kernel),
         library=_library(library),
         targets_model=targets_model,
@@ -119,9 +107,6 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
         posterior=by_chain(draws.samples),
         sample_stats=by_chain(stats),
         attributes=attributes,
-        model=draws.model,
-        args=draws.args,
-        kwargs=draws.kwargs,
         descriptions={
             "success": "whether the geodesic was followed to its end",
             "n_fevals": "evaluations of the geodesic's acceleration",

@@ -18,10 +18,10 @@ from .._warning import warn_outside
 from ..kernel import SGKernel
 from .checks import Check, draw_checks, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen
-from .full_data import read_model
 from .gradients import gradients_at_draws
 from .moments import moment_checks, shift_checks
 from .record import RunRecord, record_of_container, record_of_mcmc
+from .replay import model_of, summed_out
 from .table import FLAGGED, Printed, Row
 
 LEAST_PROB = 0.01
@@ -272,7 +272,7 @@ def diagnose(
         check_run(source)
         run = record_of_mcmc(source)
         if gradients:
-            unconstrained, told = _gradients(run)
+            unconstrained, told = _gradients(source, run)
             run = run._replace(unconstrained=unconstrained, attributes={**run.attributes, **told})
     else:
         _check_container(source)
@@ -294,11 +294,11 @@ def diagnose(
     )
 
 
-def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
-    if not run.targets_model:
+def _gradients(mcmc: MCMC, run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
+    model = model_of(mcmc)
+    if model is None or not run.targets_model:
         return {}, {}
-    model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
-    summed = model.summed_out(run.posterior)
+    summed = summed_out(model, run.posterior)
     draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}

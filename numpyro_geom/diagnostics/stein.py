@@ -27,19 +27,15 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
-from numpyro.infer.util import unconstrain_fn
 from scipy.spatial.distance import pdist
 
 from .._checks import check_choice, check_int, check_key, check_model
-from .._mcmc import arguments_of
+from .._numpyro import arguments_of
 from .._start import check_batch_size
 from ..kernel import SGKernel
-from ..laplace.draws import Data
 from ..model.minibatch import SubsamplePlates
-from ..model.plates import read_subsampling
-from ..model.potential import model_potential
+from ..model.model import Model, read
 from .draws import as_array, check_run, draws_of, evenly, real_numbers, stored_name
-from .full_data import read_model
 
 __all__ = ["ScoredDraws", "SteinTest", "ksd", "ksd_test", "scores", "thin"]
 
@@ -540,7 +536,8 @@ def scores(
         if not args and not kwargs:
             args, kwargs = arguments_of(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            model = source.sampler.bound.model or model
+            bound = source.sampler.bound.model
+            model = model if bound is None else bound.runnable
     check_model("model", model)
     if rng_key is not None:
         check_key("rng_key", rng_key)
@@ -552,41 +549,34 @@ def scores(
             "batch_size draws minibatches and needs a single rng_key, such as jax.random.key(0)"
         )
     key: Any = rng_key
-    data = Data.of(model, args, kwargs)
-    args, kwargs = data.build(data.arrays)
-    plan = read_subsampling(model, args, kwargs, batch_size)
-    if plan.has_params:
-        _check_params(model, args, kwargs)
-    sites = read_model(model, args, kwargs).sites
-    latent = [s.name for s in plan.sites if not (s.observed or s.discrete)]
-    shapes = {name: sites[name].shape for name in latent}
+    target = read(model, args, kwargs, batch_size=batch_size)
+    _check_params(target)
+    sites = target.sites.items()
+    shapes = {name: s.shape for name, s in sites if s.kind == "latent" and not s.discrete}
     samples = _latent_values(source, shapes)
     num_draws = next(iter(samples.values())).shape[0]
-
-    rows = plan.num_data
+    rows = target.plan.num_data
     if batch_size is not None:
-        rows = max(plan.batch_sizes.values(), default=rows)
+        rows = max(target.plan.batch_sizes.values(), default=rows)
     if draws_at_once is None:
         draws_at_once = max(1, ROWS_AT_ONCE // rows)
 
     def of_draw(arrays: list, item: tuple) -> tuple[jax.Array, jax.Array]:
         number, sample = item
-        args, kwargs = data.build(arrays)
-        seeded = handlers.seed(SubsamplePlates(model), random.key(0))  # values of discrete sites
-        position = unconstrain_fn(seeded, args, kwargs, sample)
+        known = target.with_arrays(arrays)
+        position = known.unconstrain(sample)
         flat, unravel = ravel_pytree({name: position[name] for name in sorted(shapes)})
-        potential = model_potential(model, plan, args, kwargs)
         batch: Any = {}  # all rows
         if batch_size is not None:
-            batch, _ = potential.draw(random.fold_in(key, number), ())
-        return flat, -jax.grad(lambda x: potential.energy(unravel(x), batch))(flat)
+            batch, _ = known.potential().draw(random.fold_in(key, number), ())
+        return flat, -jax.grad(lambda x: known.energy(unravel(x), batch))(flat)
 
     @jax.jit
     def of_all(arrays: list, samples: dict) -> tuple[jax.Array, jax.Array]:
         items = (jnp.arange(num_draws), samples)
         return lax.map(partial(of_draw, arrays), items, batch_size=min(draws_at_once, num_draws))
 
-    draws, found = (np.asarray(x) for x in of_all(data.arrays, samples))
+    draws, found = (np.asarray(x) for x in of_all(target.arrays, samples))
     _check_finite(draws, found, samples)
     return ScoredDraws(draws, found)
 
@@ -624,8 +614,10 @@ def _latent_values(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     return found
 
 
-def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
+def _check_params(model: Model) -> None:
     """Raise if a `param` site has no value."""
+    if not model.plan.has_params:
+        return
     free: list[str] = []
     start = init_to_uniform()
 
@@ -634,8 +626,9 @@ def _check_params(model: Callable, args: tuple, kwargs: dict) -> None:
             free.append(site["name"])
         return start(site)
 
-    seeded = handlers.seed(SubsamplePlates(model), random.key(0))
-    jax.eval_shape(lambda: handlers.substitute(seeded, substitute_fn=value_of)(*args, **kwargs))
+    seeded = handlers.seed(SubsamplePlates(model.fn), random.key(0))
+    run = handlers.substitute(seeded, substitute_fn=value_of)
+    jax.eval_shape(lambda: run(*model.args, **model.kwargs))
     if free:
         raise ValueError(
             f"the model has param sites {free}, and the draws do not hold their "

@@ -15,8 +15,8 @@ from jax import lax, random
 from scipy import stats
 
 from .._checks import check_int, check_key, check_number
+from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
-from ..model.automatic import CHOSEN
 from ..sampling.schedules import Constant
 from .draws import Scalars, chosen, named, paths, to_scalars
 from .monte_carlo import MomentEstimates, estimate_moments

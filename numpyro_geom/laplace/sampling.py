@@ -15,7 +15,7 @@ from numpyro.infer.util import constrain_fn
 from tqdm import tqdm
 
 from ..model.minibatch import SubsamplePlates
-from ..model.potential import CHUNK_ROWS
+from ..model.model import CHUNK_ROWS
 from .approximation import (
     AtMode,
     acceleration_fn,

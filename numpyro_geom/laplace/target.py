@@ -11,7 +11,7 @@ import numpy as np
 
 from .._util import PyTree
 from ..model.minibatch import Batch, Subsampling
-from ..model.potential import model_potential
+from ..model.model import Model
 from .information.form import Flat, Form, Structure, num_rows
 from .information.model import likelihood_form, model_sites, prior_energy, prior_form
 
@@ -75,13 +75,13 @@ class Target(NamedTuple):
 def make_target(posterior: Posterior, *, empirical: bool = False) -> Target:
     """Energy, prior and Fisher form of a posterior; ``empirical`` for the empirical Fisher form."""
     model, plan, args, kwargs, unravel, size, structure, diagonal_prior = posterior
-    potential = model_potential(model, plan, args, kwargs)
+    potential = Model(model, args, kwargs, plan).potential()
     sum_rows = potential.on_all_rows
     assert sum_rows is not None
     sites = model_sites(model, plan, args, kwargs)
     form = likelihood_form(sites, empirical=empirical, structure=structure)
     form = _on_flat(form, unravel)
-    by_rows = bool(plan.local_axes) or any(s.factor and s.plates for s in plan.sites)
+    by_rows = bool(plan.local_axes) or any(s.kind == "factor" and s.plates for s in plan.sites)
     position = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
     return Target(
         size=size,

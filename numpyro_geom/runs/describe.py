@@ -12,12 +12,12 @@ import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
-from .._mcmc import holding, sample_field
+from .._numpyro import holding, sample_field
 from .._util import PyTree
 from ..diagnostics.draws import paths
-from ..diagnostics.full_data import observed_values, read_model
 from ..diagnostics.inference_data import Labels, constants
 from ..diagnostics.record import facts_as_attributes, record_of_mcmc, sample_stats
+from ..diagnostics.replay import model_of, observed_values
 from ..kernel import SGKernel
 from ..rows.host_rows import host_rows_in
 
@@ -44,8 +44,8 @@ class Describer:
         results = _quietly(record_of_mcmc, view)
         if self._static is None:
             observed = {}
-            if results.model is not None:
-                self._model = read_model(results.model, results.args, results.kwargs)
+            self._model = model_of(view)
+            if self._model is not None:
                 # of rows in parts, each process lacks those of others
                 in_parts = any(x.is_part for x in host_rows_in(self._arguments))
                 observed = {} if in_parts else observed_values(self._model)
