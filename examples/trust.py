@@ -98,6 +98,9 @@ class Effort(NamedTuple):
     curve_samples: int
 
 
+LEVELS = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Densities between contours, as shares of the largest one. Outside of each contour, a Gaussian in
+two dimensions has the same share of its mass."""
 ENDS = ("step", "good")
 """Runs that are examined in more ways."""
 FULL = Effort(500, 1000, 4, "auto", ("step", "metric", "repaired", "batch", "good"), 200, 300)
@@ -355,16 +358,19 @@ def plane(draws: Mapping[str, np.ndarray]) -> Any:
     reference = draws["NUTS"]
     mean, precision = reference.mean(0), np.linalg.inv(np.cov(reference.T))
     names = [name for name in ENDS if name in draws]
+    spread = 4.5 * reference.std(0)
+    x, y = np.linspace(mean - spread, mean + spread, 161).T
+    gap = np.stack(np.meshgrid(x, y), axis=-1) - mean
+    density = np.exp(-0.5 * np.einsum("...i,ij,...j", gap, precision, gap))
     figure, axes = plt.subplots(
         1, len(names), figsize=(WIDTH, 4), layout="constrained", sharey=True, squeeze=False
     )
-    at, inverse = jnp.asarray(mean), jnp.asarray(precision)
-    spread = 4.5 * reference.std(0)
-    limits = tuple((float(m - s), float(m + s)) for m, s in zip(mean, spread, strict=True))
     for ax, name in zip(axes.flat, names, strict=True):
-        plots.plot_density_2d(
-            lambda x: -0.5 * (x - at) @ inverse @ (x - at), draws[name][::4], limits=limits, ax=ax
-        )
+        ax.contourf(x, y, density, LEVELS, cmap="Blues")
+        ax.contour(x, y, density, LEVELS[:-1], colors="white", linewidths=0.5)
+        points = {"color": "black", "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
+        ax.plot(*draws[name][::4].T, ".", **points)
+        ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
         ax.set(title=TITLES[name], xlabel="w[4]", ylabel="b" if name == "step" else "")
     return figure
 

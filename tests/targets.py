@@ -6,7 +6,7 @@ Models are at module level, so that kernels on them can be pickled.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGKernel, SGState
+from numpyro_geom._numpyro import holding, sample_field
 
 PyTree = Any
 
@@ -284,3 +285,20 @@ def count_compilations() -> Iterator[Callable[[], int]]:
     """Programs compiled so far within the block, as a function without arguments."""
     before = _compilations
     yield lambda: _compilations - before
+
+
+def as_if_run(
+    mcmc: MCMC,
+    draws: Any,
+    *args: Any,
+    fields: Mapping[str, Any] | None = None,
+    last_state: Any = None,
+    **kwargs: Any,
+) -> MCMC:
+    """A copy of an MCMC as after ``run``, with draws that were made elsewhere.
+
+    ``draws`` are the values of its ``sample_field``, and ``fields`` are the other fields of the
+    state. All are shaped (chains, draws, ...). ``args`` and ``kwargs`` are the model's arguments.
+    """
+    states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
+    return holding(mcmc, (args, kwargs), states, last_state)

@@ -22,7 +22,7 @@ from jax import random
 
 from numpyro_geom import GGMC, ISGD, SGHMC, SGRLD, AdamSGLD, polynomial
 from numpyro_geom.diagnostics import BiasCurve, ScalarBias, bias_vs_step, step_size_bias
-from numpyro_geom.diagnostics.arrays import Scalars
+from numpyro_geom.diagnostics.draws import Scalars
 from numpyro_geom.diagnostics.monte_carlo import MomentEstimates, estimate_moments
 
 NUM_ERRORS = 5.0
@@ -303,7 +303,7 @@ def test_errors() -> None:
     kernel = AdamSGLD(potential_fn=energy, step_size=0.1, num_steps=1)
     with pytest.raises(TypeError, match="expected a kernel of numpyro_geom"):
         bias_vs_step(energy, random.key(0))
-    with pytest.raises(TypeError, match="second argument must be a key"):
+    with pytest.raises(TypeError, match="second argument, rng_key, must be a single key"):
         bias_vs_step(kernel, jnp.zeros((10, 3)))
     with pytest.raises(ValueError, match="at least three different numbers"):
         bias_vs_step(kernel, random.key(0), factors=(1, 0.5, 0.5))

@@ -10,13 +10,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
+from targets import as_if_run
 
 from numpyro_geom import to_inference_data
-from numpyro_geom.diagnostics import compare, joint_distances, reference_table
-from numpyro_geom.diagnostics.against_reference import _wasserstein, differences
-from numpyro_geom.diagnostics.arrays import Scalars
+from numpyro_geom.diagnostics import compare, comparison
+from numpyro_geom.diagnostics.comparison import _wasserstein, scalar_differences
+from numpyro_geom.diagnostics.draws import Scalars, read_draws
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
-from numpyro_geom.diagnostics.sources import as_if_run, read_draws
 
 pytestmark = pytest.mark.arviz
 
@@ -35,7 +35,7 @@ def autoregressive(
 def table(x: np.ndarray, y: np.ndarray) -> tuple:
     """The part that compares scalars, without the joint distances."""
     names = tuple(map(str, range(x.shape[2])))
-    return differences(
+    return scalar_differences(
         Scalars(names, x), Scalars(names, y), estimate_moments(x), estimate_moments(y)
     )
 
@@ -60,7 +60,7 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
         ]
     )
     # level 0.005 by design, of 100: more than 4 has probability 2e-4 at that level
-    assert np.sum(raw < reference_table.FALSE_ALARM / 2) <= 4
+    assert np.sum(raw < comparison.FALSE_ALARM / 2) <= 4
     # and the test is not too conservative: p < 0.5 in at least a tenth (nominally a half)
     assert np.sum(raw < 0.5) >= 10
 
@@ -69,14 +69,14 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
 def test_false_alarms_of_joint_distances(
     correlation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint_distances, "PERMUTATIONS", 99)
+    monkeypatch.setattr(comparison, "PERMUTATIONS", 99)
     rng = np.random.default_rng(1)
     p_values = []
     for _ in range(60):
         x, y = (autoregressive(rng, correlation, 8, 500, 3) for _ in range(2))
         size = 4000 * (1 - correlation) / (1 + correlation)
-        few = [joint_distances.thin(z, size, most=100) for z in (x, y)]
-        found = joint_distances.distances(few[0], few[1], rng, wasserstein=False)
+        few = [comparison.about_independent(z, size, most=100) for z in (x, y)]
+        found = comparison.joint_distances(few[0], few[1], rng, wasserstein=False)
         p_values.append([d.p_value for d in found])
     # uniform p values: 18 of 60 below 0.3, sd 3.5; 4 sd on either side of it are allowed
     counts = np.sum(np.array(p_values) <= 0.3, axis=0)
@@ -119,7 +119,7 @@ def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
     rows = table(x, y)
     assert abs(rows[0].mean_error - 0.15) < 5 * rows[0].mean_noise
     assert abs(rows[0].w1 - 0.15) < 5 * rows[0].w1_noise
-    level = reference_table.FALSE_ALARM / 2
+    level = comparison.FALSE_ALARM / 2
     assert [s.p_value < level for s in rows] == [True, True, False]
     assert abs(rows[1].mean_error) < 5 * rows[1].mean_noise
     # a uniform distribution of sd 1 is on (-1.73, 1.73); 95% of it is within 1.645
@@ -162,19 +162,19 @@ def test_joint_distances_against_their_definitions() -> None:
     gaps = np.sqrt(((pooled[:, None] - pooled) ** 2).sum(-1))
     kernel = np.exp(-(gaps**2) / (2 * np.median(gaps[np.triu_indices(60, 1)] ** 2)))
     blocks = kernel[:30, :30].mean(), kernel[30:, 30:].mean(), kernel[:30, 30:].mean()
-    assert joint_distances._mmd(pooled, labels)[0] ** 2 == pytest.approx(
+    assert comparison._mmd(pooled, labels)[0] ** 2 == pytest.approx(
         blocks[0] + blocks[1] - 2 * blocks[2]
     )
     total = 0.0
     directions = np.random.default_rng(8)
-    for _ in range(joint_distances.PROJECTIONS):
+    for _ in range(comparison.PROJECTIONS):
         d = directions.normal(size=2)
         d /= np.linalg.norm(d)
         total += np.mean((np.sort(x @ d) - np.sort(y @ d)) ** 2)
-    sliced = joint_distances._sliced(pooled, labels, np.random.default_rng(8))[0]
-    assert sliced**2 == pytest.approx(total / joint_distances.PROJECTIONS)
+    sliced = comparison._sliced(pooled, labels, np.random.default_rng(8))[0]
+    assert sliced**2 == pytest.approx(total / comparison.PROJECTIONS)
     # a shift costs its length, whatever the plan
-    shifted = joint_distances._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
+    shifted = comparison._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
     assert shifted[0] == pytest.approx(5.0)
 
 
@@ -298,7 +298,7 @@ def test_many_scalars_show_the_worst() -> None:
     found = compare({"w": x}, {"w": y})
     lines = str(found).splitlines()
     assert lines[1].startswith("w[37]")
-    assert len(lines) == 1 + reference_table.SHOWN + 6
+    assert len(lines) == 1 + comparison.SHOWN + 6
     assert "draws: 2 chains of 200; reference: 2 chains of 200" in lines
     assert found.to_dataframe().shape == (40, 12)
 

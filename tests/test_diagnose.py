@@ -18,10 +18,10 @@ from numpyro.infer import HMC, MCMC, NUTS
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, full_data, gradients
-from numpyro_geom.diagnostics.container import container
-from numpyro_geom.diagnostics.moment_errors import moment_checks, moment_errors
-from numpyro_geom.diagnostics.run_record import RunRecord
+from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics.inference_data import container
+from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
+from numpyro_geom.diagnostics.record import RunRecord
 
 pytestmark = pytest.mark.arviz
 
@@ -198,7 +198,7 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays, _ = gradients.gradients_at_draws(full_data.read_model(sparse, (), {}), {"p": draws})
+    arrays, _ = gradients.gradients_at_draws(replay.unchecked(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
@@ -606,7 +606,7 @@ def test_discrete_sites_have_no_gradient() -> None:
     def model() -> None:
         numpyro.sample("k", dist.Bernoulli(0.5))
 
-    read = full_data.read_model(handlers.seed(model, random.key(0)), (), {})
+    read = replay.unchecked(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
         gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 

@@ -18,21 +18,20 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+from targets import as_if_run
 
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
 from numpyro_geom._numpyro import arguments_of
 from numpyro_geom.diagnostics import (
     SamplingWarning,
-    constants,
-    full_data,
-    full_data_draws,
+    inference_data,
     print_summary,
+    replay,
     step_size_summary,
     to_inference_data,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.sources import as_if_run
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
@@ -456,11 +455,11 @@ def test_log_likelihood_of_awkward_models(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_taken_apart_where_they_can_be(name: str) -> None:
     mcmc, sites = awkward(name), MODELS[name][2]
-    model = full_data.read_model(mcmc.sampler.model, *arguments_of(mcmc))
+    model = replay.model_of(mcmc)
     latent = {n: x.reshape((-1, *x.shape[2:])) for n, x in mcmc.get_samples(True).items()}
     latent = {n: latent[n] for n in model.of_kind("latent")}
     for site, plate in sites.items():
-        assert full_data_draws.row_plate(model, latent, site) == plate
+        assert replay.row_plate(model, latent, site) == plate
 
 
 def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
@@ -551,7 +550,7 @@ def test_device_memory_is_bounded_by_the_chunk(monkeypatch: pytest.MonkeyPatch) 
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 4 * chunk_size * (3 + 8)
 
 
-def test_models_that_need_to_know_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_need_to_know_values() -> None:
     def model(y: jax.Array, group: np.ndarray) -> None:
         with numpyro.plate("groups", int(group.max()) + 1):
             level = numpyro.sample("level", dist.Normal(0, 1))
@@ -560,7 +559,6 @@ def test_models_that_need_to_know_values(monkeypatch: pytest.MonkeyPatch) -> Non
 
     mcmc = drawn(model, vector(ROWS), np.arange(ROWS) % 4)
     expected = full_log_likelihood(mcmc)
-    monkeypatch.setattr(full_data, "LARGE_ARRAY", 1)  # pass everything that can be passed
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
 
@@ -585,7 +583,7 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
 
     expected = full_log_likelihood(mcmc)
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(full_data_draws, "CHUNK_MEMORY", 10**5)
+    monkeypatch.setattr(replay, "CHUNK_MEMORY", 10**5)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
     assert programs[0].memory_analysis().temp_size_in_bytes > 10**5
@@ -677,7 +675,7 @@ def test_constant_data_on_request_and_within_limits(monkeypatch: pytest.MonkeyPa
 
     everything = {"X", "more.0", "tables.a", "c"}
     assert stored(None) == stored(True) == everything
-    monkeypatch.setattr(constants, "MAX_CONSTANT_SIZE", 10)
+    monkeypatch.setattr(inference_data, "MAX_CONSTANT_SIZE", 10)
     assert stored(None) == everything - {"X"}
     assert stored(True) == everything
     assert stored(False) == set()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pages import BLOCK, words
 
-from numpyro_geom.diagnostics.report_table import KINDS
+from numpyro_geom.diagnostics.report import KINDS
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,7 +6,6 @@ import builtins
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -179,80 +178,6 @@ def test_calibration_of_known_predictions() -> None:
         plots.plot_calibration(probs, labels + 1)
     with pytest.raises(ValueError, match="bins must be an integer of at least 1, got 0"):
         plots.plot_calibration(probs, labels, bins=0)
-
-
-def test_connectivity_of_a_double_well() -> None:
-    draws = {"x": jnp.array([-1.0, 1.0, 1.0]), "y": jnp.array([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]])}
-    ax = plots.plot_connectivity(
-        lambda z: 3 * (z["x"] ** 2 - 1) ** 2 + jnp.sum(z["y"] ** 2) / 2, draws, num_points=5
-    )
-    lines = [line.get_ydata() for line in ax.lines if len(line.get_ydata()) == 5]
-    # over the barrier at x = 0, and along t^2
-    np.testing.assert_allclose(lines[0], [0, 3 * 0.75**2, 3, 3 * 0.75**2, 0], atol=1e-6)
-    np.testing.assert_allclose(lines[1], [0, 1 / 16, 1 / 4, 9 / 16, 1], atol=1e-6)
-    assert ax.get_title() == "highest barrier 3 nats above the ends"
-    with pytest.raises(ValueError, match="at least 2 draws"):
-        plots.plot_connectivity(lambda z: z, jnp.zeros(1))
-    with pytest.raises(ValueError, match="indices from 0 to 2"):
-        plots.plot_connectivity(lambda z: z["x"], draws, [(0, 3)])
-
-
-def banana(z: jax.Array) -> jax.Array:
-    return -(z[0] ** 2) / 2 - 2 * (z[1] - z[0] ** 2) ** 2
-
-
-def metric(z: jax.Array) -> jax.Array:
-    """J'J of u = (z0, 2 (z1 - z0^2)), in which the banana is a standard normal."""
-    J = jnp.array([[1.0, 0.0], [-4 * z[0], 2.0]])
-    return J.T @ J
-
-
-@pytest.mark.slow
-def test_geodesics_are_straight_where_the_target_is_gaussian() -> None:
-    velocities = np.array([[1.5, 0.5], [-1.0, 0.3]])
-    paths = plots.geodesic_paths(metric, jnp.zeros(2), velocities, num_points=5)
-    t = np.linspace(0, 1, 5)[:, None]
-    for path, v in zip(paths, velocities, strict=True):
-        exact = t * v + np.concatenate([0 * t, (t * v[0]) ** 2], axis=1)
-        # the solver's rtol is 1e-3 per step
-        np.testing.assert_allclose(path, exact, atol=5e-3)
-    ax = plots.plot_density_2d(banana, metric=metric, geodesics=paths)
-    drawn = [line.get_xydata() for line in ax.lines if len(line.get_xdata()) == 5]
-    np.testing.assert_array_equal(drawn, paths)
-    rings = [line.get_xydata() for line in ax.lines if len(line.get_xdata()) == 65]
-    assert len(rings) == 12
-    lengths = []
-    for ring in rings:
-        centre = ring[:-1].mean(0)
-        G = np.asarray(metric(jnp.asarray(centre)))
-        lengths.append(np.einsum("ni,ij,nj->n", ring - centre, G, ring - centre))
-    # every point of every ellipse is as far from its centre, in the metric; float32
-    np.testing.assert_allclose(lengths, np.mean(lengths), rtol=1e-2)
-
-
-def test_density_contours_hold_their_share() -> None:
-    draws = np.random.default_rng(0).normal(size=(2, 300, 2))
-    ax = plots.plot_density_2d(
-        lambda z: -jnp.sum(z**2) / 2, draws, limits=((-5.0, 5.0), (-5.0, 5.0))
-    )
-    filled = ax.collections[0]
-    # N(0, I) has a share 1 - m outside of where the density is a share 1 - m of its largest
-    np.testing.assert_allclose(filled.levels, [0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0], atol=0.01)
-    assert len(ax.lines[0].get_xdata()) == 600
-    assert ax.get_xlim() == (-5.0, 5.0)
-
-
-def test_density_errors() -> None:
-    with pytest.raises(ValueError, match=r"draws must have shape \(..., 2\)"):
-        plots.plot_density_2d(banana, np.zeros((5, 3)))
-    with pytest.raises(ValueError, match="expected limits="):
-        plots.plot_density_2d(banana)
-    with pytest.raises(ValueError, match="metric must be positive definite"):
-        plots.plot_density_2d(
-            banana, limits=((-1, 1), (-1, 1)), metric=lambda z: jnp.diag(jnp.array([1.0, -1.0]))
-        )
-    with pytest.raises(ValueError, match="log_density must be finite .* got 25921 NaN of 25921"):
-        plots.plot_density_2d(lambda z: jnp.nan * z[0], limits=((-1, 1), (-1, 1)))
 
 
 def test_matplotlib_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

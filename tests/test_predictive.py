@@ -14,8 +14,9 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.special import log_softmax, softmax
+from targets import as_if_run
 
-from numpyro_geom.diagnostics.network_curvature import _curvatures
+from numpyro_geom.diagnostics.network_measures import _curvatures
 from numpyro_geom.diagnostics.predictive import (
     classification,
     confidence,
@@ -26,7 +27,6 @@ from numpyro_geom.diagnostics.predictive import (
     predictive_entropy,
     regression,
 )
-from numpyro_geom.diagnostics.sources import as_if_run
 
 metrics = pytest.importorskip("sklearn.metrics", reason="the examples extra is not installed")
 
@@ -309,7 +309,7 @@ def test_memory_of_curvature_does_not_grow_with_rows() -> None:
 def test_rows_in_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     fn = lambda a, x: 0.5 * a * x @ x  # noqa: E731
     draws, X = jnp.array([1.0, 3.0]), jnp.arange(1.0, 6)[:, None]
-    monkeypatch.setattr("numpyro_geom.diagnostics.network_curvature.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("numpyro_geom.diagnostics.network_measures.HESSIANS_AT_ONCE", 2)
     # Hessian a, gradient a x
     expected = np.broadcast_to(1 / np.arange(1.0, 6), (2, 5))
     np.testing.assert_allclose(input_curvature(fn, draws, X), expected, rtol=1e-5)

@@ -23,9 +23,17 @@ from scipy import stats
 from targets import linear, linear_moments, local_latents, regression, regression_data
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import stein_kernel
-from numpyro_geom.diagnostics.stein import ScoredDraws, ksd, ksd_test, scores, thin
-from numpyro_geom.diagnostics.stein_kernel import diagonal, kernel, whiten
+from numpyro_geom.diagnostics import stein
+from numpyro_geom.diagnostics.stein import (
+    ScoredDraws,
+    diagonal,
+    ksd,
+    ksd_test,
+    scores,
+    stein_kernel,
+    thin,
+    whiten,
+)
 
 UNIT = [1.0]
 """The preconditioner of all comparisons in one dimension."""
@@ -72,7 +80,7 @@ def test_kernel_agrees_with_autodiff_and_sums_with_a_double_loop(kind: str, x64:
     }
     expected = np.asarray(by_autodiff(roots[kind])(x, x, s, s))
     at = whiten(x, s, kind)
-    np.testing.assert_allclose(kernel(at, at), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(stein_kernel(at, at), expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(diagonal(at), np.diag(expected), rtol=1e-10)
     total = sum(expected[i, j] for i in range(23) for j in range(23) if i != j)
     full = total + sum(expected[i, i] for i in range(23))
@@ -142,7 +150,7 @@ def test_mean_of_both_statistics_on_exact_draws() -> None:
 def test_memory_does_not_grow_with_the_square_of_the_draws() -> None:
     chunks, chunk, dim = 200, 512, 10
     shapes = [jax.ShapeDtypeStruct((chunks, chunk, k), np.float32) for k in (dim, dim, 1)]
-    compiled = stein_kernel._forms.lower(*shapes).compile()
+    compiled = stein._forms.lower(*shapes).compile()
     # 102,400 draws have a kernel of 42 GB
     assert compiled.memory_analysis().temp_size_in_bytes < 60e6
 
@@ -259,10 +267,10 @@ def test_bootstrap_value_by_hand(x64: None) -> None:
     x, s = generated(23, 3)
     at = whiten(x, s, "scale")
     weights = np.random.default_rng(0).multinomial(23, np.full(23, 1 / 23), size=4) / 23 - 1 / 23
-    block = np.array(kernel(at, at))
+    block = np.array(stein_kernel(at, at))
     np.fill_diagonal(block, 0)
     expected = [w @ block @ w for w in weights]
-    found = stein_kernel.off_diagonal(at, jnp.asarray(weights.T), 8)
+    found = stein.off_diagonal(at, jnp.asarray(weights.T), 8)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -286,7 +294,7 @@ def test_noise_of_scores_is_in_v_and_not_in_u() -> None:
 def test_thinning_is_greedy(x64: None) -> None:
     x, s = generated(23, 3)
     at = whiten(x, s, "scale")
-    block = np.asarray(kernel(at, at))
+    block = np.asarray(stein_kernel(at, at))
     chosen: list[int] = []
     for _ in range(12):
         objective = [block[i, i] / 2 + sum(block[i, j] for j in chosen) for i in range(23)]

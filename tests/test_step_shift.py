@@ -11,7 +11,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
-from numpyro_geom.diagnostics.report_table import Report
+from numpyro_geom.diagnostics.report import Report
 
 NAME = "shift of the means by the step, in sd"
 

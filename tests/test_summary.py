@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
+from targets import as_if_run
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import (
@@ -25,12 +26,15 @@ from numpyro_geom.diagnostics import (
     step_size_summary,
     warn_if_unreliable,
 )
-from numpyro_geom.diagnostics.draw_checks import draw_checks
-from numpyro_geom.diagnostics.report_table import GROUPS, KINDS, WIDTH
-from numpyro_geom.diagnostics.run_checks import advice_on_length, run_checks
-from numpyro_geom.diagnostics.run_facts import is_measured
-from numpyro_geom.diagnostics.run_record import RunRecord, record_of_container, record_of_mcmc
-from numpyro_geom.diagnostics.sources import as_if_run
+from numpyro_geom.diagnostics.checks import advice_on_length, draw_checks, run_checks
+from numpyro_geom.diagnostics.record import (
+    RunRecord,
+    is_measured,
+    record_of_container,
+    record_of_mcmc,
+)
+from numpyro_geom.diagnostics.report import GROUPS, KINDS
+from numpyro_geom.diagnostics.table import WIDTH
 
 pytestmark = pytest.mark.arviz
 

@@ -25,8 +25,8 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inference_data
+from numpyro_geom._numpyro import holding
 from numpyro_geom.diagnostics import diagnose
-from numpyro_geom.diagnostics.sources import as_if_run
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03
@@ -120,7 +120,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
         )
         # `mcmc.run` would compile the kernel anew for every run
         draws = jax.device_get(constrain(found.pop("z")))
-        mcmc = as_if_run(mcmc, draws, *args, fields=found, last_state=state)
+        mcmc = holding(mcmc, (args, {}), {"z": draws, **found}, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the report has the same findings
             return state, to_inference_data(mcmc, gradients=True)

@@ -2,15 +2,11 @@
 
 from .._warning import SamplingWarning
 from . import plots, predictive, stein
-from .against_reference import compare
 from .checks import Check
+from .comparison import Comparison, Distance, ScalarDifference, compare
 from .inference_data import to_inference_data
-from .joint_distances import Distance
-from .reference_table import Comparison, ScalarDifference
-from .report import diagnose, print_summary, step_size_summary, warn_if_unreliable
-from .report_table import Report
-from .step_size_bias import bias_vs_step
-from .step_size_bias_table import BiasCurve, ScalarBias
+from .report import Report, diagnose, print_summary, step_size_summary, warn_if_unreliable
+from .step_size_bias import BiasCurve, ScalarBias, bias_vs_step
 
 __all__ = [
     "BiasCurve",

@@ -1,19 +1,27 @@
-"""The definition of a check of a run, and the thresholds of all checks.
+"""Checks of a run: their form, their thresholds, and the checks of its draws and its records.
 
-`draw_checks` checks the draws, `moment_checks` the gradients at the draws, `run_checks` the
-records of the run, and `guide_checks` the draws of a guide. `diagnose`, `step_size_summary` and
+`moments` has the checks that need gradients at the draws. `diagnose`, `step_size_summary` and
 `warn_if_unreliable` only show the results.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 from scipy.stats import t as student
 
-LEAST_DRAWS = 8
-"""Draws per chain that split chains need."""
+from ..laplace.draws import EQUAL_WEIGHTS, largest_shape
+from ..sampling.algorithm import MAX_NUM_STEPS
+from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries
+from .monte_carlo import effective_size
+from .record import SITE_TEMPERATURE, RunRecord
+from .table import FALSE_ALARM
+
 LEAST_ESS = 400
 """Effective draws over all chains (Vehtari et al., Bayesian Analysis 16(2), 2021)."""
 LARGEST_RHAT = 1.01
@@ -49,12 +57,10 @@ LEAST_ACCEPTANCE = 0.5
 FEWEST_WEIGHTS = 25
 """Smallest number of draws for a Pareto shape. The tail is a fifth of the draws, and the shape
 needs five values in the tail."""
-FALSE_ALARMS = 0.01
-"""Chance that Monte Carlo error alone flags one of the figures of a check."""
-
 LARGEST_JUMP = 0.3
 """In nats. Kinks of a ReLU network are at most 0.06; jumps of a change point are 2 to 4."""
-
+MAX_ENTRIES = 500
+"""Largest number of entries of a variable, evenly spaced, that are looked at."""
 HIDDEN = "Monte Carlo error hides it"
 
 
@@ -131,7 +137,7 @@ def largest_rhat(chains: int) -> float:
 
 def by_chance(count: int, effective: Any) -> Any:
     """Standard errors that the largest of ``count`` figures exceeds by chance, two-sided."""
-    return student.isf(FALSE_ALARMS / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
+    return student.isf(FALSE_ALARM / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
 
 
 def verdict(wrong: bool, error: float, size: float, tolerated: float) -> bool | None:
@@ -139,6 +145,21 @@ def verdict(wrong: bool, error: float, size: float, tolerated: float) -> bool | 
     if wrong:
         return False
     return True if max(error, size) <= tolerated else None
+
+
+def worst_of(
+    values: np.ndarray, errors: np.ndarray, sizes: np.ndarray, known: np.ndarray, tolerated: float
+) -> tuple[int, bool | None]:
+    """The worst of several figures that are about 0 for exact draws, and its `verdict`.
+
+    ``errors`` and ``sizes`` are Monte Carlo errors and effective draws. Figures that are not
+    ``known`` are left out.
+    """
+    sure = known & (np.abs(values) > by_chance(int(known.sum()), sizes) * errors)
+    worst = int(np.argmax(np.where(sure if sure.any() else known, np.abs(values), -1.0)))
+    size = float(np.abs(values[worst]))
+    wrong = bool(sure.any() and size > tolerated)
+    return worst, verdict(wrong, float(errors[known].max()), size, tolerated)
 
 
 def digits(x: float) -> str:
@@ -151,3 +172,344 @@ def span(values: Any) -> str:
     """One figure, or the range over chains if they differ visibly."""
     low, high = digits(float(np.min(values))), digits(float(np.max(values)))
     return low if low == high else f"{low} to {high}"
+
+
+def run_checks(run: RunRecord) -> Iterator[Check]:
+    """All checks that need neither the draws nor gradients at the draws."""
+    yield from _temperatures(run)
+    yield from _step_size(run)
+    yield from _length(run)
+    yield from _trouble(run)
+    yield from _guide(run)
+
+
+def _tolerance(run: RunRecord) -> float:
+    return float(run.attributes.get("bias_tolerance", TOLERATED_VARIANCE))
+
+
+def _temperatures(run: RunRecord) -> Iterator[Check]:
+    """Temperatures: in total, of each site, and of the momentum."""
+    tau, tolerated = run.temperature, _tolerance(run)
+    if tau <= 0:
+        return
+    sites = [name for name in run.sample_stats if name.startswith(SITE_TEMPERATURE)]
+    for name in ("configurational_temperature", *sites, "kinetic_temperature"):
+        if name not in run.sample_stats:
+            continue
+        values = np.asarray(run.sample_stats[name], float)
+        mean, error, ok = float(values.mean()), None, None
+        if values.shape[1] >= LEAST_PER_CHAIN:
+            effective = float(effective_size(values[..., None])[0]) if values.std() > 0 else 1.0
+            error = float(values.std() / np.sqrt(effective))
+            allowed = by_chance(len(sites) if name in sites else 1, effective) * error
+            # the tolerated bias also changes the temperature
+            wrong = abs(mean - tau) > tolerated * tau + allowed
+            ok = verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
+        title = name.replace("_", " ")
+        if name in sites:
+            title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
+        where = HIDDEN if ok is None and error is not None else ""
+        advice = _temperature_advice(run, too_hot=mean > tau)
+        yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
+
+
+def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
+    """What to do about a temperature that is not the target's."""
+    if not too_hot:
+        return "noise is missing, or the chain has not reached the target: use a larger num_warmup"
+    automatic = run.attributes.get("step_size") == "auto"
+    smaller = "a smaller bias_tolerance" if automatic else "step_size='auto' or a smaller step_size"
+    return (
+        f"the steps are too large, or the chain has not reached the target: use {smaller}, or a "
+        "larger num_warmup"
+    )
+
+
+def _step_size(run: RunRecord) -> Iterator[Check]:
+    """The step size and its bias, to first order."""
+    attrs = run.attributes
+    for title, name in (("step size", "step_size"), ("steps per draw", "n_steps")):
+        if run.of_this_package and name in run.sample_stats:
+            means = np.asarray(run.sample_stats[name], float).mean(1)
+            differ = digits(means.min()) != digits(means.max())
+            where = f"{span(means)} over chains" if differ else ""
+            yield Check(title, float(means.mean()), where=where)
+    if "scale_condition" in attrs:
+        where = "of the learned covariance"
+        yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
+    if "noise_with_control_variate" in attrs:
+        plain, corrected = (
+            digits(attrs[f"noise_{kind}_control_variate"]) for kind in ("without", "with")
+        )
+        rows = attrs.get("batch_size")
+        where = f"largest noise {plain} without control variate, {corrected} with it, at this size"
+        if not isinstance(rows, str | None):
+            yield Check("rows per step", float(rows), where=where)
+    if "bias_noise" not in attrs:
+        if "bias_note" in attrs:
+            yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])
+        return
+    parts = [np.atleast_1d(attrs[f"bias_{kind}"]) for kind in ("discretisation", "noise")]
+    largest = [float(np.max(part)) for part in parts]
+    for title, value in zip(("discretisation", "minibatch noise"), largest, strict=True):
+        yield Check(f"bias of variances, {title}", value)
+    tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
+    what, remedy = _what_binds(attrs, largest, total, tolerance)
+    ok = bool(total <= ROUNDING * tolerance)
+    terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
+    where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
+    automatic, noisy = attrs.get("step_size") == "auto", largest[1] > largest[0]
+    advice = "use a larger num_warmup, in which the step size is found"
+    if not automatic:
+        advice = "use step_size='auto'"
+        if "step_size" in run.sample_stats and total > 0:
+            h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
+            advice += f", a step_size of at most {h:.2g}"
+    advice += ", a larger batch_size or control_variate=True" if noisy else " or another metric"
+    name, threshold = "bias of variances, both", f"at most {tolerance:g}"
+    yield Check(name, total, None, threshold, ok, where, advice)
+
+
+def _what_binds(
+    attrs: Mapping[str, Any], parts: list[float], total: float, tolerance: float
+) -> tuple[str, str]:
+    """The term that limits the step size, as the table shows the terms; and a remedy."""
+    shrink = float(np.min(attrs.get("warmup_shrink", 1.0)))
+    if attrs.get("step_size") == "auto" and shrink < 1:
+        return (
+            "failed steps in warm-up bind, they made the step size smaller by a factor of "
+            f"{digits(1 / shrink)}",
+            "a model without such regions allows larger steps",
+        )
+    if total < BINDING * tolerance:
+        if attrs.get("step_size") == "auto":
+            return "neither binds: the integrator is not stable at larger steps", ""
+        return "neither binds", ""
+    if parts[1] <= parts[0]:
+        scaled = "scale_condition" in attrs  # then no other metric is better
+        return "discretisation binds", "" if scaled else "dense_mass=True allows larger steps"
+    known = "control_variate" not in attrs or attrs["control_variate"] or "num_data" not in attrs
+    others = "" if known else "control_variate=True or "
+    return "minibatch noise binds", f"{others}a larger batch_size allows larger steps"
+
+
+def _length(run: RunRecord) -> Iterator[Check]:
+    """Checks from the measurements of warm-up: length of the run, and range of curvatures."""
+    attrs = run.attributes
+    if "relaxations" in attrs:
+        spanned = _relaxations(run)
+        where = f"of {span(attrs['relaxation_steps'])} steps each"
+        advice = advice_on_length(run)
+        name = "relaxation times per chain"
+        yield at_least(name, spanned, ENOUGH_RELAXATIONS, where, advice)
+    if "curvature_ratio" in attrs:
+        closer = "or compare with a run at a larger target_accept"
+        if "target_accept" not in attrs:
+            closer = "or compare with a run at a tenth of the bias_tolerance"
+        advice = (
+            "one step size does not fit all of the posterior, and where the curvature is largest "
+            "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
+            f"instance), {closer}"
+        )
+        name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
+        where = "in late warm-up, median chain"
+        yield at_most(name, np.median(ratio), WIDE_CURVATURE, where, advice)
+
+
+def _relaxations(run: RunRecord) -> float:
+    """Relaxation times that the median chain spans; steps that did not move are not counted."""
+    moved = 1.0
+    if "acceptance_rate" in run.sample_stats:
+        moved = float(np.mean(run.sample_stats["acceptance_rate"]))
+    elif "diverging" in run.sample_stats:
+        moved = 1 - float(np.mean(run.sample_stats["diverging"]))
+    return float(np.median(run.attributes["relaxations"])) * moved
+
+
+def advice_on_length(run: RunRecord) -> str:
+    """Advice for too few effective draws: draw more, unless far too many would be needed."""
+    attrs = run.attributes
+    if "relaxations" not in attrs:
+        return "increase num_samples, or reparametrise the model"
+    spanned = _relaxations(run)
+    capped = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
+    if spanned >= ENOUGH_RELAXATIONS or (
+        spanned * MOST_LONGER >= ENOUGH_RELAXATIONS and not capped
+    ):
+        return "increase num_samples or num_steps"
+    slow = "the chain has hardly moved"
+    if capped:
+        slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
+    times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
+    how = "step_size='auto' and dense_mass=True, which learn the posterior's scale"
+    if "scale_condition" in attrs:
+        how = "a larger num_warmup, from whose draws the scale is learned"
+    return (
+        f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
+        f"use {how}, standardise the inputs, or reparametrise the model"
+    )
+
+
+def _trouble(run: RunRecord) -> Iterator[Check]:
+    """Clamped noise, failed or rejected steps, and passes over the data."""
+    attrs, stats = run.attributes, run.sample_stats
+    if "clamped" in attrs:
+        where = (
+            "share of entries with more minibatch noise than could be taken from the injected one"
+        )
+        advice = "use a smaller step_size or a larger batch_size"
+        yield at_most("clamped noise", attrs["clamped"], LARGEST_CLAMPED, where, advice)
+    if "diverging" in stats:
+        yield _failed(run)
+    if "acceptance_rate" in stats:
+        name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
+        if "target_accept" in attrs:
+            aim = float(attrs["target_accept"])
+            where, advice = f"the aim is {aim:g}", "use step_size='auto', or a smaller step_size"
+            yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where, advice)
+        else:
+            yield Check(name, rate)
+    if "passes" in attrs:
+        passes = float(np.mean(attrs["passes"]))
+        yield Check("passes over the data", passes, where="per chain, after warm-up")
+
+
+def _failed(run: RunRecord) -> Check:
+    """Draws with failed steps, or with trajectories that were rejected because of huge errors."""
+    diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
+    where = f"of {diverging.size} draws"
+    if not run.of_this_package:
+        advice = "use a larger target_accept_prob or another parametrisation"
+        return none_of("divergences", diverging.sum(), where, advice)
+    if "target_accept" in run.attributes:
+        smaller = "larger target_accept or num_warmup" if automatic else "smaller step_size"
+        advice = (
+            "the energy errors were not finite or very large, and the steps were rejected. That is "
+            "exact, but chains hardly enter such regions, or cannot leave them. Use a "
+            f"{smaller}, or another parametrisation"
+        )
+        return none_of("divergences", diverging.sum(), where, advice)
+    smaller = "a smaller step_size"
+    if automatic:
+        smaller = "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
+    advice = (
+        "steps after warm-up were not finite or not stable: draws avoid the region where that "
+        f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the "
+        "model finite there"
+    )
+    return none_of("draws with failed steps", diverging.sum(), where, advice)
+
+
+def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
+    """R-hat and effective sample sizes of the draws, or the reason why there are none."""
+    posterior = {name: x for name, x in posterior.items() if x.size}
+    if not posterior:
+        return
+    names, values = entries(posterior, MAX_ENTRIES)
+    finite = np.isfinite(values).all((0, 1))
+    if not finite.all():
+        where = f"{names[int(np.argmin(finite))]}, for instance"
+        advice = "check that the model is proper there; other figures leave them out"
+        yield none_of("entries that are not finite", np.sum(~finite), where, advice)
+    if "guide" in run.attributes:  # independent draws need no check of mixing
+        return
+    moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
+    if values.shape[1] < LEAST_PER_CHAIN:
+        advice = "nothing can be said about so few draws: increase num_samples"
+        yield at_least("draws per chain", values.shape[1], LEAST_PER_CHAIN, "", advice)
+    elif not moving.any():
+        advice = "the chain does not move: use step_size='auto', or a smaller step_size"
+        yield at_least("entries that change from draw to draw", 0, 1, "", advice)
+    else:
+        yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
+
+
+def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator[Check]:
+    names, values = scalars
+    found = _arviz_figures(values)
+    longer = advice_on_length(run)
+    if "rhat" in found:
+        worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
+        bound = largest_rhat(values.shape[0])
+        yield at_most("R-hat", found["rhat"][worst], bound, names[worst], advice)
+    for kind in ("bulk", "tail"):
+        worst, name = int(np.argmin(found[kind])), f"effective sample size, {kind}"
+        yield at_least(name, found[kind][worst], LEAST_ESS, names[worst], longer)
+    bulk, gradients = float(found["bulk"].min()), _gradients(run)
+    if gradients is not None:
+        yield Check("effective draws per gradient", bulk / gradients, where=_batches(run))
+    if seconds is not None:
+        yield Check("effective draws per second", bulk / seconds)
+
+
+def _arviz_figures(values: np.ndarray) -> Arrays:
+    """Effective sample sizes of each entry (0 if undefined), and R-hat of several chains."""
+    import arviz  # slow to import, and only needed here
+
+    # ArviZ 0.2x and 1.x both accept a dataset
+    data = xr.Dataset({"x": (["chain", "draw", "entry"], values)})
+    found = {}
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that do not move
+        for kind in ("bulk", "tail"):
+            found[kind] = np.nan_to_num(arviz.ess(data, method=kind)["x"].values, nan=0.0)
+        if values.shape[0] > 1:
+            found["rhat"] = arviz.rhat(data)["x"].values
+    return found
+
+
+def _gradients(run: RunRecord) -> float | None:
+    chains = next(iter(run.posterior.values())).shape[0]
+    if "gradients" in run.attributes:
+        return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
+    if "n_steps" in run.sample_stats:
+        return float(run.sample_stats["n_steps"].sum()) * int(run.attributes.get("thinning", 1))
+    return None
+
+
+def _batches(run: RunRecord) -> str:
+    rows = json.loads(run.attributes.get("batch_sizes", "{}"))
+    return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
+
+
+def _guide(run: RunRecord) -> Iterator[Check]:
+    """Failed geodesics and the Pareto shape of weights, if a guide has them."""
+    stats, attributes = run.sample_stats, run.attributes
+    is_fisher = attributes.get("metric") == "fisher"
+    if "success" in stats:
+        failed = np.sum(~stats["success"].astype(bool))
+        where = f"{failed} of {stats['success'].size} geodesics failed"
+        advice = (
+            "these draws are NaN (`success` in sample_stats marks them), and leaving them out "
+            "biases the other draws. Draw again from a guide with a larger max_steps "
+            "or rtol, standardise the inputs, or "
+        )
+        other = "reparametrise the model" if is_fisher else "use metric='fisher'"
+        yield none_of("failed geodesics", failed, where, advice + other)
+    if "pareto_k" in attributes:
+        shape, weights = float(attributes["pareto_k"]), stats.get("log_weight")
+        num_draws = math.prod(next(iter(run.posterior.values())).shape[:2])
+        yield _shape_of_weights(shape, weights, num_draws, is_fisher)
+
+
+def _shape_of_weights(
+    shape: float, log_weight: np.ndarray | None, num_draws: int, is_fisher: bool
+) -> Check:
+    largest = largest_shape(num_draws)
+    name, threshold = "Pareto shape of weights", f"below {largest:.2g}"
+    if shape < largest:
+        return Check(name, shape, None, threshold, True)
+    where = f"from {largest:.2g} on, weights cannot correct {num_draws} draws to the posterior"
+    other = "draw more" if is_fisher else "try metric='fisher'"
+    advice = (
+        "do not use log_weight, and take means and intervals as rough ones. Run MCMC, "
+        f"reparametrise the model, or {other}"
+    )
+    if log_weight is not None:
+        weights = log_weight[np.isfinite(log_weight)].astype(float)
+        enough = weights.size >= FEWEST_WEIGHTS
+        if enough and np.ptp(weights) < EQUAL_WEIGHTS:
+            return Check(name, shape, ok=True, where="all weights are equal")
+        if not enough or not np.isfinite(shape):
+            where = f"it could not be estimated from {weights.size} draws with a weight"
+            advice = "how near the draws are to the posterior is not known: draw hundreds or more"
+    return Check(name, shape, None, threshold, False, where, advice)

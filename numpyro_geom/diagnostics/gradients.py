@@ -8,14 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
-from numpyro import handlers
-from numpyro.infer.util import potential_energy, unconstrain_fn
+from jax import lax
 
-from ..model.enumeration import enumerating
-from ..model.minibatch import SubsamplePlates
-from .arrays import Arrays, host
-from .full_data import FullDataModel, latent_draws
+from ..model.model import Model
+from .draws import Arrays, host
+from .replay import latent_draws, summed_out
 
 POSITION, GRADIENT = "z.", "grad_U."
 """Prefixes of the names of a site's arrays."""
@@ -37,7 +34,7 @@ hidden."""
 
 
 def gradients_at_draws(
-    model: FullDataModel, posterior: Mapping[str, np.ndarray], *, least_draws: int = 1
+    model: Model, posterior: Mapping[str, np.ndarray], *, least_draws: int = 1
 ) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
@@ -53,7 +50,7 @@ def gradients_at_draws(
         k-th draw is used, and ``energy_jump``, the largest of `energy_jumps`, unless there are too
         few draws. Otherwise it has ``gradient_operations``, the operations of one gradient.
     """
-    summed = model.summed_out(posterior)
+    summed = summed_out(model, posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
     if discrete:
@@ -62,39 +59,36 @@ def gradients_at_draws(
         )
     chains, draws = next(iter(posterior.values())).shape[:2]
     rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
-    operations = _operations(model, posterior)
+    operations = _operations(model, latent_draws(model, posterior, summed))
     if chains * min(draws, least_draws) * operations > MAX_OPERATIONS and least_draws > 1:
         return {}, {"gradient_operations": operations}
     rows_in_all, in_all = chains * draws * rows, chains * draws * operations
     every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
-    kept = {name: x[:, ::every] for name, x in posterior.items()}
-    drawn = {name: site for name, site in model.sites.items() if name not in summed}
-    values = latent_draws(model._replace(sites=drawn), kept)
+    values = latent_draws(model, {name: x[:, ::every] for name, x in posterior.items()}, summed)
     places = {name: jnp.asarray(x) for name, x in values.items()}
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
     places = {name: x for name, x in places.items() if name not in empty}
     count = next(iter(places.values())).shape[0]
     block = min(count, BLOCK_DRAWS)
 
-    def unconstrained(fn: Callable, data: tuple, draw: dict) -> dict:
-        z = unconstrain_fn(fn, *data, draw | empty)
-        return {name: z[name] for name in draw}
-
     @jax.jit
     def positions(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple[dict, dict]:
-        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
+        known = model.with_arrays(arrays)
+
+        def unconstrained(draw: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            z = known.unconstrain(draw | empty)
+            return {name: z[name] for name in draw}
+
         following = jax.tree.map(lambda x: jnp.nextafter(x, jnp.inf), draws)
-        at = jax.vmap(lambda draw: unconstrained(fn, data, draw))
-        z = at(draws)
-        return z, jax.tree.map(jnp.subtract, at(following), z)
+        z = jax.vmap(unconstrained)(draws)
+        return z, jax.tree.map(jnp.subtract, jax.vmap(unconstrained)(following), z)
 
     @jax.jit
     def energies(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
-        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
-        energy = jax.value_and_grad(lambda z: _energy(model, summed, fn, data, z | empty))
-        return lax.map(
-            energy, z, batch_size=max(1, min(64, MAX_WORK // max(256 * rows, operations)))
-        )
+        known = model.with_arrays(arrays)
+        energy = jax.value_and_grad(lambda z: known.energy(z | empty))
+        at_once = max(1, min(64, MAX_WORK // max(256 * rows, operations)))
+        return lax.map(energy, z, batch_size=at_once)
 
     def in_blocks(z: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         size = next(iter(z.values())).shape[0]
@@ -119,26 +113,16 @@ def gradients_at_draws(
     return found, told | {"gradients_every": every}
 
 
-def _operations(model: FullDataModel, posterior: Mapping[str, np.ndarray]) -> int:
+def _operations(model: Model, draws: Arrays) -> int:
     """Floating-point operations of one gradient on all rows."""
-    one = {name: jnp.asarray(x[0, 0]) for name, x in posterior.items() if name in model.sites}
-    latent = {name: one[name] for name in model.of_kind("latent") if name in one}
-    summed = model.summed_out(posterior)
 
     def gradient(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> Any:
-        data, fn = model.fill(arrays), SubsamplePlates(handlers.seed(model.fn, random.key(0)))
-        z = unconstrain_fn(fn, *data, draw)
-        return jax.grad(lambda z: _energy(model, summed, fn, data, z))(z)
+        known = model.with_arrays(arrays)
+        return jax.grad(known.energy)(known.unconstrain(draw))
 
-    counted = jax.jit(gradient).lower(model.arrays, latent).cost_analysis()
+    one = {name: jnp.asarray(x[0]) for name, x in draws.items()}
+    counted = jax.jit(gradient).lower(model.arrays, one).cost_analysis()
     return int((counted or {}).get("flops", 0.0))
-
-
-def _energy(model: FullDataModel, summed: list[str], fn: Callable, data: tuple, z: dict) -> Any:
-    """U, with the discrete sites summed out."""
-    if summed:
-        fn = enumerating(fn, model.sites.values())
-    return potential_energy(fn, *data, z, enum=bool(summed))
 
 
 def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:

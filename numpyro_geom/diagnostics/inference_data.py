@@ -8,29 +8,33 @@ even if the sampler used subsamples.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
 from ..laplace.draws import LaplaceDraws
-from .arrays import Arrays, host
-from .constants import constants
-from .container import Labels, container
-from .full_data import (
-    FullDataModel,
-    latent_draws,
-    observed_values,
-    read_model,
-)
-from .full_data_draws import pointwise_log_prob, predictive_values
+from ..model.model import Model
+from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
 from .gradients import gradients_at_draws
+from .record import RunRecord, record_of_guide, record_of_mcmc
+from .replay import (
+    latent_draws,
+    model_of,
+    observed_values,
+    pointwise_log_prob,
+    predictive_values,
+)
 from .report import warn_of_record
-from .run_record import record_of_guide, record_of_mcmc
-from .sources import check_run
+
+MAX_CONSTANT_SIZE = 10**6
+"""Largest number of entries of an array argument that is stored by default."""
+SAMPLE_DIMS = ["chain", "draw"]
 
 
 def to_inference_data(
@@ -97,8 +101,8 @@ def to_inference_data(
         prior: True to draw ``num_samples`` times from the prior (needs ``rng_key``), or draws by
             name, shaped (draws, ...) or (chains, draws, ...). Draws of observed sites go to
             ``prior_predictive``.
-        constant_data: True for all array arguments, False for none, None for those of up to
-            a million entries; or arrays by name. An argument that holds the values of an
+        constant_data: True for all array arguments, False for none, None for arrays of up
+            to a million entries; or arrays by name. An argument that holds the values of an
             observed site is not stored a second time.
         coords: labels of dimensions, by name of the dimension. They replace 0, 1, ....
         dims: names of a variable's dimensions after chain and draw, by variable. They replace
@@ -157,7 +161,7 @@ def to_inference_data(
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
     run = record_of_guide(mcmc) if of_guide else record_of_mcmc(mcmc)
-    model = None if run.model is None else read_model(run.model, run.args, run.kwargs)
+    model = model_of(mcmc)
     pointwise = _pointwise_sites(model, log_likelihood)
     if check_flag("gradients", gradients) and (model is None or not run.targets_model):
         raise ValueError(
@@ -204,7 +208,7 @@ def to_inference_data(
     return container(Labels(groups, model, coords, dims).datasets(run, created_at))
 
 
-def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
+def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
     """Names of the sites whose log likelihood is requested."""
     if request is False:
         return []
@@ -229,7 +233,7 @@ def _pointwise_sites(model: FullDataModel | None, request: Any) -> list[str]:
     return list(names)
 
 
-def _check_request(name: str, value: Any, model: FullDataModel | None, rng_key: Any) -> None:
+def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> None:
     if value is None or value is False or isinstance(value, Mapping):
         return
     if value is not True:
@@ -254,7 +258,7 @@ def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
     return found
 
 
-def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """Prior draws of latent and of observed sites, both shaped (chains, draws, ...)."""
     latent: Arrays = {}
     observed: Arrays = {}
@@ -268,3 +272,145 @@ def _split_prior(model: FullDataModel | None, prior: Mapping[str, Any]) -> tuple
         is_observed = name in sites and sites[name].kind == "observed"
         (observed if is_observed else latent)[name] = x
     return latent, observed
+
+
+def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
+    """Array arguments of the model by name, except observed values."""
+    if isinstance(request, Mapping):
+        return {name: host(x) for name, x in request.items()}
+    if request is not None and not isinstance(request, bool):
+        raise TypeError(
+            f"constant_data must be True, False, None or a dict, got {type(request).__name__}"
+        )
+    if request is False or model is None:
+        return {}
+    arguments = _arguments(model.fn, model.args, model.kwargs)
+    return {
+        name: host(leaf)
+        for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
+        if is_numeric(leaf)
+        and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
+        and not any(
+            leaf.shape == y.shape and np.array_equal(host(leaf), y, equal_nan=y.dtype.kind == "f")
+            for y in observed.values()
+        )
+    }
+
+
+def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names in the model's signature."""
+    try:
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # there is no signature
+        return dict(kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def container(datasets: dict[str, Any]) -> Any:
+    """The object for the installed version of ArviZ; only this function knows the version."""
+    import arviz  # slow to import, and only needed here
+
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return xr.DataTree.from_dict(datasets)
+    return arviz.InferenceData(**datasets)
+
+
+class Labels:
+    """Groups of arrays with names of dimensions and coordinates, from plates and from the user."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Arrays],
+        model: Model | None,
+        coords: Mapping[str, Sequence] | None = None,
+        dims: Mapping[str, Sequence[str | None]] | None = None,
+    ) -> None:
+        self._groups = groups
+        self._sites, self._sizes = ({}, {}) if model is None else (model.sites, model.plan.sizes)
+        self._coords = {} if coords is None else coords
+        self._dims = {} if dims is None else dims
+        self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}
+
+    def datasets(self, run: RunRecord, created_at: str) -> dict[str, xr.Dataset]:
+        """The groups that are not empty, as datasets; facts about the run are attributes."""
+        created = {"created_at": created_at, **run.library}
+        found = {
+            group: self._dataset(group, arrays).assign_attrs(created)
+            for group, arrays in self._groups.items()
+            if arrays
+        }
+        found["posterior"].attrs.update(run.attributes)
+        if run.scale is not None:
+            found["sample_stats"]["inverse_mass_matrix"] = run.scale
+        for name, text in run.descriptions.items():
+            if name in run.sample_stats:
+                found["sample_stats"][name].attrs["description"] = text
+        return found
+
+    def _axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
+        """A name for every axis after the chains and the draws."""
+        names: list[str | None] = [None] * len(shape)
+        site = self._sites.get(name)
+        has_events = group != "log_likelihood"
+        if site is not None:
+            rows = len(shape) - (site.event_dim if has_events else 0)
+            for order, (plate, dim) in enumerate(site.plates):
+                # the event axes of a deterministic site are unknown: assume that plates come first
+                axis = order if site.kind == "deterministic" else rows + dim
+                if 0 <= axis < len(shape) and shape[axis] == self._sizes[plate]:
+                    taken = stored_name(plate) in {*self._variables, *SAMPLE_DIMS}
+                    names[axis] = stored_name(plate) + ("_dim" if taken else "")
+            if has_events and len(site.event_names) <= len(shape):
+                names[len(shape) - len(site.event_names) :] = site.event_names
+        given = list(self._dims.get(name, self._dims.get(stored_name(name), ())))
+        if len(given) > len(shape) and has_events:
+            raise ValueError(
+                f"dims[{name!r}] names {len(given)} dimensions, and {name!r} in {group} has "
+                f"{len(shape)} (after chain and draw): {shape}"
+            )
+        for axis, chosen in enumerate(given[: len(shape)]):
+            names[axis] = names[axis] if chosen is None else chosen
+        unnamed = iter(range(len(shape)))
+        return [f"{stored_name(name)}_dim_{next(unnamed)}" if n is None else n for n in names]
+
+    def _dataset(self, group: str, arrays: Arrays) -> xr.Dataset:
+        """One group as a dataset with coordinates for all dimensions."""
+        leading = [] if group.endswith("data") else SAMPLE_DIMS
+        variables: dict[str, tuple[list[str], np.ndarray]] = {}
+        sizes: dict[str, int] = {}
+        for name, x in arrays.items():
+            dims = leading + self._axes(name, x.shape[len(leading) :], group)
+            for dim, size in zip(dims, x.shape, strict=True):
+                if sizes.setdefault(dim, size) != size:
+                    raise ValueError(
+                        f"dimension {dim!r} has {size} entries in {name!r} and {sizes[dim]} "
+                        f"elsewhere in {group}: give it another name in `dims`"
+                    )
+                if dim in self._variables:
+                    raise ValueError(
+                        f"dims[{name!r}] names a dimension {dim!r}, which is a variable: expected "
+                        "another name"
+                    )
+            if stored_name(name) in variables:
+                raise ValueError(
+                    f"two variables of {group} are called {stored_name(name)!r}, in which '/' and "
+                    "'.' are one: rename a site"
+                )
+            variables[stored_name(name)] = (dims, x)
+        coords = {}
+        for dim, size in sizes.items():
+            labels = np.asarray(self._coords.get(dim, np.arange(size)))
+            if labels.shape != (size,):
+                raise ValueError(
+                    f"coords[{dim!r}] must have {size} labels, one for each entry of dimension "
+                    f"{dim!r} in {group}, got shape {labels.shape}"
+                )
+            coords[dim] = labels
+        return xr.Dataset(variables, coords, {"sample_dims": leading} if leading else {})

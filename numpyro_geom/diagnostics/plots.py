@@ -1,8 +1,8 @@
 """Plots of draws and of the results of the other diagnostics; each function returns its axes.
 
 All functions take ``ax=``, the axes to draw on; the default is new axes. They use Matplotlib alone,
-so they look the same under ArviZ 0.2x and 1.x, whose own plots differ in names, arguments and
-return values. Without Matplotlib, an ImportError says how to install it.
+so they look the same under ArviZ 0.2x and 1.x. Without Matplotlib, an ImportError says how to
+install it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from .._checks import check_int
-from .against_reference import common, differences
-from .arrays import Arrays, chosen, group_of
-from .energy_plots import axes_or_new, geodesic_paths, plot_connectivity, plot_density_2d, pyplot
+from .comparison import ScalarDifference, common, scalar_differences
+from .draws import Arrays, chosen, group_of
 from .monte_carlo import effective_size, estimate_moments
-from .predictive_input import by_confidence, class_labels, prediction
-from .reference_table import ScalarDifference
-from .step_size_bias_table import BiasCurve
+from .predictive import stream_of
+from .step_size_bias import BiasCurve
 
 __all__ = [
-    "geodesic_paths",
     "plot_bias",
     "plot_calibration",
     "plot_comparison",
-    "plot_connectivity",
-    "plot_density_2d",
     "plot_energy",
     "plot_temperatures",
 ]
@@ -64,7 +58,7 @@ def plot_comparison(
         TypeError, ValueError: as `compare`; also for more than 16 scalars, or a wrong number of
             axes.
     """
-    plt = pyplot()
+    plt = _pyplot()
     x, y, _, _ = common(draws, reference, var_names)
     number = len(x.names)
     if number > MOST_PANELS:
@@ -85,7 +79,7 @@ def plot_comparison(
         panels = np.atleast_1d(np.asarray(ax, object)).ravel()
         if panels.size != number:
             raise ValueError(f"ax must be {number} axes, one per scalar, got {panels.size}")
-    found = differences(x, y, estimate_moments(x.values), estimate_moments(y.values))
+    found = scalar_differences(x, y, estimate_moments(x.values), estimate_moments(y.values))
     for k, row in enumerate(found):
         _panel(panels[k], x.values[..., k], y.values[..., k], row, legend=k == 0)
     return panels[:number]
@@ -135,8 +129,8 @@ def _panel(ax: Any, x: np.ndarray, y: np.ndarray, row: ScalarDifference, *, lege
 def plot_energy(idata: Any, *, ax: Any = None) -> Any:
     """Trace of the energy U, one line per chain; draws with failed steps are marked.
 
-    A trend means that warm-up was too short. The energy of a minibatch kernel is an estimate, which
-    is noisier than U itself.
+    A trend means that warm-up was too short. The energy of a minibatch kernel is an estimate and
+    noisier than U.
 
     Args:
         idata: an InferenceData or DataTree from `numpyro_geom.to_inference_data`.
@@ -150,8 +144,8 @@ def plot_energy(idata: Any, *, ax: Any = None) -> Any:
     if "energy" not in stats and "lp" not in stats:
         raise ValueError(f"sample_stats must have 'energy' or 'lp', got {sorted(stats)}")
     energy = stats["energy"] if "energy" in stats else -stats["lp"]
-    ax = axes_or_new(ax, (7, 3))
-    colors = pyplot().get_cmap("viridis")(np.linspace(0.1, 0.85, len(energy)))
+    ax = _axes_or_new(ax, (7, 3))
+    colors = _pyplot().get_cmap("viridis")(np.linspace(0.1, 0.85, len(energy)))
     for chain, color in zip(energy, colors, strict=True):
         ax.plot(chain, color=color, linewidth=0.7, alpha=0.8)
     undone = np.argwhere(stats.get("diverging", np.zeros(energy.shape, bool)))
@@ -184,7 +178,7 @@ def plot_temperatures(idata: Any, *, ax: Any = None) -> Any:
             f"sample_stats must have 'configurational_temperature', got {sorted(stats)}: runs "
             "of this package's kernels have it"
         )
-    ax = axes_or_new(ax, (7, 3))
+    ax = _axes_or_new(ax, (7, 3))
     for name, color in zip(names, ("tab:blue", "tab:orange"), strict=False):
         values = stats[name]
         width = max(1, values.shape[1] // 20)
@@ -235,7 +229,7 @@ def plot_bias(curve: BiasCurve, names: str | Sequence[str] | None = None, *, ax:
     else:
         names = chosen(names, {s.name for s in curve.scalars}, "the curve")
         shown = [s for s in curve.scalars if s.name in names]
-    ax = axes_or_new(ax, (6, 4))
+    ax = _axes_or_new(ax, (6, 4))
     sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
     h = np.array(curve.step_sizes)
     ends = np.array([0.0, 1.03 * h.max()])
@@ -285,23 +279,36 @@ def plot_calibration(probs: Any, labels: Any, bins: int = 15, *, ax: Any = None)
             "expected probs of shape (rows, classes) or (rows,), got "
             f"{np.shape(probs)}: average over draws first"
         )
-    predicted = prediction(np.asarray(probs)[None], None, logits=False)
-    truth, bins = class_labels(labels, predicted), check_int("bins", bins)
-    counts, sure, right = by_confidence(predicted.mean, truth, bins)
+    stream = stream_of(np.asarray(probs)[None], labels, bins=bins)
+    counts, sure, right = stream.by_confidence
     used = counts > 0
     n = counts[used]
     mean, share = sure[used] / n, right[used] / n
     error = np.sqrt(np.maximum(share * (1 - share), 0.25 / (n + 1)) / n)
-    ece = float(np.sum(n * np.abs(share - mean)) / n.sum())
 
-    ax = axes_or_new(ax, (4.5, 4.5))
+    ax = _axes_or_new(ax, (4.5, 4.5))
     ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
     ax.errorbar(mean, share, error, fmt="o-", color=DRAWS, markersize=4, capsize=2, linewidth=1)
     middle = (np.arange(bins) + 0.5) / bins
     ax.bar(middle, 0.18 * counts / counts.max(), width=0.9 / bins, color=REFERENCE, zorder=0)
-    low = np.floor(10 * predicted.mean.max(axis=1).min()) / 10
+    low = np.floor(10 * stream.probabilities.max(axis=1).min()) / 10
     ax.set(xlim=(low, 1.01), ylim=(0, 1.02), xlabel="confidence", ylabel="share correct")
     ax.set_title(
-        f"expected calibration error {ece:.3f}, {n.sum():,.0f} predictions", fontsize="small"
+        f"expected calibration error {stream.calibration_error:.3f}, {n.sum():,.0f} predictions",
+        fontsize="small",
     )
     return ax
+
+
+def _pyplot() -> Any:
+    """Matplotlib's pyplot, or an ImportError that says how to install it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("plots need Matplotlib: pip install 'numpyro_geom[examples]'") from error
+    return plt
+
+
+def _axes_or_new(ax: Any, size: tuple[float, float]) -> Any:
+    """The given axes, or new axes in a figure of this size in inches."""
+    return _pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax

@@ -6,6 +6,7 @@ the checks that need neither the draws nor gradients at the draws.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,20 +16,146 @@ from numpyro.infer import MCMC
 from .._checks import check_flag, check_number
 from .._warning import warn_outside
 from ..kernel import SGKernel
-from . import checks
-from .arrays import Arrays, chosen
-from .draw_checks import draw_checks, guide_checks
-from .full_data import read_model
+from .checks import Check, draw_checks, run_checks
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen
 from .gradients import gradients_at_draws
-from .moment_errors import moment_checks
-from .report_table import Report
-from .run_checks import run_checks
-from .run_record import RunRecord, record_of_container, record_of_mcmc
-from .sources import check_run
-from .step_shift import shift_checks
+from .moments import moment_checks, shift_checks
+from .record import RunRecord, record_of_container, record_of_mcmc
+from .replay import model_of, summed_out
+from .table import FLAGGED, Printed, Row
 
 LEAST_PROB = 0.01
 """Below this probability of an interval, NumPyro's table has one label for both of its ends."""
+UNDECIDED = "?"
+GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
+KINDS: dict[str, tuple[str, str]] = {
+    "entries that are not finite": ("Mixing", "draws are not finite"),
+    "failed geodesics": ("Step", "geodesics failed"),
+    "draws with failed steps": ("Step", "steps were not finite or not stable"),
+    "divergences": ("Step", "trajectories diverged"),
+    "acceptance rate": ("Step", "too many steps are rejected"),
+    "jump of the energy": ("Bias", "the density jumps where gradients do not see it"),
+    "entries that change from draw to draw": ("Mixing", "the chains do not move"),
+    "bias of variances": ("Bias", "the step is too large"),
+    "clamped noise": ("Bias", "minibatch noise is larger than the noise to inject"),
+    "largest over smallest curvature": ("Step", "one step size does not fit all of the posterior"),
+    "relaxation times per chain": ("Mixing", "the chains are too short"),
+    "R-hat": ("Mixing", "the chains disagree"),
+    "error of the means": ("Bias", "the draws are not centred on the target"),
+    "shift of the means by the step": ("Bias", "the step is too large"),
+    "scaled force": ("Bias", "the draws are not centred on the target"),
+    "relative error of the sd": ("Bias", "the draws are biased"),
+    "scaled virial": ("Bias", "the draws are biased"),
+    "configurational temperature": ("Bias", "the draws are biased"),
+    "kinetic temperature": ("Bias", "the momenta are biased"),
+    "draws per chain": ("Mixing", "the draws are too few"),
+    "effective sample size": ("Mixing", "the draws are too few"),
+    "Pareto shape of weights": ("Bias", "the guide is far from the posterior"),
+    "draws with a finite gradient": ("Bias", "gradients are not finite at the draws"),
+    "coordinates with a gradient": ("Bias", "gradients are not finite at the draws"),
+    "step size": ("Step", ""),
+    "steps per draw": ("Step", ""),
+    "rows per step": ("Step", ""),
+    "condition number": ("Step", ""),
+    "effective draws per gradient": ("Cost", ""),
+    "effective draws per second": ("Cost", ""),
+    "passes over the data": ("Cost", ""),
+}
+"""For each figure (its name up to a comma): its group, and the problem if it is flagged. An earlier
+entry is the cause of a later one."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report(Printed):
+    """What `diagnose` found; prints as a table, also in notebooks.
+
+    Attributes:
+        checks: tuple of `Check`, in the order of printing.
+        of_step: whether these are the checks of `step_size_summary`, which does not use the draws.
+    """
+
+    checks: tuple[Check, ...]
+    of_step: bool = False
+    _align = (str.ljust, str.ljust)
+
+    def __post_init__(self) -> None:
+        ordered = sorted(self.checks, key=lambda check: GROUPS.index(_kind(check)[0]))
+        object.__setattr__(self, "checks", tuple(ordered))
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check is flagged."""
+        return not self.flagged
+
+    @property
+    def flagged(self) -> tuple[Check, ...]:
+        """Checks whose figure is not as expected."""
+        return tuple(check for check in self.checks if check.ok is False)
+
+    @property
+    def undecided(self) -> tuple[Check, ...]:
+        """Checks with an expected value for which Monte Carlo error prevents a decision."""
+        return tuple(check for check in self.checks if check.ok is None and check.threshold)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether the run is fine, or what is wrong with it."""
+        subject = "Verdict on the step alone" if self.of_step else "Verdict"
+        if not self.flagged:
+            said = "fine, as far as can be told" if self.undecided else "fine"
+            return f"{subject}: {said}."
+        names = list(KINDS)
+        cause = min(
+            self.flagged,
+            key=lambda c: names.index(_name(c)) if _name(c) in names else len(names),
+        )
+        figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
+        return f"{subject}: {_kind(cause)[1]} ({figure})."
+
+    def to_dataframe(self) -> Any:
+        """A `pandas.DataFrame` with one row per check, indexed by name."""
+        import pandas as pd  # comes with xarray
+
+        return pd.DataFrame(self.checks, columns=Check._fields).set_index("name")
+
+    def _above(self) -> list[str]:
+        return [self.verdict, self._counts()]
+
+    def _table(self) -> list[Row]:
+        rows = [Row(("", "figure", "value", "expected"), ("",))]
+        given: set[str] = set()
+        for group in GROUPS:
+            found = [check for check in self.checks if _kind(check)[0] == group]
+            rows += [Row((group,))] if found else []
+            for check in found:
+                # advice that several checks give is shown once
+                new = check.ok is False and check.advice not in given
+                given |= {check.advice} if new else set()
+                rows.append(Row(_cells(check), (check.where, check.advice if new else "")))
+        return rows
+
+    def _counts(self) -> str:
+        flagged, hidden = len(self.flagged), len(self.undecided)
+        text = "Nothing is flagged"
+        if flagged:
+            text = f"{flagged} of {len(self.checks)} figures flagged"
+        if hidden:
+            text += f", {hidden} undecided (marked {UNDECIDED})"
+        return text + (". diagnose(mcmc) looks at the draws too." if self.of_step else ".")
+
+
+def _name(check: Check) -> str:
+    return check.name.partition(",")[0]
+
+
+def _kind(check: Check) -> tuple[str, str]:
+    return KINDS.get(_name(check), ("Other", check.name))
+
+
+def _cells(check: Check) -> tuple[str, str, str, str]:
+    undecided = UNDECIDED if check.threshold else ""
+    mark = {True: "ok", False: FLAGGED, None: undecided}[check.ok]
+    return mark.ljust(len(FLAGGED)), check.name, check.figure, check.threshold
 
 
 def diagnose(
@@ -64,7 +191,7 @@ def diagnose(
           E[(S grad U)_j] = 0,    E[(theta_j - m_j) (S grad U)_j] = tau S_jj.
 
       On a Gaussian target, the deviation from these identities is the error itself
-      (see `numpyro_geom.diagnostics.moment_errors`). The error of the standard deviations detects
+      (see `numpyro_geom.diagnostics.moments`). The error of the standard deviations detects
       the bias of any kernel in the region where the draws are. It overstates a large bias. The
       error of the means detects chains that have not reached the target. It does not detect bias
       under a constant step size and a constant metric, because E[grad U] then stays 0. Neither
@@ -145,7 +272,7 @@ def diagnose(
         check_run(source)
         run = record_of_mcmc(source)
         if gradients:
-            unconstrained, told = _gradients(run)
+            unconstrained, told = _gradients(source, run)
             run = run._replace(unconstrained=unconstrained, attributes={**run.attributes, **told})
     else:
         _check_container(source)
@@ -163,20 +290,19 @@ def diagnose(
             *moment_checks(run),
             *shift_checks(run),
             *run_checks(run),
-            *guide_checks(run),
         )
     )
 
 
-def _gradients(run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
-    if not run.targets_model:
+def _gradients(mcmc: MCMC, run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
+    model = model_of(mcmc)
+    if model is None or not run.targets_model:
         return {}, {}
-    model = read_model(run.model, run.args, run.kwargs)  # type: ignore[arg-type]
-    summed = model.summed_out(run.posterior)
+    summed = summed_out(model, run.posterior)
     draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
-    return gradients_at_draws(model, run.posterior, least_draws=checks.LEAST_DRAWS)
+    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN)
 
 
 def _check_container(source: Any) -> None:
@@ -274,11 +400,11 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
 def warn_of_record(run: RunRecord) -> None:
     """Issue the warnings of a run or a guide; none for kernels of other packages.
 
-    Checks with the same advice cause one warning, that of the first of them.
+    Of the checks with the same advice, the first one causes a warning.
     """
     if run.of_this_package or "guide" in run.attributes:
         given: set[str] = set()
-        for check in (*run_checks(run), *guide_checks(run)):
+        for check in run_checks(run):
             if check.ok is False and check.advice not in given:
                 given.add(check.advice)
                 warn_outside(check.sentence)

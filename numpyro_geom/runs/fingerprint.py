@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
 from .._warning import warn_outside
-from ..diagnostics.run_record import package_versions
+from ..diagnostics.record import package_versions
 from ..kernel import SGKernel
 from ..model.digests import (
     FUNCTION,

@@ -20,12 +20,10 @@ from numpyro.infer import MCMC
 
 from .._numpyro import LazyMCMC, holding, sample_field
 from .._util import PyTree
-from ..diagnostics.arrays import paths
-from ..diagnostics.constants import constants
-from ..diagnostics.container import Labels, container
-from ..diagnostics.full_data import observed_values, read_model
-from ..diagnostics.run_facts import facts_as_attributes
-from ..diagnostics.run_record import record_of_mcmc, sample_stats
+from ..diagnostics.draws import paths
+from ..diagnostics.inference_data import Labels, constants, container
+from ..diagnostics.record import facts_as_attributes, record_of_mcmc, sample_stats
+from ..diagnostics.replay import model_of, observed_values
 from ..kernel import SGKernel
 from ..model.digests import Digests
 from ..rows.host_rows import host_rows_in
@@ -344,8 +342,8 @@ class Describer:
         results = _quietly(record_of_mcmc, view)
         if self._static is None:
             observed = {}
-            if results.model is not None:
-                self._model = read_model(results.model, results.args, results.kwargs)
+            self._model = model_of(view)
+            if self._model is not None:
                 # of rows in parts, each process has only its own
                 in_parts = any(x.is_part for x in host_rows_in(self._arguments))
                 observed = {} if in_parts else observed_values(self._model)

@@ -387,7 +387,7 @@ SHARED: dict[str, Setting] = {
     "noise_correction": Setting(
         check_flag,
         """whether to inject less noise where the minibatch gradient brings its own, see
-        `numpyro_geom.algorithms.noise_correction.corrected_step`. This needs a diagonal metric that is constant
+        `numpyro_geom.algorithms.noise_correction`. This needs a diagonal metric that is constant
         after warm-up, an even batch size and a temperature above 0. Noise that is correlated
         between coordinates remains. The automatic step size then counts only this remaining
         noise.""",

@@ -1,12 +1,12 @@
-r"""Errors of means and standard deviations, computed from gradients at the draws.
+r"""Checks that need gradients at the draws: errors of moments, and their shift by the step size.
 
 For a target exp(-U / tau) and a vector field phi, integration by parts gives
 
     E[phi . grad U] = tau E[div phi].
 
 Two fields per coordinate j turn this identity into errors of moments, for any kernel. Let m, S and
-s be the mean, the covariance and the standard deviations of the draws. A star marks those of the
-target. Then
+s be the mean, the covariance and the standard deviations of the draws; a star marks the target's.
+Then
 
     phi = S e_j:                  mean[(S grad U)_j] / (tau s_j)       is about (m_j - m*_j) / s_j
     phi = S e_j (theta_j - m_j):  mean[(theta_j - m_j) (S grad U)_j] / (tau s_j^2)
@@ -20,6 +20,15 @@ directions that hardly contribute to its variance would dominate.
 
 If there are too few draws to estimate S, its diagonal replaces S. Draws of the target still have 0
 and 1, but a deviation is then not an error of a moment.
+
+A Langevin step theta - h grad U + (2 h tau)^1/2 xi leaves exp(-U / tau + h rho) invariant up to
+h^2, with rho = |grad U|^2 / (4 tau) - laplacian U / 2. So the mean of a function f has the error
+h Cov(f, rho). For a coordinate, integration by parts leaves only the gradient:
+
+    E_h[theta_j] - E[theta_j] is about -Cov(theta_j, h |grad U|^2 / 4 tau).
+
+The same formula holds in coordinates of a constant metric. On a Gaussian, the shift is 0. It is not
+0 if one parameter sets the scale of many others, each of which is a little too wide.
 """
 
 from __future__ import annotations
@@ -30,18 +39,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks
-from .arrays import entries, evenly, named
-from .checks import Check, at_least, at_most
+from .checks import MAX_ENTRIES, Check, at_least, at_most
+from .draws import LEAST_PER_CHAIN, entries, evenly, named
 from .gradients import GRADIENT, POSITION
 from .monte_carlo import effective_size
-from .run_record import RunRecord
+from .record import RunRecord
 
 MAX_FULL_COVARIANCE = 200
 """Number of coordinates above which S is diagonal."""
 DRAWS_A_COORDINATE = 10
 """Effective draws per coordinate below which S is diagonal, because its noise would dominate."""
-MAX_ENTRIES = 500
-"""Number of coordinates, evenly spaced, that are checked if S is diagonal."""
 
 
 class MomentErrors(NamedTuple):
@@ -49,11 +56,11 @@ class MomentErrors(NamedTuple):
 
     names: tuple[str, ...]  # of the coordinates, such as w[3]
     mean: np.ndarray  # error of the mean, in standard deviations
-    mean_error: np.ndarray  # its Monte Carlo standard error
-    mean_size: np.ndarray  # effective draws behind it
+    mean_error: np.ndarray  # Monte Carlo standard error of ``mean``
+    mean_size: np.ndarray  # effective draws behind ``mean``
     sd: np.ndarray  # relative error of the standard deviation
-    sd_error: np.ndarray
-    sd_size: np.ndarray
+    sd_error: np.ndarray  # Monte Carlo standard error of ``sd``
+    sd_size: np.ndarray  # effective draws behind ``sd``
     full: bool  # whether S is the full covariance; if not, see the module's docstring
     left_out: int  # draws whose position or gradient is not finite
     hidden: tuple[str, ...]  # coordinates that are left out, because no draw has a gradient there
@@ -75,7 +82,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         for name in ("scaled force", "scaled virial, less 1"):
             yield Check(name, np.nan, None, "about 0", None, where)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
-    if first is None or run.temperature <= 0 or first.shape[1] < checks.LEAST_DRAWS:
+    if first is None or run.temperature <= 0 or first.shape[1] < LEAST_PER_CHAIN:
         return
     positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]
     if not any(np.ptp(x, axis=(0, 1)).any() for x in positions):
@@ -88,12 +95,12 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         yield at_least("coordinates with a gradient", 0, 1, "", advice)
         return
     usable = first.shape[0] * first.shape[1] - found.left_out
-    if usable < checks.LEAST_DRAWS:
+    if usable < LEAST_PER_CHAIN:
         advice = (
             "draws are at the edge of the support, or U overflows: run in 64 bits, or check the "
             "model"
         )
-        yield at_least("draws with a finite gradient", usable, checks.LEAST_DRAWS, "", advice)
+        yield at_least("draws with a finite gradient", usable, LEAST_PER_CHAIN, "", advice)
         return
     left = f", {found.left_out} draws without a finite gradient left out" if found.left_out else ""
     if found.hidden:
@@ -110,11 +117,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         known = np.isfinite(values) & np.isfinite(errors)
         if not known.any():
             continue
-        sure = known & (np.abs(values) > checks.by_chance(int(known.sum()), sizes) * errors)
-        size = np.where(sure if sure.any() else known, np.abs(values), -1.0)
-        worst = int(np.argmax(size))
-        wrong = bool(sure.any() and size[worst] > tolerated)
-        ok = checks.verdict(wrong, float(errors[known].max()), float(size[worst]), tolerated)
+        worst, ok = checks.worst_of(values, errors, sizes, known, tolerated)
         if ok and not found.full:
             ok = None
         where = f"{found.names[worst]}, unconstrained{left}"
@@ -201,3 +204,40 @@ def _mean_and_error(
     spread = np.maximum(filled.std((0, 1)), least_spread)
     effective = effective_size(np.nan_to_num(filled))
     return mean, spread / np.sqrt(effective), effective
+
+
+def shift_checks(run: RunRecord) -> Iterator[Check]:
+    """The largest shift of a mean, if the draws have recorded squared drifts."""
+    positions = {n: x for n, x in run.unconstrained.items() if n.startswith(POSITION)}
+    drift = run.sample_stats.get("squared_drift")
+    if drift is None or not positions or int(run.attributes.get("thinning", 1)) > 1:
+        return  # with thinning, the recorded drifts are not at the kept draws
+    every = int(run.attributes.get("gradients_every", 1))
+    drift = np.asarray(drift[:, 1:], float)[:, ::every]  # the next draw has the drift at a draw
+    sites = {n.removeprefix(POSITION): x[:, : drift.shape[1]] for n, x in positions.items()}
+    names, z = entries(sites, MAX_ENTRIES)
+    z = z - z.mean(1, keepdims=True)
+    spread = np.sqrt(np.mean(z**2, (0, 1)))
+    usable = np.isfinite(spread) & (spread > 0)
+    if z.shape[1] < LEAST_PER_CHAIN or not usable.any() or not np.isfinite(drift).all():
+        return
+    products = z * (drift - drift.mean(1, keepdims=True))[..., None] / np.where(usable, spread, 1)
+    shifts = -products.mean((0, 1)) / 2
+    sizes = effective_size(products)
+    errors = products.std((0, 1)) / 2 / np.sqrt(sizes)
+    tolerated = checks.TOLERATED_SHIFT
+    worst, ok = checks.worst_of(shifts, errors, sizes, usable, tolerated)
+    size, error = float(np.abs(shifts[worst])), float(errors[worst])
+    where = f"{names[worst]}, unconstrained, from discretisation, to first order"
+    smaller = _smaller(run, tolerated / size if size > 0 else 1.0)
+    advice = f"means move with the step, most where one parameter sets the scale of many: {smaller}"
+    threshold = f"within {tolerated:g} of 0"
+    name = "shift of the means by the step, in sd"
+    yield Check(name, float(shifts[worst]), error, threshold, ok, where, advice)
+
+
+def _smaller(run: RunRecord, factor: float) -> str:
+    if run.attributes.get("step_size") == "auto" and "bias_tolerance" in run.attributes:
+        tolerance = factor * float(run.attributes["bias_tolerance"])
+        return f"use a bias_tolerance of at most {tolerance:.1g}, or SGHMC or GGMC"
+    return f"divide step_size by {1 / factor:.2g}, or use SGHMC or GGMC"

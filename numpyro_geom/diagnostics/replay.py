@@ -1,4 +1,4 @@
-"""Likelihoods and predictions of a model on all rows, for all draws.
+"""The model behind draws: its observed values, likelihoods and predictions, on all rows.
 
 They are computed in chunks of draws and rows, so that the device holds a bounded number of values.
 The results are collected on the host.
@@ -6,30 +6,100 @@ The results are collected on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from numpyro import handlers
+from numpyro.infer import MCMC
 
-from .arrays import Arrays
-from .full_data import FullDataModel
+from .._numpyro import arguments_of
+from ..kernel import SGKernel
+from ..laplace.draws import LaplaceDraws
+from ..model.abstract import abstract_trace, with_start
+from ..model.arguments import on_device
+from ..model.minibatch import Subsampling
+from ..model.model import Model
+from ..model.plates import site_of
+from .draws import Arrays, host
 
 CHUNK_SIZE = 2**18
 """Pointwise values (rows times draws) that are evaluated at once, unless memory is too small."""
 CHUNK_MEMORY = 2**28
 """Bytes of temporary device memory above which the automatic chunk is made smaller."""
-DRAWS_AT_ONCE = 64
+SHARED_DRAWS = 64
 """Draws that share one pass over a chunk of rows, if there are enough rows."""
 PROBE_ROWS = 8
 """Number of rows in the test of whether a model's rows can be evaluated separately."""
 
 
+def model_of(source: MCMC | LaplaceDraws) -> Model | None:
+    """The model behind draws, with the arguments of the run; None with a ``potential_fn``."""
+    if isinstance(source, LaplaceDraws):
+        return unchecked(source.model, source.args, source.kwargs)
+    kernel, (args, kwargs) = source.sampler, arguments_of(source)
+    if isinstance(kernel, SGKernel) and kernel.bound.model is not None:
+        return kernel.bound.on(*on_device(args, kwargs)).model
+    fn = getattr(kernel, "model", None)
+    return None if fn is None else unchecked(fn, args, kwargs)
+
+
+def unchecked(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Model:
+    """A model that NumPyro can run. Its rows need no check, because none are drawn."""
+    args, kwargs = on_device(args, kwargs)
+    trace, declared = abstract_trace(fn, args, kwargs, {})
+    kinds = ("sample", "deterministic")
+    plan = Subsampling(
+        sizes={name: size for name, (size, _) in declared.items()},
+        batch_sizes={},
+        batching="replacement",
+        local_axes={},
+        num_data=1,
+        sites=tuple(site_of(site) for site in trace.values() if site["type"] in kinds),
+    )
+    return Model(fn, args, kwargs, plan)
+
+
+def summed_out(model: Model, posterior: Mapping[str, Any]) -> list[str]:
+    """Discrete latent sites without draws."""
+    return [name for name, site in model.sites.items() if site.discrete and name not in posterior]
+
+
+def latent_draws(
+    model: Model, posterior: Mapping[str, np.ndarray], summed: Sequence[str] = ()
+) -> Arrays:
+    """Draws of the latent sites except the ``summed`` ones, with chains concatenated."""
+    latent = [name for name in model.of_kind("latent") if name not in summed]
+    missing = [name for name in latent if name not in posterior]
+    if missing:
+        raise ValueError(
+            f"the run holds no draws of the latent sites {missing}, and the model cannot be "
+            "replayed without them: keep them in `extra_fields`, or do not ask for gradients, "
+            "log_likelihood and posterior_predictive. Draws of discrete sites that were summed out "
+            "come from `numpyro.infer.Predictive(model, samples, infer_discrete=True)`"
+        )
+    return {n: posterior[n].reshape((-1, *posterior[n].shape[2:])) for n in latent}
+
+
+def observed_values(model: Model) -> Arrays:
+    """Values of the observed sites on all rows; nothing else of the model is computed."""
+    names = model.of_kind("observed")
+    if not names:
+        return {}
+
+    @jax.jit
+    def values(arrays: list) -> dict[str, jax.Array]:
+        known = model.with_arrays(arrays).replace(fn=with_start(model.runnable), fixed={})
+        trace = known.trace({})
+        return {name: trace[name]["value"] for name in names}
+
+    return {name: host(x) for name, x in values(model.arrays).items()}
+
+
 def pointwise_log_prob(
-    model: FullDataModel, draws: Arrays, names: list[str], chunk_size: int | None
+    model: Model, draws: Arrays, names: list[str], chunk_size: int | None
 ) -> Arrays:
     """Pointwise log likelihood; sites with the same largest plate are computed together."""
     by_plate: dict[str | None, list[str]] = {}
@@ -43,17 +113,16 @@ def pointwise_log_prob(
     return {name: found[name] for name in names}
 
 
-def _log_prob_fn(model: FullDataModel, names: list[str], plate: str | None) -> Callable:
+def _log_prob_fn(model: Model, names: list[str], plate: str | None) -> Callable:
     def log_prob(arrays: list, _: jax.Array, draw: dict, rows: jax.Array) -> dict[str, jax.Array]:
-        fn = handlers.substitute(handlers.seed(model.fn, random.key(0)), data=draw)
-        trace = model.trace(fn, arrays, {} if plate is None else {plate: rows})
-        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
+        batch = {} if plate is None else {plate: rows}
+        return model.with_arrays(arrays).log_prob(draw, batch, names)
 
     return log_prob
 
 
-def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
-    """Latent sites in the plate, with the axis of its rows (counted after that of draws)."""
+def _local_axes(model: Model, plate: str | None) -> dict[str, int]:
+    """Latent sites in the plate, with the axis of its rows (the axis of draws is 0)."""
     return {
         name: 1 + len(site.batch_shape) + dim
         for name, site in model.sites.items()
@@ -62,7 +131,7 @@ def _local_axes(model: FullDataModel, plate: str | None) -> dict[str, int]:
     }
 
 
-def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
+def row_plate(model: Model, draws: Arrays, name: str) -> str | None:
     """The largest plate of an observed site; None if its rows cannot be evaluated separately.
 
     The model is evaluated twice on a few rows, with different other rows and in another order. A
@@ -72,8 +141,8 @@ def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
     site = model.sites[name]
     if not site.plates:
         return None
-    plate, dim = max(site.plates, key=lambda pair: model.sizes[pair[0]])
-    size = model.sizes[plate]
+    plate, dim = max(site.plates, key=lambda pair: model.plan.sizes[pair[0]])
+    size = model.plan.sizes[plate]
     if size <= 2 * PROBE_ROWS:
         return None
     few = np.arange(PROBE_ROWS) * (size // PROBE_ROWS)
@@ -102,7 +171,7 @@ def row_plate(model: FullDataModel, draws: Arrays, name: str) -> str | None:
 
 
 def predictive_values(
-    model: FullDataModel,
+    model: Model,
     draws: Arrays,
     num_draws: int,
     names: list[str],
@@ -115,8 +184,8 @@ def predictive_values(
     """
 
     def sample(arrays: list, number: jax.Array, draw: dict, _: Any) -> dict[str, jax.Array]:
-        fn = handlers.seed(model.fn, random.fold_in(rng_key, number))
-        trace = model.trace(handlers.uncondition(handlers.substitute(fn, data=draw)), arrays)
+        key = random.fold_in(rng_key, number)
+        trace = model.with_arrays(arrays).trace(draw, rng_key=key, redraw=True)
         return {name: trace[name]["value"] for name in names}
 
     try:
@@ -130,7 +199,7 @@ def predictive_values(
 
 def _evaluate(
     fn: Callable[[list, jax.Array, dict, jax.Array], dict],
-    model: FullDataModel,
+    model: Model,
     draws: Arrays,
     num_draws: int,
     plate: str | None,
@@ -143,7 +212,7 @@ def _evaluate(
     """
     batched = jax.vmap(fn, (None, 0, 0, None))
     local_axes = _local_axes(model, plate)
-    num_rows = 1 if plate is None else model.sizes[plate]
+    num_rows = 1 if plate is None else model.plan.sizes[plate]
 
     def abstract(n_draws: int, n_rows: int) -> tuple:
         chunk = {}
@@ -193,6 +262,6 @@ def _chunk_shape(
 ) -> tuple[int, int]:
     """Number of draws and rows of a chunk: first enough draws to share a pass, then rows."""
     most = max(1, min(num_draws, limit // held, limit // per_row))
-    n_draws = min(most, DRAWS_AT_ONCE)
+    n_draws = min(most, SHARED_DRAWS)
     n_rows = max(1, min(num_rows, limit // (per_row * n_draws)))
     return max(n_draws, min(most, limit // (per_row * n_rows))), n_rows
