@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from ..laplace.draws import EQUAL_WEIGHTS, largest_shape
+from ..laplace.draw import EQUAL_WEIGHTS, largest_shape
 from . import checks
 from .arrays import Arrays, Scalars, entries
 from .checks import Check, at_least, at_most, none_of

@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
-from ..laplace.draws import LaplaceDraws
+from ..laplace.draw import LaplaceDraws
 from .arrays import Arrays, host
 from .constants import constants
 from .container import Labels, container

@@ -15,7 +15,7 @@ from numpyro.infer import MCMC, NUTS
 
 from .._mcmc import arguments_of
 from ..kernel import SGKernel
-from ..laplace.draws import LaplaceDraws
+from ..laplace.draw import LaplaceDraws
 from ..model.arguments import on_device
 from ..model.function import takes_rng_key
 from .arrays import Arrays, group_of, host, is_numeric

@@ -19,7 +19,7 @@ from .._checks import check_int, check_key, check_model
 from .._mcmc import arguments_of
 from .._start import check_batch_size
 from ..kernel import SGKernel
-from ..laplace.draws import Data
+from ..laplace.draw import Data
 from ..model.minibatch import SubsamplePlates
 from ..model.plates import read_subsampling
 from ..model.potential import model_potential

@@ -33,8 +33,17 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.distributions.util import sum_rightmost
 
-from .arrays import as_float, is_constant, masked, merge_events, solve_lower, stack
-from .root import LOCATION_SCALE, core, is_reparametrised
+from .root import (
+    LOCATION_SCALE,
+    as_float,
+    core,
+    is_constant,
+    is_reparametrised,
+    masked,
+    merge_events,
+    solve_lower,
+    stack,
+)
 
 NUM_DRAWS = 256
 """Draws of the Monte Carlo fallback. They cost time, but add no components."""

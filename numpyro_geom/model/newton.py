@@ -1,0 +1,87 @@
+"""Newton's method with the absolute eigenvalues of the Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._util import settled, tree_where
+from .scale import times
+
+SHRINKAGE = 1 / 4
+"""Factor on the length of the next step after a step that lowered nothing."""
+LEAST_LENGTH = SHRINKAGE**8
+"""Shortest step, as a share of Newton's step."""
+
+
+class Place(NamedTuple):
+    """A position, and the normal law that the energy's curvature there suggests.
+
+    Attributes:
+        position: shape (D,).
+        energy: U in nats.
+        gradient: of U, shape (D,).
+        root: L with L L' = |H|^-1, shape (D, D).
+        inverse: L^-1.
+        loss: what the steps lower, in nats: U, or minus the log mass of the normal law. Infinite
+            at a position that must not be taken.
+    """
+
+    position: jax.Array
+    energy: jax.Array
+    gradient: jax.Array
+    root: jax.Array
+    inverse: jax.Array
+    loss: jax.Array
+
+
+def newton(
+    evaluate: Callable[[jax.Array], Place],
+    start: jax.Array,
+    *,
+    most_steps: int,
+    enough: float | jax.Array,
+    rounding: float | jax.Array = 0.0,
+) -> tuple[Place, jax.Array]:
+    """Steps theta - h L L' grad U from ``start``, where h is 1, or a quarter after each failure.
+
+    A step with a finite gradient that lowers the loss is taken. ``evaluate`` occurs once in the
+    program.
+
+    Args:
+        evaluate: position -> `Place`.
+        start: shape (D,).
+        most_steps: largest number of evaluations, the one at the start included.
+        enough: the search ends if the next step promises a smaller fall of U than this, in nats.
+        rounding: size of rounding errors in the loss. A step that raises the loss by less is taken,
+            since the gradient is more accurate. A smaller fall makes the next step shorter.
+
+    Returns:
+        The last position taken, and the number of evaluations. If nothing is finite, the start with
+        L = I and an infinite loss.
+    """
+
+    def proceed(carry: tuple) -> jax.Array:
+        place, length, steps = carry
+        slope = times(place.root.T, place.gradient)
+        far = ~(jnp.vdot(slope, slope) / 2 <= enough)
+        return (steps == 0) | (far & (length >= LEAST_LENGTH) & (steps < most_steps))
+
+    def step(carry: tuple) -> tuple:
+        place, length, steps = carry
+        slope = times(place.root.T, place.gradient)
+        new = evaluate(place.position - length * times(place.root, slope))
+        taken = new.loss < place.loss + rounding
+        taken = settled(taken & jnp.all(jnp.isfinite(new.gradient)))
+        fell = taken & (new.loss < place.loss - rounding)
+        length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
+        return tree_where(taken, new, place), length, steps + 1
+
+    one, unit = jnp.ones((), start.dtype), jnp.eye(start.size, dtype=start.dtype)
+    nothing = Place(start, jnp.inf * one, jnp.zeros_like(start), unit, unit, jnp.inf * one)
+    place, _, steps = lax.while_loop(proceed, step, (nothing, one, jnp.zeros((), jnp.int32)))
+    return place, steps
