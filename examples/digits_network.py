@@ -68,8 +68,8 @@ from numpyro.infer.util import initialize_model
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
+from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 from numpyro_geom.sampling.schedules import cyclical
 
 CLASSES = 10
@@ -434,7 +434,7 @@ def prepare(model: Callable, X: jax.Array, y: jax.Array, key: jax.Array, effort:
 
     @jax.jit
     def search(position: dict, X: jax.Array, y: jax.Array) -> dict:
-        potential = model_potential(model, plan, (X, y), {})
+        potential = Model(model, (X, y), {}, plan).potential()
 
         def step(k: jax.Array, carry: tuple) -> tuple:
             position, state, stream = carry

@@ -11,7 +11,7 @@ from numpyro.util import is_prng_key
 
 from ._start import check_energy, check_random
 from ._util import is_traced, ravel, tree_vdot
-from .model.bound import Bound
+from .bound import Bound
 from .model.control_variate import init_control, refresh
 from .model.programs import compiled
 from .model.target import Target

@@ -2,7 +2,7 @@
 
 A kernel is `numpyro_geom.sampling.settings.Settings`, its validated arguments, and an
 `numpyro_geom.sampling.algorithm.Algorithm`, a value of pure functions. ``init`` binds the model to
-its arguments (`numpyro_geom.model.bound`) and starts the chains. ``sample`` takes the next draw
+its arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the next draw
 (`numpyro_geom.chain`). `SGState` holds everything that changes during a run.
 """
 
@@ -26,9 +26,9 @@ from ._foreign import FirstAsked, refuse_foreign
 from ._start import check_precision, check_start
 from ._util import is_traced
 from ._warning import warn_outside
+from .bound import Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
 from .model.arguments import differentiated, on_device
-from .model.bound import Bound, bind
 from .model.minibatch import AllRows, Subsampling
 from .rows.bad_rows import check_finite
 from .sampling.algorithm import Algorithm, Facts, Rule, adapts
@@ -121,7 +121,8 @@ class SGKernel(MCMCKernel):
     def model(self) -> Callable | None:
         """The user's model; after ``init`` with plates that run at full size."""
         model = self.settings.model
-        return model if model is None or self._bound is None else AllRows(model, self.bound.model)
+        bound = self.bound.model
+        return model if bound is None else AllRows(model, bound.runnable)
 
     @property
     def plan(self) -> Subsampling | None:
@@ -181,6 +182,7 @@ class SGKernel(MCMCKernel):
             random.split(rng_key) if single else jnp.swapaxes(jax.vmap(random.split)(rng_key), 0, 1)
         )
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
+        bound = self.bound.on(args, kwargs)
         if num_warmup == 0 and self.settings.schedule is None:
             warn_outside(
                 "num_warmup=0 and step_size='auto': the step size is found in warm-up, and there "
@@ -188,17 +190,17 @@ class SGKernel(MCMCKernel):
                 "draws, or a step_size"
             )
         state = start_chains(
-            self.bound.target(args, kwargs),
+            bound.target(),
             self.algorithm(self.settings),
-            self.bound,
+            bound,
             key_state,
             num_warmup,
             position,
             unknown=init_params is None,
         )
         self._check_start(state, args, kwargs)
-        if self.bound.undecided:
-            state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), args, kwargs)
+        if bound.undecided:
+            state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state
 
@@ -212,14 +214,14 @@ class SGKernel(MCMCKernel):
                 check_finite(self.settings.model, args, kwargs)  # its error names rows
             raise
 
-    def _decide(self, state: SGState, given: tuple, args: tuple, kwargs: dict) -> SGState:
+    def _decide(self, state: SGState, given: tuple, bound: Bound) -> SGState:
         """Choose automatic arguments, once for all chains, by the chain that starts first."""
         choice = None
         if self._chosen is not None and _is_same(self._chosen[0], given):
             choice = self._chosen[1]
-        target, algorithm = self.bound.target(args, kwargs), self.algorithm(self.settings)
-        self._bound, state = decide(target, algorithm, self.bound, state, choice)
-        self._chosen = None if self._bound.choice is None else (given, self._bound.choice)
+        bound, state = decide(bound.target(), self.algorithm(self.settings), bound, state, choice)
+        self._bound = bound.on((), {})
+        self._chosen = None if bound.choice is None else (given, bound.choice)
         return state
 
     def bind(
@@ -233,9 +235,10 @@ class SGKernel(MCMCKernel):
         """Read the model, and return where its chains start."""
         self._constrain_cache = None
         batched = not is_prng_key(rng_key)
-        self._bound, position = bind(
+        bound, position = bind(
             self._settings, rng_key, num_warmup, init_params, args, kwargs, batched=batched
         )
+        self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
         return position
 
     def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
@@ -261,15 +264,15 @@ class SGKernel(MCMCKernel):
         cached = self._constrain_cache
         if cached is not None and _is_same(cached[0], given):
             return cached[1]
-        constrain = self.bound.constrain_fn(*on_device(model_args, model_kwargs))
+        constrain = self.bound.on(*on_device(model_args, model_kwargs)).constrain_fn()
         if not is_traced(given[0]):
             self._constrain_cache = (given, constrain)
         return constrain
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Re-estimate energy and gradient norm for changed model arguments."""
-        bound = self.bound
-        target = bound.target(*on_device(model_args, model_kwargs))
+        bound = self.bound.on(*on_device(model_args, model_kwargs))
+        target = bound.target()
         algorithm = self.algorithm(bound.settings)
 
         def refresh(state: SGState) -> SGState:
@@ -293,10 +296,8 @@ class SGKernel(MCMCKernel):
         return {**self.__dict__, "_constrain_cache": None, "_chosen": None}
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
-        bound = self.bound
-        return next_draw(
-            bound.target(args, kwargs), self.algorithm(bound.settings), bound.settings, state
-        )
+        bound = self.bound.on(args, kwargs)
+        return next_draw(bound.target(), self.algorithm(bound.settings), bound.settings, state)
 
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)

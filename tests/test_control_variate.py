@@ -49,7 +49,7 @@ from numpyro_geom.model.control_variate import (
     full_value_and_grad,
     with_control_variate,
 )
-from numpyro_geom.model.potential import model_potential
+from numpyro_geom.model.model import Model
 
 ROUNDING = 1e-11
 """Relative: sums of some thousand terms, differences of which are taken, at 1e-16 each."""
@@ -307,7 +307,7 @@ def test_changed_data_move_what_is_known_at_the_anchor() -> None:
     other = ROWS[0], ROWS[1] + 1.0
     state = kernel.refresh(state, other, {})
     exact = full_value_and_grad(
-        model_potential(linear, kernel.plan, other, {}), {"w": state.control.anchor.position}
+        Model(linear, other, {}, kernel.plan).potential(), {"w": state.control.anchor.position}
     )
     np.testing.assert_allclose(state.control.anchor.grad, exact[1]["w"], rtol=1e-5)
 

@@ -22,8 +22,8 @@ from targets import SIGMAS
 
 from numpyro_geom import SGRLD, diagnose, to_inference_data
 from numpyro_geom.diagnostics.stein import scores
+from numpyro_geom.model.model import read
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 
 ROUNDING = 1e-10
 """Relative, in 64 bits: sums of some dozen terms in another order."""
@@ -110,7 +110,7 @@ def test_the_energy_is_that_of_the_model_without_discrete_sites(
     x64: None, model: Callable, y: np.ndarray
 ) -> None:
     args = (jnp.asarray(y),)
-    potential = model_potential(model, read_subsampling(model, args, {}), args, {})
+    potential = read(model, args).potential()
     assert potential.deterministic
     shapes = {"w": (1,), "mu": (2,), "s": ()}
     rng = np.random.default_rng(0)

@@ -355,7 +355,7 @@ def test_anchor_of_a_control_variate_is_a_merged_position() -> None:
         state = sample(state)
     anchor = state.control.anchor
     position, grad = (x.reshape(state.z["w"].shape) for x in (anchor.position, anchor.grad))
-    potential = kernel.bound.potential(*on_device((X, Y), {}))
+    potential = kernel.bound.on(*on_device((X, Y), {})).potential()
     _, exact = full_value_and_grad(potential, {"w": position})
     # 0 measured; sums of 12 rows near the mode are up to 2e-6 from those of 64 bits (measured)
     np.testing.assert_allclose(grad, exact["w"], rtol=1e-4, atol=1e-5)

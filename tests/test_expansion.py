@@ -30,8 +30,8 @@ from numpyro_geom.model.expanded import WithoutPrior, with_expansion
 from numpyro_geom.model.expansion import Expansion
 from numpyro_geom.model.expansion_sides import Factors
 from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 
 ROUNDING = 1e-10
 """Relative, of sums of some hundred terms in float64 after a solve with factors close to I."""
@@ -395,7 +395,7 @@ LAYER = {"w": Factors(vectors="b")}
 def model_parts(model: Any, batch_size: int | None = None) -> tuple[Any, Any]:
     args = (jnp.asarray(X), jnp.asarray(Y))
     plan = read_subsampling(matrix_model, args, {}, batch_size, "replacement")
-    return plan, model_potential(model, plan, args, {})
+    return plan, Model(model, args, {}, plan).potential()
 
 
 def test_factors_is_the_product_model(x64: None) -> None:

@@ -21,7 +21,7 @@ from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
-from numpyro_geom._mcmc import arguments_of
+from numpyro_geom._numpyro import arguments_of
 from numpyro_geom.diagnostics import (
     SamplingWarning,
     constants,
@@ -351,7 +351,7 @@ def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC
     y = np.asarray(vector(ROWS))
     assert dict(subsampling.sampler.plan.batch_sizes) == {"data": 10}
     # `param` sites have the values that the kernel sampled with: another key gives another shift
-    shift = float(subsampling.sampler.bound.fixed["shift"])
+    shift = float(subsampling.sampler.bound.model.fixed["shift"])
     idata = to_inference_data(subsampling, log_likelihood=True, chunk_size=30)
     np.testing.assert_array_equal(idata.observed_data["y"], y)
     residual = y - np.asarray(subsampling.get_samples(True)["mu"], float)[..., None] - shift

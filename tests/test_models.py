@@ -47,8 +47,8 @@ from targets import (
 )
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
+from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 
 linen = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")
@@ -327,7 +327,7 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
     args = jax.tree.map(jnp.asarray, case.args)
     plan = read_subsampling(case.model, args, {}, case.batch_size)
     assert {k: tuple(sorted(v)) for k, v in plan.local_axes.items()} == case.local
-    potential = model_potential(case.model, plan, args, {})
+    potential = Model(case.model, args, {}, plan).potential()
     # NumPyro's own answers come from the model with nothing subsampled
     full_args = (*args, None) if case.model is subsampling else args
     # only shapes are computed, so that nothing is compiled
@@ -366,7 +366,7 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
 def test_epoch_batches_sum_to_the_full_energy(x64: None) -> None:
     y = jnp.asarray(RNG.normal(size=6))
     plan = read_subsampling(noncentred, (y,), {}, 2, "epoch")
-    potential = model_potential(noncentred, plan, (y,), {})
+    potential = Model(noncentred, (y,), {}, plan).potential()
     position = {
         k: jnp.asarray(RNG.normal(size=s)) for k, s in {"mu": (), "t": (), "z": 6, "u": 6}.items()
     }

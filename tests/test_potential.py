@@ -34,8 +34,9 @@ from numpyro_geom.model.minibatch import (
     gather_local,
     init_stream,
 )
+from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import CURVATURE_ROWS, Potential, model_potential
+from numpyro_geom.model.potential import Potential
 
 ROUNDING = 1e-12
 """Relative: sums of at most some thousand terms of like size, at 1e-16 each."""
@@ -87,7 +88,7 @@ def subsampling(y: jax.Array) -> None:
 
 def build(model: Any, args: tuple, batch_size: Any) -> tuple[Subsampling, Potential]:
     plan = read_subsampling(model, args, {}, batch_size)
-    return plan, model_potential(model, plan, args, {})
+    return plan, Model(model, args, {}, plan).potential()
 
 
 def batches_of(plan: Subsampling) -> dict[str, jax.Array]:
@@ -533,7 +534,7 @@ def test_a_stratified_gradient_is_unbiased_with_less_noise() -> None:
     grads = {}
     for batching in ("replacement", "stratified"):
         plan = read_subsampling(normal_mean, (y,), {}, 7, batching)
-        potential = model_potential(normal_mean, plan, (y,), {})
+        potential = Model(normal_mean, (y,), {}, plan).potential()
 
         def grad(key: jax.Array, potential: Potential = potential) -> jax.Array:
             batch, _ = potential.draw(key, ())

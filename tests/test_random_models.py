@@ -17,8 +17,8 @@ from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, diagnose
 from numpyro_geom.model.minibatch import RNG_KEY, draw
+from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 
 ROWS, NOISE = 40, 2.0
 Y = np.random.default_rng(0).normal(1.0, NOISE, ROWS).astype(np.float32)
@@ -61,7 +61,7 @@ def test_law_is_that_of_the_mean_energy(batch_size: int | None) -> None:
 
 def test_noise_of_the_keys_is_measured() -> None:
     plan = read_subsampling(shifted, (ON_DEVICE,), {})
-    potential = model_potential(shifted, plan, (ON_DEVICE,), {})
+    potential = Model(shifted, (ON_DEVICE,), {}, plan).potential()
     ((weight, energies),) = potential.score_noise(random.key(1))
     slopes = jax.jacrev(lambda mu: energies({"mu": mu}))(jnp.float32(0.3))
     exact = (ROWS * SHIFT / NOISE**2) ** 2
@@ -72,7 +72,7 @@ def test_noise_of_the_keys_is_measured() -> None:
 def test_a_step_has_one_key_and_the_next_another() -> None:
     plan = read_subsampling(shifted, (ON_DEVICE,), {}, 10)
     assert plan.is_random
-    potential = model_potential(shifted, plan, (ON_DEVICE,), {})
+    potential = Model(shifted, (ON_DEVICE,), {}, plan).potential()
     z = {"mu": jnp.float32(0.3)}
     batch, _ = draw(plan, random.key(0), ())
     again, _ = draw(plan, random.key(1), ())
@@ -90,7 +90,7 @@ def test_two_keys_of_a_model_differ() -> None:
         numpyro.factor("difference", mu * 0 + jnp.where(one == other, 0.0, 100.0))
 
     plan = read_subsampling(model, (), {})
-    potential = model_potential(model, plan, (), {})
+    potential = Model(model, (), {}, plan).potential()
     assert potential.energy({"mu": jnp.float32(0)}, {}) < -50
 
 

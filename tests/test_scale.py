@@ -29,8 +29,8 @@ from numpyro_geom import (
     to_inference_data,
 )
 from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.model.target import Target
 from numpyro_geom.warmup.approach import MOST_STEPS, approach
 from numpyro_geom.warmup.curvature import diagonal_curvature
@@ -445,7 +445,7 @@ def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) 
     data = grouped_rows()
     rows, groups, y = data
     plan = read_subsampling(grouped, data, {}, batch_size)
-    potential = model_potential(grouped, plan, data, {})
+    potential = Model(grouped, data, {}, plan).potential()
     position = {"w": jnp.zeros(2), "effects": jnp.zeros(300)}
     found = diagonal_curvature(potential, position, random.key(0))
     sizes = np.bincount(groups, minlength=300)

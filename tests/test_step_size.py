@@ -18,8 +18,8 @@ from targets import SIGMAS, run
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.model.function import function_potential
+from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import CURVATURE_ROWS, model_potential
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup import step_size as auto
 from numpyro_geom.warmup.timetable import what_is_due
@@ -65,7 +65,7 @@ def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
             numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
 
     plan = read_subsampling(model, (X, y), {}, 30)
-    potential = model_potential(model, plan, (X, y), {})
+    potential = Model(model, (X, y), {}, plan).potential()
     w = jnp.array([0.3, -0.2, 0.1, 0.5])
     scores = -(y - X @ w)[:, None] * X
     exact = 300**2 / 30 * np.linalg.eigvalsh(np.cov(np.asarray(scores).T, bias=True))[-1]
@@ -91,7 +91,7 @@ def test_noise_of_many_parameters_is_not_that_of_a_sample():
 
     args = jnp.asarray(X), jnp.asarray(y)
     plan = read_subsampling(model, args, {}, batch_size)
-    potential = model_potential(model, plan, args, {})
+    potential = Model(model, args, {}, plan).potential()
     exact, sampled = largest(slice(None)), largest(slice(0, CURVATURE_ROWS))
     assert sampled > 1.5 * exact
     found = float(measure(potential, {"w": jnp.zeros(size)}).noise)

@@ -220,7 +220,7 @@ def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
     ):
         kernel = SGRLD(model, step_size=1e-9, num_steps=1, batch_size=100)
         state = kernel.init(jax.random.key(0), 0, None, data, {})
-        potential = kernel.bound.potential(*on_device(data, {}))
+        potential = kernel.bound.on(*on_device(data, {})).potential()
         full = jax.jit(
             lambda z, p=potential: p.on_all_rows(  # type: ignore[misc]
                 lambda rows: jax.value_and_grad(p.energy)(z, rows)

@@ -19,8 +19,8 @@ from jax import lax, random
 from speed import logistic, logistic_rows, race, sampler
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Factors
+from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import model_potential
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "momentum.md"
 
@@ -170,7 +170,7 @@ def trajectory_table(small: bool) -> str:
     def full_energy() -> Callable[[], Any]:
         @jax.jit
         def energy(position: dict, X: jax.Array, y: jax.Array) -> jax.Array:
-            potential = model_potential(logistic, plan, (X, y), {})
+            potential = Model(logistic, (X, y), {}, plan).potential()
             return potential.on_all_rows(lambda rows: potential.energy(position, rows))
 
         return lambda: energy(start, X, y)

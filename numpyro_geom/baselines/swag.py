@@ -171,7 +171,7 @@ class SWAG(Guide):
         args, kwargs = on_device(args, kwargs)
         key_start, key_train = random.split(rng_key)
         start, unravel = ravel_pytree(self._kernel.bind(key_start, 0, init_params, args, kwargs))
-        if self._kernel.bound.potential(args, kwargs).deterministic:
+        if self._kernel.bound.on(args, kwargs).potential().deterministic:
             raise ValueError(
                 "SWAG describes the noise of minibatch gradients, and these have none: expected a "
                 "batch_size below the number of rows, got all rows at every step"
@@ -181,7 +181,7 @@ class SWAG(Guide):
         @jax.jit
         def train(arrays: list, *start: Any) -> tuple:
             # traced, because large arrays take long to compile as constants
-            potential = self._kernel.bound.potential(*fill(arrays))
+            potential = self._kernel.bound.on(*fill(arrays)).potential()
             return descend(potential, unravel, *start, **self._descent)
 
         given = self._learning_rate

@@ -19,7 +19,7 @@ from ..algorithms.sgrld import SGRLD
 from ..model import minibatch
 from ..model.arguments import on_device, split_arrays
 from ..model.minibatch import Subsampling
-from ..model.potential import row_energies
+from ..model.model import Model
 
 HELD_OUT = 0.1
 """Share of held-out rows, which judge the training, where a batch size is given."""
@@ -143,10 +143,9 @@ def train(
     @jax.jit
     def run(arrays: list, rows: tuple, position: PyTree, keys: jax.Array) -> tuple:
         # traced, because large arrays take long to compile as constants
-        args, kwargs = fill(arrays)
-        energy = bound.potential(args, kwargs).energy
-        judge = _judge(bound.model, plan, args, kwargs, rows[1])  # type: ignore[arg-type]
-        epoch = _epoch(plan, energy, optimiser, rows[0])  # type: ignore[arg-type]
+        model = bound.on(*fill(arrays)).model
+        judge = _judge(model, rows[1])  # type: ignore[arg-type]
+        epoch = _epoch(plan, model.energy, optimiser, rows[0])  # type: ignore
         return _train(epoch, judge, optimiser, position, keys, num_epochs, patience)
 
     keys = random.split(key_train, starts)
@@ -201,15 +200,15 @@ def _split(plan: Subsampling, rng_key: jax.Array, validation: float) -> tuple:
     return order[held_out:], order[:held_out].reshape(-1, lot)
 
 
-def _judge(model: Any, plan: Subsampling, args: tuple, kwargs: dict, lots: Any) -> Callable | None:
+def _judge(model: Model, lots: Any) -> Callable | None:
     """``position -> mean energy of the held-out rows``, or None."""
     if not len(lots):
         return None
-    (plate,) = plan.batch_sizes
+    (plate,) = model.plan.batch_sizes
 
     def judge(position: PyTree) -> jax.Array:
         def mean_of(lot: jax.Array) -> jax.Array:
-            return jnp.mean(row_energies(model, plan, args, kwargs, plate, {plate: lot})(position))
+            return jnp.mean(model.row_energies(position, plate, {plate: lot}))
 
         return jnp.mean(lax.map(mean_of, lots))
 

@@ -13,7 +13,7 @@ import numpyro
 import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
-from .._mcmc import arguments_of
+from .._numpyro import arguments_of
 from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
 from ..model.arguments import on_device
@@ -71,8 +71,8 @@ def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     library, targets_model = "numpyro", model is not None
     if isinstance(kernel, SGKernel):
         library, targets_model = "numpyro_geom", kernel.bound.targets_model
-        if model is not None:
-            model = kernel.bound.model
+        if kernel.bound.model is not None:
+            model = kernel.bound.model.runnable
             args, kwargs = on_device(args, kwargs)  # as the kernel does
     return RunRecord(
         posterior=draws_by_name(mcmc),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from .._mcmc import holding, sample_field, states_of
+from .._numpyro import holding, sample_field, states_of
 from .arrays import (
     Arrays,
     Scalars,

@@ -13,16 +13,13 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import MCMC, init_to_uniform
-from numpyro.infer.util import unconstrain_fn
 
 from .._checks import check_int, check_key, check_model
-from .._mcmc import arguments_of
+from .._numpyro import arguments_of
 from .._start import check_batch_size
 from ..kernel import SGKernel
-from ..laplace.draw import Data
 from ..model.minibatch import SubsamplePlates
-from ..model.plates import read_subsampling
-from ..model.potential import model_potential
+from ..model.model import read
 from .arrays import Arrays, as_array, stored_name
 from .full_data import read_model
 from .sources import check_run, draws_of
@@ -107,7 +104,8 @@ def scores(
         if not args and not kwargs:
             args, kwargs = arguments_of(source)
         if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            model = source.sampler.bound.model or model
+            bound = source.sampler.bound.model
+            model = model if bound is None else bound.runnable
     check_model("model", model)
     if rng_key is not None:
         check_key("rng_key", rng_key)
@@ -119,13 +117,12 @@ def scores(
             "batch_size draws minibatches and needs a single rng_key, such as jax.random.key(0)"
         )
     key: Any = rng_key
-    data = Data.of(model, args, kwargs)
-    args, kwargs = data.build(data.arrays)
-    plan = read_subsampling(model, args, kwargs, batch_size)
+    data = read(model, args, kwargs, batch_size=batch_size)
+    args, kwargs, plan = data.args, data.kwargs, data.plan
     if plan.has_params:
         _check_params(model, args, kwargs)
     sites = read_model(model, args, kwargs).sites
-    latent = [s.name for s in plan.sites if not (s.observed or s.discrete)]
+    latent = [s.name for s in plan.sites if s.kind == "latent" and not s.discrete]
     shapes = {name: sites[name].shape for name in latent}
     samples = _latent_values(source, shapes)
     num_draws = next(iter(samples.values())).shape[0]
@@ -138,11 +135,10 @@ def scores(
 
     def of_draw(arrays: list, item: tuple) -> tuple[jax.Array, jax.Array]:
         number, sample = item
-        args, kwargs = data.build(arrays)
-        seeded = handlers.seed(SubsamplePlates(model), random.key(0))  # values of discrete sites
-        position = unconstrain_fn(seeded, args, kwargs, sample)
+        known = data.with_arrays(arrays)
+        position = known.unconstrain(sample)
         flat, unravel = ravel_pytree({name: position[name] for name in sorted(shapes)})
-        potential = model_potential(model, plan, args, kwargs)
+        potential = known.potential()
         batch: Any = {}  # all rows
         if batch_size is not None:
             batch, _ = potential.draw(random.fold_in(key, number), ())

@@ -15,8 +15,8 @@ from numpyro.util import is_prng_key
 from scipy import stats
 
 from .._checks import check_int, check_number
+from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
-from ..model.automatic import CHOSEN
 from ..sampling.schedules import Constant
 from .arrays import Scalars, chosen, named, paths
 from .monte_carlo import MomentEstimates, estimate_moments

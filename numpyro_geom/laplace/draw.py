@@ -18,7 +18,7 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
-from ..model.potential import CHUNK_ROWS
+from ..model.model import CHUNK_ROWS
 from .fit import AtMode
 from .geodesic import Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat

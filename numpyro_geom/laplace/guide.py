@@ -26,9 +26,9 @@ from .._checks import check_flag, check_int, check_key, check_model, check_shape
 from .._foreign import Guide
 from .._util import is_traced
 from ..model.arguments import differentiated, on_device
+from ..model.model import Model, read
 from ..rows.bad_rows import check_finite
 from . import draw as drawing
-from ._shim import Model, read
 from .draw import LaplaceDraws
 from .fit import FitReport, at_mode, find_modes, half_log_det
 from .geodesic import Geodesic, RiemannianMetric

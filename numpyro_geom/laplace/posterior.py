@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 
 from .._util import PyTree
 from ..model.minibatch import Batch
-from ._shim import Model
+from ..model.model import Model
 from .information.form import (
     Flat,
     Form,
@@ -43,7 +44,7 @@ class FlatPosterior:
     structure: Structure = Structure()
     diagonal_prior: bool = False
 
-    def replace(self, **values: object) -> FlatPosterior:
+    def replace(self, **values: Any) -> FlatPosterior:
         """The posterior with other values of some attributes."""
         return dataclasses.replace(self, **values)
 

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
-from numpyro.distributions import Unit, biject_to
-from numpyro.infer.util import _unconstrain_reparam
+from numpyro.distributions import biject_to
 
+from .._numpyro import unconstrained_value
 from ..model.minibatch import SubsamplePlates
+from ..model.plates import is_unit
 from .information.form import Flat, is_float
 from .posterior import FlatPosterior
 from .settings import LaplaceSettings
@@ -52,15 +53,13 @@ def predict(
     def sites(flat: Flat) -> tuple[dict, dict]:
         run = handlers.substitute(
             handlers.seed(SubsamplePlates(model.runnable), random.key(0)),
-            substitute_fn=partial(_unconstrain_reparam, unravel(flat)),
+            substitute_fn=partial(unconstrained_value, unravel(flat)),
         )
         trace = handlers.trace(run).get_trace(*model.args, **model.kwargs)
         found = {
             name: site
             for name, site in trace.items()
-            if site["type"] == "sample"
-            and name not in latent
-            and not isinstance(_innermost(site["fn"]), Unit)  # numpyro.factor
+            if site["type"] == "sample" and name not in latent and not is_unit(site["fn"])
         }
         given = {name: site["value"] for name, site in found.items() if site["is_observed"]}
         return {name: site["fn"] for name, site in found.items()}, given
@@ -94,7 +93,9 @@ def predict(
 
 def _parameters(fn: Any) -> list[tuple[Any, Any]]:
     """A distribution's floating point leaves; for parameters, the bijection to their support."""
-    inner = _innermost(fn)
+    inner = fn
+    while hasattr(inner, "base_dist"):
+        inner = inner.base_dist
     named = [(getattr(inner, name, None), c) for name, c in inner.arg_constraints.items()]
     supports = [
         (leaf, next((c for x, c in named if x is leaf), None))
@@ -102,13 +103,6 @@ def _parameters(fn: Any) -> list[tuple[Any, Any]]:
         if is_float(leaf)
     ]
     return [(x, None if support is None else _bijection(fn, support)) for x, support in supports]
-
-
-def _innermost(fn: Any) -> Any:
-    """The distribution inside all wrappers."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
 
 
 def _to_free(fn: Any) -> list:

@@ -49,7 +49,8 @@ class HostArray(np.ndarray):
 def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
     """Model arguments whose NumPy arrays traced row indices can index."""
     return jax.tree.map(
-        lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) else x, (args, kwargs or {})
+        lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) and not _has_copy(x) else x,
+        (args, kwargs or {}),
     )
 
 
@@ -156,6 +157,10 @@ def differentiated() -> Iterator[None]:
             "`fori_loop` with Python integers as bounds, or sample this model with "
             "`NUTS(model, forward_mode_differentiation=True)`"
         ) from error
+
+
+def _has_copy(x: Any) -> bool:
+    return isinstance(x, HostArray) and x.device_value is not None
 
 
 def _is_plain(x: Any) -> bool:

@@ -80,16 +80,33 @@ class ByName(Mapping[str, Value]):
 
 
 @dataclass(frozen=True)
-class SampleSite:
-    """The stored facts of one ``sample`` site of a model: names and shapes, no arrays."""
+class Site:
+    """The stored facts of a sample or deterministic site on all rows: no arrays.
+
+    Attributes:
+        name: its name.
+        kind: ``"latent"``, ``"observed"``, ``"factor"`` or ``"deterministic"``.
+        shape: shape of its values.
+        plates: names of its plates with their negative batch dimensions, the outermost first.
+        batch_shape: batch shape of its distribution; empty for a deterministic site.
+        event_dim: number of event dimensions; 0 for a deterministic site.
+        event_names: names of event dimensions that the model gives.
+        discrete: whether it is latent and has a discrete support.
+    """
 
     name: str
-    observed: bool
-    plates: tuple[tuple[str, int], ...]
-    batch_shape: tuple[int, ...]
-    event_dim: int
-    discrete: bool
-    factor: bool = False
+    kind: str
+    shape: tuple[int, ...]
+    plates: tuple[tuple[str, int], ...] = ()
+    batch_shape: tuple[int, ...] = ()
+    event_dim: int = 0
+    event_names: tuple[str, ...] = ()
+    discrete: bool = False
+
+    @property
+    def observed(self) -> bool:
+        """Whether its value is given: data, or the density of a ``numpyro.factor``."""
+        return self.kind in ("observed", "factor")
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,7 @@ class Subsampling:
         local_axes: for each latent site inside subsampled plates, the axes of its unconstrained
             value that these plates index, as ``(plate, axis)`` pairs.
         num_data: number of observations N (1 for a model without a data plate).
-        sites: the sample sites, in the order in which the model runs them.
+        sites: sample and deterministic sites, in the order in which the model runs them.
         has_params: whether the model has ``param`` or ``mutable`` sites.
         idle_params: ``param`` sites whose values do not matter, see `effects.Effects`.
         is_random: whether the model asks for keys (``numpyro.prng_key``).
@@ -116,7 +133,7 @@ class Subsampling:
     batching: str
     local_axes: Mapping[str, tuple[tuple[str, int], ...]]
     num_data: int
-    sites: tuple[SampleSite, ...] = field(repr=False)
+    sites: tuple[Site, ...] = field(repr=False)
     has_params: bool = False
     idle_params: tuple[str, ...] = ()
     is_random: bool = False

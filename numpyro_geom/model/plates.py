@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
@@ -18,7 +19,7 @@ from .effects import Effects, effects_of
 from .enumeration import check_discrete
 from .indexed import check_indexed, check_local
 from .lengths import check_lengths
-from .minibatch import SampleSite, SubsamplePlates, Subsampling
+from .minibatch import Site, SubsamplePlates, Subsampling
 
 
 def read_subsampling(
@@ -69,7 +70,8 @@ def read_subsampling(
         SubsamplePlates(started, rows)(*args, **kwargs)
 
     check_lengths(model, args, kwargs, all_rows, run_on)
-    sites = tuple(_sample_site(s) for s in trace.values() if s["type"] == "sample")
+    kinds = ("sample", "deterministic")
+    sites = tuple(site_of(s) for s in trace.values() if s["type"] in kinds)
     # plates inside control flow are only known from their sites
     frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
     sizes = {frame.name: frame.size for frame in frames}
@@ -79,7 +81,7 @@ def read_subsampling(
     local_axes = {
         s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in batch_sizes)
         for s in sites
-        if not s.observed
+        if s.kind == "latent"
     }
     kept = [s["type"] for s in trace.values() if s["type"] in ("param", "mutable")]
     effects = Effects()
@@ -138,20 +140,33 @@ def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampli
         )
 
 
-def _sample_site(site: dict[str, Any]) -> SampleSite:
-    fn = site["fn"]
-    return SampleSite(
+def site_of(site: dict[str, Any]) -> Site:
+    """The facts that are kept of a site in a trace of shapes."""
+    fn, kind = site.get("fn"), site["type"]
+    facts: dict[str, Any] = {}
+    if kind == "sample":
+        kind = "latent" if not site["is_observed"] else "factor" if is_unit(fn) else "observed"
+        facts = {"batch_shape": tuple(fn.batch_shape), "event_dim": fn.event_dim}
+        facts["discrete"] = kind == "latent" and bool(fn.support.is_discrete)
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    return Site(
         name=site["name"],
-        observed=bool(site["is_observed"]),
-        plates=tuple((frame.name, frame.dim) for frame in site["cond_indep_stack"]),
-        batch_shape=tuple(fn.batch_shape),
-        event_dim=fn.event_dim,
-        discrete=bool(fn.support.is_discrete) if not site["is_observed"] else False,
-        factor=isinstance(fn, dist.Unit),
+        kind=kind,
+        shape=jnp.shape(site["value"]),
+        plates=tuple((frame.name, frame.dim) for frame in frames),
+        event_names=tuple(site.get("infer", {}).get("event_dims", ())),
+        **facts,
     )
 
 
-def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:
+def is_unit(fn: Any) -> bool:
+    """Whether a distribution is the one of a ``numpyro.factor``, possibly inside wrappers."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Unit)
+
+
+def _count_rows(sites: tuple[Site, ...], sizes: Mapping[str, int]) -> int:
     """N: the product over nested data plates, the sum over independent data plates."""
     groups = {frozenset(p for p, _ in s.plates) for s in sites if s.observed and s.plates}
     maximal = [g for g in groups if not any(g < other for other in groups)]
@@ -159,7 +174,7 @@ def _count_rows(sites: tuple[SampleSite, ...], sizes: Mapping[str, int]) -> int:
 
 
 def _resolve_batch_sizes(
-    sites: tuple[SampleSite, ...], declared: Declared, batch_size: int | Mapping[str, int] | None
+    sites: tuple[Site, ...], declared: Declared, batch_size: int | Mapping[str, int] | None
 ) -> dict[str, int]:
     """Rows per step of every plate that is to be subsampled."""
     chosen = {p: b for p, (size, b) in declared.items() if b is not None and b < size}
@@ -188,7 +203,7 @@ def _resolve_batch_sizes(
     return {p: b for p, b in chosen.items() if b < declared[p][0]}
 
 
-def _data_plate(sites: tuple[SampleSite, ...], batch_size: int) -> str:
+def _data_plate(sites: tuple[Site, ...], batch_size: int) -> str:
     """The only plate that holds observed rows."""
     plates = list(dict.fromkeys(p for s in sites if s.observed for p, _ in s.plates))
     if len(plates) == 1:

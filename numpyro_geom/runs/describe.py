@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from numpyro.infer import MCMC
 
-from .._mcmc import holding, sample_field
+from .._numpyro import holding, sample_field
 from .._util import PyTree
 from ..diagnostics.arrays import paths
 from ..diagnostics.constants import constants

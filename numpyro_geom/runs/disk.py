@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from .._mcmc import LazyMCMC, holding
+from .._numpyro import LazyMCMC, holding
 from .._util import PyTree
 from ..diagnostics.container import container
 from .checkpoint import Checkpoint, Checkpoints

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from .._checks import check_int, check_keys
-from .._mcmc import holding
+from .._numpyro import holding
 from .._util import PyTree
 from .._warning import warn_outside
 from ..diagnostics.container import container

@@ -171,7 +171,7 @@ class Layout:
         compiled = jax.jit(start, out_shardings=self.at())
         state = jax.block_until_ready(self.visible(compiled(rng_key, init_params, arrays)))
         self.check_read(data)
-        if isinstance(kernel, SGKernel) and is_traced(kernel.bound.fixed):
+        if isinstance(kernel, SGKernel) and is_traced(getattr(kernel.bound.model, "fixed", ())):
             raise ValueError(
                 "`param` or `mutable` sites of the model begin with values that depend on the "
                 "data, which a mesh cannot do: expected values that do not, or a run without mesh"

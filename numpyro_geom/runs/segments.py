@@ -18,7 +18,7 @@ from jax import ShapeDtypeStruct, lax, random
 from jax.extend.core import ClosedJaxpr
 from numpyro.util import is_prng_key, nested_attrgetter
 
-from .._mcmc import fields_of, traces_arguments
+from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key
 from ..model.arguments import split_arrays
 from .job import Job, Lengths

@@ -24,7 +24,7 @@ from jax.extend.core import Literal
 
 from ..._util import PyTree
 from ...model.minibatch import Batch, gather_local
-from .._shim import Model
+from ...model.model import Model
 from .prior import prior_root, relative_to_location
 from .root import fisher_root
 

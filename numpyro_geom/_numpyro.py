@@ -1,4 +1,4 @@
-"""Private names of NumPyro and its `MCMC`: this is the only module that uses them."""
+"""Private names of NumPyro and its `MCMC`: no other module uses them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ from typing import Any
 from numpyro import distributions as dist
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 
 PyTree = Any
+__all__ = [
+    "LazyMCMC",
+    "arguments_of",
+    "fields_of",
+    "holding",
+    "model_of",
+    "sample_field",
+    "states_of",
+    "traces_arguments",
+    "unconstrained_value",
+    "validates",
+]
 
 
 def validates() -> bool:

@@ -1,0 +1,321 @@
+"""Bound: the settings of a kernel and the model that it samples, before a chain starts.
+
+Settings say what the user asked for. `bind` reads the model and finds a value for each automatic
+setting. Some values follow from the model alone, and others are left to a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._start import check_floating
+from ._util import is_traced
+from ._warning import warn_outside
+from .metrics.by_site import BySite
+from .metrics.identity import Identity
+from .model.function import function_potential
+from .model.minibatch import Subsampling
+from .model.model import Model, read
+from .model.potential import Potential
+from .model.programs import compiled
+from .model.start import find_start
+from .model.target import Target
+from .rows.bad_rows import check_finite
+from .sampling.settings import Settings
+from .warmup.choice import FEW_ROWS, FIRST_ROWS, Choice
+from .warmup.curvature import DENSE_LIMIT
+
+PyTree = Any
+
+CHOSEN = ("batch_size", "control_variate")
+"""Arguments whose automatic values are chosen by measurement."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The static facts of a run.
+
+    Attributes:
+        settings: the kernel's settings; an interval of one epoch in the metric is in steps.
+        model: the model; None with ``potential_fn``.
+        undecided: arguments whose values only serve for measuring; the choice follows.
+        choice: the choice that was made.
+        point: the position of a model without free parameters. Chains then sample a hidden
+            standard normal number instead.
+    """
+
+    settings: Settings
+    model: Model | None = None
+    undecided: tuple[str, ...] = ()
+    choice: Choice | None = None
+    point: PyTree = None
+
+    @property
+    def plan(self) -> Subsampling | None:
+        """Plates, batch sizes and N; None with ``potential_fn``."""
+        return None if self.model is None else self.model.plan
+
+    @property
+    def targets_model(self) -> bool:
+        """Whether chains sample the model's posterior, with one energy for all of its keys."""
+        model = self.model
+        return (
+            self.point is None
+            and model is not None
+            and not (model.replaced or model.plan.is_random)
+        )
+
+    def on(self, args: tuple, kwargs: dict[str, Any]) -> Bound:
+        """The same with these arguments of the model. A kernel keeps a model without arguments."""
+        if self.model is None:
+            return self
+        return dataclasses.replace(self, model=self.model.replace(args=args, kwargs=kwargs))
+
+    def potential(self) -> Potential:
+        """U of the model's sites."""
+        given = self.settings
+        if self.point is not None:
+            return function_potential(lambda z: z**2 / 2)
+        if self.model is not None:
+            return self.model.potential()
+        full, num_data = getattr(given, "full_potential_fn", None), None
+        if full is not None:
+            num_data = given.num_data
+        return function_potential(given.potential_fn, full, num_data)
+
+    def decided(self, choice: Choice) -> Bound:
+        """The same with the choice applied."""
+        model: Any = self.model
+        rows = choice.batch_size
+        if "batch_size" in self.undecided:
+            sizes = {} if rows is None else dict.fromkeys(model.plan.batch_sizes, rows)
+            model = model.replace(plan=dataclasses.replace(model.plan, batch_sizes=sizes))
+        settings = self.settings.with_values(
+            control_variate=choice.control_variate,
+            batch_size=rows if "batch_size" in self.undecided else self.settings.batch_size,
+        )
+        return dataclasses.replace(
+            self, settings=settings, model=model, choice=choice, undecided=()
+        )
+
+    def constrain_fn(self) -> Callable:
+        """Map from an unconstrained position to site values and any deterministic sites."""
+        model, point = self.model, self.point
+        if model is None:
+            return lambda position: position
+        return model.constrain_fn if point is None else lambda _: model.constrain_fn(point)
+
+    def target(self) -> Target:
+        """The target that a chain samples."""
+        given, model = self.settings, self.model
+        known = model is not None and self.point is None
+        return Target(
+            potential=self.potential(),
+            temperature=given.temperature,
+            expansion=given.expansion,
+            controlled=given.control_variate,
+            transforms=model.transforms if known else None,  # type: ignore[union-attr]
+        )
+
+
+def bind(
+    settings: Settings,
+    rng_key: jax.Array,
+    num_warmup: int,
+    init_params: PyTree,
+    args: tuple,
+    kwargs: dict,
+    *,
+    batched: bool,
+) -> tuple[Bound, PyTree]:
+    """Read the model, find where chains start, and give automatic settings their values.
+
+    Args:
+        settings: the kernel's settings.
+        rng_key: one key, or one for each chain.
+        num_warmup: draws of warm-up.
+        init_params: the user's starting point of the chains, or None.
+        args: the model's arguments.
+        kwargs: the model's keyword arguments.
+        batched: whether there are several chains.
+
+    Returns:
+        The bound model, and the position of the chain, or of all chains in one pytree.
+
+    Raises:
+        ValueError: if the model and its arguments do not fit the settings, or ``init_params``
+            does not fit the model.
+        TypeError: for positions that are not floating point.
+    """
+    bound, position, rows = Bound(settings), init_params, None
+    if settings.model is not None:
+        model, rows = _planned(settings, args, kwargs, num_warmup)
+        model, position = find_start(
+            model,
+            rng_key,
+            init_params,
+            settings.init_strategy,
+            batched=batched,
+            constrained=settings.constrained_init,
+        )
+        bound = Bound(settings, model)
+    elif not _size(init_params):
+        raise ValueError(
+            "init_params is needed with potential_fn: pass "
+            "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
+        )
+    check_floating(position)
+    one = jax.tree.map(lambda x: x[0], position) if batched else position
+    if not _size(one):
+        warn_outside(
+            "the model has no free parameter, so every draw is the same: expected a "
+            "`numpyro.sample` without `obs` whose support is more than a point",
+            UserWarning,
+        )
+        plan, rows = dataclasses.replace(model.plan, batch_sizes={}, local_axes={}), None
+        bound = dataclasses.replace(bound, model=model.replace(plan=plan), point=one)
+        one = jnp.zeros(())
+        position = jnp.zeros(rng_key.shape[:1]) if batched else one
+    if bound.plan is not None and bound.plan.batch_sizes and not is_traced(one):
+        energy = jax.value_and_grad(bound.potential().energy)
+
+        def on_rows(rows: dict) -> tuple:
+            return compiled(lambda rows: energy(one, rows), jax.tree.map(jnp.asarray, rows))
+
+        sizes = {plate: bound.plan.sizes[plate] for plate in bound.plan.batch_sizes}
+        check_finite(settings.model, args, kwargs, on_rows, sizes)
+    if settings.control_variate is True and settings.anchor_interval is None and num_warmup == 0:
+        if init_params is None:
+            raise ValueError(
+                "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
+                "ed a warm-up, init_params near the middle of the target, or anchor_interval"
+            )
+    found, undecided = _resolved(settings, bound.plan, rows, one, num_warmup)
+    replaced = _replaced(settings, bound.plan, one)
+    if bound.model is not None:
+        bound = dataclasses.replace(bound, model=bound.model.replace(replaced=replaced))
+    return dataclasses.replace(bound, settings=found, undecided=undecided), position
+
+
+def _size(position: PyTree) -> int:
+    return sum(map(jnp.size, jax.tree.leaves(position)))
+
+
+def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> tuple[Model, Any]:
+    """The model with its minibatches, and rows per step in the form of ``batch_size``.
+
+    Automatic minibatches are used only with many rows and an automatic step size.
+
+    Warns:
+        UserWarning: for many rows in a model that cannot be subsampled.
+    """
+    by_rows = partial(read, settings.model, args, kwargs, batching=settings.batching)
+    if settings.batch_size != "auto":
+        return by_rows(batch_size=settings.batch_size), settings.batch_size
+    model = by_rows()
+    plan = model.plan
+    adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
+    if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
+        return model, None
+    try:
+        return by_rows(batch_size=FIRST_ROWS), FIRST_ROWS
+    except ValueError as error:
+        warn_outside(
+            f"every step takes all {plan.num_data} rows, since minibatches are not possible: "
+            f"{error}. Pass batch_size=None to take all rows without this warning",
+            UserWarning,
+        )
+        return model, None
+
+
+def _resolved(
+    settings: Settings, plan: Subsampling | None, rows: Any, position: PyTree, num_warmup: int
+) -> tuple[Settings, tuple[str, ...]]:
+    """Settings with a value for each automatic argument.
+
+    Args:
+        settings: the kernel's settings.
+        plan: the minibatches; None without a model.
+        rows: rows per step, in the form of ``batch_size``.
+        position: position of one chain.
+        num_warmup: draws of warm-up.
+
+    Returns:
+        The settings, and the names of those arguments in `CHOSEN` whose values only serve for
+        measuring.
+    """
+    found = settings.with_values(
+        dense_mass=_dense_mass(settings, position, num_warmup),
+        batch_size=rows,
+        metric=_with_interval(settings.metric, plan),
+    )
+    measures = (
+        found.scales
+        and found.schedule is None
+        and num_warmup > 0
+        and plan is not None
+        and len(plan.batch_sizes) > 0
+        and not getattr(found, "noise_correction", False)
+    )
+    undecided = []
+    if measures and settings.batch_size == "auto" and rows is not None:
+        undecided.append("batch_size")
+    if settings.control_variate == "auto":
+        correctable = measures and not plan.is_random  # type: ignore[union-attr]
+        found = found.with_values(control_variate=correctable)
+        undecided += ["control_variate"] * correctable
+    return found, tuple(undecided)
+
+
+def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
+    """The metric, with an interval of one epoch replaced by a number of steps."""
+    if metric.interval is not None:
+        return metric
+    if not dataclasses.is_dataclass(metric):
+        raise TypeError(
+            "interval=None means one epoch and needs a metric that is a dataclass, got "
+            f"{type(metric).__name__}: make it one, or give the interval in steps"
+        )
+    steps = 1 if plan is None else plan.steps_per_epoch
+    return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
+
+
+def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
+    """The argument ``dense_mass``, with a value instead of ``"auto"``."""
+    if not isinstance(settings.dense_mass, str):
+        return settings.dense_mass
+    size = sum(map(jnp.size, jax.tree.leaves(position)))
+    # a given step size refers to the parameters as they are
+    free = settings.schedule is None and settings.expansion is None and num_warmup > 0
+    if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
+        return None
+    if size <= DENSE_LIMIT:
+        return True
+    # any other metric is already a scale
+    return False if isinstance(settings.metric, Identity) else None
+
+
+def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:
+    """Sites whose prior the expansion replaces.
+
+    Raises:
+        ValueError: if the expansion does not fit the position.
+    """
+    expansion = settings.expansion
+    if expansion is None:
+        return ()
+    expansion.check(position)
+    sites = expansion.replaced(position)
+    wide = sorted(set() if plan is None else set(plan.local_axes) & set(sites))
+    if wide:
+        raise ValueError(
+            f"expansion would multiply sites with a value for each row of the data: {wide}."
+            " Expected sites outside of subsampled plates: name them in `sites`"
+        )
+    return sites if expansion.target == "factors" else ()

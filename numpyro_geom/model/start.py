@@ -1,0 +1,280 @@
+"""Where the chains of a model start: ``param`` sites, a valid position, the user's position."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import random
+from numpyro import handlers
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.initialization import init_to_value
+from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
+
+from .._numpyro import validates
+from .._start import check_wide_enough
+from .._util import all_finite, is_traced
+from ..rows.bad_rows import check_finite
+from . import minibatch
+from .abstract import with_start
+from .minibatch import SubsamplePlates
+from .model import Model
+from .plates import warn_of_deterministic
+from .programs import compiled
+
+PyTree = Any
+LONGEST_START = 1_500
+"""Most operations of a start that is compiled as one program. A model has about 110 for each site.
+From a dozen sites on, running them one by one is faster, since sites repeat operations."""
+
+
+def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
+    """The model with the initial values of ``param`` and ``mutable`` sites, one for all chains.
+
+    Args:
+        model: the model.
+        rows: some rows, on which a model with `numpyro_geom.HostRows` runs.
+    """
+    if not model.plan.has_params:
+        return model
+    seen = SubsamplePlates(model.fn, rows if model.on_host else {})
+    return model.replace(
+        fixed=_param_values(seen, model.args, model.kwargs, model.plan.idle_params)
+    )
+
+
+def find_start(
+    model: Model,
+    rng_key: jax.Array,
+    init_params: PyTree = None,
+    init_strategy: Callable = numpyro.infer.init_to_uniform,
+    *,
+    batched: bool = False,
+    constrained: bool = False,
+) -> tuple[Model, PyTree]:
+    """Find where chains start, and the transforms of the sites on the way.
+
+    Args:
+        model: the model.
+        rng_key: one key, or one for each chain.
+        init_params: the user's starting point of the chains, or None.
+        init_strategy: NumPyro's strategy for the start without ``init_params``.
+        batched: whether there are several chains.
+        constrained: whether ``init_params`` are in the supports of the sites.
+
+    Returns:
+        The model with its ``param`` sites and transforms, and the position of the chain, or of all
+        chains in one pytree.
+
+    Raises:
+        ValueError: if there is no valid start, or ``init_params`` does not fit the model.
+        TypeError: for positions that are not floating point.
+    """
+    plan, args, kwargs = model.plan, model.args, model.kwargs
+    # Some rows are enough to find shapes and a valid start. Latent rows need all rows.
+    rows: dict[str, jax.Array] = {}
+    if not plan.local_axes:
+        some = dataclasses.replace(plan, batching="replacement")
+        rows, _ = compiled(lambda key: minibatch.draw(some, key, ()), random.key(0))
+    warn_of_deterministic(model.fn, args, kwargs, plan)
+    model = with_params(model, rows)
+    gibbs = GIBBS_SITES_KWARG in kwargs
+    if gibbs and init_params:
+        init_strategy = init_to_value(values=dict(init_params))
+    replays = False
+    runnable = SubsamplePlates(model.runnable, rows)
+
+    def start(in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
+        """A position, whether energy and gradient are finite there, and the sites' transforms."""
+        nonlocal replays
+        info = initialize_model(
+            rng_key,
+            runnable,
+            init_strategy=init_strategy,
+            model_args=args,
+            model_kwargs=kwargs,
+            validate_grad=not in_parts,
+        )
+        replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
+        found = info.param_info
+        valid = jnp.isfinite(found.potential_energy)
+
+        def has_gradient(z: PyTree) -> jax.Array:
+            return all_finite(jax.grad(info.potential_fn)(z))
+
+        if not in_parts:
+            valid &= all_finite(found.z_grad)
+        elif not compiled(
+            lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
+        ):
+            return start()  # NumPyro's search continues until the gradient is finite
+        return found.z, valid, {} if replays else info.postprocess_fn.args[0]
+
+    if init_params is None:
+        position, valid, transforms = compiled(
+            start, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
+        )
+        if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
+            check_finite(model.fn, args, kwargs)
+            start()  # on concrete values, so that NumPyro's errors about the model appear
+    else:
+        position, _, transforms = jax.eval_shape(start)
+        transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms
+    # arrays in transforms that belong to an outer transformation must not outlive it
+    if not replays and not is_traced(transforms):
+        model = model.replace(transforms=partial(transform_fn, transforms))
+    if init_params is None:
+        return model, position
+    constrained |= gibbs  # composite kernels pass site values
+    data = SubsamplePlates(handlers.seed(model.runnable, random.key(0))), args, kwargs
+    return model, _as_position(
+        init_params, position, *data, batched=batched, constrained=constrained
+    )
+
+
+def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether observed values are in their supports, if NumPyro checks this."""
+    if not validates():
+        return True
+
+    def supported() -> list[jax.Array]:
+        with numpyro.validation_enabled(False):  # supports are checked below
+            trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+        observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
+        return [jnp.all(site["fn"].support(site["value"])) for site in observed]
+
+    return all(map(bool, compiled(supported)))
+
+
+def _param_values(
+    model: Callable, args: tuple, kwargs: dict, idle: tuple[str, ...]
+) -> dict[str, Any]:
+    """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites."""
+
+    def values(only_idle: bool) -> dict[str, Any]:
+        # without a draw from a prior, which may be improper
+        trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+        kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        return {n: x for n, x in kept.items() if (n in idle) == only_idle}
+
+    used, unused = (jax.eval_shape(partial(values, x)) for x in (False, True))
+    with jax.ensure_compile_time_eval():
+        fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
+        if not used:
+            return fixed
+        by_now = is_traced((args, kwargs))
+        return fixed | (values(False) if by_now else compiled(partial(values, False)))
+
+
+def _as_position(
+    init_params: Any,
+    position: dict,
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    *,
+    batched: bool,
+    constrained: bool,
+) -> dict[str, jax.Array]:
+    """The position that ``init_params`` describes.
+
+    Args:
+        init_params: values by site. The parameters of a module may be the module's nested dict:
+            ``{"nn": {"Dense_0": {"kernel": ...}}}`` for the site ``nn/Dense_0.kernel``.
+        position: position of the chain, or of all chains in one pytree; gives shapes and dtypes.
+        model: the model with all sites.
+        args: the model's arguments.
+        kwargs: the model's keyword arguments.
+        batched: whether leaves have a leading axis of chains.
+        constrained: whether values are site values and not unconstrained values.
+
+    Raises:
+        TypeError: for values that are not floating point arrays.
+        ValueError: for unknown sites, wrong shapes, and values outside of the support.
+    """
+    if not isinstance(init_params, Mapping):
+        raise TypeError(
+            f"init_params must be a dict of site values, got {type(init_params).__name__}: pass "
+            f"one with the sites {sorted(position)}"
+        )
+    given = start = dict(_by_site(init_params))
+    like = position
+    if constrained:
+
+        def values(z: dict) -> dict:
+            return constrain_fn(model, args, kwargs, z)
+
+        like = jax.eval_shape(jax.vmap(values) if batched else values, position)
+    if constrained:  # draws contain deterministic sites as well
+        given = start = {name: x for name, x in given.items() if name in like}
+    _check(given, like, batched, constrained)
+    if constrained:
+
+        def back(x: dict) -> dict:
+            with numpyro.validation_enabled(False):  # errors are reported below
+                return unconstrain_fn(model, args, kwargs, x)
+
+        start = {name: jnp.asarray(x) for name, x in given.items()}
+        start = (jax.vmap(back) if batched else back)(start)
+    for name, x in start.items():
+        finite = jnp.all(jnp.isfinite(jnp.asarray(x)))
+        if not isinstance(finite, jax.core.Tracer) and not bool(finite):
+            problem = (
+                "is not finite, or outside of the site's support"
+                if constrained
+                else ("is not finite")
+            )
+            inside = "values in the support" if constrained else "finite unconstrained values"
+            raise ValueError(
+                f"init_params[{name!r}] {problem}: expected {inside}, got {given[name]}"
+            )
+    return {name: jnp.asarray(start[name]).astype(x.dtype) for name, x in position.items()}
+
+
+def _by_site(tree: Mapping) -> Iterator[tuple[str, Any]]:
+    """Site names and values; a nested dict belongs to a module."""
+    for name, value in tree.items():
+        if not isinstance(value, Mapping):
+            yield name, value
+            continue
+        module = value["params"] if [*value] == ["params"] else value
+        for path, leaf in _leaves(module):
+            yield f"{name}/{path}", leaf
+
+
+def _leaves(tree: Mapping) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{path}", leaf) for path, leaf in _leaves(value))
+        else:
+            yield str(name), value
+
+
+def _check(given: Mapping, like: Mapping, batched: bool, constrained: bool) -> None:
+    missing, unknown = sorted(set(like) - set(given)), sorted(set(given) - set(like))
+    if missing or unknown:
+        raise ValueError(
+            f"init_params does not match the latent sites {sorted(like)}: missing {missing}, "
+            f"unknown {unknown}"
+        )
+    for name, expected in like.items():
+        x = given[name]
+        kind = None if x is None or isinstance(x, (list, tuple)) else jnp.result_type(x)
+        if kind is None or not jnp.issubdtype(kind, jnp.floating):
+            got = ("None" if x is None else type(x).__name__) if kind is None else f"dtype {kind}"
+            raise TypeError(
+                f"init_params[{name!r}] must be floating point, got {got}: convert it with "
+                "jnp.asarray(x, float)"
+            )
+        check_wide_enough(f"init_params[{name!r}]", kind)
+        if jnp.shape(x) != expected.shape:
+            space = "" if constrained else "unconstrained "
+            raise ValueError(
+                f"init_params[{name!r}] has shape {jnp.shape(x)}, expected the {space}shape "
+                f"{expected.shape}{' (chains first)' if batched else ''}"
+            )
