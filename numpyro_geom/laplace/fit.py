@@ -71,7 +71,7 @@ class Around(NamedTuple):
 
     Attributes:
         shift: length of the velocities' mean in posterior sd, before it is limited.
-        curvature: smallest and largest ratio of the curvature of U to that of P, over directions.
+        curvature: smallest and largest ratio of the curvature of U to P's, over directions.
         direction: the direction where this ratio is furthest from 1, entries in posterior sd.
     """
 

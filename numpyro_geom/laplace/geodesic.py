@@ -63,7 +63,7 @@ def exponential_map(
     """Integrate theta'' = acceleration(theta, theta') from time 0 to 1.
 
     The solver is Dormand and Prince's 5(4) pair with adaptive steps, by diffrax. The map is
-    differentiable in forward mode; the derivative is that of the numerical map with fixed steps.
+    differentiable in forward mode, as the numerical map with fixed steps.
     This is for one geodesic: use ``vmap`` for many.
 
     Args:

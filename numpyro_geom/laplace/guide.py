@@ -245,10 +245,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         Args:
             params: from `fit` or SVI.
-            args: the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
             rng_key: for the draws; None for ``jax.random.key(0)``.
             num_draws: number of draws. Up to 200 dimensions they have weights.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            kwargs: the training data by name.
         """
         num_draws = check_int("num_draws", num_draws, least=2)
         key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
@@ -272,12 +272,12 @@ class RiemannianLaplace(Guide, AutoContinuous):
         Args:
             rng_key: for the draws.
             params: from `fit` or SVI.
-            args: the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
             sample_shape: leading dimensions, such as ``(chains, draws)``.
             log_weight: whether to compute importance weights, at D + 1 times the cost.
             chunk_size: draws solved at once; None for as many as fit in a bounded memory.
             progress_bar: whether to show a progress bar on work of more than five seconds.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            kwargs: the training data by name.
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
@@ -316,12 +316,12 @@ class RiemannianLaplace(Guide, AutoContinuous):
         Args:
             rng_key: for the draws.
             params: from `fit` or SVI.
-            args: the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
             sample_shape: leading dimensions.
             resample: whether to resample draws by their importance weights, see
                 `LaplaceDraws.resample`. If ``pareto_k`` is small, they are then draws of the
                 posterior. This takes D + 1 times the cost.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            kwargs: the training data by name.
 
         Returns:
             Site name -> values in the site's support, deterministic sites included.
@@ -345,8 +345,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         Args:
             params: from `fit` or SVI.
             quantiles: probabilities, a number or a list.
-            args: the training data; without any, those of `fit` or SVI.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
+            kwargs: the training data by name.
 
         Returns:
             Site name -> array with the dimension of ``quantiles`` first.
@@ -511,7 +511,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         return self._data
 
     def _training_data(self, params: Mapping, args: tuple, kwargs: dict) -> Model:
-        """The model with the given data or those of `fit`, if the parameters have a mode."""
+        """The model with the given data or the data of `fit`, if the parameters have a mode."""
         given = bool(args or kwargs)
         if self.prototype_trace is None and (given or _needs_nothing(self.model)):
             with handlers.seed(rng_seed=0):

@@ -203,7 +203,7 @@ def fisher_metric(
 def _diagonal(
     prior: Quadratic, own: Quadratic, whole: Quadratic, mode: Flat
 ) -> Callable[[Flat], Flat]:
-    """A diagonal near that of G: the prior part's, alone or plus the observed sites' at the mode.
+    """A diagonal near G's: the prior part's, alone or plus the observed sites' at the mode.
 
     Returns the choice with the smaller condition number at the mode.
     """

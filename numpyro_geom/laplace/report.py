@@ -31,7 +31,7 @@ ILL_CONDITIONED = 1e6
 LEAST_EVALUATIONS = 36
 """Fewest evaluations of the acceleration per draw: six steps. Every network so far took more."""
 CURVATURES = (0.5, 2.0)
-"""Limits of the energy's curvature around the mode over that of P. Beyond them the sd of the draws
+"""Limits of the energy's curvature around the mode over P's. Beyond them the sd of the draws
 is off by a factor of 1.4 or more. The ratio is 0.7 to 1.1 on regressions, a Gaussian process and an
 autoregression, -0.1 to 0.3 on hierarchies of few or small groups, -30 to 200 on a network."""
 LONG = 20.0
@@ -107,7 +107,7 @@ class LaplaceReport(NamedTuple):
         if self.can_correct is None:
             return (
                 "weights take D + 1 times the time of draws and were not computed: compare "
-                "predictions on held-out rows with those of the mode, or run MCMC on fewer rows"
+                "predictions on held-out rows with the mode's, or run MCMC on fewer rows"
             )
         if not self.can_correct:
             return (

@@ -39,7 +39,7 @@ def check_dense(size: int, what: str, instead: str) -> None:
 class LaplaceSettings:
     """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
 
-    `resolve` replaces ``"auto"`` by the choice for a model, except that of the solver.
+    `resolve` replaces ``"auto"`` by the choice for a model. The solver's choice comes later.
     """
 
     metric: str | Callable | RiemannianMetric

@@ -225,7 +225,7 @@ def _by_draws(d: Any, tangent: Any) -> jax.Array:
 
 
 def _scores(d: Any, tangent: Any, values: Any) -> tuple[jax.Array, jax.Array]:
-    """Log p(y) and its derivative along the tangent for fixed y; the first axis is that of y."""
+    """Log p(y) and its derivative along the tangent for fixed y; the first axis is y's."""
     values_of, treedef = jax.tree.flatten(d, is_leaf=lambda x: x is None)
     dots = leaves(tangent)
     moving = [i for i, t in enumerate(dots) if not is_constant(t)]
