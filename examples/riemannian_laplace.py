@@ -52,7 +52,7 @@ from scipy.special import logsumexp
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 
-METRICS = ("euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
+METRICS = ("euclidean", "monge", "monge-log", "fisher")
 SETS = ("ripley", "pima", "heart", "australian", "german")
 HIDDEN = 10
 BANANA_MEAN = 1.3711657
@@ -83,15 +83,12 @@ PAPER: dict[tuple[str, str], Figures] = {
     ("ripley", "euclidean"): Figures(0.106, 0.004),
     ("ripley", "monge"): Figures(0.236, 0.001, 29.7),
     ("ripley", "fisher"): Figures(0.064, 0.002, 12.2),
-    ("ripley", "empirical-fisher"): Figures(0.106, 0.004, 12.0),
     ("pima", "euclidean"): Figures(0.149, 0.0),
     ("pima", "monge"): Figures(0.274, 0.0, 41.7),
     ("pima", "fisher"): Figures(0.147, 0.0, 12.2),
-    ("pima", "empirical-fisher"): Figures(0.148, 0.0, 12.1),
     ("heart", "euclidean"): Figures(0.529, 0.001),
     ("heart", "monge"): Figures(0.649, 0.0, 40.2),
     ("heart", "fisher"): Figures(0.514, 0.0, 13.2),
-    ("heart", "empirical-fisher"): Figures(0.53, 0.0, 13.8),
     ("australian", "euclidean"): Figures(0.441, 0.001),
     ("australian", "monge"): Figures(0.522, 0.001, 51.5),
     ("australian", "fisher"): Figures(0.417, 0.001, 18.0),
@@ -101,15 +98,12 @@ PAPER: dict[tuple[str, str], Figures] = {
     ("ripley-raw", "euclidean"): Figures(0.437, 0.017),
     ("ripley-raw", "monge"): Figures(0.489, 0.012, 30.2),
     ("ripley-raw", "fisher"): Figures(0.247, 0.012, 12.7),
-    ("ripley-raw", "empirical-fisher"): Figures(0.426, 0.011, 12.1),
     ("pima-raw", "euclidean"): Figures(0.21, 0.01),
     ("pima-raw", "monge"): Figures(0.294, 0.004, 5632.9),
     ("pima-raw", "fisher"): Figures(0.112, 0.008, 15.4),
-    ("pima-raw", "empirical-fisher"): Figures(0.199, 0.001, 12.5),
     ("heart-raw", "euclidean"): Figures(0.842, 0.026),
     ("heart-raw", "monge"): Figures(0.96, 0.012, 7868.2),
     ("heart-raw", "fisher"): Figures(0.644, 0.012, 17.9),
-    ("heart-raw", "empirical-fisher"): Figures(0.942, 0.02, 17.0),
     ("australian-raw", "euclidean"): Figures(0.454, 0.004),
     ("australian-raw", "monge"): Figures(0.455, 0.01, 18513.8),
     ("australian-raw", "fisher"): Figures(0.378, 0.005, 18.0),
@@ -377,13 +371,8 @@ def metrics_of(name: str) -> tuple[str, ...]:
     if name.startswith("banana"):
         return ("euclidean", "monge", "monge-log", "fisher")
     if name.startswith("snelson") or (name.endswith("-raw") and not name.startswith("ripley")):
-        empirical = name in ("pima-raw", "heart-raw")
-        return ("euclidean", "fisher", *(["empirical-fisher"] if empirical else []))
-    if name in ("squiggle", "squiggle-narrow", "funnel", "breast-cancer", "australian", "german"):
-        return ("euclidean", "monge", "fisher")
-    if name == "ripley":
-        return METRICS
-    return ("euclidean", "monge", "fisher", "empirical-fisher")
+        return ("euclidean", "fisher")
+    return METRICS if name == "ripley" else ("euclidean", "monge", "fisher")
 
 
 # --- draws

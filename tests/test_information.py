@@ -26,9 +26,9 @@ from jax import random
 from jax.nn import sigmoid, softmax
 from numpyro.distributions import constraints, transforms
 
-from numpyro_geom.laplace.information.model import dependence
+from numpyro_geom.laplace.information.closed_forms import trigamma_excess
+from numpyro_geom.laplace.information.form import dependence
 from numpyro_geom.laplace.information.root import NUM_SCORES, fisher_root, is_reparametrised
-from numpyro_geom.laplace.information.special import trigamma_excess
 
 NUM_DRAWS = 70_000
 BATCH = 3

@@ -6,7 +6,6 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
@@ -16,9 +15,9 @@ from numpyro.infer.reparam import DiscreteCosineReparam
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.laplace import mode
-from numpyro_geom.laplace.approximation import Around, AtMode
-from numpyro_geom.laplace.checks import check_precision, warn_of_surroundings, warn_of_weights
+from numpyro_geom.laplace import fit
+from numpyro_geom.laplace.fit import Around, AtMode
+from numpyro_geom.laplace.report import check_precision, warn_of_surroundings
 
 KEY = random.key(0)
 
@@ -43,16 +42,16 @@ def test_a_line_search_that_finds_nothing_ends_at_its_start() -> None:
     def evaluate(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.sum(x) * jnp.nan, -jnp.ones_like(x)
 
-    start = mode._Point(jnp.zeros(2), jnp.zeros(()), -jnp.ones(2))
-    point, found = jax.jit(lambda p: mode._line_search(evaluate, p, jnp.ones(2)))(start)
+    start = fit._Point(jnp.zeros(2), jnp.zeros(()), -jnp.ones(2))
+    point, found = jax.jit(lambda p: fit._line_search(evaluate, p, jnp.ones(2)))(start)
     assert not found
     assert jnp.array_equal(point.position, start.position)
 
 
 def test_a_line_search_goes_further_where_the_slope_stays() -> None:
     evaluate = jax.value_and_grad(lambda x: jnp.sum((x - 100) ** 2) / 2)
-    start = mode._Point(jnp.zeros(1), *evaluate(jnp.zeros(1)))
-    point, found = mode._line_search(evaluate, start, jnp.ones(1))
+    start = fit._Point(jnp.zeros(1), *evaluate(jnp.zeros(1)))
+    point, found = fit._line_search(evaluate, start, jnp.ones(1))
     assert found
     assert abs(point.gradient[0]) <= 0.9 * 100
     assert point.position[0] == 16  # 1, 2, 4, 8, 16: the first that leaves 90% of the slope
@@ -94,23 +93,6 @@ def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: fl
     lower = at._replace(smallest=jnp.float32(-1e5))
     with pytest.raises(ValueError, match="not positive definite"):
         check_precision(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
-
-
-@pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
-def test_softabs_has_the_weights_of_the_hessian_it_repeats() -> None:
-    def counts(y: jax.Array) -> None:  # equal curvatures of the prior, all positive
-        x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
-        numpyro.sample("y", dist.Poisson(jnp.exp(x)).to_event(1), obs=y)
-
-    weights = {}
-    for prior in ("softabs", "hessian"):
-        guide = RiemannianLaplace(counts, prior_metric=prior)
-        params = guide.fit(KEY, jnp.array([1, 4]), num_starts=1)
-        weights[prior] = guide.draw(KEY, params, sample_shape=(4,), log_weight=True).log_weight
-    assert jnp.all(jnp.isfinite(weights["softabs"]))
-    assert jnp.allclose(weights["softabs"], weights["hessian"], atol=0.01)
-    with pytest.warns(SamplingWarning, match="weights are NaN: .* use prior_metric='expected'"):
-        warn_of_weights(np.array([0.0, np.nan]), np.inf, "softabs")  # a hierarchy's
 
 
 def test_a_model_with_a_fourier_transform_has_a_mode_and_draws() -> None:

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from targets import normal_mean
 
 from numpyro_geom import SGRLD, RiemannianLaplace, run
-from numpyro_geom.laplace import sampling
+from numpyro_geom.laplace import draw
 from numpyro_geom.runs import mesh
 
 Y = jnp.arange(6.0)
@@ -51,7 +51,7 @@ def test_predictions_obey_their_argument(asked: bool, monkeypatch: pytest.Monkey
         shown.append(not disable)
         return pieces
 
-    monkeypatch.setattr(sampling, "tqdm", bar)
+    monkeypatch.setattr(draw, "tqdm", bar)
     guide = RiemannianLaplace(normal_mean, metric="euclidean")
     params = guide.fit(random.key(0), Y, num_starts=1)
     guide.predictive(random.key(1), params, Y, num_samples=3, progress_bar=asked)

@@ -329,11 +329,11 @@ SETTINGS: dict[str, tuple[float, tuple[str, ...]]] = {
     "max_norm": (0.05, ("1000.0",)),
     "target_accept": (0.2, ("0.65", "0.95")),
     "mode": (0.3, ("'euclidean'", "'hausdorff'", "'mean'")),
-    "solver": (0.3, ("'cg'", "'cholesky'", "'woodbury'")),
+    "solver": (0.3, ("'cg'", "'cholesky'")),
     "preconditioner": (0.5, ("'diagonal'",)),
 }  # fmt: skip
 """Probability that a setting is given, and code of its values."""
-GUIDE_METRICS = ("'euclidean'", "'monge'", "'monge-log'", "'fisher'", "'empirical-fisher'")
+GUIDE_METRICS = ("'euclidean'", "'monge'", "'monge-log'", "'fisher'")
 KERNELS = ("SGRLD", "SGRLD", "SGHMC", "SGHMC", "SGNHT", "GGMC", "GGMC", "PXSGHMC", "ISGD",
            "AdamSGLD", "VSGD", "RiemannianLaplace")  # fmt: skip
 

@@ -34,7 +34,7 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNo
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.laplace.draws import largest_shape, pareto_shape
+from numpyro_geom.laplace.draw import largest_shape, pareto_shape
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_defaults.md"
 METHODS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.laplace import sampling
+from numpyro_geom.laplace import draw
 
 PRIOR_VARIANCE = 100.0
 
@@ -106,7 +106,7 @@ def main_lanes(num_draws: int) -> None:
     options = {"sample_shape": (num_draws,), "progress_bar": False}
     print("\n| chunks | s for all draws | mean steps | longest | failed |")
     print("|---|---|---|---|---|")
-    leave = sampling.FIRST_STEPS
+    leave = draw.FIRST_STEPS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         params = guide.fit(random.key(0), *case.args)
@@ -114,7 +114,7 @@ def main_lanes(num_draws: int) -> None:
             (leave, f"left after {leave} steps"),
             (guide.settings.max_steps, "wait"),
         ):
-            sampling.FIRST_STEPS = first
+            draw.FIRST_STEPS = first
             guide.draw(random.key(1), params, **options)
             begin = time.perf_counter()
             draws = guide.draw(random.key(1), params, **options)
@@ -128,7 +128,7 @@ def main_lanes(num_draws: int) -> None:
                 f"{failed}",
             )
             print("|", " | ".join(cells), "|")
-    sampling.FIRST_STEPS = leave
+    draw.FIRST_STEPS = leave
 
 
 def main() -> None:

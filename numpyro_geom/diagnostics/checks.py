@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import t as student
 
-from ..laplace.draws import EQUAL_WEIGHTS, largest_shape
+from ..laplace.draw import EQUAL_WEIGHTS, largest_shape
 from ..sampling.algorithm import MAX_NUM_STEPS
 from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries
 from .monte_carlo import effective_size

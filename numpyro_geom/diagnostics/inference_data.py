@@ -18,7 +18,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
-from ..laplace.draws import LaplaceDraws
+from ..laplace.draw import LaplaceDraws
 from ..model.model import Model
 from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
 from .gradients import gradients_at_draws

@@ -18,7 +18,7 @@ import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
 from ..kernel import SGKernel
-from ..laplace.draws import LaplaceDraws
+from ..laplace.draw import LaplaceDraws
 from ..model.potential import takes_rng_key
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
 

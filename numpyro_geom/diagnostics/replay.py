@@ -17,7 +17,7 @@ from numpyro.infer import MCMC
 
 from .._numpyro import arguments_of
 from ..kernel import SGKernel
-from ..laplace.draws import LaplaceDraws
+from ..laplace.draw import LaplaceDraws
 from ..model.abstract import abstract_trace, with_start
 from ..model.arguments import on_device
 from ..model.minibatch import Subsampling

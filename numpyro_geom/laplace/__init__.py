@@ -1,8 +1,9 @@
 """Laplace approximations that follow the geodesics of a Riemannian metric."""
 
-from .draws import FitReport, LaplaceDraws
+from .draw import LaplaceDraws
+from .fit import FitReport
+from .geodesic import RiemannianMetric
 from .guide import RiemannianLaplace
-from .metrics import RiemannianMetric
 from .predictive import Predictions
 from .report import LaplaceReport
 

@@ -1,35 +1,56 @@
 """RiemannianLaplace: a Laplace approximation that follows the geodesics of a metric.
 
-The guide passes the posterior to pure functions: `mode` finds modes, `approximation` computes what
-is needed at a mode, `sampling` draws, and `predictive` predicts.
+The guide passes the posterior to pure functions, each compiled once: `fit` finds modes and
+computes what is needed at a mode, `draw` draws, and `predictive` predicts.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from jax import random
+from numpyro import handlers
 from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoContinuous
 
 from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
-from .approximation import at_mode
-from .binding import BoundGuide
-from .checks import best_run, check_precision, judge, warn_of_mode
-from .draws import Data, FitReport, LaplaceDraws
-from .metrics import RiemannianMetric
-from .mode import find_modes
+from .._util import is_traced
+from ..model.arguments import differentiated, on_device
+from ..model.model import Model, read
+from ..rows.bad_rows import check_finite
+from . import draw as drawing
+from .draw import LaplaceDraws
+from .fit import FitReport, at_mode, find_modes, half_log_det
+from .geodesic import Geodesic, RiemannianMetric
+from .information.form import Flat, Structure
+from .metrics import learn
+from .posterior import FlatPosterior
 from .predictive import Predictions, predict
-from .report import LaplaceReport
-from .sampling import constrain
-from .settings import LaplaceSettings
+from .report import (
+    LaplaceReport,
+    best_run,
+    check_precision,
+    judge,
+    warn_of_hours,
+    warn_of_mode,
+)
+from .settings import LaplaceSettings, is_wide
+
+PARAMS = ("param", "mutable")
+SUMMARY_DRAWS = 2000
+"""Number of draws for `median` and `quantiles`."""
 
 
-class RiemannianLaplace(Guide, BoundGuide):
+class RiemannianLaplace(Guide, AutoContinuous):
     """Laplace approximation whose draws follow geodesics of a metric. Approximate.
 
     A draw starts at a mode theta^ with a Gaussian velocity and follows a geodesic for unit time::
@@ -47,7 +68,6 @@ class RiemannianLaplace(Guide, BoundGuide):
     ``"monge-log"``           the same, v through a logarithmic map           the same, and the map
     ``"fisher"``              Fisher information + prior part                 about 5 gradients, and
                                                                               a solve with G
-    ``"empirical-fisher"``    outer products of the scores + prior part       the same
     function of the position  its value, shape (D, D)                         autodiff, and a solve
     `RiemannianMetric`        your own, by its solves and forces              your own
     ========================  ==============================================  ====================
@@ -57,10 +77,9 @@ class RiemannianLaplace(Guide, BoundGuide):
     change of coordinates that has this metric. ``"monge-log"`` is exact for Gaussians. ``"monge"``
     is too narrow even for Gaussians (Wasserstein-1 distance of a coordinate of N(0, I_D): 0.111 at
     D = 1, 0.271 at D = 10). ``"euclidean"`` uses only the curvature at the mode.
-    ``"empirical-fisher"`` is for comparison: it does not estimate the Fisher information. `draw`
-    with ``log_weight=True`` shows how far to trust the draws. Its weights turn them into draws of
-    the posterior if ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7) and the exponential map
-    is one to one. m is 0 except with ``mode="mean"``.
+    `draw` with ``log_weight=True`` shows how far to trust the draws. Its weights turn them into
+    draws of the posterior if ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7) and the
+    exponential map is one to one. m is 0 except with ``mode="mean"``.
 
     Take ``"monge"`` if solves with the Fisher metric are too expensive. `report` shows the choice
     for each ``"auto"``.
@@ -81,13 +100,12 @@ class RiemannianLaplace(Guide, BoundGuide):
             ``"fisher"``.
         prior_metric: prior part of the Fisher metric. ``"hessian"``: the Hessian of minus the log
             prior, which must be positive definite. ``"expected"``: the expectation of this
-            Hessian, block by block, positive definite also for hierarchies. ``"softabs"``: the
-            Hessian with absolute eigenvalues. ``"auto"`` for ``"hessian"`` in models with a
-            ``numpyro.factor``, which the expectation does not contain, else ``"expected"``.
+            Hessian, block by block, positive definite also for hierarchies. ``"auto"`` for
+            ``"hessian"`` in models with a ``numpyro.factor``, which the expectation does not
+            contain, else ``"expected"``.
         solver: solver of systems with the Fisher metric. ``"cholesky"`` forms G (up to 2,000
-            dimensions). ``"woodbury"`` works in the space of the observations' parameters (up to
-            2,000, independent priors). ``"cg"`` only needs products. All give the same draws.
-            ``"auto"`` forms matrices up to 200 rows, in generalised linear models up to 2,000.
+            dimensions), ``"cg"`` only needs products. Both give the same draws. ``"auto"`` forms
+            G if there are up to 200 dimensions or outputs, and in generalised linear models.
         alpha2: scale of the gradient in Monge's metric.
         damping: multiple of I that is added to P.
         batch_size: plates whose rows a pass over the data may take in parts, named as in the
@@ -134,17 +152,19 @@ class RiemannianLaplace(Guide, BoundGuide):
         from the model, the check of each logarithmic map, weights and ``mode="mean"``.
     """
 
+    prototype_trace: Any
+
     def __init__(
         self,
         model: Callable,
-        metric: Literal["auto", "euclidean", "monge", "monge-log", "fisher", "empirical-fisher"]
+        metric: Literal["auto", "euclidean", "monge", "monge-log", "fisher"]
         | Callable
         | RiemannianMetric = "auto",
         *,
         mode: Literal["auto", "euclidean", "hausdorff", "mean"] = "auto",
         precision: Literal["auto", "hessian", "fisher"] = "auto",
-        prior_metric: Literal["auto", "hessian", "expected", "softabs"] = "auto",
-        solver: Literal["auto", "cholesky", "woodbury", "cg"] = "auto",
+        prior_metric: Literal["auto", "hessian", "expected"] = "auto",
+        solver: Literal["auto", "cholesky", "cg"] = "auto",
         alpha2: float = 1.0,
         damping: float = 0.0,
         batch_size: int | Mapping[str, int] | None = None,
@@ -161,8 +181,12 @@ class RiemannianLaplace(Guide, BoundGuide):
             *(metric, mode, precision, prior_metric, solver, alpha2, damping),
             *(batch_size, rtol, atol, max_steps),
         )
-        super().__init__(model, settings, prefix, init_loc_fn)
+        self._given = self.settings = settings
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.fit_report: FitReport | None = None
+        self._data: Model | None = None
+        self._learned: dict[str, Any] = {}
+        self._programs: dict = {}
 
     def fit(
         self,
@@ -197,7 +221,7 @@ class RiemannianLaplace(Guide, BoundGuide):
         num_starts = check_int("num_starts", num_starts)
         max_steps = check_int("max_steps", max_steps, least=0)
         starts = self._starts(rng_key, num_starts, init_params, args, kwargs)
-        data, params = self._captured(), self._fixed_params()
+        data, params = self._captured(), dict(self._read.fixed)
         positions, *account = self._run(find_modes, data, params, starts, max_steps=max_steps)
         values, norms, steps = map(np.asarray, account)
         best, status = best_run(values, norms)
@@ -220,10 +244,10 @@ class RiemannianLaplace(Guide, BoundGuide):
 
         Args:
             params: from `fit` or SVI.
-            args: the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
             rng_key: for the draws; None for ``jax.random.key(0)``.
             num_draws: number of draws. Up to 200 dimensions they have weights.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            kwargs: the training data by name.
         """
         num_draws = check_int("num_draws", num_draws, least=2)
         key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
@@ -247,12 +271,12 @@ class RiemannianLaplace(Guide, BoundGuide):
         Args:
             rng_key: for the draws.
             params: from `fit` or SVI.
-            args: the training data; without any, those of `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
             sample_shape: leading dimensions, such as ``(chains, draws)``.
             log_weight: whether to compute importance weights, at D + 1 times the cost.
             chunk_size: draws solved at once; None for as many as fit in a bounded memory.
             progress_bar: whether to show a progress bar on work of more than five seconds.
-            kwargs: keyword arguments of the training data; without any, those of `fit` or SVI.
+            kwargs: the training data by name.
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
@@ -267,15 +291,69 @@ class RiemannianLaplace(Guide, BoundGuide):
         keys = random.split(rng_key, count) if shape else rng_key[None]
         begin = time.perf_counter()
         ends, weights = self._geodesics(keys, params, data, log_weight, chunk_size, progress_bar)
-        samples = self._run(constrain, data, params, ends.position)
+        samples = self._run(drawing.constrain, data, params, ends.position)
         ends = jax.block_until_ready(ends)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         known = weights if log_weight else None
         pareto_k = judge(self.settings, ends, known)
         found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (samples, *ends, known))
-        posterior = self._posterior(params, *data.build(data.arrays))
-        about = posterior.model, posterior.args, posterior.kwargs, self.settings.record()
+        model = self._posterior(params, data).model
+        about = model.runnable, model.args, model.kwargs, self.settings.record()
         return LaplaceDraws._make((*found, pareto_k, seconds, *about))
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, jax.Array],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        resample: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Values of all sites, as in `draw`, which documents the other arguments.
+
+        Args:
+            rng_key: for the draws.
+            params: from `fit` or SVI.
+            args: the training data; without any, the data of `fit` or SVI.
+            sample_shape: leading dimensions.
+            resample: whether to resample draws by their importance weights, see
+                `LaplaceDraws.resample`. If ``pareto_k`` is small, they are then draws of the
+                posterior. This takes D + 1 times the cost.
+            kwargs: the training data by name.
+
+        Returns:
+            Site name -> values in the site's support, deterministic sites included.
+        """
+        check_flag("resample", resample)
+        key_draw, key_choice = random.split(rng_key) if resample else (rng_key, rng_key)
+        if resample:
+            kwargs["log_weight"] = True
+        draws = self.draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
+        return draws.resample(key_choice) if resample else draws.samples
+
+    def median(self, params: dict[str, jax.Array], *args: Any, **kwargs: Any) -> dict:
+        """Median of every entry of every site; see `quantiles`."""
+        return jax.tree.map(lambda x: x[0], self.quantiles(params, [0.5], *args, **kwargs))
+
+    def quantiles(
+        self, params: dict[str, jax.Array], quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict:
+        """Quantiles of every entry of every site, over 2,000 draws with a fixed key.
+
+        Args:
+            params: from `fit` or SVI.
+            quantiles: probabilities, a number or a list.
+            args: the training data; without any, the data of `fit` or SVI.
+            kwargs: the training data by name.
+
+        Returns:
+            Site name -> array with the dimension of ``quantiles`` first.
+        """
+        shape = (SUMMARY_DRAWS,)
+        draws = self.draw(random.key(0), params, *args, sample_shape=shape, **kwargs)
+        probabilities = jnp.asarray(quantiles, jnp.result_type(float))
+        return jax.tree.map(lambda x: jnp.quantile(x, probabilities, axis=0), draws.samples)
 
     def predictive(
         self,
@@ -314,5 +392,217 @@ class RiemannianLaplace(Guide, BoundGuide):
         draws = self.draw(
             key_draw, params, sample_shape=(num_samples,), progress_bar=progress_bar
         ).unconstrained
-        data = Data.of(self.model, args, kwargs)
+        data = self._with_data(args, kwargs)
         return self._run(predict, data, params, key_sites, draws, linearized=linearized)
+
+    # As NumPyro uses guides
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.settings.as_dict().items())
+        return f"{type(self).__name__}({getattr(self.model, '__name__', self.model)}, {arguments})"
+
+    def __getstate__(self) -> dict:
+        # NumPyro orders the leaves of a distribution anew in every process, and the structure
+        # counts the leaves: without it programs are slower and give the same results
+        learned = self._learned | {"structure": Structure()}
+        return super().__getstate__() | {"_programs": {}, "_learned": learned}
+
+    @differentiated()
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        with handlers.block():
+            model = read(self.model, args, kwargs, batch_size=self.settings.batch_size, sums=False)
+        if model.plan.is_random:
+            raise ValueError(
+                "the model asks for a random key (numpyro.prng_key, as dropout does), and a mode "
+                "belongs to one energy: leave the randomness out, or use SGRLD, SGHMC or SGNHT"
+            )
+        args, kwargs = model.args, model.kwargs
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        except ValueError:  # NumPyro's error does not name the argument
+            check_finite(self.model, args, kwargs)
+            raise
+        params = {n: s["value"] for n, s in self.prototype_trace.items() if s["type"] in PARAMS}
+        self._read = model = model.replace(fixed=params)
+        self.settings = self._given.resolve(
+            self.latent_dim,
+            has_factor=bool(model.of_kind("factor")),
+            has_observed=bool(model.of_kind("observed")),
+        )
+        self._data, self._learned = None, {}
+        if is_traced((args, kwargs, self._init_latent)):
+            self._read = model.replace(args=(), kwargs={})
+            return
+        self._data = model
+        with handlers.block(), jax.ensure_compile_time_eval():
+            posterior = learn(self.settings, self._posterior({}, model), self._init_latent)
+        names = ("structure", "diagonal_prior")
+        self._learned = {name: getattr(posterior, name) for name in names}
+
+    def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
+        kwargs.pop("sample_shape", None)
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        latent, log_density = loc, jnp.zeros(())
+        if numpyro.get_mask() is False:  # Predictive wants draws
+            params = {f"{self.prefix}_loc": loc}
+            key = numpyro.prng_key()[None]
+            with handlers.block():
+                geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
+            latent = geodesics.position[0]
+        elif self.settings.mode != "euclidean":
+            with handlers.block():
+                posterior = self._posterior({}, self._with_data(args, kwargs))
+                log_density = half_log_det(self.settings, posterior, loc)
+        return numpyro.sample(
+            f"_{self.prefix}_latent",
+            dist.Delta(latent, log_density=log_density, event_dim=1),
+            infer={"is_auxiliary": True},
+        )
+
+    def _get_posterior(self) -> Any:
+        raise NotImplementedError(
+            "a RiemannianLaplace guide has no distribution in closed form: use `sample_posterior`"
+        )
+
+    def get_base_dist(self) -> Any:
+        """Raise: there is no base distribution in closed form."""
+        return self._get_posterior()
+
+    # The model, its data and compiled functions of them
+
+    def _starts(
+        self, rng_key: jax.Array, num_starts: int, init: Mapping | None, args: tuple, kwargs: dict
+    ) -> Flat:
+        """Bind the model again; returns positions of ``init_loc_fn``, or the given position."""
+        keys = random.split(rng_key, num_starts)
+        self.prototype_trace = None
+        with handlers.seed(rng_seed=keys[0]):
+            self._setup_prototype(*args, **kwargs)
+        if init is not None:
+            return self._flat(init)[None]
+        starts = [self._init_latent]
+        args, kwargs = on_device(args, kwargs)
+        for key in keys[1:]:
+            with handlers.seed(rng_seed=key):
+                super()._setup_prototype(*args, **kwargs)
+            starts.append(self._init_latent)
+        return jnp.stack(starts)
+
+    def _posterior(self, params: dict, model: Model) -> FlatPosterior:
+        """The model with its `param` sites at the given values, or at the prototype's values."""
+        fixed = {name: params.get(name, value) for name, value in model.fixed.items()}
+        shape = (self._unpack_latent, self.latent_dim)
+        return FlatPosterior(model.replace(fixed=fixed), *shape, **self._learned)
+
+    def _with_data(self, args: tuple, kwargs: dict) -> Model:
+        """The model with other arguments."""
+        args, kwargs = on_device(args, kwargs)
+        return self._read.replace(args=args, kwargs=kwargs)
+
+    def _captured(self) -> Model:
+        """The model with the data of `fit` or SVI."""
+        if self._data is None:
+            raise RuntimeError(
+                "the guide does not know the training data: expected a call of `fit`, of SVI "
+                "outside of jit, or the model's arguments, as in "
+                "`guide.sample_posterior(rng_key, params, *args)`"
+            )
+        return self._data
+
+    def _training_data(self, params: Mapping, args: tuple, kwargs: dict) -> Model:
+        """The model with the given data or the data of `fit`, if the parameters have a mode."""
+        given = bool(args or kwargs)
+        if self.prototype_trace is None and (given or _needs_nothing(self.model)):
+            with handlers.seed(rng_seed=0):
+                self._setup_prototype(*args, **kwargs)
+        data = self._with_data(args, kwargs) if given else self._captured()
+        if not isinstance(params, Mapping) or f"{self.prefix}_loc" not in params:
+            got = [*params] if isinstance(params, Mapping) else type(params).__name__
+            raise ValueError(
+                f"expected params with {self.prefix + '_loc'!r}, as `fit` returns them, got {got}"
+            )
+        return data
+
+    def _flat(self, values: Mapping[str, Any]) -> Flat:
+        position = self._unpack_latent(self._init_latent)
+        if not isinstance(values, Mapping) or set(position) != set(values):
+            got = [*values] if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(
+                f"init_params must have unconstrained values for the sites {sorted(position)}, got "
+                f"{got}"
+            )
+        for name, value in position.items():
+            if jnp.shape(values[name]) != value.shape:
+                raise ValueError(
+                    f"init_params[{name!r}] must have shape {value.shape}, got "
+                    f"{jnp.shape(values[name])}"
+                )
+        parts = [jnp.ravel(jnp.asarray(values[n], v.dtype)) for n, v in position.items()]
+        return jnp.concatenate(parts)
+
+    @differentiated()
+    def _run(self, fn: Callable, model: Model, params: dict, *inputs: Any, **static: Any) -> Any:
+        """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
+        learned, chosen = tuple(self._learned.items()), tuple(static.items())
+        key = (fn, chosen, model.signature, learned, self.settings.fingerprint)
+        if key not in self._programs:
+
+            def program(arrays: list, params: dict, *inputs: Any) -> Any:
+                posterior = self._posterior(params, model.with_arrays(arrays))
+                loc = params.get(f"{self.prefix}_loc")
+                return fn(self.settings, posterior, loc, *inputs, **static)
+
+            self._programs[key] = jax.jit(program)
+        return self._programs[key](model.arrays, {**model.fixed, **params}, *inputs)
+
+    def _geodesics(
+        self,
+        keys: jax.Array,
+        params: dict,
+        data: Model,
+        log_weight: bool,
+        chunk: int | None,
+        progress_bar: bool,
+    ) -> tuple[Geodesic, jax.Array]:
+        loc, at = params[f"{self.prefix}_loc"], self._run(at_mode, data, params)
+        posterior = self._posterior(params, data)
+        if chunk is None:
+            chunk = drawing.chunk_size(self.settings, posterior, log_weight=log_weight)
+        chunk = max(1, min(chunk, keys.shape[0]))
+        traced = is_traced(at.factor)
+        if not traced:
+            check_precision(self.settings, at, self._unpack_latent, loc)
+        if traced or is_traced(keys):
+            drawn = (self.settings, posterior, loc, at, keys)
+            return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)
+
+        def gaussian(keys: jax.Array) -> tuple:
+            return self._run(drawing.gaussian, data, params, at, keys)
+
+        def follow(draws: jax.Array, squares: jax.Array, max_steps: int) -> tuple:
+            static = {"log_weight": log_weight, "max_steps": max_steps}
+            return self._run(drawing.follow, data, params, at, draws, squares, **static)
+
+        draws, squares = drawing.gaussian_in_chunks(gaussian, keys, chunk)
+        if is_wide(loc.size) and self.settings.metric != "euclidean":
+            self._warn_of_hours(data, params, draws)
+        most = self.settings.max_steps
+        return drawing.follow_in_chunks(
+            *(follow, draws, squares, chunk, most), progress_bar=progress_bar
+        )
+
+    def _warn_of_hours(self, data: Model, params: dict, draws: jax.Array) -> None:
+        """Time one acceleration, and warn with the least time for all draws."""
+        for _ in range(2):  # the first run includes compilation
+            begin = time.perf_counter()
+            jax.block_until_ready(self._run(drawing.accelerate, data, params, draws[0]))
+        warn_of_hours(time.perf_counter() - begin, draws.shape[0])
+
+
+def _needs_nothing(model: Callable) -> bool:
+    """Whether a model can be called without arguments."""
+    try:
+        inspect.signature(model).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

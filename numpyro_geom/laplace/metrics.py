@@ -1,22 +1,29 @@
-"""Metrics of a guide: solves and geodesic accelerations on flat positions."""
+"""Metrics of a guide: quadratic forms v'G(theta)v, solves with G, and geodesic accelerations.
+
+First the quadratic forms: information of observed sites, and the prior parts of metrics. Then the
+metrics as geodesics need them. Last the choice for a guide's settings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.scipy.linalg import cho_factor, cho_solve, solve
+from jax.scipy.linalg import solve
 
-from .._linalg import Sketch, conjugate_gradients, nystrom, wait_for
+from ..model.minibatch import Batch
 from ..warmup.lanczos import extreme_eigenvalues
-from .information.form import HIGHEST, Flat, root_matrix
-from .quadratic import Quadratic, dense_form, fisher_form, information
-from .target import Target
+from .geodesic import RiemannianMetric
+from .information import form as forms
+from .information.form import HIGHEST, Flat
+from .posterior import FlatPosterior
+from .settings import LaplaceSettings, check_dense, is_wide
+from .solve import Sketch, conjugate_gradients, nystrom
 
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
@@ -24,27 +31,135 @@ LEAST_RANK, MOST_RANK = 16, 64
 """Limits of the rank of sketches of G. Between them the rank is the square root of D."""
 DIAGONAL_PROBES = 32
 LANCZOS_STEPS = 30
+FEW = 200
+"""Dimensions (or outputs) up to which matrices are formed: equally fast, and faster to compile."""
 
 
-class RiemannianMetric(NamedTuple):
-    """A metric G(theta) as geodesics need it, on flat positions of length D.
+# --- quadratic forms
+
+
+class Quadratic(NamedTuple):
+    """A positive definite matrix Q(theta) that need not be formed.
 
     Attributes:
-        solver: ``theta -> (b -> G^-1 b)``. Work that depends on ``theta`` alone is done once.
-        force: ``(theta, v) -> (d_v G) v - grad_theta (v'Gv) / 2``.
+        product: ``(theta, v) -> Q v``.
+        force: ``(theta, v) -> (d_v Q) v - grad_theta (v'Qv) / 2``.
+        dense: ``theta -> Q``, shape (D, D).
+        perturb: ``(theta, rng_key) ->`` a draw from N(0, Q).
+        diagonal: ``theta -> diag Q`` if Q is known to be diagonal everywhere, else None.
     """
 
-    solver: Callable[[Flat], Callable[[Flat], Flat]]
+    product: Callable[[Flat, Flat], Flat]
     force: Callable[[Flat, Flat], Flat]
+    dense: Callable[[Flat], jax.Array]
+    perturb: Callable[[Flat, jax.Array], Flat]
+    diagonal: Callable[[Flat], Flat] | None = None
 
-    def acceleration(self, position: Flat, velocity: Flat) -> Flat:
-        """Theta'' = -G^-1 force of a geodesic."""
-        force = self.force(position, velocity)
-        return -self.solver(wait_for(position, force))(force)
+
+def information(posterior: FlatPosterior, form: forms.Form, total: Callable) -> Quadratic:
+    """Q = K'K of a form, summed over rows by ``total``."""
+
+    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
+        def part(rows: Batch) -> Flat:
+            key = rng_key
+            for index in rows.values():
+                key = random.fold_in(key, index[0])
+            noise = random.normal(key, (forms.num_rows(form, theta, rows),), theta.dtype)
+            return forms.root_transpose(form, theta, rows)(noise) / posterior.share(rows) ** 0.5
+
+        return total(part)
+
+    # compiled functions are traced once, for any number of solves and loops that call them
+    return Quadratic(
+        product=jax.jit(lambda theta, v: total(lambda rows: forms.product(form, theta, v, rows))),
+        force=jax.jit(lambda theta, v: total(lambda rows: forms.force(form, theta, v, rows))),
+        dense=lambda theta: total(lambda rows: forms.gram(form, theta, rows)),
+        perturb=perturb,
+    )
+
+
+def fisher_form(posterior: FlatPosterior, prior: Quadratic) -> Quadratic:
+    """G = Fisher information of the observed sites + prior part."""
+    own = information(posterior, posterior.form, posterior.sum_rows)
+
+    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
+        key_rows, key_prior = random.split(rng_key)
+        return own.perturb(theta, key_rows) + prior.perturb(theta, key_prior)
+
+    return Quadratic(
+        product=lambda theta, v: own.product(theta, v) + prior.product(theta, v),
+        force=lambda theta, v: own.force(theta, v) + prior.force(theta, v),
+        dense=lambda theta: own.dense(theta) + prior.dense(theta),
+        perturb=perturb,
+    )
+
+
+def hessian_prior(posterior: FlatPosterior) -> Quadratic:
+    """Q = the Hessian of minus the log prior, log-Jacobians of the transforms included."""
+    diagonal = posterior.diagonal_prior
+
+    def gradient(theta: Flat) -> Flat:
+        return posterior.sum_prior(lambda rows: jax.grad(posterior.prior_energy)(theta, rows))
+
+    def along(theta: Flat, v: Flat) -> Flat:
+        return jax.jvp(gradient, (theta,), (v,))[1]
+
+    def dense(theta: Flat) -> jax.Array:
+        if diagonal:
+            return jnp.diag(diagonal_fn(theta))
+        return jax.vmap(lambda v: along(theta, v))(jnp.eye(posterior.size, dtype=theta.dtype))
+
+    def diagonal_fn(theta: Flat) -> Flat:
+        return along(theta, jnp.ones_like(theta))
+
+    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
+        noise = random.normal(rng_key, theta.shape, theta.dtype)
+        return jnp.sqrt(diagonal_fn(theta)) * noise if diagonal else _colour(dense(theta), noise)
+
+    return Quadratic(
+        product=along,
+        # both terms are third derivatives of one function, contracted twice with v
+        force=lambda theta, v: jax.jvp(lambda x: along(x, v), (theta,), (v,))[1] / 2,
+        dense=dense,
+        diagonal=diagonal_fn if diagonal else None,
+        perturb=perturb,
+    )
+
+
+def expected_prior(posterior: FlatPosterior) -> Quadratic:
+    """Q = expected information of the priors, block by block: see `information.form`."""
+    whole = information(posterior, posterior.expected, posterior.sum_prior)
+    if not posterior.diagonal_prior:
+        return whole
+    return whole._replace(diagonal=lambda theta: whole.product(theta, jnp.ones_like(theta)))
+
+
+def dense_form(dense: Callable[[Flat], jax.Array]) -> Quadratic:
+    """Q from a function theta -> Q, shape (D, D); derivatives by autodiff."""
+
+    def product(theta: Flat, v: Flat) -> Flat:
+        return jnp.matmul(dense(theta), v, precision=HIGHEST)
+
+    def force(theta: Flat, v: Flat) -> Flat:
+        _, change = jax.jvp(lambda x: product(x, v), (theta,), (v,))
+        return change - jax.grad(lambda x: jnp.vdot(v, product(x, v), precision=HIGHEST))(theta) / 2
+
+    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
+        return _colour(dense(theta), random.normal(rng_key, theta.shape, theta.dtype))
+
+    return Quadratic(product, force, dense, perturb)
+
+
+def _colour(matrix: jax.Array, noise: Flat) -> Flat:
+    """A draw from N(0, matrix)."""
+    return jnp.matmul(jnp.linalg.cholesky(matrix), noise, precision=HIGHEST)
+
+
+# --- metrics
 
 
 def fisher_metric(
-    target: Target,
+    posterior: FlatPosterior,
     prior: Quadratic,
     solver: str,
     mode: Flat | None = None,
@@ -55,34 +170,10 @@ def fisher_metric(
     Only the solver ``"cg"`` needs a mode, where its diagonal is chosen, and a tolerance (see
     `conjugate_gradients`).
     """
-    whole = fisher_form(target, prior)
+    whole = fisher_form(posterior, prior)
 
     def cholesky(theta: Flat) -> Callable[[Flat], Flat]:
         return partial(solve, whole.dense(theta), assume_a="pos")
-
-    def woodbury(theta: Flat) -> Callable[[Flat], Flat]:
-        assert prior.diagonal is not None
-        inverse = 1 / prior.diagonal(theta)
-        matrix = root_matrix(target.form, theta, {})
-        inner = jnp.matmul(matrix * inverse, matrix.T, precision=HIGHEST)
-        inner = inner + jnp.eye(inner.shape[0], dtype=inner.dtype)
-        factor = cho_factor(lax.stop_gradient(inner), lower=True)
-
-        def times(v: Flat) -> Flat:
-            rows = jnp.matmul(matrix, v, precision=HIGHEST)
-            return jnp.matmul(rows, matrix, precision=HIGHEST) + v / inverse
-
-        def divide(b: Flat) -> Flat:
-            scaled = inverse * b
-            weights = cho_solve(factor, jnp.matmul(matrix, scaled, precision=HIGHEST))
-            return scaled - inverse * jnp.matmul(weights, matrix, precision=HIGHEST)
-
-        def refined(times: Callable[[Flat], Flat], b: Flat) -> Flat:
-            # cancellation where G is stiff: solve once more for the rounding error
-            x = divide(b)
-            return x + divide(b - times(x))
-
-        return lambda b: lax.custom_linear_solve(times, b, refined, symmetric=True)
 
     def cg(theta: Flat) -> Callable[[Flat], Flat]:
         root = lax.stop_gradient(jnp.sqrt(diagonal(theta)))
@@ -102,18 +193,17 @@ def fisher_metric(
 
     if solver == "cg":
         assert mode is not None
-        own = information(target, target.form, target.sum_rows)
+        own = information(posterior, posterior.form, posterior.sum_rows)
         diagonal = _diagonal(prior, own, whole, mode)
-        rank = int(np.clip(target.size**0.5, min(LEAST_RANK, target.size), MOST_RANK))
-        probes = random.rademacher(random.key(0), (rank, target.size), dtype=mode.dtype)
-    solvers = {"cholesky": cholesky, "woodbury": woodbury, "cg": cg}
-    return RiemannianMetric(solvers[solver], whole.force)
+        rank = int(np.clip(posterior.size**0.5, min(LEAST_RANK, posterior.size), MOST_RANK))
+        probes = random.rademacher(random.key(0), (rank, posterior.size), dtype=mode.dtype)
+    return RiemannianMetric(cg if solver == "cg" else cholesky, whole.force)
 
 
 def _diagonal(
     prior: Quadratic, own: Quadratic, whole: Quadratic, mode: Flat
 ) -> Callable[[Flat], Flat]:
-    """A diagonal near that of G: the prior part's, alone or plus the observed sites' at the mode.
+    """A diagonal near G's: the prior part's, alone or plus the observed sites' at the mode.
 
     Returns the choice with the smaller condition number at the mode.
     """
@@ -161,3 +251,84 @@ def dense_metric(metric: Callable[[Flat], jax.Array]) -> RiemannianMetric:
         return partial(solve, metric(theta), assume_a="pos")
 
     return RiemannianMetric(solver, dense_form(metric).force)
+
+
+# --- the choice for a guide
+
+
+def prior_part(settings: LaplaceSettings, posterior: FlatPosterior) -> Quadratic:
+    """The prior part of the Fisher metric."""
+    make = hessian_prior if settings.prior_metric == "hessian" else expected_prior
+    return make(posterior)
+
+
+def fisher_of(settings: LaplaceSettings, posterior: FlatPosterior) -> Quadratic:
+    """The Fisher metric, as a quadratic form."""
+    return fisher_form(posterior, prior_part(settings, posterior))
+
+
+def fisher_metric_of(
+    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
+) -> RiemannianMetric:
+    """The Fisher metric for geodesics from ``loc``, by the cheapest solver."""
+    # a hundredth of the geodesic's own tolerance is accurate enough
+    prior, tolerance = prior_part(settings, posterior), settings.rtol / 100
+    return fisher_metric(posterior, prior, choose_solver(settings, posterior), loc, tolerance)
+
+
+def acceleration_fn(
+    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
+) -> Callable[[Flat, Flat], Flat]:
+    """``(position, velocity) -> theta''`` of the geodesics from ``loc``."""
+    metric = settings.metric
+    if metric in ("monge", "monge-log"):
+        return monge_acceleration(posterior.energy, settings.alpha2)
+    if isinstance(metric, RiemannianMetric):
+        return metric.acceleration
+    if callable(metric):
+        given: Callable[[Any], Any] = metric
+        return dense_metric(lambda theta: jnp.asarray(given(posterior.unravel(theta)))).acceleration
+    return fisher_metric_of(settings, posterior, loc).acceleration
+
+
+def choose_solver(settings: LaplaceSettings, posterior: FlatPosterior) -> str:
+    """The requested solver, or the cheaper one."""
+    chosen, size, structure = settings.solver, posterior.size, posterior.structure
+    if chosen == "auto":
+        # forming a matrix takes one product per column; only a linear map is cheaper
+        cheap = min(size, posterior.num_outputs) <= FEW or (structure.affine and structure.diagonal)
+        chosen = "cholesky" if cheap and not is_wide(size) else "cg"
+    if chosen == "cholesky":
+        check_dense(size, "solver='cholesky'", "solver='cg'")
+    return chosen
+
+
+def learn(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> FlatPosterior:
+    """The posterior, of concrete data, with its structure, learned from its program and values."""
+    if not settings.uses_fisher:
+        return posterior
+    structure = forms.learn_structure(posterior.model, posterior.unravel(start))
+    posterior = posterior.replace(structure=structure)
+    if posterior.num_outputs == 0 and settings.metric == "fisher":
+        raise ValueError(
+            "the model has no observed site with a distribution (numpyro.factor has none), and "
+            "metric='fisher' is the information of such sites: expected "
+            "`numpyro.sample(..., obs=data)`. Pass the data, metric='euclidean', or a function of "
+            "the position that returns your metric"
+        )
+    return posterior.replace(diagonal_prior=_is_diagonal(settings, posterior, start))
+
+
+def _is_diagonal(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> bool:
+    """Whether Q is diagonal: whether Q z is Q 1 times z, entry by entry, for a random z."""
+
+    def gap(theta: Flat, z: Flat) -> jax.Array:
+        product = prior_part(settings, posterior).product
+        diagonal = product(theta, jnp.ones_like(theta))
+        scale = jnp.max(jnp.abs(diagonal)) * jnp.max(jnp.abs(z))
+        return jnp.max(jnp.abs(product(theta, z) - diagonal * z)) / scale
+
+    key_theta, key_z = random.split(random.key(1))
+    theta = start + random.normal(key_theta, start.shape) / 10
+    z = random.normal(key_z, theta.shape, theta.dtype)
+    return bool(jax.jit(gap)(theta.astype(z.dtype), z) < 1e-4)

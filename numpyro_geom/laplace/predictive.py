@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.util import _unconstrain_reparam
 
+from .._numpyro import unconstrained_value
 from ..model.minibatch import SubsamplePlates
-from .information.form import Flat
-from .information.model import is_float, is_unit
+from ..model.plates import is_unit
+from .information.form import Flat, is_float
+from .posterior import FlatPosterior
 from .settings import LaplaceSettings
-from .target import Posterior
 
 DRAWS_AT_ONCE = 32
 
@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
 
 def predict(
     settings: LaplaceSettings,
-    posterior: Posterior,
+    posterior: FlatPosterior,
     loc: Flat,
     rng_key: jax.Array,
     draws: Flat,
@@ -47,15 +47,15 @@ def predict(
 
     ``draws`` are flat positions, shape (num_draws, D). See `RiemannianLaplace.predictive`.
     """
-    model, _, args, kwargs, unravel, *_ = posterior
+    model, unravel = posterior.model, posterior.unravel
+    latent = set(unravel(loc))
 
     def sites(flat: Flat) -> tuple[dict, dict]:
         run = handlers.substitute(
-            handlers.seed(SubsamplePlates(model), random.key(0)),
-            substitute_fn=partial(_unconstrain_reparam, unravel(flat)),
+            handlers.seed(SubsamplePlates(model.runnable), random.key(0)),
+            substitute_fn=partial(unconstrained_value, unravel(flat)),
         )
-        trace = handlers.trace(run).get_trace(*args, **kwargs)
-        latent = set(unravel(flat))
+        trace = handlers.trace(run).get_trace(*model.args, **model.kwargs)
         found = {
             name: site
             for name, site in trace.items()

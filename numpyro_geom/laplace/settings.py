@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._checks import check_batch_size, check_choice, check_int, check_number
-from .metrics import RiemannianMetric
+from .geodesic import RiemannianMetric
 
-METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher", "empirical-fisher")
+METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher")
 MODES = ("auto", "euclidean", "hausdorff", "mean")
 PRECISIONS = ("auto", "hessian", "fisher")
-PRIORS = ("auto", "hessian", "expected", "softabs")
-SOLVERS = ("auto", "cholesky", "woodbury", "cg")
-DENSE_LIMIT = 2000
+PRIORS = ("auto", "hessian", "expected")
+SOLVERS = ("auto", "cholesky", "cg")
+MATRIX_LIMIT = 2000
 """Largest dimension at which D x D matrices are formed."""
 MEAN_LIMIT = 200
 """Largest dimension at which ``mode="mean"`` is the default."""
@@ -22,15 +22,15 @@ MEAN_LIMIT = 200
 
 def is_wide(size: int) -> bool:
     """Whether matrices of this dimension are too large to form."""
-    return size > DENSE_LIMIT
+    return size > MATRIX_LIMIT
 
 
-def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimension") -> None:
+def check_dense(size: int, what: str, instead: str) -> None:
     """Raise if D x D matrices would be too large."""
     if is_wide(size):
         raise ValueError(
-            f"{what} forms matrices of the {of}, {size}: expected at most {DENSE_LIMIT}. "
-            f"Use {instead}"
+            f"{what} forms matrices of the model's dimension, {size}: expected at most "
+            f"{MATRIX_LIMIT}. Use {instead}"
         )
 
 
@@ -38,7 +38,7 @@ def check_dense(size: int, what: str, instead: str, *, of: str = "model's dimens
 class LaplaceSettings:
     """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
 
-    `resolve` replaces ``"auto"`` by the choice for a model, except that of the solver.
+    `resolve` replaces ``"auto"`` by the choice for a model. The solver's choice comes later.
     """
 
     metric: str | Callable | RiemannianMetric
@@ -72,14 +72,9 @@ class LaplaceSettings:
             object.__setattr__(self, name, value)
 
     @property
-    def needs_outputs(self) -> bool:
-        """Whether the metric of the draws contains the information of observed sites."""
-        return self.metric in ("fisher", "empirical-fisher")
-
-    @property
     def uses_fisher(self) -> bool:
         """Whether the draws use the Fisher form of the model at all."""
-        return self.precision == "fisher" or self.mode != "euclidean" or self.needs_outputs
+        return "fisher" in (self.precision, self.metric) or self.mode != "euclidean"
 
     def resolve(self, size: int, *, has_factor: bool, has_observed: bool) -> LaplaceSettings:
         """The settings with the choices for a model of D = ``size`` dimensions.

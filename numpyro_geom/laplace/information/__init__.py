@@ -1,6 +1,6 @@
 """Fisher information: of NumPyro's distributions, of priors, and of the sites of a model."""
 
-from . import scalars, vectors  # noqa: F401 (closed forms, which register themselves)
+from . import closed_forms  # noqa: F401 (the closed forms register themselves)
 from .prior import prior_root
 from .root import fisher_root
 

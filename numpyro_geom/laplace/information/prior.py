@@ -33,8 +33,17 @@ from numpyro.distributions.transforms import (
 )
 from numpyro.distributions.util import sum_rightmost
 
-from .arrays import as_float, is_constant, masked, merge_events, solve_lower, stack
-from .root import LOCATION_SCALE, core, is_reparametrised
+from .root import (
+    LOCATION_SCALE,
+    as_float,
+    core,
+    is_constant,
+    is_reparametrised,
+    masked,
+    merge_events,
+    solve_lower,
+    stack,
+)
 
 NUM_DRAWS = 256
 """Draws of the Monte Carlo fallback. They cost time, but add no components."""
@@ -50,7 +59,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     - a family in which a shift of u changes its location or log scale (Normal, StudentT, Cauchy,
       Laplace, Logistic, Gumbel; and LogNormal, Gamma, InverseGamma, Exponential, Weibull,
       HalfNormal, HalfCauchy in u = log y): its information on that parameter.
-    - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: that of its independent stick-breaking
+    - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking
       Betas.
     - MultivariateNormal: its precision; also LowRankMultivariateNormal, MultivariateStudentT and
       GaussianRandomWalk.
@@ -66,7 +75,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     Args:
         d: the prior of a continuous site.
         tangent: tangent of the unconstrained value, with the shape ``batch + event`` of u. Its
-            batch may be larger than that of ``d``.
+            batch may be larger than the batch of ``d``.
 
     Returns:
         w of shape ``batch + (k,)``; k is the number of entries of u in one event.

@@ -6,9 +6,9 @@ tangent, with
     sum_k w_k^2 = eta' F(eta) eta',    F = E[score score'],  score = d log p(y; eta) / d eta,
 
 per batch entry. So J' F J of a model is a sum of squares of forward-mode derivatives, and no
-matrix is built. `prior_root` does the same for a prior and its unconstrained value. Closed forms
-are in `scalars` and `vectors`. This module has the fallbacks and the distributions that wrap or
-combine others.
+matrix is built. `prior_root` does the same for a prior and its unconstrained value. Closed
+forms are in `closed_forms`. This module has the fallbacks, the distributions that wrap or combine
+others, and helper functions for all roots.
 
 Accuracy: closed forms are accurate in the precision of the parameters, even where a naive formula
 cancels (large concentrations, nearly Poisson counts) or probabilities underflow (w is 0 there).
@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import lax, random
+from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.transforms import AbsTransform, AffineTransform
-
-from .arrays import as_float, drop_null, is_constant, leaves, masked, merge_events, spread, stack
 
 NUM_SCORES = 64
 """Draws of the Monte Carlo fallback of `fisher_root`; each draw is one component. The relative
@@ -224,7 +225,7 @@ def _by_draws(d: Any, tangent: Any) -> jax.Array:
 
 
 def _scores(d: Any, tangent: Any, values: Any) -> tuple[jax.Array, jax.Array]:
-    """Log p(y) and its derivative along the tangent for fixed y; the first axis is that of y."""
+    """Log p(y) and its derivative along the tangent for fixed y; the first axis is y's."""
     values_of, treedef = jax.tree.flatten(d, is_leaf=lambda x: x is None)
     dots = leaves(tangent)
     moving = [i for i, t in enumerate(dots) if not is_constant(t)]
@@ -245,3 +246,85 @@ def is_reparametrised(d: Any) -> bool:
     if isinstance(d, dist.TransformedDistribution):
         return is_reparametrised(core(d.base_dist))
     return bool(d.arg_constraints) and d.has_rsample
+
+
+# --- helpers for the roots of all distributions
+
+
+def is_constant(tangent: Any) -> bool:
+    """Whether a tangent marks its parameter as constant: None, or of type float0."""
+    return tangent is None or getattr(tangent, "dtype", None) == jax.dtypes.float0
+
+
+def leaves(tree: Any) -> list:
+    """Leaves of a tree, including None."""
+    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+
+
+def as_float(x: Any) -> jax.Array:
+    """An array of a floating-point type; integers become the default one."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
+
+
+def stack(parts: Sequence[jax.Array], batch_shape: tuple[int, ...]) -> jax.Array:
+    """Components, each broadcast to the batch, along a new last axis."""
+    if not parts:
+        return jnp.zeros((*batch_shape, 0))
+    return jnp.stack([jnp.broadcast_to(p, batch_shape) for p in parts], -1)
+
+
+def spread(w: jax.Array, batch_shape: tuple[int, ...]) -> jax.Array:
+    """Components along the last axis, broadcast to the batch."""
+    return jnp.broadcast_to(w, (*batch_shape, w.shape[-1]))
+
+
+def merge_events(w: jax.Array, num_dims: int) -> jax.Array:
+    """Make the last ``num_dims`` batch dimensions part of the components."""
+    return w.reshape(*w.shape[: w.ndim - 1 - num_dims], -1) if num_dims else w
+
+
+def masked(d: Any, w: jax.Array) -> jax.Array:
+    """Set entries to zero where the mask of ``d``, a MaskedDistribution, is False."""
+    mask = d._mask  # NumPyro has no public access
+    return w if mask is True else jnp.where(jnp.asarray(mask)[..., None], w, 0.0)
+
+
+def smallest(p: jax.Array) -> float:
+    """Threshold of a probability or rate for 0: below it, second derivatives would overflow."""
+    return float(jnp.finfo(p.dtype).tiny) ** 0.4
+
+
+def inverse_sqrt(p: jax.Array) -> jax.Array:
+    """p^(-1/2), and 0 where p is so small that the second derivative would overflow.
+
+    If a probability or rate is a smooth function of a parameter and goes to 0, then its information
+    on the parameter goes to 0 too.
+    """
+    floor = smallest(p)
+    return jnp.where(p > floor, lax.rsqrt(jnp.maximum(p, floor)), 0.0)
+
+
+def sqrt_count(n: Any) -> jax.Array:
+    """Square root of a number of trials, which is not a parameter."""
+    return lax.stop_gradient(jnp.sqrt(as_float(n)))
+
+
+def drop_null(w: jax.Array, root: jax.Array) -> jax.Array:
+    """Vectors of the same length in one dimension less, if w is orthogonal to ``root``.
+
+    ``root`` is a unit vector with entries >= 0. The result is the image of w under the reflection
+    that maps ``root`` to minus the last axis, without its last component.
+    """
+    last = w[..., -1:] / (1 + root[..., -1:])
+    return w[..., :-1] - root[..., :-1] * last
+
+
+def solve_lower(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """L^-1 x for vectors x; the batches of both broadcast."""
+    if factor.ndim == 2:
+        flat = x.reshape(-1, x.shape[-1])
+        return solve_triangular(factor, flat.T, lower=True).T.reshape(x.shape)
+    batch = np.broadcast_shapes(factor.shape[:-2], x.shape[:-1])
+    factor = jnp.broadcast_to(factor, (*batch, *factor.shape[-2:]))
+    return solve_triangular(factor, spread(x, batch)[..., None], lower=True)[..., 0]

@@ -1,0 +1,402 @@
+"""Draws: a Gaussian velocity at the mode, and the end of its geodesic after unit time.
+
+First the draws with their status and weights, as the user gets them. Then the work in chunks, and
+the pure functions that a guide compiles for one chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.scipy.linalg import solve_triangular
+from tqdm import tqdm
+
+from ..model.model import CHUNK_ROWS
+from .fit import AtMode
+from .geodesic import Geodesic, exponential_map, log_map, shoot
+from .information.form import HIGHEST, Flat
+from .metrics import acceleration_fn, choose_solver, fisher_metric_of, fisher_of
+from .posterior import FlatPosterior
+from .settings import LaplaceSettings, check_dense
+
+LEAST_WEIGHTS = 5
+"""Smallest number of weights whose tail has a shape."""
+EQUAL_WEIGHTS = 0.01
+"""Range of log weights, in nats, below which the weights have no tail to describe."""
+CHUNK_ENTRIES = 2**23
+"""About how many floating point numbers the draws of one chunk have."""
+MOST_AT_ONCE = 256
+FIRST_STEPS = 32
+"""Steps after which a geodesic leaves its chunk. It is then followed again with other long ones."""
+FEWEST_AT_ONCE = 8
+
+
+class LaplaceDraws(NamedTuple):
+    """Draws of a guide and the status of each; leading dimensions are ``sample_shape``.
+
+    Attributes:
+        samples: site name -> values in the site's support, deterministic sites included; NaN if
+            the geodesic failed.
+        unconstrained: flat unconstrained positions, last dimension D; NaN if the geodesic failed.
+        success: whether the geodesic was followed to its end.
+        num_evaluations: evaluations of the geodesic's acceleration.
+        log_weight: log target density minus log density of the draw, up to a constant. None
+            unless requested, NaN if the geodesic failed.
+        pareto_k: shape of the generalised Pareto tail of the weights (k-hat). Below
+            `largest_shape` the draws can be reweighted to the posterior. Infinite if a geodesic
+            failed, because its weight is not known. None without weights.
+        seconds: wall time per draw, compilation included.
+        model: the model, its `param` sites at the values of the draws.
+        args: the model's arguments, the training data.
+        kwargs: the model's keyword arguments.
+        settings: the guide's settings, by name.
+    """
+
+    samples: dict[str, jax.Array]
+    unconstrained: jax.Array
+    success: jax.Array
+    num_evaluations: jax.Array
+    log_weight: jax.Array | None
+    pareto_k: float | None
+    seconds: float
+    model: Callable
+    args: tuple
+    kwargs: dict
+    settings: dict[str, Any]
+
+    def resample(self, rng_key: jax.Array) -> dict[str, jax.Array]:
+        """Resample the same number of draws by their importance weights, as posterior draws.
+
+        This is systematic resampling, in random order. A draw with n times the mean weight is taken
+        n times, rounded up or down. Failed draws are never taken. With `pareto_k` above
+        `largest_shape` the result is not the posterior.
+
+        Args:
+            rng_key: for the choice.
+
+        Returns:
+            Site name -> values, with the shapes in `samples`.
+
+        Raises:
+            ValueError: without weights, for a single draw, and if no weight is finite.
+        """
+        if self.log_weight is None:
+            raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
+        weights, count = normalized(self.log_weight), self.log_weight.size
+        if count < 2:
+            raise ValueError(
+                "expected several draws to choose from, got 1: use sample_shape=(1000,)"
+            )
+        if not np.any(weights):
+            raise ValueError(
+                f"expected a finite weight, got none among {count} draws: every geodesic failed, "
+                "see `success`"
+            )
+        key_start, key_order = random.split(rng_key)
+        marks = (np.arange(count) + float(random.uniform(key_start))) / count
+        ends = np.cumsum(weights)
+        last = np.argmax(ends)  # rounding can leave a mark beyond the end
+        taken = np.minimum(np.searchsorted(ends, marks, side="right"), last)
+        chosen = random.permutation(key_order, jnp.asarray(taken))
+        shape = self.log_weight.shape
+
+        def take(x: jax.Array) -> jax.Array:
+            flat = x.reshape(count, *x.shape[len(shape) :])
+            return flat[chosen].reshape(x.shape)
+
+        return jax.tree.map(take, self.samples)
+
+
+def advice_on_failures(metric: str, prior_metric: str | None = None) -> str:
+    """What to do if geodesics are not followed to their end."""
+    if metric != "fisher":
+        other = "use metric='fisher' if the model has observed sites"
+    elif prior_metric == "hessian":
+        other = "use prior_metric='expected'"
+    else:
+        other = "reparametrise the model"
+    return (
+        "raise max_steps, loosen rtol, standardise the inputs, use float64 "
+        f"(numpyro.enable_x64()), or {other}"
+    )
+
+
+# --- weights
+
+
+def normalized(log_weights: jax.Array | np.ndarray) -> np.ndarray:
+    """Flat weights that sum to 1; 0 for failed draws, and all 0 if all draws failed."""
+    logs = np.reshape(np.asarray(log_weights, float), -1)
+    finite = np.isfinite(logs)
+    if not finite.any():
+        return np.zeros(logs.size)
+    weights = np.where(finite, np.exp(np.where(finite, logs, 0) - logs[finite].max()), 0.0)
+    return weights / weights.sum()
+
+
+def largest_shape(num_draws: int) -> float:
+    """Pareto shape above which the weights of this many draws correct nothing.
+
+    Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 25(72),
+    2024: min(1 - 1 / log10(S), 0.7).
+    """
+    return min(1 - 1 / math.log10(max(num_draws, 2)), 0.7)
+
+
+def can_correct(log_weights: np.ndarray, shape: float) -> bool:
+    """Whether weights of this Pareto shape turn the draws into draws of the posterior.
+
+    They do if the shape is below `largest_shape`. They also do if all weights are equal, because
+    then the draws are right as they are.
+    """
+    logs = np.asarray(log_weights)
+    equal = bool(np.ptp(logs) < EQUAL_WEIGHTS)  # False if a weight is NaN
+    return not np.isnan(logs).any() and (equal or shape < largest_shape(logs.size))
+
+
+def pareto_shape(log_weights: np.ndarray) -> float:
+    """Shape k of the generalised Pareto tail of importance weights, by ArviZ.
+
+    Infinite if there is no tail, or if a weight is NaN, which means unknown.
+    """
+    import arviz as az
+
+    weights = np.reshape(log_weights, -1).astype(float)
+    if weights.size < LEAST_WEIGHTS or np.isnan(weights).any() or not np.isfinite(weights).any():
+        return np.inf
+    if hasattr(az, "psislw"):
+        k = float(az.psislw(weights)[1])
+    else:  # ArviZ 1.x expects log likelihoods, with the other sign
+        from arviz_stats.base import array_stats
+
+        try:
+            k = float(array_stats.psislw(-weights)[1])
+        except ValueError:  # too few weights for a tail
+            k = np.inf
+    return np.inf if np.isnan(k) else k
+
+
+# --- chunks
+
+
+def draw_at_once(
+    settings: LaplaceSettings,
+    posterior: FlatPosterior,
+    loc: Flat,
+    at: AtMode,
+    keys: jax.Array,
+    *,
+    log_weight: bool,
+    chunk: int,
+) -> tuple[Geodesic, jax.Array]:
+    """One draw for each key, in one program, for callers that JAX transforms."""
+
+    def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
+        first = gaussian(settings, posterior, loc, at, key[None])
+        ends = follow(settings, posterior, loc, at, *first, log_weight=log_weight)
+        return jax.tree.map(lambda x: x[0], ends)
+
+    return lax.map(one, keys, batch_size=chunk)
+
+
+def gaussian_in_chunks(
+    gaussian: Callable[[jax.Array], tuple], keys: jax.Array, chunk: int
+) -> tuple[Flat, jax.Array]:
+    """Draws and squares of `gaussian` for each key, from a compiled function for one chunk."""
+    count = keys.shape[0]
+    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
+    draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
+    return draws, squares
+
+
+def follow_in_chunks(
+    follow: Callable[[Flat, jax.Array, int], tuple],
+    draws: Flat,
+    squares: jax.Array,
+    chunk: int,
+    max_steps: int,
+    *,
+    progress_bar: bool,
+) -> tuple[Geodesic, jax.Array]:
+    """The geodesic of each draw, from a compiled function for one chunk.
+
+    The function is `follow` of draws, squares and the largest number of steps. Work of more than
+    five seconds shows a progress bar.
+    """
+
+    def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
+        parts = []
+        pieces = _pieces(which.size, chunk)
+        for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
+            now = which[piece]
+            parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
+        return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
+
+    # a chunk takes as long as its longest geodesic, so short and long ones are separated
+    order = np.argsort(np.asarray(squares), kind="stable")
+    limit = min(FIRST_STEPS, max_steps)
+    ends = follow_all(order, chunk, limit)
+    lost = ~np.isfinite(np.asarray(squares))[order]  # no velocity: more steps do not help
+    late = np.flatnonzero(~np.asarray(ends[0].success) & ~lost)
+    if late.size and limit < max_steps:
+        width = FEWEST_AT_ONCE
+        while width < late.size:
+            width *= 2  # few widths, because each is compiled
+        more = follow_all(order[late], min(width, chunk), max_steps)
+        ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
+    back = np.argsort(order, kind="stable")
+    return jax.tree.map(lambda x: x[back], ends)
+
+
+def _pieces(count: int, chunk: int) -> list[np.ndarray]:
+    """Indices of chunks of equal size; the last chunk wraps around."""
+    return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
+
+
+def chunk_size(settings: LaplaceSettings, posterior: FlatPosterior, *, log_weight: bool) -> int:
+    """Number of draws whose numbers fit together in a bounded memory."""
+    rows = posterior.num_outputs
+    if settings.batch_size is not None or posterior.model.plan.batch_sizes:
+        rows = min(rows, CHUNK_ROWS)
+    entries = 20 * posterior.size + 20 * rows
+    if settings.metric == "fisher" and choose_solver(settings, posterior) != "cg":
+        fast = posterior.structure.affine and posterior.structure.diagonal
+        entries += (0 if fast else rows * posterior.size) + posterior.size**2
+    if log_weight:
+        entries *= posterior.size + 1
+    return int(np.clip(CHUNK_ENTRIES // entries, 1, MOST_AT_ONCE))
+
+
+# --- one chunk
+
+
+def gaussian(
+    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, at: AtMode, keys: jax.Array
+) -> tuple[Flat, jax.Array]:
+    """Draws s ~ N(m, P^-1), one for each key, and (s - m)'P(s - m); m is zero or `AtMode.mean`."""
+    if at.factor.size:
+
+        def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
+            noise = random.normal(key, loc.shape, loc.dtype)
+            draw = solve_triangular(at.factor, noise, trans=1, lower=True)
+            return draw + at.mean, jnp.vdot(noise, noise)
+
+        return jax.vmap(from_factor)(keys)
+
+    metric = fisher_of(settings, posterior)
+    solve = fisher_metric_of(settings, posterior, loc).solver(loc)
+
+    def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
+        draw = solve(metric.perturb(loc, key))
+        return draw, jnp.vdot(draw, metric.product(loc, draw))
+
+    return jax.vmap(perturb_and_solve)(keys)
+
+
+def follow(
+    settings: LaplaceSettings,
+    posterior: FlatPosterior,
+    loc: Flat,
+    at: AtMode,
+    draws: Flat,
+    squares: jax.Array,
+    *,
+    log_weight: bool,
+    max_steps: int | None = None,
+) -> tuple[Geodesic, jax.Array]:
+    """The ends of the geodesics of Gaussian draws, and the logs of their importance weights.
+
+    A log weight is, up to a constant, -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|. It
+    is 0 unless requested. Position and weight of a failed geodesic are NaN. ``max_steps`` is used
+    in place of the one in the settings.
+    """
+    if max_steps is not None:
+        settings = dataclasses.replace(settings, max_steps=max_steps)
+    end = end_fn(settings, posterior, loc)
+    if log_weight:
+        check_dense(posterior.size, "log_weight=True", "log_weight=False")
+
+    def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
+        velocity, found, start_volume = _start(settings, at, draw)
+        given = jnp.all(jnp.isfinite(draw))
+        found, velocity = found & given, jnp.where(given, velocity, 0.0)
+        if not log_weight:
+            geodesic, weight = end(velocity), jnp.zeros((), draw.dtype)
+        else:
+            # the geodesic waits for the start's volume: two calls of LAPACK must not overlap
+            found = found & jnp.isfinite(start_volume)
+            geodesic, volume = _with_log_volume(end, jnp.where(found, velocity, 0.0))
+            weight = -posterior.energy(geodesic.position) + square / 2 + start_volume + volume
+        success = geodesic.success & found
+        position = jnp.where(success, geodesic.position, jnp.nan)
+        evaluations = jnp.where(given, geodesic.num_evaluations, 0)
+        geodesic = Geodesic(position, success, evaluations)
+        return geodesic, jnp.where(success, weight, jnp.nan)
+
+    return jax.vmap(one)(draws, squares)
+
+
+def accelerate(
+    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, velocity: Flat
+) -> Flat:
+    """The acceleration of a geodesic at its start. Every draw computes dozens of accelerations."""
+    return acceleration_fn(settings, posterior, loc)(loc, velocity)
+
+
+def constrain(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:
+    """Site values at flat positions, deterministic sites included."""
+    replay = posterior.model.replay
+    return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=32)
+
+
+def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any, jax.Array]:
+    """For a Gaussian draw s the velocity v, whether it was found, and log |det dv/ds|."""
+    if settings.metric != "monge-log":
+        return draw, jnp.ones((), bool), jnp.zeros((), draw.dtype)
+    precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
+    velocity, found = log_map(precision, draw, settings.alpha2)
+
+    def end(v: Flat) -> Geodesic:
+        position = shoot(precision, v, settings.alpha2)
+        return Geodesic(position, found, jnp.zeros((), jnp.int32))
+
+    return velocity, found, -_with_log_volume(end, velocity)[1]
+
+
+def end_fn(
+    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
+) -> Callable[[Flat], Geodesic]:
+    """``velocity -> Geodesic`` from ``loc``."""
+    if settings.metric == "euclidean":
+        return lambda v: Geodesic(loc + v, jnp.all(jnp.isfinite(v)), jnp.zeros((), jnp.int32))
+    acceleration = acceleration_fn(settings, posterior, loc)
+    return lambda v: exponential_map(
+        *(acceleration, loc, v),
+        rtol=settings.rtol,
+        atol=settings.atol,
+        max_steps=settings.max_steps,
+    )
+
+
+def _with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:
+    """A geodesic and log |det d position / dx|, by derivatives along all directions."""
+
+    def along(u: Flat) -> tuple[Geodesic, Flat]:
+        def position(v: Flat) -> tuple[Flat, Geodesic]:
+            geodesic = end(v)
+            return geodesic.position, geodesic
+
+        _, push, geodesic = jax.jvp(position, (x,), (u,), has_aux=True)
+        return geodesic, push
+
+    # the geodesic is the same along all directions and is followed once
+    eye = jnp.eye(x.size, dtype=x.dtype)
+    geodesic, jacobian = jax.vmap(along, out_axes=(None, 0))(eye)
+    return geodesic, jnp.linalg.slogdet(jacobian)[1]
