@@ -8,7 +8,6 @@ from typing import Any
 
 from numpyro import distributions as dist
 from numpyro.infer import MCMC
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 
 PyTree = Any
@@ -17,7 +16,6 @@ __all__ = [
     "arguments_of",
     "fields_of",
     "holding",
-    "model_of",
     "sample_field",
     "states_of",
     "traces_arguments",
@@ -29,12 +27,6 @@ __all__ = [
 def validates() -> bool:
     """Whether NumPyro checks values and parameters, as after `numpyro.enable_validation`."""
     return dist.Distribution._validate_args
-
-
-def model_of(kernel: MCMCKernel) -> Callable | None:
-    """The model that a kernel was given; None if it has none."""
-    given = getattr(getattr(kernel, "settings", None), "model", None)
-    return getattr(kernel, "_model", given)
 
 
 def arguments_of(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:

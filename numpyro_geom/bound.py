@@ -22,8 +22,8 @@ from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential
 from .model.start import check_rows, find_start
-from .model.target import Target
 from .sampling.settings import DENSE_LIMIT, Settings
+from .sampling.target import Target
 from .warmup.start import FEW_ROWS, FIRST_ROWS, Choice
 
 PyTree = Any

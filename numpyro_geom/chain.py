@@ -14,10 +14,10 @@ from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
-from .model.target import Target
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
 from .sampling.settings import Settings
 from .sampling.state import SGState, init_adaptation, site_sizes
+from .sampling.target import Target
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
 from .warmup.start import Choice, choose, find_bulk

@@ -17,7 +17,7 @@ from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import fit
 from numpyro_geom.laplace.fit import Around, AtMode
-from numpyro_geom.laplace.report import check_precision, warn_of_surroundings
+from numpyro_geom.laplace.report import check_definite, warn_of_surroundings
 
 KEY = random.key(0)
 
@@ -89,10 +89,10 @@ def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: fl
     values = (jnp.float32(smallest), jnp.float32(1e11), jnp.float32(0))
     at = AtMode(jnp.full((2, 2), jnp.nan), *values, jnp.zeros(2), jnp.zeros(2))
     with pytest.raises(ValueError, match=r"singular in float32: expected .* 2\.4e\+04, rounding"):
-        check_precision(settings, at, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+        check_definite(settings, at, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
     lower = at._replace(smallest=jnp.float32(-1e5))
     with pytest.raises(ValueError, match="not positive definite"):
-        check_precision(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+        check_definite(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
 
 
 def test_a_model_with_a_fourier_transform_has_a_mode_and_draws() -> None:

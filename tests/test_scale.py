@@ -31,7 +31,7 @@ from numpyro_geom import (
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential
-from numpyro_geom.model.target import Target
+from numpyro_geom.sampling.target import Target
 from numpyro_geom.warmup.curvature import diagonal_curvature
 from numpyro_geom.warmup.start import MOST_NEWTON_STEPS, approach
 

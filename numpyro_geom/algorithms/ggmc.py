@@ -17,12 +17,12 @@ from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
 from ..model.potential import Potential, takes_rng_key
-from ..model.target import Target
 from ..sampling.algorithm import Algorithm, Draw, metric_learner, num_steps_from, settling_steps
 from ..sampling.loop import loop_over_batches
 from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, optional
 from ..sampling.state import Adaptation, SGState, site_sizes, virials
+from ..sampling.target import Target
 from ..warmup.adapt import what_is_due
 from .momentum import (
     Momentum,

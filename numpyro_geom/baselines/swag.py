@@ -22,7 +22,7 @@ from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import extreme_eigenvalues
-from .training import Descent, check_start, optimise, start
+from .training import Descent, check_descent, optimise, start
 from .vsgd import optimal_rate
 
 NUM_SNAPSHOTS = 100
@@ -34,9 +34,9 @@ RATE_BATCHES = 8
 """Minibatches whose curvature bounds the learning rate."""
 NOISE_BATCHES = 64
 """Minibatches from which the noise of the gradient is measured."""
-LARGEST_DRIFT = 0.5
+LARGEST_RATE_DRIFT = 0.5
 """Bound on the product of the rate and the curvature of a minibatch."""
-LANCZOS_STEPS = 20
+CURVATURE_STEPS = 20
 
 
 class SWAGParams(NamedTuple):
@@ -163,7 +163,7 @@ class SWAG(Guide):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        check_start(model, batch_size, init_strategy)
+        check_descent(model, batch_size, init_strategy)
         check_choice("batching", batching, BATCHING)
         if not isinstance(learning_rate, str):
             learning_rate = check_number("learning_rate", learning_rate, above=0.0)
@@ -381,10 +381,10 @@ def _stable_rate(
         batch = fresh_batch(key_batch)
         _, product = jax.linearize(jax.grad(lambda flat: energy(flat, batch)), position)
         start = random.normal(key_start, position.shape, position.dtype)
-        return extreme_eigenvalues(product, position.size, start, LANCZOS_STEPS).largest_magnitude
+        return extreme_eigenvalues(product, position.size, start, CURVATURE_STEPS).largest_magnitude
 
     lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, RATE_BATCHES))))
-    return jnp.minimum(best, LARGEST_DRIFT / lam)
+    return jnp.minimum(best, LARGEST_RATE_DRIFT / lam)
 
 
 def _check_finite(mode: jax.Array, params: SWAGParams, energies: jax.Array) -> None:

@@ -141,7 +141,7 @@ def train(
         (4, 2)
     """
     check_key("rng_key", rng_key)
-    check_start(model, batch_size, init_strategy)
+    check_descent(model, batch_size, init_strategy)
     optimiser = optax.adam(1e-3) if optimiser is None else optimiser
     if not isinstance(optimiser, optax.GradientTransformation):
         raise TypeError(
@@ -187,7 +187,7 @@ def train(
     return result if num_starts is not None else jax.tree.map(lambda x: x[0], result)
 
 
-def check_start(model: Any, batch_size: Any, init_strategy: Any) -> None:
+def check_descent(model: Any, batch_size: Any, init_strategy: Any) -> None:
     """Raise unless a model, rows per step and a strategy for the start are of the right kind."""
     check_model("model", model)
     check_batch_size(batch_size)

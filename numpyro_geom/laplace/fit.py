@@ -25,7 +25,7 @@ from .settings import LaplaceSettings, check_dense, is_wide
 
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
-NEWTON_STEPS = 50
+MODE_STEPS = 50
 STALLED_STEPS = 5
 LINE_STEPS = 30
 DECREASE = 1e-4
@@ -223,9 +223,7 @@ def _newton(objective: Callable[[Flat], jax.Array], start: Flat) -> tuple[Flat, 
 
     rounding = _rounding(objective(start))
     enough = rounding * jnp.finfo(start.dtype).eps ** 0.5
-    place, steps = newton(
-        evaluate, start, most_steps=NEWTON_STEPS, enough=enough, rounding=rounding
-    )
+    place, steps = newton(evaluate, start, most_steps=MODE_STEPS, enough=enough, rounding=rounding)
     return place.position, steps
 
 

@@ -38,7 +38,7 @@ from .predictive import Predictions, predict
 from .report import (
     LaplaceReport,
     best_run,
-    check_precision,
+    check_definite,
     judge,
     warn_of_hours,
     warn_of_mode,
@@ -228,7 +228,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         params[f"{self.prefix}_loc"] = loc = positions[best]
         at = self._run(at_mode, data, params)
         self.fit_report = FitReport(values, norms, steps, status, float(at.distance))
-        check_precision(self.settings, at, self._unpack_latent, loc)
+        check_definite(self.settings, at, self._unpack_latent, loc)
         warn_of_mode(self.fit_report, at, self._unpack_latent)
         return params
 
@@ -571,7 +571,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         chunk = max(1, min(chunk, keys.shape[0]))
         traced = is_traced(at.factor)
         if not traced:
-            check_precision(self.settings, at, self._unpack_latent, loc)
+            check_definite(self.settings, at, self._unpack_latent, loc)
         if traced or is_traced(keys):
             drawn = (self.settings, posterior, loc, at, keys)
             return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)

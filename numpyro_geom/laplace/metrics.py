@@ -30,7 +30,7 @@ CG_STEPS = 1000
 LEAST_RANK, MOST_RANK = 16, 64
 """Limits of the rank of sketches of G. Between them the rank is the square root of D."""
 DIAGONAL_PROBES = 32
-LANCZOS_STEPS = 30
+SPECTRUM_STEPS = 30
 FEW = 200
 """Dimensions (or outputs) up to which matrices are formed: equally fast, and faster to compile."""
 
@@ -221,7 +221,7 @@ def _diagonal(
         root = jnp.sqrt(diagonal)
 
         ends = extreme_eigenvalues(
-            lambda v: whole.product(mode, v / root) / root, mode.size, random.key(1), LANCZOS_STEPS
+            lambda v: whole.product(mode, v / root) / root, mode.size, random.key(1), SPECTRUM_STEPS
         )
         return ends.largest_magnitude / ends.smallest_positive
 

@@ -168,7 +168,7 @@ def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple
     return best, tuple(status)
 
 
-def check_precision(
+def check_definite(
     settings: LaplaceSettings, at: AtMode, unravel: Callable, loc: jax.Array
 ) -> None:
     """Raise if the precision or a prior part is not positive definite."""

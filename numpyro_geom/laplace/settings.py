@@ -9,7 +9,7 @@ from typing import Any
 from .._checks import check_batch_size, check_choice, check_int, check_number
 from .geodesic import RiemannianMetric
 
-METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher")
+GUIDE_METRICS = ("auto", "euclidean", "monge", "monge-log", "fisher")
 MODES = ("auto", "euclidean", "hausdorff", "mean")
 PRECISIONS = ("auto", "hessian", "fisher")
 PRIORS = ("auto", "hessian", "expected")
@@ -55,7 +55,7 @@ class LaplaceSettings:
 
     def __post_init__(self) -> None:
         if not callable(self.metric) and not isinstance(self.metric, RiemannianMetric):
-            check_choice("metric", self.metric, METRICS)
+            check_choice("metric", self.metric, GUIDE_METRICS)
         check_choice("mode", self.mode, MODES)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("prior_metric", self.prior_metric, PRIORS)

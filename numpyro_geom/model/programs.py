@@ -41,7 +41,7 @@ PLACES = {
     "out_layouts", "out_shardings", "policy", "prevent_cse", "sharding", "srcs", "transforms",
 }  # fmt: skip
 """Parameters that say where and how something is computed, not what."""
-RULES = {
+OWN_RULES = {
     "bwd", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "out_tree", "out_trees", "rule",
     "symbolic_zeros",
 }  # fmt: skip
@@ -182,7 +182,7 @@ class _Walk:
         self.objects: dict[Any, int] = {}
         # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
-        self._left_out = NAMES | RULES if exact else NAMES | PLACES | RULES
+        self._left_out = NAMES | OWN_RULES if exact else NAMES | PLACES | OWN_RULES
         self._partitionable = jax.config.jax_threefry_partitionable  # type: ignore
 
     def part(

@@ -35,10 +35,10 @@ from .._util import (
 from ..model.control_variate import replace_anchor
 from ..model.potential import Potential
 from ..model.programs import compiled
-from ..model.target import Target
 from .loop import loop_over_batches
 from .settings import Settings
 from .state import Adaptation, Chain, SGState, StepReport, site_sizes, virials
+from .target import Target
 
 PyTree = Any
 

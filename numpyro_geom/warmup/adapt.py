@@ -27,10 +27,10 @@ from .._util import lazy_cond, ravel, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
-from ..model.target import Target
 from ..sampling.algorithm import Algorithm, adapts
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import Adaptation, Chain, SGState
+from ..sampling.target import Target
 from .curvature import measure
 from .scale import emptied, likeness, with_draw
 

@@ -14,10 +14,10 @@ from .._linalg import symmetric_roots
 from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..model.potential import Potential
 from ..model.scale import Scale, scale_about, times
-from ..model.target import Target
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
+from ..sampling.target import Target
 from .curvature import diagonal_curvature, hessian, within_reach
 
 PyTree = Any

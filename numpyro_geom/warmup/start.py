@@ -33,10 +33,10 @@ from ..model.newton import Place, newton
 from ..model.potential import Potential
 from ..model.programs import compiled
 from ..model.scale import Scale, times
-from ..model.target import Target
 from ..sampling.algorithm import Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import SGState
+from ..sampling.target import Target
 from .curvature import largest_noise
 from .scale import (
     block_mask,

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from .._util import all_finite, settled
-from ..sampling.state import SGState
-from .control_variate import Control, with_control_variate
-from .expansion import Expansion, with_expansion
-from .potential import Potential, in_coordinates
-from .scale import Scale
+from ..model.control_variate import Control, with_control_variate
+from ..model.expansion import Expansion, with_expansion
+from ..model.potential import Potential, in_coordinates
+from ..model.scale import Scale
+from .state import SGState
 
 PyTree = Any
 
