@@ -210,6 +210,8 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
     model = by_rows()
     plan = model.plan
     adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
+    if adapts and not any(s.observed and s.plates for s in plan.sites):
+        _warn_without_plate(model)
     if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
         return model, None
     try:
@@ -221,6 +223,21 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
             UserWarning,
         )
         return model, None
+
+
+def _warn_without_plate(model: Model) -> None:
+    """Warn if a plate would let the kernel draw minibatches."""
+    for name, site in model.sites.items():
+        rows = max(site.shape, default=0)
+        if site.kind == "observed" and rows > FEW_ROWS:
+            warn_outside(
+                f"every step takes all {rows} entries of site {name!r}, because it is in no plate. "
+                f"With `with numpyro.plate('data', {rows}) as i:` around it, and data indexed by "
+                "i, a step takes some of the rows. Pass batch_size=None to take all rows without "
+                "this warning",
+                UserWarning,
+            )
+            return
 
 
 def _resolved(

@@ -72,6 +72,35 @@ def check_indexed(
             )
 
 
+def check_values(trace: Mapping[str, Any]) -> None:
+    """Raise for observed values that have an axis more or fewer than the plates of their site.
+
+    NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
+    all rows.
+
+    Args:
+        trace: of the model on all rows, with values or their shapes.
+    """
+    for site in trace.values():
+        if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:
+            continue
+        rows, expected = _rows_of_values(site), tuple(site["fn"].batch_shape)
+        if not rows or site["infer"].get("is_auxiliary", False):
+            continue
+        try:
+            fits = np.broadcast_shapes(rows, expected) == expected
+        except ValueError:
+            fits = False
+        if not fits:
+            plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+            raise ValueError(
+                f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "
+                f"plates {plates} ask for {expected}: every pair of rows would count. Expected one "
+                "value for each row: pass `y[:, 0]` or `y[..., None]` in place of y, or make an "
+                "axis a part of the value by `.to_event(1)` on the distribution"
+            )
+
+
 def _observed_in(plate: str, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Observed sites in a plate."""
     return [

@@ -17,9 +17,10 @@ from .abstract import Declared, abstract_run, with_start
 from .arguments import explained
 from .effects import Effects, effects_of
 from .enumeration import check_discrete
-from .indexed import check_indexed, check_local
+from .indexed import check_indexed, check_local, check_values
 from .lengths import check_lengths
 from .minibatch import Site, SubsamplePlates, Subsampling
+from .trial import check_separate
 
 
 def read_subsampling(
@@ -46,7 +47,8 @@ def read_subsampling(
     Raises:
         ValueError: for a model without rows, with discrete latent sites that cannot be summed out,
             for unknown plates, batches larger than their plate, an observed site that its
-            subsampled plate does not index, or minibatches of a model that changes its state.
+            subsampled plate does not index, rows that lean on each other (see
+            `numpyro_geom.model.trial`), or minibatches of a model that changes its state.
         ImportError: for discrete latent sites without the package funsor.
     """
 
@@ -62,6 +64,7 @@ def read_subsampling(
                 "the data are empty: a plate of the model has size 0; expected at least one row"
             ) from error
         raise
+    check_values(trace)
     declared = plates.declared
     all_rows = {plate: size for plate, (size, _) in declared.items()}
     started = with_start(model)
@@ -114,6 +117,8 @@ def read_subsampling(
         check_indexed(model, args, kwargs, subsampling, plate)
     if subsampling.local_axes:
         check_local(model, args, kwargs, subsampling)
+    for plate in batch_sizes:
+        check_separate(model, args, kwargs, subsampling, plate, trace)
     return subsampling
 
 
