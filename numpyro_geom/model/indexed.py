@@ -88,11 +88,15 @@ def check_values(trace: Mapping[str, Any]) -> None:
         if not rows or site["infer"].get("is_auxiliary", False):
             continue
         try:
-            fits = np.broadcast_shapes(rows, expected) == expected
+            wider = np.broadcast_shapes(rows, expected) != expected
         except ValueError:
-            fits = False
-        if not fits:
-            plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+            wider = True
+        plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+        lacking = any(
+            frame.size > 1 and (len(rows) < -frame.dim or rows[frame.dim] == 1)
+            for frame in site["cond_indep_stack"]
+        )
+        if wider and lacking:  # columns beside the axis of a plate are independent values
             raise ValueError(
                 f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "
                 f"plates {plates} ask for {expected}: every pair of rows would count. Expected one "
