@@ -28,8 +28,8 @@ from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, for_new_arguments, next_draw, start_chains
 from .model.arguments import differentiated, on_device
+from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
-from .rows.bad_rows import check_finite
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -209,6 +209,23 @@ class SGKernel(MCMCKernel):
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state
 
+    def _check_names(self, args: tuple, kwargs: dict) -> None:
+        """Raise for an argument of the model that is a setting of the kernel."""
+        own = [name for name in kwargs if name in inspect.signature(type(self)).parameters]
+        if not own or self.settings.model is None:
+            return
+        try:
+            inspect.signature(self.settings.model).bind(*args, **kwargs)
+        except TypeError as error:
+            kernel = type(self).__name__
+            raise TypeError(
+                f"the model has no argument {own[0]!r}, which is a setting of the kernel: expected "
+                f"{kernel}(model, {own[0]}=...) and mcmc.run(rng_key, ...) with the model's "
+                "arguments alone"
+            ) from error
+        except ValueError:  # there is no signature
+            return
+
     def _check_start(self, state: SGState, args: tuple, kwargs: dict) -> None:
         placed = state.control and self.settings.anchor_interval is None
         energies = (state.potential_energy, state.control.anchor.energy if placed else 0.0)
@@ -238,6 +255,7 @@ class SGKernel(MCMCKernel):
         kwargs: dict,
     ) -> PyTree:
         """Read the model, and return where its chains start."""
+        self._check_names(args, kwargs)
         self._constrain_cache = None
         batched = not is_prng_key(rng_key)
         bound, position = bind(

@@ -302,6 +302,28 @@ def test_values_with_an_axis_more_or_fewer_than_their_plate(
     read(shaped, (jnp.ones(num_rows),), batch_size=batch_size)
 
 
+def test_labels_outside_of_the_support_are_told_by_row() -> None:
+    def model(X: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+    labels = (Y > 0).astype(int)
+    match = "values of site 'y' are outside of the support.*in rows? {}.*count from 0"
+    with pytest.raises(ValueError, match=match.format("0, 2")):
+        SGRLD(model).init(random.key(0), 10, None, (X[:50], jnp.arange(50) % 2 * -1 + 2), {})
+    one = labels.at[1234].set(2)  # the first minibatch need not have this row
+    with pytest.raises(ValueError, match=match.format("1234")):
+        SGRLD(model).init(random.key(0), 10, None, (X, one), {})
+
+
+def test_settings_of_the_kernel_are_no_arguments_of_the_model() -> None:
+    mcmc = MCMC(SGRLD(shaped), num_warmup=10, num_samples=10, progress_bar=False)
+    match = r"no argument 'batch_size', which is a setting of the kernel.*SGRLD\(model, batch_size"
+    with pytest.raises(TypeError, match=match):
+        mcmc.run(random.key(0), Y, batch_size=100)
+
+
 def test_many_rows_without_a_plate_are_told_what_a_plate_gains() -> None:
     def model(y: Any) -> None:
         mu = numpyro.sample("mu", dist.Normal(0, 1))

@@ -25,8 +25,8 @@ from numpyro.infer.autoguide import AutoContinuous
 from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
 from .._util import is_traced
 from ..model.arguments import differentiated, on_device
+from ..model.bad_rows import check_finite
 from ..model.model import Model, read
-from ..rows.bad_rows import check_finite
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import FitReport, at_mode, find_modes, half_log_det

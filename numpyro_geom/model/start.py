@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import random
 from numpyro import handlers
@@ -19,9 +20,9 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 from .._checks import check_wide_enough
 from .._numpyro import validates
 from .._util import all_finite, is_traced
-from ..rows.bad_rows import check_finite
 from . import minibatch
 from .abstract import with_start
+from .bad_rows import check_finite, listed
 from .minibatch import SubsamplePlates
 from .model import Model
 from .plates import warn_of_deterministic
@@ -119,7 +120,9 @@ def find_start(
         position, valid, transforms = compiled(
             start, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
         )
-        if not is_traced(valid) and not (jnp.all(valid) and _supported(runnable, args, kwargs)):
+        if not is_traced(valid):
+            _check_support(model, rows)
+        if not is_traced(valid) and not jnp.all(valid):
             check_finite(model.fn, args, kwargs)
             start()  # on concrete values, so that NumPyro's errors about the model appear
     else:
@@ -150,18 +153,31 @@ def check_rows(model: Model, position: PyTree) -> None:
     check_finite(model.fn, model.args, model.kwargs, on_rows, sizes)
 
 
-def _supported(model: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether observed values are in their supports, if NumPyro checks this."""
-    if not validates():
-        return True
+def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
+    """Raise if observed values are outside of their supports, if NumPyro checks this.
 
-    def supported() -> list[jax.Array]:
-        with numpyro.validation_enabled(False):  # supports are checked below
-            trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+    All rows are checked, except those that stay on the host.
+    """
+    if not validates() or is_traced((model.args, model.kwargs, jnp.zeros(()))):
+        return
+    seen = SubsamplePlates(model.runnable, rows if model.on_host else {})
+
+    def inside(reduce: Callable) -> dict[str, jax.Array]:
+        with numpyro.validation_enabled(False):  # supports are checked here
+            trace = handlers.trace(with_start(seen)).get_trace(*model.args, **model.kwargs)
         observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
-        return [jnp.all(site["fn"].support(site["value"])) for site in observed]
+        return {s["name"]: reduce(s["fn"].support(s["value"])) for s in observed}
 
-    return all(map(bool, compiled(supported)))
+    for name, every in compiled(partial(inside, jnp.all)).items():
+        if bool(every):
+            continue
+        wrong = ~np.atleast_1d(compiled(partial(inside, lambda x: x))[name])
+        places = np.unique(np.argwhere(wrong)[:, 0])
+        raise ValueError(
+            f"observed values of site {name!r} are outside of the support of its distribution, in "
+            f"{listed(places)}. Expected values in the support: recode the data (the labels of "
+            "Bernoulli and Categorical count from 0), or choose another distribution"
+        )
 
 
 def _param_values(

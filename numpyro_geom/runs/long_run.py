@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from .._checks import check_int, check_keys
 from .._util import PyTree
 from .._warning import warn_outside
-from ..rows.bad_rows import checked_rows
+from ..model.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
 from .files import Lock
 from .fingerprint import check_alike, warn

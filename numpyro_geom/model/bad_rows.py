@@ -13,9 +13,9 @@ import numpy as np
 from .._checks import check_choice
 from .._util import all_finite, is_traced
 from .._warning import warn_outside
-from ..model.arguments import by_name
-from .host_rows import HostRows, host_rows_in, is_host_rows
-from .reader import check_mapped
+from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
+from ..rows.reader import check_mapped
+from .arguments import by_name
 
 ON_BAD_ROWS = ("error", "drop", "keep")
 CHUNK_BYTES = 2**26
@@ -142,7 +142,7 @@ def _found(named: dict[str, Any], is_bad: Callable) -> tuple[dict[int, np.ndarra
     for name, array in _arrays(named, np.floating):
         rows = _bad_rows(array, is_bad)
         if len(rows):
-            told.append(f"{name}: {_listed(rows)} of {array.shape[0]}")
+            told.append(f"{name}: {listed(rows)} of {array.shape[0]}")
             found = bad.get(array.shape[0], np.zeros(0, int))
             bad[array.shape[0]] = np.union1d(found, rows)
     return bad, "; ".join(told)
@@ -184,7 +184,8 @@ def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
     return np.concatenate(found) if found else np.zeros(0, int)
 
 
-def _listed(rows: np.ndarray) -> str:
+def listed(rows: np.ndarray) -> str:
+    """A text that names the first of some rows."""
     text = ", ".join(map(str, rows[:NAMED]))
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {text}{more}"
