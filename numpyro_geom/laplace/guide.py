@@ -405,7 +405,9 @@ class RiemannianLaplace(Guide, AutoContinuous):
         # NumPyro orders the leaves of a distribution anew in every process, and the structure
         # counts the leaves: without it programs are slower and give the same results
         learned = self._learned | {"structure": Structure()}
-        return super().__getstate__() | {"_programs": {}, "_learned": learned}
+        state = super().__getstate__() | {"_programs": {}, "_learned": learned}
+        # copies without the functions that a model has made of its arguments
+        return {k: v.replace() if isinstance(v, Model) else v for k, v in state.items()}
 
     @differentiated()
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:

@@ -59,8 +59,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     - a family in which a shift of u changes its location or log scale (Normal, StudentT, Cauchy,
       Laplace, Logistic, Gumbel; and LogNormal, Gamma, InverseGamma, Exponential, Weibull,
       HalfNormal, HalfCauchy in u = log y): its information on that parameter.
-    - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking
-      Betas.
+    - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking Betas.
     - MultivariateNormal: its precision; also LowRankMultivariateNormal, MultivariateStudentT and
       GaussianRandomWalk.
     - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
