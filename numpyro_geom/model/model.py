@@ -139,6 +139,9 @@ class Model:
         """Whether rows come from `numpyro_geom.HostRows`."""
         return bool(host_rows_in((self.args, self.kwargs)))
 
+    def __getstate__(self) -> dict[str, Any]:  # without cached properties, which hold functions
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def replace(self, **values: Any) -> Model:
         """The model with other values of some attributes."""
         return dataclasses.replace(self, **values)

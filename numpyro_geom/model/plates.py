@@ -118,7 +118,7 @@ def read_subsampling(
     if subsampling.local_axes:
         check_local(model, args, kwargs, subsampling)
     for plate in batch_sizes:
-        check_separate(model, args, kwargs, subsampling, plate, trace)
+        check_separate(model, args, kwargs, subsampling, plate)
     return subsampling
 
 

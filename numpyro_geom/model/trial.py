@@ -24,6 +24,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.ops.provenance import eval_provenance
 
 from .._util import is_traced
+from .abstract import with_start
 from .jaxprs import inner
 from .minibatch import SubsamplePlates, Subsampling
 from .programs import compiled
@@ -62,7 +63,7 @@ class Batches(NamedTuple):
 
 
 def check_separate(
-    model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str, trace: dict
+    model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
 ) -> None:
     """Raise if the log density of a plate's rows depends on which other rows are drawn.
 
@@ -74,7 +75,6 @@ def check_separate(
         kwargs: its keyword arguments.
         plan: its plates and batch sizes.
         plate: the plate whose rows are tried.
-        trace: of the model on all rows, with shapes for values.
 
     Raises:
         ValueError: with the site, the plate, and the module of a network that is the reason.
@@ -89,7 +89,15 @@ def check_separate(
     }
     sites = [s for s in plan.sites if s.kind != "deterministic"]
     inside = [s.name for s in sites if plate in dict(s.plates)]
-    noise = _noise(plan, trace, plate, batches.rows, others)
+
+    def position() -> dict[str, jax.Array]:
+        run = SubsamplePlates(with_start(model))
+        found = handlers.trace(run).get_trace(*args, **kwargs)
+        latent = [found[s.name] for s in sites if s.kind == "latent"]
+        return {s["name"]: biject_to(s["fn"].support).inv(s["value"]) for s in latent}
+
+    shapes = {name: x.shape for name, x in jax.eval_shape(position).items()}
+    noise = _noise(plan, shapes, plate, batches.rows, others)
 
     def densities(noise: dict, rows: Any) -> dict[str, jax.Array]:
         seeded = handlers.seed(model, random.key(0))
@@ -198,17 +206,14 @@ def _distinct(rows: np.ndarray, without: np.ndarray) -> np.ndarray:
 
 
 def _noise(
-    plan: Subsampling, trace: dict, plate: str, rows: np.ndarray, others: dict
+    plan: Subsampling, shapes: dict, plate: str, rows: np.ndarray, others: dict
 ) -> dict[str, np.ndarray]:
     """Unconstrained values of the latent sites for every batch, shapes (positions, 2, ...)."""
     rng, kind = np.random.default_rng(1), jnp.result_type(float)
     found = {}
-    for site in plan.sites:
-        if site.kind != "latent":
-            continue
-        fn, value = trace[site.name]["fn"], trace[site.name]["value"]
-        shape = list(biject_to(fn.support).inverse_shape(jnp.shape(value)))
-        axes = dict(plan.local_axes.get(site.name, ()))
+    for name, known in shapes.items():
+        shape = list(known)
+        axes = dict(plan.local_axes.get(name, ()))
         for p, axis in axes.items():
             shape[axis] = NOISES if p == plate else others[p].shape[0]
         values = []
@@ -216,7 +221,7 @@ def _noise(
             x = rng.uniform(-radius, radius, shape).astype(kind)
             of_batch = [np.take(x, r % NOISES, axes[plate]) if plate in axes else x for r in pair]
             values.append(np.stack(of_batch))
-        found[site.name] = np.stack(values)
+        found[name] = np.stack(values)
     return found
 
 
