@@ -80,7 +80,8 @@ def latent_draws(
             "log_likelihood and posterior_predictive. Draws of discrete sites that were summed out "
             "come from `numpyro.infer.Predictive(model, samples, infer_discrete=True)`"
         )
-    return {n: posterior[n].reshape((-1, *posterior[n].shape[2:])) for n in latent}
+    values = {name: posterior[name] for name in latent}
+    return {n: x.reshape((x.shape[0] * x.shape[1], *x.shape[2:])) for n, x in values.items()}
 
 
 def observed_values(model: Model) -> Arrays:
