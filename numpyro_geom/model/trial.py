@@ -31,7 +31,7 @@ from .programs import compiled
 
 MOST_ROWS = 512
 """Rows of a batch, at most. More rows find rarer groups, and dilute the statistics of a batch."""
-FEW_ROWS = 64
+SMALL_BATCH = 64
 """Rows of a batch, at most, if the kernel draws less than half as many."""
 TESTED = 8
 """One in so many rows of a batch is in both batches."""
@@ -175,7 +175,7 @@ def _of_another_place(name: str, plate: str, pair: np.ndarray) -> str:
 
 def _batches(plan: Subsampling, plate: str) -> Batches:
     size, drawn = plan.sizes[plate], plan.batch_sizes[plate]
-    length = max(2, min(size // 2, MOST_ROWS, max(FEW_ROWS, 2 * drawn)))
+    length = max(2, min(size // 2, MOST_ROWS, max(SMALL_BATCH, 2 * drawn)))
     count = max(1, length // TESTED)
     rng = np.random.default_rng(0)
     # evenly spread, so that the reverse order has other places, too
