@@ -166,7 +166,7 @@ def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
         with numpyro.validation_enabled(False):  # supports are checked here
             trace = handlers.trace(with_start(seen)).get_trace(*model.args, **model.kwargs)
         observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
-        return {s["name"]: reduce(s["fn"].support(s["value"])) for s in observed}
+        return {s["name"]: reduce(_inside(s["fn"], s["value"])) for s in observed}
 
     for name, every in compiled(partial(inside, jnp.all)).items():
         if bool(every):
@@ -178,6 +178,14 @@ def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
             f"{listed(places)}. Expected values in the support: recode the data (the labels of "
             "Bernoulli and Categorical count from 0), or choose another distribution"
         )
+
+
+def _inside(fn: Any, value: Any) -> jax.Array:
+    """Whether values are in the support; NaN counts as inside, see `check_finite`."""
+    inside = fn.support(value)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        return inside
+    return inside | jnp.any(jnp.isnan(value), axis=tuple(range(-fn.event_dim, 0)))
 
 
 def _param_values(
