@@ -185,7 +185,7 @@ def _inside(fn: Any, value: Any) -> jax.Array:
     inside = fn.support(value)
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         return inside
-    return inside | jnp.any(jnp.isnan(value), axis=tuple(range(-fn.event_dim, 0)))
+    return inside | jnp.any(jnp.isnan(value), axis=tuple(range(-fn.support.event_dim, 0)))
 
 
 def _param_values(
