@@ -401,7 +401,7 @@ def place(potential_fn: Callable, position: Any, **settings: Any) -> Callable:
 
 
 MISTAKES = {
-    "all rows": (start(), ValueError, "ISGD draws with the noise of minibatch.*batch_size"),
+    "all rows": (start(), ValueError, "ISGD takes its rate from minibatch noise.*batch_size"),
     "exact potential": (place(half_square, jnp.zeros(2)), ValueError, "potential_fn with a key"),
     "missing site": (
         start(batch_size=6, groups={"w": "one"}),
