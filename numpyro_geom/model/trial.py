@@ -24,6 +24,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.ops.provenance import eval_provenance
 
 from .._util import is_traced
+from ..rows.host_rows import host_rows_in
 from .abstract import with_start
 from .jaxprs import inner
 from .minibatch import SubsamplePlates, Subsampling
@@ -79,7 +80,8 @@ def check_separate(
     Raises:
         ValueError: with the site, the plate, and the module of a network that is the reason.
     """
-    if is_traced((args, kwargs)):
+    in_parts = any(x.is_part or x.over is not None for x in host_rows_in((args, kwargs)))
+    if is_traced((args, kwargs)) or in_parts:  # a process may lack the rows of a trial
         return
     batches = _batches(plan, plate)
     others = {
