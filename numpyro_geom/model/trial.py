@@ -68,7 +68,8 @@ def check_separate(
 ) -> None:
     """Raise if the log density of a plate's rows depends on which other rows are drawn.
 
-    Nothing is tried within a transformation of the arguments, where their values are unknown.
+    Nothing is tried within a transformation of the arguments, where their values are unknown, and
+    for `HostRows` of which a process holds a part or that are on a mesh.
 
     Args:
         model: a NumPyro model.
