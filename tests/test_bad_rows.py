@@ -16,8 +16,8 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, run
+from numpyro_geom.model import bad_rows
 from numpyro_geom.model.bad_rows import checked_rows
-from numpyro_geom.rows import bad_rows
 
 BAD = [3, 17]
 

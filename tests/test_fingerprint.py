@@ -673,7 +673,7 @@ class Others:
         return self.told
 
     def all(self, function):
-        function()
+        return function()
 
 
 def test_processes_that_were_given_other_programs():
