@@ -1174,6 +1174,7 @@ def test_as_many_columns_as_rows_in_the_check_are_no_second_axis_of_rows() -> No
     assert np.isfinite(state.potential_energy)
 
 
+@pytest.mark.slow
 def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     """Close neighbours of the refused inputs work."""
     for settings in (

@@ -67,7 +67,6 @@ def check(line: ScalarBias, exact: tuple) -> None:
     assert line.bias > NUM_ERRORS * line.bias_error
 
 
-@pytest.mark.slow
 def test_discretisation_bias_of_a_gaussian() -> None:
     curve = gaussian()
     assert curve.step_sizes == (0.1, 0.05, 0.025)
@@ -84,7 +83,6 @@ def test_discretisation_bias_of_a_gaussian() -> None:
         assert abs(line.limit - sd) < abs(line.values[0] - sd)
 
 
-@pytest.mark.slow
 def test_result_in_text_table_and_html() -> None:
     curve = gaussian()
     assert curve.biased[0].name == "z[1]"
@@ -242,7 +240,6 @@ def with_constant(y: jax.Array) -> None:
     numpyro.sample("y", dist.Normal(mu, 1), obs=y)
 
 
-@pytest.mark.slow
 def test_one_chain_one_name_and_a_constant_entry() -> None:
     curve = bias_vs_step(
         SGRLD(with_constant, step_size=0.1, num_steps=1),
@@ -264,7 +261,6 @@ def test_one_chain_one_name_and_a_constant_entry() -> None:
 QUIET = {"num_warmup": 4, "num_samples": 8, "num_chains": 2, "init_params": jnp.zeros((2, 2))}
 
 
-@pytest.mark.slow
 def test_one_program_serves_all_step_sizes_and_the_kernel_is_not_changed() -> None:
     traced = []
 

@@ -12,6 +12,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 from targets import SIGMAS, linear, linear_moments, regression_data, run
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import key_word, scattered_floats
@@ -119,7 +120,7 @@ def test_what_the_model_subsamples_is_kept() -> None:
     assert dict(kernel.plan.batch_sizes) == {"data": 70}
 
 
-@pytest.mark.parametrize("method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", short(["sequential", "vectorized"], kept=["vectorized"]))
 @pytest.mark.parametrize("batching", ["replacement", "epoch"])
 def test_law_under_the_choice_and_chains_that_agree_on_it(method: str, batching: str) -> None:
     kernel = SGHMC(linear, batching=batching)
@@ -166,7 +167,7 @@ def test_with_an_expansion_nothing_is_corrected() -> None:
     assert chosen(SGHMC(matrix, expansion=Expansion(left=1))) == (FIRST_ROWS, False)
 
 
-@pytest.mark.parametrize("method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", short(["sequential", "vectorized"], kept=["sequential"]))
 def test_a_run_on_disk_goes_on_with_its_choice_and_scale(tmp_path: Any, method: str) -> None:
     def of_length(num_samples: int) -> MCMC:
         settings = {"num_chains": 2, "chain_method": method, "progress_bar": False}

@@ -186,7 +186,6 @@ def model(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mu, s[0] + s[1]), obs=y[i])
 
 
-@pytest.mark.slow
 def test_runs_exports_and_dicts_give_the_same() -> None:
     y = 1 + jax.random.normal(jax.random.key(0), (20,))
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}

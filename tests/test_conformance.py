@@ -22,6 +22,7 @@ import pytest
 from jax import random
 from jax.errors import KeyReuseError
 from targets import assert_trees_equal, regression, regression_data
+from tiers import short
 
 from numpyro_geom import (
     GGMC,
@@ -90,6 +91,15 @@ CASES: dict[str, Case] = {
     "anchor": option(SGRLD, FIXED, control_variate=True),
     "moving anchor": option(SGRLD, FIXED, control_variate=True, anchor_interval=3),
 }
+CASES_SHORT = [
+    "sgrld monge",
+    "sgrld shampoo",
+    "sghmc identity",
+    "sghmc rmsprop",
+    "sgnht wenzel",
+    "ggmc monge",
+    *(name for name in CASES if name.split()[-1] not in METRICS),
+]
 
 
 # --- without compiling
@@ -134,7 +144,7 @@ def test_treatments_of_gamma_keep_structure_shapes_and_dtypes(metric: str, gamma
     assert_types_are_kept(make(**wide), x64=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", short(CASES, kept=CASES_SHORT))
 def test_automatic_settings_keep_structure_shapes_and_dtypes(name: str) -> None:
     assert_types_are_kept(CASES[name].kernel(fixed=False), x64=False)
 
@@ -163,7 +173,7 @@ def lowered(kernel: SGKernel, state: SGState) -> Any:
         return jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=short(CASES, kept=CASES_SHORT))
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     """In 64 bits: in 32 a search of 1500 steps of Adam multiplies rounding errors to 3e-4."""
     case = CASES[request.param]

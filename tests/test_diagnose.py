@@ -16,6 +16,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC, NUTS
 from scripts import load_script
+from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
@@ -261,7 +262,6 @@ def test_gradients_at_draws_are_those_of_the_density() -> None:
 # The report
 
 
-@pytest.mark.slow
 def test_a_run_and_its_export_give_the_same_checks() -> None:
     direct, exported, _ = reports()
     assert direct.checks == exported.checks
@@ -292,7 +292,6 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
     assert direct.to_dataframe().index.is_unique
 
 
-@pytest.mark.slow
 def test_figures_are_those_of_the_run() -> None:
     import arviz as az
 
@@ -325,7 +324,6 @@ def test_figures_are_those_of_the_run() -> None:
     assert pooled.value == pytest.approx((scale.value + 2 * w.value) / 3, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_site_temperatures_are_measured_from_a_fixed_centre() -> None:
     # a mean of 100 sd: from the origin the sd of z . grad U would be 100, and of a draw's mean
     # over ten steps of a chain that forgets in two still about 40
@@ -345,7 +343,6 @@ def test_site_temperatures_are_measured_from_a_fixed_centre() -> None:
     np.testing.assert_allclose(fields["configurational_temperature"], pooled, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_other_kernels_of_numpyro() -> None:
     # the default length, 2 pi, brings a Gaussian back to where it was
     kernel = HMC(rows, trajectory_length=1.5)
@@ -364,7 +361,6 @@ def test_other_kernels_of_numpyro() -> None:
     assert line(found, "effective draws per gradient").value == pytest.approx(ess / steps)
 
 
-@pytest.mark.slow
 def test_a_step_size_that_is_too_large_is_flagged() -> None:
     step = 12 * float(np.mean(run().last_state.step_size))  # at 15 steps are undone
     flagged = [line.name for line in diagnose(run(step)).flagged]
@@ -646,7 +642,7 @@ def kinked() -> None:
     numpyro.sample("y", dist.Laplace(jax.nn.relu(w), 0.1).to_event(1), obs=jnp.ones(5))
 
 
-@pytest.mark.parametrize("model", [change_point, kinked])
+@pytest.mark.parametrize("model", short([change_point, kinked], kept=[kinked]))
 def test_jumps_of_the_energy_are_flagged_and_kinks_are_not(model):
     mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=300, progress_bar=False)
     mcmc.run(random.key(0))

@@ -204,6 +204,7 @@ def test_convolution_runs(example: ModuleType) -> None:
     assert all(r.measures.distance > 0 for r in results[1:])
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_least_loss(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     data = example.load_digits()
     seen = []

@@ -56,6 +56,7 @@ def narrow_ridge(y: np.ndarray) -> None:
         numpyro.sample("y", dist.Normal(tau * eta, 0.01), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is() -> None:
     y = 0.5 * np.random.default_rng(0).normal(size=30)
@@ -90,6 +91,7 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
     assert -0.07 - 4 * error < too_much < 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_draws_of_a_gaussian_are_no_longer_than_its_curvature_asks_for() -> None:
     sd = jnp.asarray(np.geomspace(0.1, 10, 20), jnp.float32)

@@ -149,7 +149,6 @@ def run() -> MCMC:
     return made
 
 
-@pytest.mark.slow
 def test_draws_have_the_law_of_the_model_without_discrete_sites(run: MCMC) -> None:
     grid = np.linspace(-6.0, 6.0, 4001)
     prior = 0.7 * np.exp(-(((grid - 1) / 0.7) ** 2) / 2)

@@ -106,7 +106,6 @@ def test_starts_at_merged_values() -> None:
     assert state.dynamics.momentum["factors"]["w"]["left"][0].diagonal.shape == (2, INPUTS)
 
 
-@pytest.mark.slow
 def test_goes_on_and_exports_without_factors(finished: MCMC) -> None:
     before = finished.last_state
     finished.post_warmup_state = before
@@ -216,7 +215,6 @@ def held_law() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.slow
 def test_exact_chains_hold_the_law_of_matrix_and_factors() -> None:
     # scores of independent chains' means: one of these 131 exceeds 5.5 with probability 5e-6
     law = held_law()

@@ -24,6 +24,7 @@ import pytest
 from jax import lax
 from numpyro.infer import AIES, ESS, HMC, HMCECS, MCMC, NUTS, SA, init_to_median, init_to_value
 from scripts import load_script
+from tiers import short
 
 import numpyro_geom as g
 from numpyro_geom.model.digests import PYTHON, Digests, code_of
@@ -698,10 +699,16 @@ REAL = [
     "text that is printed", "cell of a notebook, run again", "on a mesh",
     "version of JAX and resume='other_program'",
 ]  # fmt: skip
+REAL_SHORT = [
+    "data in handlers.condition", "private attribute of a global object",
+    "function of an imported module", "rule of a custom_vjp",
+    "array that a function on the host reads", "on a mesh",
+    "version of JAX and resume='other_program'",
+]  # fmt: skip
 
 
 @pytest.mark.arviz
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", short(REAL, kept=REAL_SHORT))
 def test_real_runs(name):
     pytest.importorskip("zarr")
     script = load_script("benchmarks/other_runs")

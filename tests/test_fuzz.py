@@ -40,7 +40,6 @@ def test_arguments_of_quick_calls(call: str) -> None:
         check(fuzz.fuzz_arguments.random_case(rng, (call,)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", SLOW)
 def test_arguments_of_kernels_and_reports(call: str) -> None:
     rng = np.random.default_rng([0, *call.encode()])

@@ -22,6 +22,7 @@ from numpyro.infer import NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from scipy.special import gamma as gamma_function
 from targets import columns, logistic, run
+from tiers import short
 
 from numpyro_geom import GGMC, SGState
 from numpyro_geom.sampling.algorithm import Algorithm
@@ -109,7 +110,7 @@ def assert_exact(values: np.ndarray, target: Callable, temperature: float = 1.0)
 GATES = [(normal, 1.6), (normal, 0.8), (quartic, 0.6), (quartic, 0.3)]
 
 
-@pytest.mark.parametrize(("target", "step_size"), GATES)
+@pytest.mark.parametrize(("target", "step_size"), short(GATES, kept=GATES[::2]))
 def test_full_gradients(target: Callable, step_size: float) -> None:
     kernel = GGMC(potential_fn=target, step_size=step_size, num_steps=1, friction=1.0)
     assert_exact(means(kernel), target)
@@ -121,6 +122,7 @@ def test_minibatch_noise(target: Callable, step_size: float) -> None:
     assert_exact(means(kernel), target)
 
 
+@pytest.mark.slow
 def test_longer_trajectories_at_a_temperature() -> None:
     settings = {"step_size": 0.4, "num_steps": 4, "friction": 1.0, "temperature": 0.5}
     values = means(GGMC(**noisy(normal, 1.0), **settings))
@@ -197,7 +199,10 @@ def rows(model: Callable) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(X), jnp.asarray(y, float)
 
 
-@pytest.fixture(scope="module", params=[(logistic, 0.012), (hierarchical, 0.004)])
+@pytest.fixture(
+    scope="module",
+    params=[(logistic, 0.012), pytest.param((hierarchical, 0.004), marks=pytest.mark.slow)],
+)
 def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
     """A model, a step size, and unconstrained draws of NUTS."""
     model, step_size = request.param
@@ -213,8 +218,7 @@ def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
     return model, step_size, jax.vmap(partial(unconstrain_fn, model, rows(model), {}))(samples)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("control_variate", [False, True])
+@pytest.mark.parametrize("control_variate", short([False, True], kept=[False]))
 def test_posteriors_with_minibatches_of_a_tenth(
     reference: tuple[Callable, float, PyTree], control_variate: bool
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from scripts import load_script
+from tiers import short
 
 from numpyro_geom import (
     GGMC,
@@ -107,12 +108,9 @@ def assert_same(left, right):
 
 
 IN_SHORT = ("SGRLD", "SGRLD in epochs with a moving anchor", "GGMC")
-SLOW = [
-    pytest.param(name, marks=() if name in IN_SHORT else (pytest.mark.slow,)) for name in KERNELS
-]
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", short(KERNELS, kept=IN_SHORT))
 def test_every_kernel_takes_the_same_steps(name, request):
     # programs compiled quickly round one sum of these in another order
     if name in ("PXSGHMC", "SGRLD in epochs with a moving anchor"):
@@ -197,7 +195,6 @@ def test_log_likelihood_of_all_rows():
     np.testing.assert_allclose(found, dist.Bernoulli(logits=logits).log_prob(Y), atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.arviz
 def test_diagnose_says_the_same():
     texts = []
@@ -209,14 +206,12 @@ def test_diagnose_says_the_same():
     assert texts[0] == texts[1]
 
 
-@pytest.mark.slow
 def test_kernels_of_numpyro_take_the_same_steps():
     on_device = jnp.asarray(X), jnp.asarray(Y)
     found = [run_mcmc(NUTS(model), *data) for data in ((HostRows(X), HostRows(Y)), on_device)]
     assert_same(found[0].get_samples(), found[1].get_samples())
 
 
-@pytest.mark.slow
 def test_guides_give_the_same_draws():
     def laplace(*data):
         guide = RiemannianLaplace(model, metric="euclidean", batch_size=64)
@@ -412,7 +407,6 @@ def without_a_fault():
     return run_small((HostRows(whole), HostRows(Y))).idata.posterior["w"].values, whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "error", "text"), FAULTS.values(), ids=FAULTS)
 def test_a_run_goes_on_after_a_fault(seconds, error, text, tmp_path):
     pytest.importorskip("zarr")

@@ -37,6 +37,7 @@ from targets import (
     replayed,
     run,
 )
+from tiers import short
 
 from numpyro_geom import (
     SGHMC,
@@ -125,11 +126,13 @@ def runs_of(cache: dict, method: str, batching: str) -> tuple[MCMC, MCMC]:
 
 # compiled quickly, the program of a part rounds one sum in another order than that of the whole
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "batching"),
     # an epoch's permutation is what has to be carried over
-    [("sequential", "replacement"), *((method, "epoch") for method in CHAIN_METHODS)],
+    short(
+        [("sequential", "replacement"), *((method, "epoch") for method in CHAIN_METHODS)],
+        kept=[("sequential", "replacement"), ("vectorized", "epoch")],
+    ),
 )
 def test_resuming_is_one_long_run_bit_for_bit(long_runs: dict, method: str, batching: str) -> None:
     short, long = runs_of(long_runs, method, batching)
@@ -324,7 +327,6 @@ def gibbs_kernel() -> Gibbs:
     )
 
 
-@pytest.mark.slow
 def test_gibbs_with_discrete_and_nuts_blocks_against_quadrature() -> None:
     y = np.array([0.5, 1.5, 2.0])
     mcmc = run(gibbs_kernel(), jnp.asarray(y), num_warmup=300, num_samples=6000)

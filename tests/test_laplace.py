@@ -208,6 +208,7 @@ def test_the_logarithmic_map_has_its_closed_form_where_the_precision_is_isotropi
     np.testing.assert_allclose(jnp.linalg.norm(velocities, axis=1), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_monge_with_the_logarithmic_map_leaves_a_gaussian_as_it_is() -> None:
     def gaussian() -> None:
         covariance = jnp.array([[1.0, 0.6], [0.6, 2.0]])
@@ -287,6 +288,7 @@ def test_matrices_are_formed_where_they_are_small(
     assert choose_solver(settings, posterior) == chosen
 
 
+@pytest.mark.slow
 def test_every_solver_gives_the_same_velocities_geodesics_and_draws() -> None:
     X, y = logistic_data(rows=4, columns=6)  # fewer outputs than parameters
     near, v = {"auto_loc": jnp.linspace(-0.5, 0.5, 6)}, jnp.linspace(1.0, -2.0, 6)
@@ -447,6 +449,7 @@ def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: st
     assert np.all(np.abs(sd / reference.std(0) - 1) < allowed)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     # in one dimension v = (x sqrt(1 + x^2) + asinh x) / 2 and dv/dx = sqrt(1 + x^2)
@@ -485,7 +488,6 @@ def test_weights_of_an_exact_guide_are_equal() -> None:
     assert float(jnp.ptp(draws.log_weight)) > 0.1
 
 
-@pytest.mark.slow
 def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_home() -> None:
     guide, params = fitted(banana, "hausdorff")
     draws = guide.draw(random.key(1), params, sample_shape=(10_000,), log_weight=True)
@@ -529,6 +531,7 @@ def test_a_guide_is_used_as_numpyro_uses_guides(monkeypatch: pytest.MonkeyPatch)
     assert np.all(np.abs(sites["w"].std(0) / direct.std(0) - 1) < 5 * (1 / 400 + 1 / 1200) ** 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_draws_are_the_same_compiled_in_chunks_and_after_pickling() -> None:
     X, y = logistic_data()
@@ -561,6 +564,7 @@ def test_a_second_call_compiles_nothing(caplog: pytest.LogCaptureFixture) -> Non
     assert counts[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_other_supports_and_networks_with_params_work() -> None:
     y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
@@ -602,6 +606,7 @@ def two_outputs(X: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Normal(jnp.sin(X[i] @ w), s), obs=obs)
 
 
+@pytest.mark.slow
 def test_linearised_predictions_expand_the_parameters_around_the_mode() -> None:
     X, _ = logistic_data(rows=30)
     y = jnp.sin(X @ jnp.array([0.3, -0.2, 0.1]))

@@ -22,6 +22,7 @@ from numpyro_geom.laplace.report import check_definite, warn_of_surroundings
 KEY = random.key(0)
 
 
+@pytest.mark.slow
 def test_a_search_in_float32_ends_where_the_energy_is_flat_to_rounding() -> None:
     def counts() -> None:
         p = numpyro.sample("p", dist.Beta(1.0, 1.0))

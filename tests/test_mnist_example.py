@@ -85,6 +85,7 @@ def test_what_cannot_be_found(
 # --- model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["gaussian", "horseshoe"])
 def test_chains_start_at_all_sites(example: ModuleType, prior: str) -> None:
     """The energy there is that of the densities written out."""

@@ -45,6 +45,7 @@ from targets import (
     replayed,
     run,
 )
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, diagnose, to_inference_data
 from numpyro_geom.model.model import Model
@@ -363,6 +364,7 @@ def test_energy_and_gradient_average_to_the_full_ones(x64: None, case: Case) -> 
         )
 
 
+@pytest.mark.slow
 def test_epoch_batches_sum_to_the_full_energy(x64: None) -> None:
     y = jnp.asarray(RNG.normal(size=6))
     plan = read_subsampling(noncentred, (y,), {}, 2, "epoch")
@@ -411,7 +413,6 @@ def quadrature(log_density: np.ndarray, values: np.ndarray) -> tuple[float, floa
     return mean, (weights * (values - mean) ** 2).sum()
 
 
-@pytest.mark.slow
 def test_constrained_and_multi_event_sites_against_conjugate_posteriors() -> None:
     rng = np.random.default_rng(0)
     tosses, counts = rng.integers(2, size=8), rng.poisson(2.0, size=3)
@@ -455,7 +456,6 @@ def test_constrained_and_multi_event_sites_against_conjugate_posteriors() -> Non
     np.testing.assert_array_equal(draws["correlation"], draws["chol"][:, 1, 0])
 
 
-@pytest.mark.slow
 def test_moving_support_against_quadrature() -> None:
     def model(y: jax.Array) -> None:
         a = numpyro.sample("a", dist.Normal(0, 1))
@@ -493,7 +493,7 @@ def test_local_latents_have_the_exact_law_of_the_minibatch_chain(step_size: floa
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", short([0.5, 2.0], kept=[2.0]))
 def test_regression_has_the_exact_law_of_the_minibatch_chain(temperature: float) -> None:
     inputs, y = regression_data(5, 2, seed=1)
     kernel = SGRLD(linear, batch_size=2, step_size=0.004, num_steps=800, temperature=temperature)
@@ -651,7 +651,7 @@ def no_site(y: jax.Array) -> None:
 
 
 @pytest.mark.parametrize("model", [one_point, no_site])
-@pytest.mark.parametrize("kernel", [SGRLD, SGHMC, GGMC])
+@pytest.mark.parametrize("kernel", short([SGRLD, SGHMC, GGMC], kept=[SGHMC]))
 def test_a_model_without_free_parameters_has_draws_that_are_all_the_same(
     kernel: Any, model: Any
 ) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from jax import random
 from targets import SIGMAS, assert_moments, half_square, run
+from tiers import short
 
 from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
 from numpyro_geom.algorithms.momentum import MOST_FRICTION, momentum_rule
@@ -114,10 +115,12 @@ METRICS = {
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "name", "tau"),
-    [("baoab", "identity", 1.0), ("baoab", "monge", 2.0), ("euler", "rmsprop", 0.5)],
+    short(
+        [("baoab", "identity", 1.0), ("baoab", "monge", 2.0), ("euler", "rmsprop", 0.5)],
+        kept=[("baoab", "monge", 2.0), ("euler", "rmsprop", 0.5)],
+    ),
 )
 def test_stationary_law(integrator: str, name: str, tau: float) -> None:
     """All of the covariance of y = G^{1/2} theta and p, where U = y' diag(lam) y / 2."""
@@ -262,8 +265,7 @@ DIM = 4
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
-@pytest.mark.parametrize("integrator", ["baoab", "euler"])
+@pytest.mark.parametrize("integrator", short(["baoab", "euler"], kept=["euler"]))
 def test_noise_correction(integrator: str) -> None:
     """Right to a percent where noise that is not corrected inflates the variance by 30%."""
     # h is small enough that the rest, h^2 lam / 4 of the 30% (and of 100% with Euler), is .14%
@@ -339,13 +341,12 @@ def variance_ratios(kernel: Any, tau: float, num_chains: int, num_draws: int = 8
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "h", "noise", "tau", "mass"),
-    [
-        ("badodab", 0.1, 12.0, 2.0, "auto"),
-        ("euler", 0.05, 24.0, 2.0, 1.0),
-    ],
+    short(
+        [("badodab", 0.1, 12.0, 2.0, "auto"), ("euler", 0.05, 24.0, 2.0, 1.0)],
+        kept=[("badodab", 0.1, 12.0, 2.0, "auto")],
+    ),
 )
 def test_thermostat_takes_isotropic_noise(
     integrator: str, h: float, noise: float, tau: float, mass: Any
@@ -407,7 +408,6 @@ def test_noise_that_differs_between_directions() -> None:
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
 @pytest.mark.parametrize(("integrator", "h"), [("badodab", 0.1), ("euler", 0.01)])
 def test_quartic(integrator: str, h: float) -> None:
     tau = 2.0
@@ -510,8 +510,7 @@ def test_rule_of_euler_with_a_thermostat(friction: Any) -> None:
 # --- automatic runs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
+@pytest.mark.parametrize("kernel_class", short([SGHMC, SGNHT], kept=[SGHMC]))
 def test_automatic_run(kernel_class: Any) -> None:
     lam = jnp.array([1.0, 10.0, 100.0])
 

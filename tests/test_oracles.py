@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import short
 
 from numpyro_geom import SGRLD, Identity, Monge, RMSprop, Shampoo, Wenzel
 from numpyro_geom.sampling.gamma import mode_factor
@@ -141,6 +142,7 @@ CASES = {
     "shampoo-none-full": Case(FULL, "none", shampoo, 0.0025, 0.93, 0.014),
     "shampoo-none-vector": Case(VECTOR, "none", shampoo, 0.0025, 0.93, 0.014),
 }
+CASES_SHORT = ["rmsprop-corrected-short", "monge-corrected-short", "monge-none-short"]
 
 
 def simulate(case: Case, start: Law, num_draws: int = 3) -> np.ndarray:
@@ -158,8 +160,10 @@ def simulate(case: Case, start: Law, num_draws: int = 3) -> np.ndarray:
     return draws.z[5:, :, 0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    short(CASES, kept=CASES_SHORT),
+)
 def test_law_of_each_treatment_of_gamma(name: str) -> None:
     case = CASES[name]
     power = 1 - mode_factor(case.gamma, case.metric.decay)
@@ -218,7 +222,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", short(METRICS, kept=["identity", "wenzel", "monge"]))
 def test_frozen_metric_leaves_the_target(metric: str) -> None:
     kernel = SGRLD(
         potential_fn=energy,
@@ -241,7 +245,7 @@ def test_frozen_metric_leaves_the_target(metric: str) -> None:
     assert distance < noise
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", short(METRICS, kept=["identity", "rmsprop", "shampoo"]))
 def test_auxiliary_metric_leaves_the_target(metric: str) -> None:
     kernel = SGRLD(
         potential_fn=energy,

@@ -28,7 +28,6 @@ def test_a_block_and_what_it_prints() -> None:
     assert block.groups() == ("print(1)\n", "1\n")
 
 
-@pytest.mark.slow
 def test_pages(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the examples extra is not installed")
     pytest.importorskip("zarr", reason="the runs extra is not installed")

@@ -60,7 +60,6 @@ def test_comparison_on_axes_of_the_user() -> None:
         plots.plot_comparison(wide, wide)
 
 
-@pytest.mark.slow
 def test_traces_of_energy_and_temperature() -> None:
     kernel = SGHMC(
         potential_fn=lambda z: jnp.sum(z**2) / 4, step_size=0.1, num_steps=2, friction=1.0,

@@ -168,7 +168,6 @@ def group_names(idata):
     return {name.strip("/") for name in names} - {""}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sgrld", "nuts"])
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     x = random.normal(random.key(1), (30, 2))
@@ -242,7 +241,6 @@ class Killed(BaseException):
     """What is raised in place of a process that ends: nothing tidies up after it."""
 
 
-@pytest.mark.slow
 def test_killed_at_every_instant_of_writing(tmp_path, monkeypatch):
     calls = {"count": 0, "fatal": -1}
 
@@ -305,7 +303,6 @@ def wait_for(directory, segments):
     raise TimeoutError
 
 
-@pytest.mark.slow
 def test_killed_processes_and_sigterm(tmp_path):
     process = worker(tmp_path)
     try:

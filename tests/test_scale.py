@@ -14,6 +14,7 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
 from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
+from tiers import short
 
 from numpyro_geom import (
     GGMC,
@@ -69,8 +70,7 @@ KERNELS = {
 
 
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", short(KERNELS, kept=["adjusted", "sghmc", "ggmc"]))
 def test_law_of_a_posterior_of_condition_1e6(name: str) -> None:
     """Every kernel; without the scale they would be some sds off, or stand still."""
     X, y = skewed_rows(500, 4, 1e4)
@@ -156,6 +156,7 @@ def test_warmup_learns_what_the_start_got_wrong() -> None:
     assert 0.4 < found[0, 0] / covariance[0, 0] < 2
 
 
+@pytest.mark.slow
 def test_chains_of_one_call_have_scales_of_their_own() -> None:
     X, y = skewed_rows(300, 3, 10.0)
     kernel = SGRLD(linear, batch_size=50, dense_mass=True)
@@ -397,6 +398,7 @@ def test_newton_does_not_run_down_a_neck() -> None:
     assert to_sites(anchor.position)["v"] > -1.0  # downhill in U alone they end at -4.5
 
 
+@pytest.mark.slow
 def test_the_matrix_is_exported_with_the_names_of_its_parameters() -> None:
     X, y = skewed_rows(300, 4, 3.0)
     chains = {"num_chains": 2, "chain_method": "vectorized"}

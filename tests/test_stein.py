@@ -406,7 +406,6 @@ def with_param(y: jax.Array) -> None:
         numpyro.sample("y", dist.Normal(mu, s), obs=y[i])
 
 
-@pytest.mark.slow
 @pytest.mark.arviz
 def test_scores_of_a_run_and_of_its_export() -> None:
     y = jnp.arange(5.0)

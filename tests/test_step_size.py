@@ -14,6 +14,7 @@ import pytest
 from jax import random
 from scripts import load_script
 from targets import SIGMAS, run
+from tiers import short
 
 from numpyro_geom import SGHMC, SGRLD, step_size_summary
 from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
@@ -185,9 +186,8 @@ TARGETS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", short(TARGETS, kept=["gaussian", "banana", "logistic"]))
 def test_default_keeps_the_tolerance_or_says_why_not(name):
     posterior = TARGETS[name]()
     mean, sd = posterior.reference(2000)

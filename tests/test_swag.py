@@ -104,7 +104,6 @@ def test_parameters_are_those_of_the_path() -> None:
 # --- where it goes
 
 
-@pytest.mark.slow
 def test_linear_regression() -> None:
     """X is white, so the law of SGD at the automatic rate is the posterior, up to h lam / 2.
 
@@ -155,7 +154,6 @@ def test_a_given_rate_is_used() -> None:
 # --- what it returns
 
 
-@pytest.mark.slow
 def test_sites_are_constrained_and_deterministic_sites_included() -> None:
     guide = SWAG(replayed, **SHORT)
     params = guide.fit(random.key(0), X, Y)
@@ -177,7 +175,6 @@ def test_sites_are_constrained_and_deterministic_sites_included() -> None:
     assert 0.4 < float(middle["s"]) < 0.6
 
 
-@pytest.mark.slow
 def test_draws_are_reproducible() -> None:
     guides = [SWAG(regression, **SHORT) for _ in range(2)]
     params = [g.fit(random.key(0), X, Y) for g in guides]

@@ -180,7 +180,6 @@ def test_noise_proportional_to_curvature_makes_round_draws() -> None:
     np.testing.assert_allclose(first_order, np.eye(2) * 2 / np.trace(hessian), atol=1e-12)
 
 
-@pytest.mark.slow
 def test_the_rate_is_bounded_by_curvature_and_then_frozen() -> None:
     """Little noise asks for a rate beyond stability: h lam_H = 1 is taken instead."""
     kernel = VSGD(potential_fn=noisy_quadratic(H, 0.01 * np.eye(2)))
@@ -238,7 +237,6 @@ def test_diagonal_products() -> None:
 # --- on models
 
 
-@pytest.mark.slow
 def test_minibatches_of_a_model() -> None:
     """The noise that rows make: C = N^2 / B times the covariance of the rows' gradients."""
     X, y = regression_data(500, 3)
@@ -259,7 +257,6 @@ def test_minibatches_of_a_model() -> None:
     assert np.abs(draws.var(axis=0) / np.diag(covariance) - 1).max() < 5 * np.sqrt(2 / 80)
 
 
-@pytest.mark.slow
 def test_logistic_regression_from_anywhere() -> None:
     rng = np.random.default_rng(5)
     X = jnp.asarray(rng.normal(size=(2000, 4)))
