@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import random
 
 from .._util import lazy_cond, tree_normal, tree_scale, tree_vdot
+from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
 from ..sampling.gamma import probe
@@ -206,5 +207,5 @@ def init_auxiliary(position: PyTree) -> AuxiliaryState:
 
 def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Callable]:
     """Value and gradient, and the Hessian-vector product, from one pass."""
-    pair, tangent = jax.linearize(value_and_grad, position)
+    pair, tangent = linearize(value_and_grad, position)
     return pair, lambda v: tangent(v)[1]

@@ -13,6 +13,7 @@ from numpyro.infer import init_to_uniform
 from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
+from ..model.derivatives import jvp
 from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
@@ -249,7 +250,7 @@ def _step(settings: Settings) -> Step:
         elif with_gamma:
             rng_key, key_probe = random.split(rng_key)
             z = probe(key_probe, position)
-            (energy, grad), (_, hz) = jax.jvp(value_and_grad, (position,), (z,))
+            (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
             energy, grad = value_and_grad(position)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)

@@ -16,6 +16,7 @@ from .._util import tree_normal, tree_scale, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
+from ..model.derivatives import jvp
 from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import (
@@ -185,7 +186,7 @@ def _langevin_step(settings: Settings) -> Step:
         elif with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
             rng_key, key_probe = random.split(rng_key)
             z = probe(key_probe, position)
-            (energy, grad), (_, hz) = jax.jvp(value_and_grad, (position,), (z,))
+            (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
             energy, grad = value_and_grad(position)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)

@@ -17,6 +17,7 @@ from numpyro.infer import init_to_uniform
 from .._checks import Guide, check_choice, check_int, check_key, check_number, check_shape
 from .._util import PyTree
 from ..model.arguments import on_device
+from ..model.derivatives import linearize
 from ..model.minibatch import BATCHING
 from ..model.model import Model
 from ..model.potential import Potential
@@ -379,7 +380,7 @@ def _stable_rate(
     def curvature(key: jax.Array) -> jax.Array:
         key_batch, key_start = random.split(key)
         batch = fresh_batch(key_batch)
-        _, product = jax.linearize(jax.grad(lambda flat: energy(flat, batch)), position)
+        _, product = linearize(jax.grad(lambda flat: energy(flat, batch)), position)
         start = random.normal(key_start, position.shape, position.dtype)
         return extreme_eigenvalues(product, position.size, start, CURVATURE_STEPS).largest_magnitude
 

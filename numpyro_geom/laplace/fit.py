@@ -17,6 +17,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from .._linalg import symmetric_roots
+from ..model.derivatives import linearize
 from ..model.newton import Place, newton
 from .information.form import Flat
 from .metrics import acceleration_fn, fisher_metric_of, fisher_of, prior_part
@@ -231,7 +232,7 @@ def _with_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
     """Energy, gradient and Hessian; columns of the Hessian by forward over reverse mode."""
     # XLA's CPU Fourier transforms do not accept the memory layout of a batch for LAPACK
     transforms = "fft[" in str(jax.make_jaxpr(energy)(theta))
-    (value, gradient), push = jax.linearize(jax.value_and_grad(energy), theta)
+    (value, gradient), push = linearize(jax.value_and_grad(energy), theta)
     eye = jnp.eye(theta.size, dtype=theta.dtype)
     matrix = lax.map(lambda v: push(v)[1], eye, batch_size=None if transforms else 64)
     return value, gradient, (matrix + matrix.T) / 2

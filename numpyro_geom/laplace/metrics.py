@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve
 
+from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
 from ..warmup.lanczos import extreme_eigenvalues
 from .geodesic import RiemannianMetric
@@ -102,7 +103,7 @@ def hessian_prior(posterior: FlatPosterior) -> Quadratic:
         return posterior.sum_prior(lambda rows: jax.grad(posterior.prior_energy)(theta, rows))
 
     def along(theta: Flat, v: Flat) -> Flat:
-        return jax.jvp(gradient, (theta,), (v,))[1]
+        return jvp(gradient, theta, v)[1]
 
     def dense(theta: Flat) -> jax.Array:
         if diagonal:
@@ -236,7 +237,7 @@ def monge_acceleration(
     """Geodesics of G = I + alpha2 g g', g the gradient of the energy."""
 
     def acceleration(position: Flat, velocity: Flat) -> Flat:
-        gradient, along = jax.jvp(jax.grad(energy), (position,), (velocity,))
+        gradient, along = jvp(jax.grad(energy), position, velocity)
         bend = jnp.vdot(velocity, along, precision=HIGHEST)
         size = jnp.vdot(gradient, gradient, precision=HIGHEST)
         return -alpha2 * bend / (1 + alpha2 * size) * gradient
@@ -307,7 +308,17 @@ def learn(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> F
     """The posterior, of concrete data, with its structure, learned from its program and values."""
     if not settings.uses_fisher:
         return posterior
-    structure = forms.learn_structure(posterior.model, posterior.unravel(start))
+    position, model = posterior.unravel(start), posterior.model
+    features = forms.likelihood_form(model).features
+    if not has_forward_mode(lambda x: features(x, {})[0], position):
+        raise ValueError(
+            "metric='fisher' expected a model with forward-mode derivatives, got one with reverse "
+            "mode only, as that of jax.custom_vjp, of jax.experimental.ode.odeint and of diffrax "
+            "with its default adjoint. Pass adjoint=diffrax.DirectAdjoint() or "
+            "diffrax.ForwardMode() to the solver; or choose metric='monge' or 'euclidean' with "
+            "precision='hessian' and mode='euclidean'"
+        )
+    structure = forms.learn_structure(model, position)
     posterior = posterior.replace(structure=structure)
     if posterior.num_outputs == 0 and settings.metric == "fisher":
         raise ValueError(

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from .._util import ravel, settled, tree_vdot, tree_where
+from .derivatives import jvp
 from .potential import Potential
 
 PyTree = Any
@@ -98,7 +99,7 @@ def _corrected_rows(rows_fn: Callable, anchor: Anchor, share: Any) -> Callable:
     def rows(position: PyTree) -> jax.Array:
         flat, unravel = ravel(position)
         gap = flat - anchor.position
-        _, slopes = jax.jvp(lambda x: rows_fn(unravel(x)), (anchor.position,), (gap,))
+        _, slopes = jvp(lambda x: rows_fn(unravel(x)), anchor.position, gap)
         return rows_fn(position) - share * slopes
 
     return rows

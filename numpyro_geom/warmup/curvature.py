@@ -12,6 +12,7 @@ from jax import lax, random
 
 from .._linalg import eigenvalues
 from .._util import key_word, ravel, scattered_floats
+from ..model.derivatives import jvp, linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
@@ -75,7 +76,7 @@ def measure(
 
     def curvature_at(flat: jax.Array) -> Callable:
         """The product with A^{1/2} H A^{1/2}."""
-        _, hvp = jax.linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
+        _, hvp = linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
 
         def product(v: jax.Array) -> jax.Array:
             v = ravel(hvp(unravel(root(v))))[0]
@@ -222,7 +223,7 @@ def hessian(potential: Potential, position: PyTree, batch: Any) -> jax.Array:
     """The Hessian of a batch's energy, shape (D, D)."""
     flat, unravel = ravel(position)
     grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
-    return _matrix(jax.linearize(grad, flat)[1], flat)
+    return _matrix(linearize(grad, flat)[1], flat)
 
 
 def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
@@ -242,7 +243,7 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
             batch = potential.curvature_batch(key)
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
-            entries = signs * jax.jvp(grad, (flat,), (signs * width,))[1] / width
+            entries = signs * jvp(grad, flat, signs * width)[1] / width
             return sums[0] + entries, sums[1] + entries**2
 
         zeros = jnp.zeros_like(flat)
@@ -273,12 +274,12 @@ def _noise_covariance(
 
 def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree], PyTree]:
     """V -> J'J v / n with J the centred Jacobian of per-row energies."""
-    rows, jvp = jax.linearize(rows_fn, position)
-    vjp = jax.linear_transpose(jvp, position)  # jax.vjp would trace the model once more
+    rows, push = linearize(rows_fn, position)
+    pull = jax.vjp(push, position)[1]
 
     def product(v: PyTree) -> PyTree:
-        slopes = jvp(v)
-        return vjp((slopes - jnp.mean(slopes)) / rows.shape[0])[0]
+        slopes = push(v)
+        return pull((slopes - jnp.mean(slopes)) / rows.shape[0])[0]
 
     return product
 

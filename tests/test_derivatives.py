@@ -1,0 +1,106 @@
+"""Directional derivatives of functions without forward mode, and chains on such densities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from numpyro_geom.model.derivatives import jvp, linearize
+
+
+def plain(x: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.sin(x[0]) * x[1], jnp.exp(x[1] * x[2])])
+
+
+def in_a_loop(x: jax.Array) -> jax.Array:
+    """``x``; reverse mode cannot pass a loop whose length is not known."""
+    return lax.while_loop(
+        lambda state: state[0] < 1, lambda state: (state[0] + 1, state[1]), (0, x)
+    )[1]
+
+
+def without_forward_mode(change: Callable = lambda x: x) -> Callable:
+    @jax.custom_vjp
+    def fn(x: jax.Array) -> jax.Array:
+        return plain(x)
+
+    fn.defvjp(
+        lambda x: (fn(x), x),
+        lambda x, u: (
+            change(
+                jnp.stack(
+                    [
+                        u[0] * jnp.cos(x[0]) * x[1],
+                        u[0] * jnp.sin(x[0]) + u[1] * x[2] * jnp.exp(x[1] * x[2]),
+                        u[1] * x[1] * jnp.exp(x[1] * x[2]),
+                    ]
+                )
+            ),
+        ),
+    )
+    return fn
+
+
+# differences in 64 bits have a relative error of eps^(2/3) = 4e-11
+FUNCTIONS = {
+    "nested reverse": (without_forward_mode(), 1e-12),
+    "differences": (without_forward_mode(in_a_loop), 1e-8),
+}
+X, T = jnp.array([0.7, 0.4, 1.3]), jnp.array([0.3, -1.1, 0.6])
+
+
+def gradient(fn: Callable) -> Callable:
+    return jax.grad(lambda x: jnp.sum(jnp.square(fn(x) - 0.3)) + jnp.sum(jnp.square(x)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("of", [lambda fn: fn, gradient], ids=["function", "gradient"])
+def test_products_are_those_of_forward_mode(x64: None, name: str, of: Callable) -> None:
+    fn, tolerance = FUNCTIONS[name]
+    x, t = X.astype(float), T.astype(float)
+    value, tangent = jax.jvp(of(plain), (x,), (t,))
+
+    def products(x: jax.Array, t: jax.Array) -> tuple:
+        there, push = linearize(of(fn), x)
+        return *jvp(of(fn), x, t), there, push(t), jax.vmap(push)(jnp.stack([t, -t]))[1]
+
+    for run in (products, jax.jit(products)):
+        for one, two in zip(run(x, t), (value, tangent, value, tangent, -tangent), strict=True):
+            np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_products_of_rows_can_be_transposed(x64: None, name: str) -> None:
+    """The rows of a control variate contain a product, and their covariance needs both ways."""
+    fn, tolerance = FUNCTIONS[name]
+    x, t = X.astype(float), T.astype(float)
+    anchor = jnp.full(3, 0.9)
+    _, push = linearize(lambda x: fn(x) - jvp(fn, anchor, x - anchor)[1], x)
+    jacobian = jax.jacfwd(plain)(x) - jax.jacfwd(plain)(anchor)
+    np.testing.assert_allclose(push(t), jacobian @ t, atol=100 * tolerance)
+    u = jnp.array([0.6, -0.8])
+    np.testing.assert_allclose(jax.vjp(push, x)[1](u)[0], u @ jacobian, atol=100 * tolerance)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_differences_do_not_depend_on_the_length_of_the_direction(size: float) -> None:
+    fn, _ = FUNCTIONS["differences"]
+    product = jax.jit(lambda t: jvp(gradient(fn), X, t)[1])(size * T)
+    exact = jax.jvp(gradient(plain), (X,), (T,))[1]
+    np.testing.assert_allclose(product / size, exact, rtol=1e-3)
+    np.testing.assert_array_equal(jvp(gradient(fn), X, 0 * T)[1], 0)
+
+
+def test_forward_mode_is_used_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("numpyro_geom.model.derivatives._by_reverse_mode", refuse)
+    linearize(jnp.sin, X)[1](X)
+    jvp(jax.grad(lambda x: jnp.sum(jax.nn.relu(x))), X, X)  # with a custom_jvp
