@@ -173,7 +173,7 @@ def bind(
             "`numpyro.sample` without `obs` whose support is more than a point",
             UserWarning,
         )
-        plan, rows = dataclasses.replace(model.plan, batch_sizes={}, local_axes={}), None
+        plan, rows = dataclasses.replace(model.plan, batch_sizes={}), None
         bound = dataclasses.replace(bound, model=model.replace(plan=plan), point=one)
         one = jnp.zeros(())
         position = jnp.zeros(rng_key.shape[:1]) if batched else one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,30 +73,17 @@ def read_subsampling(
         SubsamplePlates(started, rows)(*args, **kwargs)
 
     check_lengths(model, args, kwargs, all_rows, run_on)
-    kinds = ("sample", "deterministic")
-    sites = tuple(site_of(s) for s in trace.values() if s["type"] in kinds)
-    # plates inside control flow are only known from their sites
-    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
-    sizes = {frame.name: frame.size for frame in frames}
-    sizes.update({name: size for name, (size, _) in declared.items()})
-    batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
+    every = on_all_rows(trace, declared)
+    batch_sizes = _resolve_batch_sizes(every.sites, declared, batch_size)
     check_discrete(trace, batch_sizes, sums)
-    local_axes = {
-        s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in batch_sizes)
-        for s in sites
-        if s.kind == "latent"
-    }
     kept = [s["type"] for s in trace.values() if s["type"] in ("param", "mutable")]
     effects = Effects()
     if plates.keys_given or "mutable" in kept:
         effects = effects_of(model, args, kwargs, trace)
-    subsampling = Subsampling(
-        sizes=sizes,
+    subsampling = dataclasses.replace(
+        every,
         batch_sizes=batch_sizes,
         batching=batching,
-        local_axes={name: axes for name, axes in local_axes.items() if axes},
-        num_data=_count_rows(sites, sizes),
-        sites=sites,
         has_params=bool(kept),
         idle_params=effects.idle,
         is_random=effects.is_random,
@@ -109,7 +96,7 @@ def read_subsampling(
             "(use_running_average=True), or batch_size=None"
         )
     for plate in batch_sizes:
-        if not any(s.observed and plate in dict(s.plates) for s in sites):
+        if not any(s.observed and plate in dict(s.plates) for s in every.sites):
             raise ValueError(
                 f"plate {plate!r} cannot be subsampled: it holds no observed site. Leave it out of "
                 "batch_size, and subsample a plate with observed rows"
@@ -120,6 +107,16 @@ def read_subsampling(
     for plate in batch_sizes:
         check_separate(model, args, kwargs, subsampling, plate)
     return subsampling
+
+
+def on_all_rows(trace: Mapping[str, Any], declared: Declared) -> Subsampling:
+    """The plates and sites of an abstract trace, without minibatches."""
+    # plates inside control flow are only known from their sites
+    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
+    sizes = {frame.name: frame.size for frame in frames}
+    sizes.update({name: size for name, (size, _) in declared.items()})
+    kinds = ("sample", "deterministic")
+    return Subsampling(sizes, tuple(_site_of(s) for s in trace.values() if s["type"] in kinds))
 
 
 def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampling) -> None:
@@ -145,7 +142,7 @@ def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampli
         )
 
 
-def site_of(site: dict[str, Any]) -> Site:
+def _site_of(site: dict[str, Any]) -> Site:
     """The facts that are kept of a site in a trace of shapes."""
     fn: Any = site.get("fn")
     kind = site["type"]
@@ -170,13 +167,6 @@ def is_unit(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, dist.Unit)
-
-
-def _count_rows(sites: tuple[Site, ...], sizes: Mapping[str, int]) -> int:
-    """N: the product over nested data plates, the sum over independent data plates."""
-    groups = {frozenset(p for p, _ in s.plates) for s in sites if s.observed and s.plates}
-    maximal = [g for g in groups if not any(g < other for other in groups)]
-    return sum(math.prod(sizes[p] for p in g) for g in maximal) if maximal else 1
 
 
 def _resolve_batch_sizes(
