@@ -34,6 +34,7 @@ from ..rows.host_rows import (
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
+from .digests import Digests
 from .enumeration import enumerating
 from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
@@ -186,11 +187,12 @@ class Model:
 
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
         by_value = not self.arrays or reads_values(run, self.args, self.kwargs)
+        digests = Digests()
 
         def told(x: Any) -> Any:
             if not isinstance(x, (jax.Array, HostArray)):
                 return repr(x)
-            return x.shape, str(x.dtype), np.asarray(x).tobytes() if by_value else ""
+            return digests.of(x) if by_value else (x.shape, str(x.dtype))
 
         return f"{treedef}{[told(x) for x in leaves]}{self.plan}"
 
