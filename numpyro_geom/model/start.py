@@ -114,7 +114,10 @@ def find_start(
             lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
         ):
             return start()  # NumPyro's search continues until the gradient is finite
-        return found.z, valid, {} if replays else info.postprocess_fn.args[0]
+        # `init_to_value` leaves values as they are, possibly with fewer bits than a position
+        wide = jnp.result_type(float)
+        position = {n: x.astype(jnp.promote_types(x.dtype, wide)) for n, x in found.z.items()}
+        return position, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
         position, valid, transforms = compiled(
