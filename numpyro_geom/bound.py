@@ -316,7 +316,6 @@ def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) ->
     expansion = settings.expansion
     if expansion is None:
         return ()
-    expansion.check(position)
     sites = expansion.replaced(position)
     wide = sorted(set() if plan is None else set(plan.local_axes) & set(sites))
     if wide:
