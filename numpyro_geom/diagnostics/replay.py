@@ -17,7 +17,6 @@ from jax import random
 from numpyro.infer import MCMC
 
 from .._numpyro import arguments_of
-from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
 from ..model.abstract import abstract_trace, with_start
 from ..model.arguments import on_device
@@ -41,7 +40,7 @@ def model_of(source: MCMC | LaplaceDraws) -> Model | None:
     if isinstance(source, LaplaceDraws):
         return unchecked(source.model, source.args, source.kwargs)
     kernel, (args, kwargs) = source.sampler, arguments_of(source)
-    if isinstance(kernel, SGKernel) and kernel.bound.model is not None:
+    if hasattr(kernel, "bound"):
         return kernel.bound.on(*on_device(args, kwargs)).model
     fn = getattr(kernel, "model", None)
     return None if fn is None else unchecked(fn, args, kwargs)

@@ -31,7 +31,6 @@ from scipy.spatial.distance import pdist
 
 from .._checks import check_batch_size, check_choice, check_int, check_key, check_model
 from .._numpyro import arguments_of
-from ..kernel import SGKernel
 from ..model.minibatch import SubsamplePlates
 from ..model.model import Model, read
 from .draws import as_array, check_run, draws_of, evenly, real_numbers, stored_name
@@ -534,9 +533,9 @@ def scores(
         check_run(source)
         if not args and not kwargs:
             args, kwargs = arguments_of(source)
-        if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            bound = source.sampler.bound.model
-            model = model if bound is None else bound.runnable
+        bound = getattr(source.sampler, "bound", None)
+        if bound is not None and bound.model is not None and source.sampler.model == model:
+            model = bound.model.runnable
     check_model("model", model)
     if rng_key is not None:
         check_key("rng_key", rng_key)
