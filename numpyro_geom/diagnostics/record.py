@@ -341,5 +341,5 @@ def _without_bias(kernel: SGKernel) -> str:
     if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
     if kernel.facts.bias is None:
-        return f"not that of a step size, see the docstring of {type(kernel).__name__}"
+        return f"none from a step size, see the docstring of {type(kernel).__name__}"
     return ""

@@ -173,7 +173,7 @@ def ksd_test(
 
     ``"covariance"`` hardly ever rejects, not even exact draws, unless n is much larger than D.
 
-    The cost is that of `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap``
+    It costs as much as `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap``
     numbers in memory.
 
     Args:

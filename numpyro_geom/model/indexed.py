@@ -66,8 +66,8 @@ def check_indexed(
     for name, axis in twice:
         if _shape_of_terms(again[name])[axis] == probe + 1:
             raise ValueError(
-                f"the rows of plate {plate!r} are on two axes of site {name!r}, on that of the "
-                f"plate and on axis {axis}: every pair of rows would count. Expected values of the "
+                f"the rows of plate {plate!r} are on two axes of site {name!r}, on the plate's "
+                f"own and on axis {axis}: every pair of rows would count. Expected values of the "
                 "shape that the plate's dim asks for, such as `obs=y[i][:, None]` for dim=-2"
             )
 

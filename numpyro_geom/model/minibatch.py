@@ -316,8 +316,8 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
 def _stratified_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
     """One index of each of ``rows`` stretches of ``size / rows`` rows, in their order.
 
-    That of stretch j is the floor of (j size + r) / rows, with r uniform below ``size``. A row may
-    lie in two stretches in part. Each row comes ``rows / size`` times on average.
+    Stretch j gives the floor of (j size + r) / rows, with r uniform below ``size``. A row may lie
+    in two stretches in part. Each row comes ``rows / size`` times on average.
     """
     first, rest = np.divmod(np.arange(rows) * size, rows)  # in 64 bits
     within = _uniform_rows(rng_key, rows, size)

@@ -396,8 +396,8 @@ SHARED: dict[str, Setting] = {
     "max_norm": Setting(
         optional(positive),
         """longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled down to this
-        length. None is no limit. Where the limit applies, the law is that of the shorter force.
-        With a single parameter this is the law of a U whose slope does not exceed the limit. The
+        length. None is no limit. Where the limit applies, the law is the law of the shorter force.
+        With a single parameter this is the law of a U with no slope beyond the limit. The
         limit protects against rare gradients that throw a chain out. If it applies at most steps,
         take a smaller step.""",
     ),
