@@ -297,7 +297,7 @@ def _step(settings: Settings) -> Step:
 
 
 def _shortfall(loss: jax.Array) -> jax.Array:
-    """(1 - e^{-2 x}) / (2 x), which is 1 at x = 0, for x of either sign."""
+    """(1 - e^{-2 x}) / (2 x), and 1 at x = 0, for x of either sign."""
     small = jnp.abs(loss) < 1e-6
     safe = jnp.where(small, 1.0, loss)
     return jnp.where(small, 1.0 - loss, -jnp.expm1(-2 * safe) / (2 * safe))

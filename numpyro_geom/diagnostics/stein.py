@@ -60,7 +60,7 @@ def ksd(
 
         V = 1/n^2 sum over i, j of k0(i, j)        U = 1/(n (n - 1)) sum over i != j of k0(i, j)
 
-    Both estimate KSD^2, which is 0 if and only if the draws are from the target. V is never
+    Both estimate KSD^2. It is 0 if and only if the draws are from the target. V is never
     negative. On n exact draws, V is about E[k0(x, x)] / n. U is unbiased, and on exact draws it is
     negative about half of the time. If the draws depend on each other, U is biased, usually
     upwards.

@@ -197,7 +197,7 @@ def _param_values(
     """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites."""
 
     def values(only_idle: bool) -> dict[str, Any]:
-        # without a draw from a prior, which may be improper
+        # without a draw from a prior: it may be improper
         trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
         kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}

@@ -27,7 +27,7 @@ PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
 POWER_STEPS = 12
-"""Power steps towards the direction of a noise, which must be known to some tens of percent."""
+"""Power steps towards the direction of a noise. It must be known to some tens of percent."""
 
 
 def measure(
