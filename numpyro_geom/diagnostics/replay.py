@@ -124,12 +124,17 @@ def row_plate(model: Model, name: str) -> str | None:
     plate = max(dict(site.plates), key=lambda plate: sizes[plate], default=None)
     if plate is None or sizes[plate] <= FEW_ROWS:
         return None
-    plan = dataclasses.replace(model.plan, batch_sizes={plate: sizes[plate] // 2})
+    half = {plate: sizes[plate] // 2}
+    plan = dataclasses.replace(model.plan, batch_sizes=half)
+    given = model.runnable, model.args, model.kwargs
     try:
-        found = dict(leaning(model.runnable, model.args, model.kwargs, plan, plate))
+        trace, _ = abstract_trace(*given, half)
+        found = dict(leaning(*given, plan, plate))
     except Exception:  # a user's model can raise anything if shapes do not fit
         return None
-    return None if name in found else plate
+    # a plate in a loop keeps all of its rows
+    in_loop = trace[name]["fn"].batch_shape[dict(site.plates)[plate]] != half[plate]
+    return None if in_loop or name in found else plate
 
 
 def predictive_values(
