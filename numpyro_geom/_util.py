@@ -70,7 +70,7 @@ def is_key(x: Any) -> bool:
 
 
 def words(x: Any) -> Any:
-    """The array itself; for typed keys their words, which can be stored and sent."""
+    """The array itself; for typed keys their words; they can be stored and sent."""
     return random.key_data(x) if is_key(x) else x
 
 

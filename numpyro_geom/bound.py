@@ -173,7 +173,7 @@ def bind(
             "`numpyro.sample` without `obs` whose support is more than a point",
             UserWarning,
         )
-        plan, rows = dataclasses.replace(model.plan, batch_sizes={}, local_axes={}), None
+        plan, rows = dataclasses.replace(model.plan, batch_sizes={}), None
         bound = dataclasses.replace(bound, model=model.replace(plan=plan), point=one)
         one = jnp.zeros(())
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
@@ -316,7 +316,6 @@ def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) ->
     expansion = settings.expansion
     if expansion is None:
         return ()
-    expansion.check(position)
     sites = expansion.replaced(position)
     wide = sorted(set() if plan is None else set(plan.local_axes) & set(sites))
     if wide:

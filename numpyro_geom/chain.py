@@ -75,7 +75,7 @@ def decide(
         algorithm: the algorithm that samples it.
         bound: the bound model, with undecided arguments.
         state: state of one chain before its first draw, or of several chains.
-        choice: an earlier choice, which is kept.
+        choice: an earlier choice; it is kept.
 
     Returns:
         The bound model and the state, without parts that are no longer needed. Within a

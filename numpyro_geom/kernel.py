@@ -191,7 +191,7 @@ class SGKernel(MCMCKernel):
         if num_warmup == 0 and self.settings.schedule is None:
             warn_outside(
                 "num_warmup=0 and step_size='auto': the step size is found in warm-up, and there "
-                "is none, so the draws are those of a first guess. Pass num_warmup of some hundred "
+                "is none, so the step size is a first guess. Pass num_warmup of some hundred "
                 "draws, or a step_size"
             )
         state = start_chains(

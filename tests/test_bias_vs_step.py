@@ -285,7 +285,7 @@ def test_one_program_serves_all_step_sizes_and_the_kernel_is_not_changed() -> No
     ("kernel", "message"),
     [
         (GGMC(potential_fn=energy), "Metropolis-adjusted"),
-        (ISGD(potential_fn=energy), "not that of a step size"),
+        (ISGD(potential_fn=energy), "does not come from a step size"),
         (SGRLD(potential_fn=energy, step_size=polynomial(0.1, 0.0, 0.5)), "'auto' or a number"),
         (SGRLD(potential_fn=energy, temperature=0), "temperature must be above 0"),
     ],

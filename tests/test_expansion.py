@@ -151,7 +151,7 @@ def test_which_sites() -> None:
     assert "net/0.bias" not in Expansion().replaced(named)
     last = {"net/0.kernel": Factors(right=0), "net/1.kernel": Factors()}
     with pytest.raises(ValueError, match="pairs no bias"):
-        dataclasses.replace(rule, sites=last).check(named)
+        dataclasses.replace(rule, sites=last).replaced(named)
 
 
 def test_low_rank_forms_no_square_matrix() -> None:
@@ -653,16 +653,16 @@ def test_bad_settings(settings: Callable, error: type, match: str) -> None:
 def test_settings_that_do_not_fit_the_position(settings: dict, match: str) -> None:
     expansion = Expansion(**settings)
     with pytest.raises(ValueError, match=match):
-        expansion.check(position_of())
+        expansion.replaced(position_of())
     with pytest.raises(ValueError, match=match):
         expansion.init(random.key(0), position_of())
 
 
 def test_positions_without_matrices() -> None:
     with pytest.raises(ValueError, match="nothing to expand: expected a site with two axes"):
-        Expansion().check({"x": jnp.zeros(()), "b": jnp.zeros(3)})
+        Expansion().replaced({"x": jnp.zeros(()), "b": jnp.zeros(3)})
     with pytest.raises(TypeError, match="expected a position that is a dict"):
-        Expansion().check(jnp.zeros((2, 3)))
+        Expansion().replaced(jnp.zeros((2, 3)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs
+from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs, init_to_value
 from numpyro.infer.gibbs import discrete_latent_sites
 from numpyro.infer.util import constrain_fn, potential_energy
 from targets import (
@@ -420,6 +420,17 @@ def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
     assert int(state.num_steps) == np.clip(np.ceil(wanted), 1, 1000)
     assert float(state.step_size) > 0
     assert len(traces) == 1
+
+
+def test_a_start_at_values_of_32_bits_is_a_position_of_64_bits() -> None:
+    def model() -> None:
+        numpyro.sample("scale", dist.HalfNormal(1.0))
+
+    at = init_to_value(values={"scale": jnp.float32(2)})
+    with jax.enable_x64(True):
+        state = SGRLD(model, step_size=0.1, init_strategy=at).init(random.key(0), 0, None, (), {})
+        assert state.z["scale"].dtype == state.potential_energy.dtype == jnp.float64
+    np.testing.assert_allclose(np.exp(state.z["scale"]), 2, rtol=1e-6)
 
 
 def test_init_params_of_one_chain_and_of_several() -> None:

@@ -291,7 +291,7 @@ def test_rows_under_vmap_and_as_an_array():
 
 @pytest.mark.parametrize(("size", "batch"), [(7, 2), (7, 4), (7, 6), (8, 4), (301, 16)])
 def test_rows_of_stratified_batches_are_in_place(size, batch):
-    plate = Subsampling({"rows": size}, {"rows": batch}, "stratified", {}, size, ())
+    plate = Subsampling({"rows": size}, (), {"rows": batch}, "stratified")
     values = np.random.default_rng(0).standard_normal((size, 3))
     rows = MeshRows.of(values, on((1, 2))["mesh"], "rows")
 

@@ -34,7 +34,7 @@ class AuxiliaryState(NamedTuple):
             squared entry of the full g in the target, wherever the chain starts.
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
-        weight: weight of the three running means, which start at zero.
+        weight: weight of the three running means; they start at zero.
         num_steps: steps so far.
     """
 
@@ -154,7 +154,7 @@ def _draw_auxiliary(
     decay: jax.Array,
     s: jax.Array,
 ) -> PyTree:
-    """V <- m + decay (V - m) + noise, which leaves N(m, s^2 I) invariant.
+    """V <- m + decay (V - m) + noise; it leaves N(m, s^2 I) invariant.
 
     The minibatch noise of m reaches V times 1 - decay. The injected variance is reduced by it.
     """

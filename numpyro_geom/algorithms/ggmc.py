@@ -219,7 +219,7 @@ def _propose(
 
 
 def _num_steps(rate: jax.Array, step_size: jax.Array, potential: Potential) -> jax.Array:
-    """One relaxation time; with minibatches several, which cost no more than the energy."""
+    """One relaxation time; with minibatches several, as cheap as the energy."""
     if potential.steps_per_epoch == 1:
         return num_steps(rate, step_size)
     steps = num_steps_from(rate, step_size, draw_length=MINIBATCH_DRAW_LENGTH)
@@ -262,7 +262,7 @@ def _trajectory(settings: Settings) -> Draw:
             return (tree_vdot(p, p) / 2).astype(dtype)
 
         def gradient(k: jax.Array, key_noise: jax.Array, batch: Any, carry: tuple) -> tuple:
-            """Apply gradient k of L + 1, which ends one step and begins the next step."""
+            """Apply gradient k of L + 1: it ends one step and begins the next step."""
             position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
             learned = learn(learned, grad, potential.num_data, learning)

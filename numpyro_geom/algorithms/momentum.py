@@ -107,7 +107,7 @@ def momentum_algorithm(
     remark: str = "",
     **others: Any,
 ) -> Algorithm:
-    """The algorithm of a step with a momentum; its automatic settings are those of `momentum_rule`.
+    """The algorithm of a step with a momentum; `momentum_rule` gives its automatic settings.
 
     Args:
         settings: the kernel's settings.
@@ -167,7 +167,7 @@ def momentum_rule(
     both are errors, and their limits are s / 4 and s / 2. An automatic friction is sqrt(lam_min),
     or as much more as noise needs. sqrt(lam_min) is half of the critical friction of the slowest
     direction. Draws are most effective there: autocorrelation times of theta fall with the
-    friction, and those of theta^2 have their minimum there.
+    friction, and autocorrelation times of theta^2 have their minimum there.
 
     Args:
         adaptation: the measurements.

@@ -37,7 +37,7 @@ class NoiseEstimate(NamedTuple):
 
     Attributes:
         variance: running mean of (g1 - g2)^2 / 4, of gradients over all data, times ``weight``.
-        weight: weight of the running mean, which starts at zero.
+        weight: weight of the running mean; it starts at zero.
         clamped: share of the entries whose noise could not be removed in full, a running mean
             over steps.
     """

@@ -1,7 +1,7 @@
 """Stochastic-gradient Nose-Hoover thermostat: a friction that adapts to unknown gradient noise.
 
 Let c I be the covariance of the noise in the whitened gradient A^{1/2} grad Uhat. Kicks of size h
-then add the diffusion h c to the momentum. The total noise is that of the friction
+then add the diffusion h c to the momentum. The total noise belongs to the friction
 gamma* = gamma + h c / (2 tau), with gamma the friction of the injected noise. The dynamics
 
     d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - xi p dt + sqrt(2 gamma* tau) dW,
@@ -12,7 +12,7 @@ Fokker-Planck equation of rho the Hamiltonian part vanishes. Friction and noise 
 (xi - gamma*) (D - p'p / tau) rho, and the thermostat gives its negative. So xi has the mean gamma*
 and the variance tau / (D mass) for any c.
 
-Where U is flat, let k be the excess of p'p / D and x that of xi over the invariant mean. On average
+Where U is flat, let k and x be the excess of p'p / D and xi over their invariant means. On average
 
     dk/dt = -2 gamma* k - 2 tau x,    dx/dt = k / mass,
 
@@ -297,7 +297,7 @@ def _step(settings: Settings) -> Step:
 
 
 def _shortfall(loss: jax.Array) -> jax.Array:
-    """(1 - e^{-2 x}) / (2 x), which is 1 at x = 0, for x of either sign."""
+    """(1 - e^{-2 x}) / (2 x), and 1 at x = 0, for x of either sign."""
     small = jnp.abs(loss) < 1e-6
     safe = jnp.where(small, 1.0, loss)
     return jnp.where(small, 1.0 - loss, -jnp.expm1(-2 * safe) / (2 * safe))

@@ -29,7 +29,7 @@ from ..model.model import Model, read
 from ..model.start import check_rows, find_start
 
 HELD_OUT = 0.1
-"""Share of held-out rows, which judge the training, where a batch size is given."""
+"""Share of held-out rows where a batch size is given. They judge the training."""
 VALIDATION_ROWS = 1024
 """Held-out rows per evaluation; larger held-out sets are a multiple of this number."""
 

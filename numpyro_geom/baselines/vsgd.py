@@ -224,7 +224,7 @@ class VSGD(SGKernel):
 def _propose(
     settings: Settings, adaptation: Adaptation, state: SGState, potential: Potential
 ) -> tuple[jax.Array, jax.Array, PyTree]:
-    """The optimal rate, which replaces the step of a bias tolerance."""
+    """The optimal rate, in the place of the step of a bias tolerance."""
     h = optimal_rate(state.metric_state.statistic, potential.num_data, settings.temperature)
     h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
     return h, adaptation.slowest, state.dynamics

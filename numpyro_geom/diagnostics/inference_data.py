@@ -8,8 +8,7 @@ even if the sampler used subsamples.
 from __future__ import annotations
 
 import datetime
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
 from ..laplace.draw import LaplaceDraws
+from ..model.arguments import by_name
 from ..model.model import Model
 from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
 from .gradients import gradients_at_draws
@@ -284,7 +284,7 @@ def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
         )
     if request is False or model is None:
         return {}
-    arguments = _arguments(model.fn, model.args, model.kwargs)
+    arguments = by_name(model.fn, model.args, model.kwargs)
     return {
         name: host(leaf)
         for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
@@ -295,22 +295,6 @@ def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
             for y in observed.values()
         )
     }
-
-
-def _arguments(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names in the model's signature."""
-    try:
-        signature = inspect.signature(fn)
-        bound = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # there is no signature
-        return dict(kwargs)
-    found: dict[str, Any] = {}
-    for name, value in bound.items():
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            found.update(value)
-        else:
-            found[name] = value
-    return found
 
 
 def container(datasets: dict[str, Any]) -> Any:

@@ -86,7 +86,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         return
     positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]
     if not any(np.ptp(x, axis=(0, 1)).any() for x in positions):
-        return  # no draw moves, which other checks report
+        return  # no draw moves, as other checks report
     found = moment_errors(run.unconstrained, run.temperature)
     if not found.names:
         advice = (

@@ -576,7 +576,7 @@ def _normalised(x: np.ndarray, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     if x.ndim == 2:
         if min(x.shape) > 1 and np.abs(x.sum(axis=1) - 1).max() < SUM_TOLERANCE:
             raise ValueError(
-                f"probabilities of shape {x.shape} are read as (draws, rows), those of class 1 of "
+                f"probabilities of shape {x.shape} are read as (draws, rows) of class 1 of "
                 "two, but each row sums to 1 and looks like (rows, classes): pass p[None]"
             )
         x = np.stack([1 - x, x], axis=-1)

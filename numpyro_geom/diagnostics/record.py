@@ -63,17 +63,15 @@ def record_of_container(container: Any) -> RunRecord:
 
 def record_of_mcmc(mcmc: MCMC) -> RunRecord:
     """Read a run that `check_run` has accepted."""
-    kernel = mcmc.sampler
-    library, targets_model = "numpyro", getattr(kernel, "model", None) is not None
-    if isinstance(kernel, SGKernel):
-        library, targets_model = "numpyro_geom", kernel.bound.targets_model
+    kernel, bound = mcmc.sampler, getattr(mcmc.sampler, "bound", None)
+    has_model = getattr(kernel, "model", None) is not None
     return RunRecord(
         posterior=draws_by_name(mcmc),
         sample_stats=sample_stats(mcmc),
         attributes=_attributes(mcmc),
         descriptions=_descriptions(kernel),
-        library=_library(library),
-        targets_model=targets_model,
+        library=_library("numpyro" if bound is None else "numpyro_geom"),
+        targets_model=has_model if bound is None else bound.targets_model,
         scale=learned_scale(mcmc),
     )
 
@@ -120,23 +118,23 @@ def record_of_guide(draws: LaplaceDraws) -> RunRecord:
 
 def sample_stats(mcmc: MCMC) -> Arrays:
     """Figures of each draw, under the names that ArviZ uses."""
-    kernel = mcmc.sampler
+    kernel, facts = mcmc.sampler, getattr(mcmc.sampler, "facts", None)
     stats: Arrays = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
         if field == "site_temperatures" and len(value) > 1:  # for one site it is the total
             stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
         if not is_numeric(value):
             continue
-        if field == "accept_prob" and isinstance(kernel, SGKernel) and not kernel.facts.adjusted:
+        if field == "accept_prob" and facts is not None and not facts.adjusted:
             continue
         x = host(value)
         if field == "potential_energy":
-            if isinstance(kernel, SGKernel):
+            if facts is not None:
                 stats["energy"] = x
             stats["lp"] = -x
         else:
             stats[RENAMED.get(field, field)] = x
-    if isinstance(kernel, SGKernel) and not kernel.facts.trajectory and "diverging" in stats:
+    if facts is not None and not facts.trajectory and "diverging" in stats:
         # a step that fails may have started at the end of the previous draw
         failed = stats["diverging"].astype(bool)
         after = np.roll(failed, -1, 1)
@@ -165,7 +163,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
         **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
         **package_versions(),
     }
-    if not isinstance(kernel, SGKernel):
+    if not hasattr(kernel, "facts"):
         return attrs
     attrs.update(_storable(kernel.settings.record()))
     if kernel.plan is not None:
@@ -188,7 +186,7 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
 
 def _descriptions(kernel: Any) -> dict[str, str]:
     """Descriptions of the figures in ``sample_stats``, mainly of energies."""
-    if not isinstance(kernel, SGKernel):
+    if not hasattr(kernel, "facts"):
         return {}
     if kernel.plan is None:
         estimated = takes_rng_key(kernel.settings.potential_fn)
@@ -240,7 +238,7 @@ def is_measured(mcmc: MCMC) -> bool:
     """Whether warm-up has measured curvature and noise; False if nothing was automatic."""
     kernel = mcmc.sampler
     # the first measurement happens before the second draw
-    return isinstance(kernel, SGKernel) and kernel.measures and int(np.min(mcmc.last_state.i)) > 1
+    return getattr(kernel, "measures", False) and int(np.min(mcmc.last_state.i)) > 1
 
 
 def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
@@ -343,5 +341,5 @@ def _without_bias(kernel: SGKernel) -> str:
     if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
     if kernel.facts.bias is None:
-        return f"not that of a step size, see the docstring of {type(kernel).__name__}"
+        return f"none from a step size, see the docstring of {type(kernel).__name__}"
     return ""

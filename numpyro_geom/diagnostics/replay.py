@@ -6,6 +6,7 @@ The results are collected on the host.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +17,12 @@ from jax import random
 from numpyro.infer import MCMC
 
 from .._numpyro import arguments_of
-from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
 from ..model.abstract import abstract_trace, with_start
 from ..model.arguments import on_device
-from ..model.minibatch import Subsampling
 from ..model.model import Model
-from ..model.plates import site_of
+from ..model.plates import on_all_rows
+from ..model.trial import leaning
 from .draws import Arrays, host
 
 CHUNK_SIZE = 2**18
@@ -31,8 +31,8 @@ CHUNK_MEMORY = 2**28
 """Bytes of temporary device memory above which the automatic chunk is made smaller."""
 SHARED_DRAWS = 64
 """Draws that share one pass over a chunk of rows, if there are enough rows."""
-PROBE_ROWS = 8
-"""Number of rows in the test of whether a model's rows can be evaluated separately."""
+FEW_ROWS = 16
+"""Most rows of a plate that is never cut into chunks."""
 
 
 def model_of(source: MCMC | LaplaceDraws) -> Model | None:
@@ -40,7 +40,7 @@ def model_of(source: MCMC | LaplaceDraws) -> Model | None:
     if isinstance(source, LaplaceDraws):
         return unchecked(source.model, source.args, source.kwargs)
     kernel, (args, kwargs) = source.sampler, arguments_of(source)
-    if isinstance(kernel, SGKernel) and kernel.bound.model is not None:
+    if hasattr(kernel, "bound"):
         return kernel.bound.on(*on_device(args, kwargs)).model
     fn = getattr(kernel, "model", None)
     return None if fn is None else unchecked(fn, args, kwargs)
@@ -49,17 +49,7 @@ def model_of(source: MCMC | LaplaceDraws) -> Model | None:
 def unchecked(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Model:
     """A model that NumPyro can run. Its rows need no check, because none are drawn."""
     args, kwargs = on_device(args, kwargs)
-    trace, declared = abstract_trace(fn, args, kwargs, {})
-    kinds = ("sample", "deterministic")
-    plan = Subsampling(
-        sizes={name: size for name, (size, _) in declared.items()},
-        batch_sizes={},
-        batching="replacement",
-        local_axes={},
-        num_data=1,
-        sites=tuple(site_of(site) for site in trace.values() if site["type"] in kinds),
-    )
-    return Model(fn, args, kwargs, plan)
+    return Model(fn, args, kwargs, on_all_rows(*abstract_trace(fn, args, kwargs, {})))
 
 
 def summed_out(model: Model, posterior: Mapping[str, Any]) -> list[str]:
@@ -105,7 +95,7 @@ def pointwise_log_prob(
     """Pointwise log likelihood; sites with the same largest plate are computed together."""
     by_plate: dict[str | None, list[str]] = {}
     for name in names:
-        by_plate.setdefault(row_plate(model, draws, name), []).append(name)
+        by_plate.setdefault(row_plate(model, name), []).append(name)
     found: Arrays = {}
     num_draws = next(iter(draws.values())).shape[0]
     for plate, group in by_plate.items():
@@ -124,51 +114,27 @@ def _log_prob_fn(model: Model, names: list[str], plate: str | None) -> Callable:
 
 def _local_axes(model: Model, plate: str | None) -> dict[str, int]:
     """Latent sites in the plate, with the axis of its rows (the axis of draws is 0)."""
-    return {
-        name: 1 + len(site.batch_shape) + dim
-        for name, site in model.sites.items()
-        for p, dim in site.plates
-        if site.kind == "latent" and p == plate
-    }
+    plan = dataclasses.replace(model.plan, batch_sizes={} if plate is None else {plate: 1})
+    return {name: 1 + axis for name, ((_, axis),) in plan.local_axes.items()}
 
 
-def row_plate(model: Model, draws: Arrays, name: str) -> str | None:
-    """The largest plate of an observed site; None if its rows cannot be evaluated separately.
-
-    The model is evaluated twice on a few rows, with different other rows and in another order. A
-    model that does not index its data by the plate fails, or returns another shape. A model that
-    mixes its rows (a cumulative sum, a normalisation over the batch) returns other values.
-    """
-    site = model.sites[name]
-    if not site.plates:
+def row_plate(model: Model, name: str) -> str | None:
+    """The largest plate of an observed site; None if it is small, or rows lean on each other."""
+    site, sizes = model.sites[name], model.plan.sizes
+    plate = max(dict(site.plates), key=lambda plate: sizes[plate], default=None)
+    if plate is None or sizes[plate] <= FEW_ROWS:
         return None
-    plate, dim = max(site.plates, key=lambda pair: model.plan.sizes[pair[0]])
-    size = model.plan.sizes[plate]
-    if size <= 2 * PROBE_ROWS:
+    half = {plate: sizes[plate] // 2}
+    plan = dataclasses.replace(model.plan, batch_sizes=half)
+    given = model.runnable, model.args, model.kwargs
+    try:
+        trace, _ = abstract_trace(*given, half)
+        found = dict(leaning(*given, plan, plate))
+    except Exception:  # a user's model can raise anything if shapes do not fit
         return None
-    few = np.arange(PROBE_ROWS) * (size // PROBE_ROWS)
-    others = np.where(np.arange(PROBE_ROWS) % 2 == 0, few, few + 1)[::-1]
-    expected = list(site.batch_shape)
-    expected[dim] = PROBE_ROWS
-    local_axes = _local_axes(model, plate)
-    log_prob = jax.jit(_log_prob_fn(model, [name], plate))
-    found = []
-    for rows in (few, others):
-        draw = {
-            n: np.take(x[0], rows, local_axes[n] - 1) if n in local_axes else x[0]
-            for n, x in draws.items()
-        }
-        try:
-            values = log_prob(model.arrays, np.int32(0), draw, rows.astype(np.int32))[name]
-        except Exception:  # a user's model can raise anything if shapes do not fit
-            return None
-        if values.shape != tuple(expected):
-            return None
-        found.append(np.asarray(values))
-    even = np.arange(0, PROBE_ROWS, 2)
-    alone, again = np.take(found[0], even, dim), np.take(found[1], PROBE_ROWS - 1 - even, dim)
-    # rounding errors are far smaller, and rows that depend on each other differ far more
-    return plate if np.allclose(alone, again, rtol=1e-3, atol=1e-3, equal_nan=True) else None
+    # a plate in a loop keeps all of its rows
+    in_loop = trace[name]["fn"].batch_shape[dict(site.plates)[plate]] != half[plate]
+    return None if in_loop or name in found else plate
 
 
 def predictive_values(

@@ -15,7 +15,6 @@ from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
 from .._warning import warn_outside
-from ..kernel import SGKernel
 from .checks import Check, draw_checks, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen
 from .gradients import gradients_at_draws
@@ -345,12 +344,13 @@ def step_size_summary(mcmc: MCMC) -> str:
         ValueError: if it has not run.
     """
     check_run(mcmc)
-    if not isinstance(mcmc.sampler, SGKernel):
+    run = record_of_mcmc(mcmc)
+    if not run.of_this_package:
         raise TypeError(
             "step_size_summary needs a kernel of numpyro_geom, such as SGRLD, got "
             f"{type(mcmc.sampler).__name__}"
         )
-    return str(Report(tuple(run_checks(record_of_mcmc(mcmc))), of_step=True))
+    return str(Report(tuple(run_checks(run)), of_step=True))
 
 
 def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
@@ -375,7 +375,7 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
         raise ValueError(f"prob must be at least {LEAST_PROB} and below 1, got {prob!r}")
     check_flag("exclude_deterministic", exclude_deterministic)
     mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
-    if isinstance(mcmc.sampler, SGKernel):
+    if hasattr(mcmc.sampler, "facts"):
         print(step_size_summary(mcmc))
     warn_if_unreliable(mcmc)
 

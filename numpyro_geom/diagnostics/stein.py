@@ -31,7 +31,6 @@ from scipy.spatial.distance import pdist
 
 from .._checks import check_batch_size, check_choice, check_int, check_key, check_model
 from .._numpyro import arguments_of
-from ..kernel import SGKernel
 from ..model.minibatch import SubsamplePlates
 from ..model.model import Model, read
 from .draws import as_array, check_run, draws_of, evenly, real_numbers, stored_name
@@ -61,7 +60,7 @@ def ksd(
 
         V = 1/n^2 sum over i, j of k0(i, j)        U = 1/(n (n - 1)) sum over i != j of k0(i, j)
 
-    Both estimate KSD^2, which is 0 if and only if the draws are from the target. V is never
+    Both estimate KSD^2. It is 0 if and only if the draws are from the target. V is never
     negative. On n exact draws, V is about E[k0(x, x)] / n. U is unbiased, and on exact draws it is
     negative about half of the time. If the draws depend on each other, U is biased, usually
     upwards.
@@ -174,7 +173,7 @@ def ksd_test(
 
     ``"covariance"`` hardly ever rejects, not even exact draws, unless n is much larger than D.
 
-    The cost is that of `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap``
+    It costs as much as `ksd`, plus n^2 ``num_bootstrap`` multiplications and n ``num_bootstrap``
     numbers in memory.
 
     Args:
@@ -534,9 +533,9 @@ def scores(
         check_run(source)
         if not args and not kwargs:
             args, kwargs = arguments_of(source)
-        if isinstance(source.sampler, SGKernel) and source.sampler.model == model:
-            bound = source.sampler.bound.model
-            model = model if bound is None else bound.runnable
+        bound = getattr(source.sampler, "bound", None)
+        if bound is not None and bound.model is not None and source.sampler.model == model:
+            model = bound.model.runnable
     check_model("model", model)
     if rng_key is not None:
         check_key("rng_key", rng_key)

@@ -361,7 +361,7 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
     if kernel.facts.adjusted:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
     if kernel.facts.bias is None:
-        raise ValueError(f"the bias of {name} is not that of a step size, see its docstring")
+        raise ValueError(f"the bias of {name} does not come from a step size, see its docstring")
     if kernel.settings.schedule is not None and not isinstance(kernel.settings.schedule, Constant):
         raise ValueError(f"step_size must be 'auto' or a number, got {kernel.settings.schedule!r}")
     if kernel.settings.temperature == 0:

@@ -164,7 +164,7 @@ def can_correct(log_weights: np.ndarray, shape: float) -> bool:
 def pareto_shape(log_weights: np.ndarray) -> float:
     """Shape k of the generalised Pareto tail of importance weights, by ArviZ.
 
-    Infinite if there is no tail, or if a weight is NaN, which means unknown.
+    Infinite if there is no tail, or if a weight is NaN (unknown).
     """
     import arviz as az
 

@@ -36,7 +36,7 @@ def check_dense(size: int, what: str, instead: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceSettings:
-    """Arguments of `numpyro_geom.RiemannianLaplace`, which documents them.
+    """Arguments of `numpyro_geom.RiemannianLaplace`; its docstring explains them.
 
     `resolve` replaces ``"auto"`` by the choice for a model. The solver's choice comes later.
     """

@@ -47,7 +47,7 @@ class Metric(ABC):
         interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
             the number of steps, with `dataclasses.replace`.
         default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
-        is_diagonal: whether A is a diagonal matrix, which the correction of minibatch noise needs.
+        is_diagonal: whether A is a diagonal matrix, as the correction of minibatch noise needs.
     """
 
     decay: float = 0.0
@@ -57,7 +57,7 @@ class Metric(ABC):
 
     @property
     def has_auxiliary(self) -> bool:
-        """Whether the metric has a ``from_gradient``, which ``gamma="auxiliary"`` needs."""
+        """Whether the metric has a ``from_gradient``, as ``gamma="auxiliary"`` needs."""
         return type(self).from_gradient is not Metric.from_gradient
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Metric(ABC):
         )
 
     def steps_between_updates(self) -> int:
-        """``interval``. Raises if it is None, which only a kernel turns into a number."""
+        """``interval``. Raises if it is None: only a kernel turns None into a number."""
         if self.interval is None:
             name = type(self).__name__
             raise ValueError(

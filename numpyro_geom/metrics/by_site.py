@@ -207,7 +207,7 @@ class BySite(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Metric):
-    """A metric times a number, which changes the step of its sites.
+    """A metric times a number: it changes the step of its sites.
 
     A is ``by`` times the A of ``metric``. For its sites `SGRLD` then has the step size ``by`` h,
     and kernels with a momentum have the mass G / ``by``. The invariant distribution stays the same.

@@ -44,7 +44,7 @@ class Monge(Metric):
 
     Source: Yu, Hartmann, Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin
     Dynamics in Non-Diagonal Metrics" (TMLR 2023), section 3.1, Eq. 5. Deviations: 1 / r. The factor
-    of A^{1/2} avoids the paper's division by v'v, which fails at v = 0; the values are the same.
+    of A^{1/2} avoids the paper's division by v'v, undefined at v = 0; the values are the same.
 
     >>> metric = Monge(alpha2=3.0, decay=0.0)
     >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([0.0, 1.0]))

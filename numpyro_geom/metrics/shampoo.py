@@ -472,7 +472,7 @@ def _matrix_roots(
 
 
 def _contract(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
-    """Sum over all axes except the first axis, which both share, and ``axis``."""
+    """Sum over all axes except ``axis`` and the shared first axis."""
     others = tuple(i for i in range(1, left.ndim) if i != axis)
     return lax.dot_general(left, right, ((others, others), ((0,), (0,))), precision=HIGHEST)
 

@@ -1,4 +1,4 @@
-"""Runs of a model on shapes alone, which compute nothing."""
+"""Runs of a model on shapes alone: nothing is computed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,11 @@ from numpyro.infer.initialization import init_to_uniform
 
 from .minibatch import SubsamplePlates
 
-Declared = Mapping[str, tuple[int, int | None]]
-"""Plate -> its size, and the ``subsample_size`` that the model asks for."""
-
 
 def abstract_trace(
     model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
-) -> tuple[dict[str, Any], Declared]:
-    """Trace the model without computing anything; returns the sites and the declared plates."""
-    trace, plates = abstract_run(model, args, kwargs, batch_sizes)
-    return trace, plates.declared
-
-
-def abstract_run(
-    model: Callable, args: tuple, kwargs: dict, batch_sizes: Mapping[str, int]
 ) -> tuple[dict[str, Any], SubsamplePlates]:
-    """The same, with the handler that knows the plates; an error has the sites before it."""
+    """The sites, and the handler that knows the plates; an error has the sites before it."""
     record = handlers.trace()
     plates = SubsamplePlates()
 

@@ -171,7 +171,7 @@ def _is_plain(x: Any) -> bool:
 def by_name(model: Callable | None, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Arguments by their names in the model's signature, where it has names for them."""
     try:
-        return dict(inspect.signature(model).bind(*args, **kwargs).arguments)  # type: ignore
+        return inspect.signature(model).bind_partial(*args).arguments | kwargs  # type: ignore
     except (TypeError, ValueError):
         return {f"args[{k}]": x for k, x in enumerate(args)} | kwargs
 

@@ -44,7 +44,7 @@ class Anchor(NamedTuple):
 
 
 class Control(NamedTuple):
-    """The anchor, and the running mean of warm-up's draws, which becomes the next anchor.
+    """The anchor, and the running mean of warm-up's draws: the next anchor.
 
     Attributes:
         anchor: the anchor in use.

@@ -38,7 +38,7 @@ FUNCTION = "a function"
 OTHER_CLASS = "a class of the user"
 
 _known_arrays: dict[int, str] = {}
-"""Digests of arrays of JAX, which cannot change, for as long as these live."""
+"""Digests of arrays of JAX, for as long as these live. Such arrays cannot change."""
 
 
 class Digests:
@@ -49,7 +49,7 @@ class Digests:
         self._known: dict[int, tuple[Any, str]] = {}
 
     def know(self, rows: HostRows, text: str) -> None:
-        """Give a text for rows on the host, which are then not read."""
+        """Give a text for rows on the host; they are then not read."""
         self._known |= {id(x): (x, text) for x in (rows, rows.reader)}
 
     def of(self, value: Any) -> str:
@@ -267,7 +267,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def without_addresses(text: str) -> str:
-    """The ``repr`` of an object without memory addresses, which differ between processes."""
+    """The ``repr`` of an object without memory addresses; these differ between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 

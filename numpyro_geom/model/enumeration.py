@@ -1,4 +1,4 @@
-"""Discrete latent sites, which are summed out of the density as in NumPyro's NUTS."""
+"""Discrete latent sites: they are summed out of the density as in NumPyro's NUTS."""
 
 from __future__ import annotations
 

@@ -205,12 +205,13 @@ class Expansion:
         for name in ("factor_scale", "factor_friction", "prior_scale", "factor_prior_scale"):
             _set(self, name, check_number(name, getattr(self, name), above=0.0))
 
-    def check(self, position: PyTree) -> None:
-        """Raise TypeError or ValueError if the settings do not fit a position."""
-        _sides(self, position)
-
     def replaced(self, position: PyTree) -> tuple[str, ...]:
-        """Names of the multiplied sites, whose prior ``"factors"`` replaces."""
+        """Names of the multiplied sites, whose prior ``"factors"`` replaces.
+
+        Raises:
+            TypeError: for a position that is no dict of arrays.
+            ValueError: if the settings do not fit the position.
+        """
         return tuple(sorted({name for side in _sides(self, position) for name in side.members}))
 
     def init(self, rng_key: jax.Array, position: PyTree) -> Expanded:

@@ -117,30 +117,43 @@ class Subsampling:
 
     Attributes:
         sizes: size of every plate.
+        sites: sample and deterministic sites, in the order in which the model runs them.
         batch_sizes: rows drawn per step, for the subsampled plates only.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        local_axes: for each latent site inside subsampled plates, the axes of its unconstrained
-            value that these plates index, as ``(plate, axis)`` pairs.
-        num_data: number of observations N (1 for a model without a data plate).
-        sites: sample and deterministic sites, in the order in which the model runs them.
         has_params: whether the model has ``param`` or ``mutable`` sites.
         idle_params: ``param`` sites whose values do not matter, see `effects.Effects`.
         is_random: whether the model asks for keys (``numpyro.prng_key``).
     """
 
     sizes: Mapping[str, int]
-    batch_sizes: Mapping[str, int]
-    batching: str
-    local_axes: Mapping[str, tuple[tuple[str, int], ...]]
-    num_data: int
     sites: tuple[Site, ...] = field(repr=False)
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    batching: str = "replacement"
     has_params: bool = False
     idle_params: tuple[str, ...] = ()
     is_random: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("sizes", "batch_sizes", "local_axes"):
+        for name in ("sizes", "batch_sizes"):
             object.__setattr__(self, name, ByName(getattr(self, name)))
+
+    @property
+    def local_axes(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """For each latent site inside subsampled plates, ``(plate, axis of its value)`` pairs."""
+        drawn = self.batch_sizes
+        axes = {
+            s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in drawn)
+            for s in self.sites
+            if s.kind == "latent"
+        }
+        return {name: pairs for name, pairs in axes.items() if pairs}
+
+    @property
+    def num_data(self) -> int:
+        """N: the product over nested data plates, the sum over independent ones; 1 without any."""
+        groups = {frozenset(p for p, _ in s.plates) for s in self.sites if s.observed and s.plates}
+        maximal = [g for g in groups if not any(g < other for other in groups)]
+        return sum(math.prod(self.sizes[p] for p in g) for g in maximal) if maximal else 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -303,8 +316,8 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
 def _stratified_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
     """One index of each of ``rows`` stretches of ``size / rows`` rows, in their order.
 
-    That of stretch j is the floor of (j size + r) / rows, with r uniform below ``size``. A row may
-    lie in two stretches in part. Each row comes ``rows / size`` times on average.
+    Stretch j gives the floor of (j size + r) / rows, with r uniform below ``size``. A row may lie
+    in two stretches in part. Each row comes ``rows / size`` times on average.
     """
     first, rest = np.divmod(np.arange(rows) * size, rows)  # in 64 bits
     within = _uniform_rows(rng_key, rows, size)

@@ -34,6 +34,7 @@ from ..rows.host_rows import (
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
+from .digests import Digests
 from .enumeration import enumerating
 from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
@@ -139,7 +140,7 @@ class Model:
         """Whether rows come from `numpyro_geom.HostRows`."""
         return bool(host_rows_in((self.args, self.kwargs)))
 
-    def __getstate__(self) -> dict[str, Any]:  # without cached properties, which hold functions
+    def __getstate__(self) -> dict[str, Any]:  # cached properties hold functions
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def replace(self, **values: Any) -> Model:
@@ -186,11 +187,12 @@ class Model:
 
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
         by_value = not self.arrays or reads_values(run, self.args, self.kwargs)
+        digests = Digests()
 
         def told(x: Any) -> Any:
             if not isinstance(x, (jax.Array, HostArray)):
                 return repr(x)
-            return x.shape, str(x.dtype), np.asarray(x).tobytes() if by_value else ""
+            return digests.of(x) if by_value else (x.shape, str(x.dtype))
 
         return f"{treedef}{[told(x) for x in leaves]}{self.plan}"
 
@@ -327,9 +329,9 @@ class Model:
         """``sum_k w_k fn(chunk k)`` over all rows, where w_k is the chunk's share of its plate.
 
         A plate scales its sites by its size over the number of given rows, and w_k cancels this
-        factor. Terms outside the plate count with the sum of the w_k, which is 1. So the result is
+        factor. Terms outside the plate count with the sum of the w_k = 1. So the result is
         exact for functions that are linear in the energy, and memory is bounded. With several
-        plates the sum runs over all pairs of their chunks, which is right for nested and for
+        plates the sum runs over all pairs of their chunks. This is right for nested and for
         independent plates. Plates that the plan does not subsample are not cut.
         """
         return _sum_over_chunks(self.plan, fn)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
 from numpyro import distributions as dist
 from numpyro import handlers
+from numpyro.infer.inspect import get_dependencies
 from numpyro.ops.provenance import eval_provenance
 
 from .._warning import warn_outside
-from .abstract import Declared, abstract_run, with_start
-from .arguments import explained
+from .abstract import abstract_trace, with_start
+from .arguments import by_name, explained
 from .effects import Effects, effects_of
 from .enumeration import check_discrete
-from .indexed import check_indexed, check_local, check_values
-from .lengths import check_lengths
+from .jaxprs import followed
 from .minibatch import Site, SubsamplePlates, Subsampling
 from .trial import check_separate
+
+Declared = Mapping[str, tuple[int, int | None]]
+"""Plate -> its size, and the ``subsample_size`` that the model asks for."""
+KEEPS = ("lt", "add", "select_n", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
+"""Operations that JAX applies to row numbers before it gathers rows."""
 
 
 def read_subsampling(
@@ -53,7 +60,7 @@ def read_subsampling(
     """
 
     def run(args: tuple, kwargs: dict) -> tuple:
-        return abstract_run(model, args, kwargs, {})
+        return abstract_trace(model, args, kwargs, {})
 
     try:
         with explained(model, args, kwargs, run):
@@ -64,39 +71,19 @@ def read_subsampling(
                 "the data are empty: a plate of the model has size 0; expected at least one row"
             ) from error
         raise
-    check_values(trace)
-    declared = plates.declared
-    all_rows = {plate: size for plate, (size, _) in declared.items()}
-    started = with_start(model)
-
-    def run_on(rows: dict) -> None:
-        SubsamplePlates(started, rows)(*args, **kwargs)
-
-    check_lengths(model, args, kwargs, all_rows, run_on)
-    kinds = ("sample", "deterministic")
-    sites = tuple(site_of(s) for s in trace.values() if s["type"] in kinds)
-    # plates inside control flow are only known from their sites
-    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
-    sizes = {frame.name: frame.size for frame in frames}
-    sizes.update({name: size for name, (size, _) in declared.items()})
-    batch_sizes = _resolve_batch_sizes(sites, declared, batch_size)
+    _check_values(trace)
+    _check_lengths(model, args, kwargs, plates.declared)
+    every = on_all_rows(trace, plates)
+    batch_sizes = _resolve_batch_sizes(every.sites, plates.declared, batch_size)
     check_discrete(trace, batch_sizes, sums)
-    local_axes = {
-        s.name: tuple((p, len(s.batch_shape) + dim) for p, dim in s.plates if p in batch_sizes)
-        for s in sites
-        if s.kind == "latent"
-    }
     kept = [s["type"] for s in trace.values() if s["type"] in ("param", "mutable")]
     effects = Effects()
     if plates.keys_given or "mutable" in kept:
         effects = effects_of(model, args, kwargs, trace)
-    subsampling = Subsampling(
-        sizes=sizes,
+    subsampling = dataclasses.replace(
+        every,
         batch_sizes=batch_sizes,
         batching=batching,
-        local_axes={name: axes for name, axes in local_axes.items() if axes},
-        num_data=_count_rows(sites, sizes),
-        sites=sites,
         has_params=bool(kept),
         idle_params=effects.idle,
         is_random=effects.is_random,
@@ -109,17 +96,27 @@ def read_subsampling(
             "(use_running_average=True), or batch_size=None"
         )
     for plate in batch_sizes:
-        if not any(s.observed and plate in dict(s.plates) for s in sites):
+        if not any(s.observed and plate in dict(s.plates) for s in every.sites):
             raise ValueError(
                 f"plate {plate!r} cannot be subsampled: it holds no observed site. Leave it out of "
                 "batch_size, and subsample a plate with observed rows"
             )
-        check_indexed(model, args, kwargs, subsampling, plate)
+        _check_indexed(model, args, kwargs, subsampling, plate)
     if subsampling.local_axes:
-        check_local(model, args, kwargs, subsampling)
+        _check_local(model, args, kwargs, subsampling)
     for plate in batch_sizes:
         check_separate(model, args, kwargs, subsampling, plate)
     return subsampling
+
+
+def on_all_rows(trace: Mapping[str, Any], plates: SubsamplePlates) -> Subsampling:
+    """The plates and sites of an `abstract_trace`, without minibatches."""
+    # plates inside control flow are only known from their sites
+    frames = [f for s in trace.values() for f in s.get("cond_indep_stack", ())]
+    sizes = {frame.name: frame.size for frame in frames}
+    sizes.update({name: size for name, (size, _) in plates.declared.items()})
+    kinds = ("sample", "deterministic")
+    return Subsampling(sizes, tuple(_site_of(s) for s in trace.values() if s["type"] in kinds))
 
 
 def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampling) -> None:
@@ -145,7 +142,7 @@ def warn_of_deterministic(model: Any, args: tuple, kwargs: dict, plan: Subsampli
         )
 
 
-def site_of(site: dict[str, Any]) -> Site:
+def _site_of(site: dict[str, Any]) -> Site:
     """The facts that are kept of a site in a trace of shapes."""
     fn: Any = site.get("fn")
     kind = site["type"]
@@ -170,13 +167,6 @@ def is_unit(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, dist.Unit)
-
-
-def _count_rows(sites: tuple[Site, ...], sizes: Mapping[str, int]) -> int:
-    """N: the product over nested data plates, the sum over independent data plates."""
-    groups = {frozenset(p for p, _ in s.plates) for s in sites if s.observed and s.plates}
-    maximal = [g for g in groups if not any(g < other for other in groups)]
-    return sum(math.prod(sizes[p] for p in g) for g in maximal) if maximal else 1
 
 
 def _resolve_batch_sizes(
@@ -227,3 +217,160 @@ def _data_plate(sites: tuple[Site, ...], batch_size: int) -> str:
         f"batch_size={batch_size} needs exactly one plate that holds observed rows, and the model "
         f"has {found}: {advice}"
     )
+
+
+def _check_values(trace: Mapping[str, Any]) -> None:
+    """Raise for observed values that have an axis more or fewer than the plates of their site.
+
+    NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
+    all rows.
+
+    Args:
+        trace: of the model on all rows, with values or their shapes.
+    """
+    for site in trace.values():
+        if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:
+            continue
+        rows, expected = _rows_of_values(site), tuple(site["fn"].batch_shape)
+        if not rows or site["infer"].get("is_auxiliary", False):
+            continue
+        try:
+            wider = np.broadcast_shapes(rows, expected) != expected
+        except ValueError:
+            wider = True
+        plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+        lacking = any(
+            frame.size > 1 and (len(rows) < -frame.dim or rows[frame.dim] == 1)
+            for frame in site["cond_indep_stack"]
+        )
+        if wider and lacking:  # columns beside the axis of a plate are independent values
+            raise ValueError(
+                f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "
+                f"plates {plates} ask for {expected}: every pair of rows would count. Expected one "
+                "value for each row: pass `y[:, 0]` or `y[..., None]` in place of y, or make an "
+                "axis a part of the value by `.to_event(1)` on the distribution"
+            )
+
+
+def _check_lengths(model: Callable, args: tuple, kwargs: dict, declared: Declared) -> None:
+    """Raise if rows of a plate index an array that has fewer rows."""
+    sizes = {plate: size for plate, (size, _) in declared.items()}
+    rows = {plate: jax.ShapeDtypeStruct((size,), jnp.int32) for plate, size in sizes.items()}
+    names = jax.tree.leaves({plate: plate for plate in rows})
+    found: list[tuple[str, tuple, int]] = []
+
+    def run(rows: dict) -> None:
+        SubsamplePlates(with_start(model), rows)(*args, **kwargs)
+
+    def rows_of(equation: JaxprEqn, plates: list[str | None]) -> list[str | None]:
+        """For each output the plate whose row numbers it holds, or None."""
+        if equation.primitive.name == "gather" and plates[1] is not None:
+            axes = equation.params["dimension_numbers"].start_index_map
+            aval: Any = equation.invars[0].aval
+            if len(axes) == 1:
+                found.append((plates[1], aval.shape, aval.shape[axes[0]]))
+        plate = next(x for x in plates if x is not None)
+        return [plate if equation.primitive.name in KEEPS else None] * len(equation.outvars)
+
+    followed(jax.make_jaxpr(run)(rows).jaxpr, names, rows_of, None)
+    for plate, shape, length in found:
+        if length < sizes[plate]:
+            named = by_name(model, args, kwargs)
+            same = [name for name, x in named.items() if getattr(x, "shape", None) == shape]
+            which = f", such as the argument {same[0]!r}" if same else ""
+            raise ValueError(
+                f"the rows of plate {plate!r} index an array of shape {shape}{which}, and the "
+                f"plate has {sizes[plate]} rows: expected one entry per row. JAX reads the "
+                "last entry in the place of one that is missing, without an error"
+            )
+
+
+def _check_indexed(
+    model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling, plate: str
+) -> None:
+    """Run the model abstractly on two rows, and find observed sites that do not follow the plate.
+
+    A site may have kept all rows, or may have the rows on a second axis, too. The check uses two
+    rows for any batch size, because with one row a site that ignores the indices would broadcast
+    silently. A plate of two rows cannot be told from its subsample.
+    """
+    size, probe = subsampling.sizes[plate], 2
+    if size <= probe:
+        return
+
+    def complain(name: str, cause: Exception | None = None) -> None:
+        raise ValueError(
+            f"site {name!r} is not indexed by plate {plate!r}: with {probe} of its {size} rows "
+            "drawn, the site still has other shapes. Index every array that has one entry per "
+            f"row: `with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` "
+            "(guard `y is None`), or use `numpyro.subsample`; or run without batch_size"
+        ) from cause
+
+    try:
+        trace, _ = abstract_trace(model, args, kwargs, {plate: probe})
+    except (TypeError, ValueError) as error:
+        seen = getattr(error, "trace", {})
+        # sites run in a fixed order, so the first missing site is where the run failed
+        broken = next(
+            (s.name for s in subsampling.sites if s.name not in seen and plate in dict(s.plates)),
+            None,
+        )
+        if broken is None:
+            raise
+        complain(broken, error)
+    twice: list[tuple[str, int]] = []
+    for site in trace.values():
+        dims = {frame.name: frame.dim for frame in site.get("cond_indep_stack", ())}
+        if site["type"] != "sample" or not site["is_observed"] or plate not in dims:
+            continue
+        dim, rows = dims[plate], _rows_of_values(site)
+        shapes = [jnp.shape(1.0 if site["scale"] is None else site["scale"])]
+        auxiliary = site["infer"].get("is_auxiliary", False)
+        if rows != tuple(site["fn"].batch_shape) and not auxiliary:
+            shapes.append(rows)
+        if any(len(shape) >= -dim and shape[dim] not in (1, probe) for shape in shapes):
+            complain(site["name"])
+        terms = _shape_of_terms(site)
+        others = set(range(-len(terms), 0)) - set(dims.values())
+        twice += [(site["name"], axis) for axis in others if terms[axis] == probe]
+    if not twice or size <= probe + 1:
+        return
+    # an axis of length two may have another reason, but then it stays
+    again, _ = abstract_trace(model, args, kwargs, {plate: probe + 1})
+    for name, axis in twice:
+        if _shape_of_terms(again[name])[axis] == probe + 1:
+            raise ValueError(
+                f"the rows of plate {plate!r} are on two axes of site {name!r}, on the plate's "
+                f"own and on axis {axis}: every pair of rows would count. Expected values of the "
+                "shape that the plate's dim asks for, such as `obs=y[i][:, None]` for dim=-2"
+            )
+
+
+def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling) -> None:
+    """Raise if latent rows of a subsampled plate are used outside this plate."""
+    depends = get_dependencies(model, args, kwargs)["prior_dependencies"]
+    plates = {s.name: dict(s.plates) for s in subsampling.sites}
+    for name, upstream in depends.items():
+        for latent in upstream:
+            for plate, _ in subsampling.local_axes.get(latent, ()):
+                if plate not in plates.get(name, {plate: 0}):
+                    raise ValueError(
+                        f"latent site {latent!r} has rows in the subsampled plate {plate!r}, and "
+                        f"site {name!r} depends on it outside of that plate: it would see only the "
+                        f"drawn rows. Move {name!r} into the plate, or do not subsample it"
+                    )
+
+
+def _rows_of_values(site: dict[str, Any]) -> tuple[int, ...]:
+    """Shape of a site's values without the axes of events."""
+    value = jnp.shape(site["value"])
+    return tuple(value[: len(value) - site["fn"].event_dim])
+
+
+def _shape_of_terms(site: dict[str, Any]) -> tuple[int, ...]:
+    """Shape of a site's log density; of its distribution alone, if the values do not fit."""
+    batch_shape = tuple(site["fn"].batch_shape)
+    try:
+        return np.broadcast_shapes(_rows_of_values(site), batch_shape)
+    except ValueError:
+        return batch_shape

@@ -96,7 +96,7 @@ def compiled(
 def _exact(jaxpr: Jaxpr) -> tuple | None:
     """A key that is equal for programs that can replace each other, whatever their constants are.
 
-    None if the program calls a function on the host, which differs from call to call.
+    None if the program calls a function on the host: it differs from call to call.
     """
     walk = _Walk(Digests(), exact=True)
     digest = walk.part(jaxpr)

@@ -114,7 +114,10 @@ def find_start(
             lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
         ):
             return start()  # NumPyro's search continues until the gradient is finite
-        return found.z, valid, {} if replays else info.postprocess_fn.args[0]
+        # `init_to_value` leaves values as they are, possibly with fewer bits than a position
+        wide = jnp.result_type(float)
+        position = {n: x.astype(jnp.promote_types(x.dtype, wide)) for n, x in found.z.items()}
+        return position, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
         position, valid, transforms = compiled(
@@ -194,7 +197,7 @@ def _param_values(
     """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites."""
 
     def values(only_idle: bool) -> dict[str, Any]:
-        # without a draw from a prior, which may be improper
+        # without a draw from a prior: it may be improper
         trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
         kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}

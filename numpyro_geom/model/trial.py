@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +66,19 @@ class Batches(NamedTuple):
 def check_separate(
     model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
 ) -> None:
-    """Raise if the log density of a plate's rows depends on which other rows are drawn.
+    """Raise for the first site of `leaning`.
+
+    Raises:
+        ValueError: with the site, the plate, and the module of a network that is the reason.
+    """
+    for _, told in leaning(model, args, kwargs, plan, plate):
+        raise ValueError(told)
+
+
+def leaning(
+    model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
+) -> Iterator[tuple[str, str]]:
+    """Sites whose log density of a row depends on which other rows of a plate are drawn.
 
     Nothing is tried within a transformation of the arguments, where their values are unknown, and
     for `HostRows` of which a process holds a part or that are on a mesh.
@@ -78,8 +90,8 @@ def check_separate(
         plan: its plates and batch sizes.
         plate: the plate whose rows are tried.
 
-    Raises:
-        ValueError: with the site, the plate, and the module of a network that is the reason.
+    Yields:
+        The site's name, and a text with the plate, and the module of a network that is the reason.
     """
     in_parts = any(x.is_part or x.over is not None for x in host_rows_in((args, kwargs)))
     if is_traced((args, kwargs)) or in_parts:  # a process may lack the rows of a trial
@@ -96,7 +108,7 @@ def check_separate(
     def position() -> dict[str, jax.Array]:
         run = SubsamplePlates(with_start(model))
         found = handlers.trace(run).get_trace(*args, **kwargs)
-        latent = [found[s.name] for s in sites if s.kind == "latent"]
+        latent = [found[s.name] for s in sites if s.kind == "latent" and not s.discrete]
         return {s["name"]: biject_to(s["fn"].support).inv(s["value"]) for s in latent}
 
     shapes = {name: x.shape for name, x in jax.eval_shape(position).items()}
@@ -110,7 +122,7 @@ def check_separate(
         return {s.name: _terms(found[s.name], plate) for s in sites}
 
     one = {name: jax.ShapeDtypeStruct(x.shape[2:], x.dtype) for name, x in noise.items()}
-    local = {name: one.pop(name) for name in plan.local_axes}
+    local = {name: one.pop(name) for name in plan.local_axes if name in one}
     drawn = jax.ShapeDtypeStruct(batches.rows.shape[2:], batches.rows.dtype)
     sources = eval_provenance(
         lambda rows, local, rest: densities({**rest, **local}, rows),
@@ -147,10 +159,11 @@ def check_separate(
         where: Any = np.unravel_index(excess.argmax(), excess.shape)
         pair = found[name][(where[0], slice(None), *where[1:])]
         if name not in inside:
-            raise ValueError(_of_another_place(name, plate, pair))
+            yield name, _of_another_place(name, plate, pair)
+            continue
         values, rows, places = jax.tree.map(lambda x: x[where[0]], (noise, *batches))  # noqa: B023
         module = _module(densities, values, rows, places) if plan.has_params else ""
-        raise ValueError(_of_a_row(name, plate, rows[0, places[0, where[1]]], pair, module))
+        yield name, _of_a_row(name, plate, rows[0, places[0, where[1]]], pair, module)
 
 
 def _of_a_row(name: str, plate: str, row: int, pair: np.ndarray, module: str) -> str:

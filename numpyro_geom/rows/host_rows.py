@@ -224,7 +224,7 @@ def is_host_rows(x: Any) -> bool:
 
 
 def host_rows_in(tree: PyTree) -> list[HostRows]:
-    """The HostRows in a pytree, which are in its structure and not among its leaves."""
+    """The HostRows in a pytree: they are in its structure and not among its leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=is_host_rows)
     return list(dict.fromkeys(x for x in leaves if isinstance(x, HostRows)))
 

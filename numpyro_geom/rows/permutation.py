@@ -188,7 +188,7 @@ def _shift(x: Array, bits: Array, modulus: int) -> Array:
 
 
 def _rank(keys: Array, x: Array, size: int) -> Array:
-    """Count elements with a hash below that of x; hashes differ, because each is a bijection."""
+    """Count elements with a smaller hash than x; hashes differ, because each is a bijection."""
     table = jnp.arange(size, dtype=jnp.uint32)
     for i in range(keys.shape[-1]):
         x = _mix(x ^ keys[..., i])

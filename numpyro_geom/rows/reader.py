@@ -61,7 +61,7 @@ class Reader:
             raise self._stalled("its first rows") from None
 
     def _begin(self) -> None:
-        """Reset all state: at the start, and in a forked child, which has no threads."""
+        """Reset all state: at the start, and in a forked child without threads."""
         self._process = os.getpid()
         self._coming: OrderedDict[Any, Future] = OrderedDict()
         self._lock = threading.Lock()

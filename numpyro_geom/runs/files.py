@@ -99,7 +99,7 @@ def advised(advice: str) -> Iterator[None]:
 class Lock:
     """A lock of a directory against a second writer; it ends when the process dies.
 
-    It is the lock of ``flock`` on a file, which stays. The content of the file names the last
+    It is the lock of ``flock`` on a file. The file stays. The content of the file names the last
     holder. So a loss is detected even on file systems where ``flock`` does not work between hosts.
     """
 

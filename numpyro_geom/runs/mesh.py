@@ -41,7 +41,7 @@ class Layout:
     """The placement of the arrays of a run.
 
     Attributes:
-        mesh: the devices; None for one device, which JAX chooses.
+        mesh: the devices; None for one device that JAX chooses.
         chain_axis: axis of the mesh over which the chains are split, or None.
         data_axis: axis over which the rows of the data are split, or None.
         num_chains: number of chains of the run.
@@ -287,7 +287,7 @@ class Processes:
         )
 
     def each(self, text: str) -> list[str]:
-        """The texts of all processes, which have the same length."""
+        """The texts of all processes, of the same length."""
         if not self.several:
             return [text]
         words = np.frombuffer(text.encode(), np.uint8)

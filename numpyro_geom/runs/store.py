@@ -44,7 +44,7 @@ CHECKSUM_BYTES = 4
 RUN = "numpyro_geom_run"
 """Attribute of the root with the name of the run."""
 MAX_NAME_BYTES = 250
-"""Largest length of a variable's name, which is the name of a folder. File systems allow 255."""
+"""Largest length of a variable's name and so of a folder's. File systems allow 255."""
 KEEP_EVERY = 10
 """Before the last two checkpoints, only those whose number is divisible by this are kept."""
 
@@ -56,7 +56,7 @@ class DrawStore:
 
     Args:
         path: the store's folder.
-        length: draws per segment, which is the length of a chunk.
+        length: draws per segment, and the length of a chunk.
         run: name of the run of these draws; None for a run from a version without names.
 
     Attributes:
@@ -162,7 +162,7 @@ class DrawStore:
         self._save(metadata)
 
     def describe(self, datasets: Datasets) -> None:
-        """Replace the metadata, which hold the attributes, atomically."""
+        """Replace the metadata with the attributes, atomically."""
         self._save(self._in_memory(datasets, self.visible)[0])
 
     def problem(self, segment: int, datasets: Datasets) -> str:
@@ -259,7 +259,7 @@ class DamagedError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of a run, in one folder, which is made if it is missing.
+    """The checkpoints of a run, in one folder; it is made if it is missing.
 
     The record of a checkpoint has the name of the run and the number of segments. So a renamed
     file, or a file of another run, is not accepted. ``run`` names the run; "" accepts any run.

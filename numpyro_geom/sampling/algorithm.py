@@ -105,7 +105,7 @@ class Algorithm(NamedTuple):
     Attributes:
         propose: ``(adaptation, state, potential) -> (step_size, rate, dynamics)``: the step size,
             the relaxation rate per unit of step size, and the dynamics for this step size. If the
-            user gave a ``step_size``, the first is that of ``state``.
+            user gave a ``step_size``, the first is the step size of ``state``.
         step: see `Step`; None if ``draw`` is given.
         draw: see `Draw`; None repeats the step.
         init: ``(position, rng_key) -> dynamics``, the algorithm's own state at the start. For the

@@ -33,7 +33,7 @@ def loop_over_batches(
     """``carry = body(k, rng_key, batch, carry)`` for each of the next minibatches.
 
     Args:
-        potential: the potential, which draws the minibatches.
+        potential: the potential; it draws the minibatches.
         position: a position of the model, for its shapes.
         rng_key: key for batches and steps.
         stream: state of the row stream.

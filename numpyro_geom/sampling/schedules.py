@@ -209,7 +209,7 @@ class Wrapped(Schedule):
 
     Attributes:
         function: maps an integer scalar to a real scalar. `Wrapped` is hashable and picklable only
-            if the function is. Optax's schedules are closures, which ``pickle`` refuses.
+            if the function is. Optax's schedules are closures, and ``pickle`` refuses these.
     """
 
     function: Callable[[Any], Any]
@@ -229,7 +229,7 @@ def as_schedule(value: Any) -> Schedule:
     """Turn what a user gives for ``step_size`` into a schedule.
 
     Args:
-        value: a schedule, which is returned unchanged; a positive number, for a constant step; or
+        value: a schedule, returned unchanged; a positive number, for a constant step; or
             any function of the step count (such as an Optax schedule), whose noise multiplier is
             1. The value of a function is checked at step 0 only.
 

@@ -37,7 +37,7 @@ DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
 
 FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
-"""Arguments that are functions, which a file cannot store."""
+"""Arguments that are functions: a file cannot store them."""
 
 
 Validator = Callable[[str, Any], Any]
@@ -152,7 +152,7 @@ class Settings:
         }
 
     def with_values(self, **values: Any) -> Settings:
-        """A copy with other values, which are not validated."""
+        """A copy with other values. These are not validated."""
         new = object.__new__(Settings)
         new.__dict__.update(self.__dict__, **values)
         return new
@@ -396,8 +396,8 @@ SHARED: dict[str, Setting] = {
     "max_norm": Setting(
         optional(positive),
         """longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled down to this
-        length. None is no limit. Where the limit applies, the law is that of the shorter force.
-        With a single parameter this is the law of a U whose slope does not exceed the limit. The
+        length. None is no limit. Where the limit applies, the law is the law of the shorter force.
+        With a single parameter this is the law of a U with no slope beyond the limit. The
         limit protects against rare gradients that throw a chain out. If it applies at most steps,
         take a smaller step.""",
     ),

@@ -120,9 +120,9 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
 
 
 def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorithm) -> SGState:
-    """Make draws longer if those of a window are correlated, because the chain is slow.
+    """Make draws longer if draws of a window are correlated, because the chain is slow.
 
-    In scaled coordinates the slowest relaxation is assumed to be that of the covariance. This is
+    In scaled coordinates the covariance is assumed to tell the slowest relaxation. This is
     wrong if the scale is wrong, or in a funnel, and draws that are too short never correct the
     scale. After t relaxation times the correlation should be about exp(-t).
     """

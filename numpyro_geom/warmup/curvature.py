@@ -28,7 +28,7 @@ PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
 POWER_STEPS = 12
-"""Power steps towards the direction of a noise, which must be known to some tens of percent."""
+"""Power steps towards the direction of a noise. It must be known to some tens of percent."""
 
 
 def measure(
@@ -56,7 +56,7 @@ def measure(
         noise_factor: variance of the gradient in a step, relative to the whole batch's gradient.
         second_order: factor of the squared Hessian that is added to the Hessian.
         known_noise: diagonal of the gradient's covariance, if the injected noise is reduced by it.
-            ``noise`` is then that of the rest of the covariance.
+            ``noise`` is then measured on the rest of the covariance.
         bias_tolerance: bias tolerance of the step-size rule; used with ``known_noise``.
         temperature: tau.
 

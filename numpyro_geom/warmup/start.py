@@ -218,7 +218,7 @@ def search(
     The energy is U, or with ``of_mass`` U - tau log |det L|. The unit of its fall is
     ``temperature * D``, the spread of U in the target. A round with a fall below a share of this
     unit reduces the learning rate. A round that raises the energy is also undone. Five reductions
-    end the search. So it stops near the typical set, which need not be near the mode.
+    end the search. So it stops near the typical set. This need not be near the mode.
 
     Args:
         potential: the target.
@@ -348,15 +348,13 @@ class Choice(NamedTuple):
     Attributes:
         batch_size: rows per step; None for all.
         control_variate: whether gradients are corrected.
-        noise: lam_C at ``measured_rows`` rows per step in the chain's coordinates, without control
-            variate and with it.
-        measured_rows: rows per step for which the noise is stated.
+        noise: lam_C in the chain's coordinates, without control variate and with it: for these
+            rows per step, or for the rows that were measured if a step takes all.
     """
 
     batch_size: int | None
     control_variate: bool
     noise: tuple[float, float]
-    measured_rows: int
 
 
 def choose(
@@ -403,9 +401,8 @@ def choose(
         gains[1] = 0.0
     controlled, best = np.unravel_index(gains.argmax(), gains.shape)
     chosen = None if best == len(sizes) else sizes[best]
-    measured = chosen or batch_size
-    plain, corrected = (float(x) * batch_size / measured for x in noise)
-    return Choice(chosen, bool(controlled) and chosen is not None, (plain, corrected), measured)
+    plain, corrected = (float(x) * batch_size / (chosen or batch_size) for x in noise)
+    return Choice(chosen, bool(controlled) and chosen is not None, (plain, corrected))
 
 
 def _costs(

@@ -306,7 +306,7 @@ def inverse_sqrt(p: jax.Array) -> jax.Array:
 
 
 def sqrt_count(n: Any) -> jax.Array:
-    """Square root of a number of trials, which is not a parameter."""
+    """Square root of a number of trials; it is no parameter."""
     return lax.stop_gradient(jnp.sqrt(as_float(n)))
 
 
