@@ -150,8 +150,7 @@ class SGKernel(MCMCKernel):
         """Fields that NumPyro collects with every draw."""
         of = self.facts
         own = ("kinetic_temperature",) * of.momentum + ("accept_prob",) * of.adjusted
-        langevin = of.bias is not None and not (of.momentum or of.adjusted)
-        if langevin and self.settings.expansion is None:
+        if of.shifts and self.settings.expansion is None:
             own += ("squared_drift",)
         return (*DEFAULT_FIELDS, *own)
 

@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.infer import MCMC
 
+import numpyro_geom
 from numpyro_geom import SGKernel, SGState
 from numpyro_geom._numpyro import holding, sample_field
 
@@ -270,6 +271,14 @@ def assert_moments(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) 
 # --- compilations
 
 _compilations = 0
+
+
+KERNELS = [
+    kernel
+    for kernel in vars(numpyro_geom).values()
+    if isinstance(kernel, type) and issubclass(kernel, SGKernel) and kernel is not SGKernel
+]
+"""Every public kernel."""
 
 
 def _listen(event: str, _: float, **__: Any) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from jax import random
 from jax.errors import KeyReuseError
-from targets import assert_trees_equal, regression, regression_data
+from targets import KERNELS, assert_trees_equal, regression, regression_data
 from tiers import short
 
 from numpyro_geom import (
@@ -124,6 +124,10 @@ def assert_types_are_kept(kernel: SGKernel, *, x64: bool) -> None:
             after = jax.eval_shape(jax.jit(lambda s: kernel.sample(s, args, {})), state)
         assert jax.tree.structure(after) == jax.tree.structure(state)
         assert signature(after) == signature(state)
+
+
+def test_every_kernel_is_in_the_table() -> None:
+    assert {case.make.func for case in CASES.values()} == set(KERNELS)  # type: ignore[attr-defined]
 
 
 def test_tracing_sees_a_key_that_is_used_twice() -> None:

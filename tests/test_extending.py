@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from scripts import load_script
-
-import numpyro_geom
-from numpyro_geom import SGKernel
+from targets import KERNELS
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "extending.py"
 
@@ -45,10 +43,7 @@ def test_an_argument_of_its_own_is_recorded_and_replaced() -> None:
         kernel.settings.most = 3.0
 
 
-KERNELS = [x for x in vars(numpyro_geom).values() if inspect.isclass(x) and issubclass(x, SGKernel)]
-
-
-@pytest.mark.parametrize("kernel", [x for x in KERNELS if x is not SGKernel])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_docstring_describes_each_argument(kernel: type) -> None:
     """Entries of shared arguments are added; the order is that of the signature."""
     entries = inspect.getdoc(kernel).partition("\nArgs:\n")[2].partition("\n\n")[0]  # type: ignore

@@ -24,6 +24,7 @@ import pytest
 from jax import lax
 from numpyro.infer import AIES, ESS, HMC, HMCECS, MCMC, NUTS, SA, init_to_median, init_to_value
 from scripts import load_script
+from targets import KERNELS
 from tiers import short
 
 import numpyro_geom as g
@@ -125,7 +126,6 @@ UNCHANGEABLE = {
     ("VSGD", "batching"),
 }
 """Arguments that take one value only."""
-KERNELS = (g.SGRLD, g.SGHMC, g.SGNHT, g.GGMC, g.PXSGHMC, g.ISGD, g.VSGD, g.AdamSGLD)
 
 
 def arguments_of(cls):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ from numpyro_geom.metrics import (
     Wenzel,
     shampoo,
 )
-from numpyro_geom.sampling import gamma
 from numpyro_geom.sampling.gamma import (
     GAMMA_MODES,
     divergence_from_probe,
@@ -461,7 +459,3 @@ def test_mode_factor() -> None:
 def test_unknown_mode() -> None:
     with pytest.raises(ValueError, match="gamma must be one of .*'corrected'.* got 'exact'"):
         mode_factor("exact", 0.9)
-
-
-def test_docstring_examples() -> None:
-    assert doctest.testmod(gamma).failed == 0

@@ -7,9 +7,7 @@ the operation. The factor covers sums over at most a few hundred terms.
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import functools
-import importlib
 import itertools
 import math
 import pickle
@@ -21,7 +19,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from numpyro_geom import metrics
 from numpyro_geom._util import lazy_cond, tree_axpy, tree_vdot
 from numpyro_geom.metrics import (
     Identity,
@@ -736,12 +733,3 @@ BAD = [
 def test_bad_arguments(build: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["base", "by_site", "identity", "rmsprop", "wenzel", "monge", "shampoo", "__init__"],
-)
-def test_docstring_examples(name: str) -> None:
-    module = importlib.import_module(f"{metrics.__name__}.{name}".removesuffix(".__init__"))
-    assert doctest.testmod(module).failed == 0

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.infer import MCMC, NUTS
+from targets import KERNELS
 
 import numpyro_geom
 from numpyro_geom.diagnostics import stein
@@ -59,10 +60,9 @@ def hints(call: Any) -> dict[str, Any]:
     return get_type_hints(call.__init__ if isinstance(call, type) else call)
 
 
-KERNELS = ("SGRLD", "SGHMC", "SGNHT", "GGMC", "PXSGHMC", "ISGD", "AdamSGLD", "VSGD")
 POINTS = np.zeros((4, 1))
 CALLS = {
-    **{getattr(numpyro_geom, name): {"potential_fn": energy} for name in KERNELS},
+    **{kernel: {"potential_fn": energy} for kernel in KERNELS},
     numpyro_geom.RiemannianLaplace: {"model": energy},
     numpyro_geom.SWAG: {"model": energy},
     numpyro_geom.Shampoo: {},

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .._util import tree_scale
+from ..metrics import METRICS
 from ..model.minibatch import Subsampling
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
@@ -51,9 +52,10 @@ def check_noise_correction(settings: Settings) -> None:
     """Raise if a smaller injected noise cannot compensate the gradient's noise."""
     metric, batching = settings.metric, settings.batching
     if not metric.is_diagonal:
+        diagonal = [name for name, kind in METRICS.items() if kind.is_diagonal]
         raise ValueError(
-            "noise_correction=True needs a diagonal metric: expected 'identity', 'rmsprop', "
-            f"'wenzel' or an object with `is_diagonal = True`, got {type(metric).__name__}"
+            f"noise_correction=True needs a diagonal metric: expected one of {diagonal} or an "
+            f"object with `is_diagonal = True`, got {type(metric).__name__}"
         )
     if batching != "replacement":
         raise ValueError(

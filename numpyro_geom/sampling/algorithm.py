@@ -118,6 +118,7 @@ class Algorithm(NamedTuple):
         bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
             errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both errors.
             None if the bias does not come from a step size.
+        shifts: whether it is the step of Euler and Maruyama, whose shift of means `diagnose` knows.
         num_steps: ``(rate, step_size, potential)``: steps of the next draw under
             ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
@@ -146,6 +147,7 @@ class Algorithm(NamedTuple):
     forget: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
     rate: Callable = lambda slowest, dynamics: slowest
     bias: Callable | None = None
+    shifts: bool = False
     num_steps: Callable = num_steps_from
     observe: Callable = halve_if_failed
     noise_factor: float = 1.0
@@ -191,7 +193,8 @@ def langevin_algorithm(
         text = "h lam_H / 2 = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
         return step_size * curvature / 2, step_size * noise / (2 * tau), text
 
-    fields = {"propose": propose, "bias": bias, **others}
+    euler = "bias" not in others and not adjusted
+    fields = {"propose": propose, "bias": bias, "shifts": euler, **others}
     observe = follow_acceptance if adjusted else halve_if_failed
     return Algorithm(step=step, adjusted=adjusted, observe=observe, **fields)
 
@@ -337,7 +340,9 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             finite = jnp.isfinite(figures[0]) & jnp.isfinite(figures[1]) & all_finite(new.position)
             kicked = False
             if watches_drift:
-                ratio = (report.squared_drift / (settings.temperature * size)).astype(dtype)
+                ratio = (jnp.asarray(report.squared_drift) / (settings.temperature * size)).astype(
+                    dtype
+                )
                 opening = jnp.where(k == 0, ratio, opening)
                 kicked = calm & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
