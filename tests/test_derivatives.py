@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax
+from numpyro.infer import MCMC
 
+from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
 from numpyro_geom.model.derivatives import jvp, linearize
 
 
@@ -104,3 +109,54 @@ def test_forward_mode_is_used_where_it_exists(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("numpyro_geom.model.derivatives._by_reverse_mode", refuse)
     linearize(jnp.sin, X)[1](X)
     jvp(jax.grad(lambda x: jnp.sum(jax.nn.relu(x))), X, X)  # with a custom_jvp
+
+
+@jax.custom_vjp
+def softplus(x: jax.Array) -> jax.Array:
+    return jax.nn.softplus(x)
+
+
+softplus.defvjp(lambda x: (softplus(x), x), lambda x, u: (u * jax.nn.sigmoid(x),))
+
+
+def counts(link: Callable) -> tuple[Callable, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    y = rng.poisson(np.log1p(np.exp(x @ [0.5, -0.3] + 1)))
+
+    def model(x: jax.Array, y: jax.Array) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        with numpyro.plate("data", x.shape[0]) as i:
+            numpyro.sample("y", dist.Poisson(link(x[i] @ slope + level)), obs=y[i])
+
+    return model, jnp.asarray(x), jnp.asarray(y)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SGHMC, batch_size=30, control_variate=True),
+        pytest.param(partial(SGRLD, metric="monge", gamma="corrected"), marks=pytest.mark.slow),
+        pytest.param(
+            partial(SGRLD, adjusted=True, metric="rmsprop", gamma="auxiliary"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(GGMC, marks=pytest.mark.slow),
+    ],
+)
+def test_chains_are_those_of_the_same_density_with_forward_mode(x64: None, make: Callable) -> None:
+    def draws(link: Callable) -> Any:
+        model, *data = counts(link)
+        mcmc = MCMC(make(model), num_warmup=20, num_samples=3, progress_bar=False)
+        mcmc.run(jax.random.key(0), *data)
+        return mcmc.get_samples()["slope"]
+
+    # rounding differs, and a chain of some hundred steps multiplies it
+    np.testing.assert_allclose(draws(softplus), draws(jax.nn.softplus), rtol=1e-6)
+
+
+def test_a_guide_in_the_fisher_metric_says_what_to_do() -> None:
+    model, *data = counts(softplus)
+    with pytest.raises(ValueError, match="expected a model with forward-mode derivatives"):
+        RiemannianLaplace(model).fit(jax.random.key(0), *data)
