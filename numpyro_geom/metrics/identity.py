@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-from jax import Array
-
 from .base import Metric, MetricState
 
 PyTree = Any
@@ -50,8 +47,4 @@ class Identity(Metric):
         """The vector."""
         return vector
 
-    apply_inverse_sqrt = apply_sqrt = apply_inverse
-
-    def log_det(self, state: MetricState) -> Array:
-        """Log det I = 0."""
-        return jnp.zeros(())
+    apply_inverse_sqrt = apply_inverse

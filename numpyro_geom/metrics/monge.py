@@ -87,16 +87,6 @@ class Monge(Metric):
         v, a2, q = self._parts(state)
         return tree_axpy(-a2 / (q + jnp.sqrt(q)) * tree_vdot(v, vector), v, vector)
 
-    def apply_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
-        """G^{1/2} x = x + a2 / (1 + sqrt(q)) v (v'x)."""
-        v, a2, q = self._parts(state)
-        return tree_axpy(a2 / (1 + jnp.sqrt(q)) * tree_vdot(v, vector), v, vector)
-
-    def log_det(self, state: MetricState) -> jax.Array:
-        """Log det G = log(1 + a2 v'v)."""
-        v, a2, _ = self._parts(state)
-        return jnp.log1p(a2 * tree_vdot(v, v))
-
     def _parts(self, state: MetricState) -> tuple[PyTree, Any, jax.Array]:
         """The vector v, a2 and q."""
         a2: Any = self.alpha2

@@ -71,15 +71,6 @@ class RMSprop(Metric):
         """A^{1/2} x = x / sqrt(sqrt(V) + eps)."""
         return jax.tree.map(lambda v, x: x * jax.lax.rsqrt(self._scale(v)), state.statistic, vector)
 
-    def apply_sqrt(self, state: MetricState, vector: PyTree) -> PyTree:
-        """G^{1/2} x = sqrt(sqrt(V) + eps) x."""
-        return jax.tree.map(lambda v, x: x * jnp.sqrt(self._scale(v)), state.statistic, vector)
-
-    def log_det(self, state: MetricState) -> jax.Array:
-        """Log det G, the sum of log(sqrt(V) + eps)."""
-        logs = jax.tree.map(lambda v: jnp.sum(jnp.log(self._scale(v))), state.statistic)
-        return jax.tree.reduce(jnp.add, logs)
-
     def _scale(self, v: jax.Array) -> jax.Array:
         """Diagonal of G; its derivative at V = 0 is 0 and not infinite."""
         root = jnp.sqrt(jnp.where(v > 0, v, 1.0))

@@ -43,7 +43,8 @@ class ShampooState(NamedTuple):
         eigenvalues: eigenvalues of ``statistic`` plus the ridge, (blocks, n) or (n,).
         inverse: factors of A, (H + r I)^(-1/2d).
         inverse_sqrt: factors of A^{1/2}, (H + r I)^(-1/4d).
-        weights: weights of the diagonal of log(H + r I) in log det G, (blocks, n) or (n,).
+        weights: number of block entries with each index of an axis, over 2d; 0 for padding; shape
+            (blocks, n) or (n,).
         steps: steps since the last refresh, int32.
     """
 
@@ -209,28 +210,6 @@ class Shampoo(Metric):
     def apply_inverse_sqrt(self, state: ShampooState, vector: PyTree) -> PyTree:
         """A^{1/2} x, one product with a small matrix for each axis."""
         return self._multiply(state, state.inverse_sqrt, vector, -0.5)
-
-    def apply_sqrt(self, state: ShampooState, vector: PyTree) -> PyTree:
-        """G^{1/2} x; this composes its factors at every call."""
-        powers = self._powers(vector)
-        basis, treedef = jax.tree.flatten(state.basis)
-        spectra = jax.tree.leaves(state.eigenvalues)
-        roots = [_compose(q, w ** (p / 2)) for q, w, p in zip(basis, spectra, powers, strict=True)]
-        return self._multiply(state, jax.tree.unflatten(treedef, roots), vector, 0.5)
-
-    def log_det(self, state: ShampooState) -> jax.Array:
-        """Log det G; its derivative takes the ridge as constant."""
-        total = jnp.zeros(())
-        fields = (state.statistic, state.basis, state.eigenvalues, state.weights)
-        for h, q, w, weights in zip(*map(jax.tree.leaves, fields), strict=True):
-            change = h - lax.stop_gradient(h)  # zero, but it carries the derivative
-            if h.ndim == 1:
-                log = jnp.log(w) + change / w
-            else:
-                log = jnp.diagonal(_compose(q, jnp.log(w)), axis1=-2, axis2=-1)
-                log = log + jnp.sum(_compose(q, 1 / w) * change, axis=-1)
-            total = total + jnp.sum(weights * log)
-        return total
 
     def _cut(self, x: Any) -> Blocks:
         return _blocks_of(tuple(x.shape), self.block_size, self.vector)

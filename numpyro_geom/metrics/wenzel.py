@@ -21,13 +21,11 @@ class WenzelState(NamedTuple):
         statistic: per site the scalar V from which A is computed, constant within an interval.
         running: per site the scalar moving average, which replaces V at each refresh.
         steps: steps since the last refresh, int32.
-        sizes: per site its number of entries, int32.
     """
 
     statistic: PyTree
     running: PyTree
     steps: jax.Array
-    sizes: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Wenzel(Metric):
     def init(self, position: PyTree) -> WenzelState:
         """The state before any gradient: V = 1, A = I."""
         ones = jax.tree.map(lambda x: jnp.ones((), x.dtype), position)
-        sizes = jax.tree.map(lambda x: jnp.full((), x.size, jnp.int32), position)
-        return WenzelState(ones, ones, jnp.zeros((), jnp.int32), sizes)
+        return WenzelState(ones, ones, jnp.zeros((), jnp.int32))
 
     def update(self, state: WenzelState, grad: PyTree) -> WenzelState:
         """The state after a gradient; A only changes at every ``interval``-th update."""
@@ -111,15 +108,6 @@ class Wenzel(Metric):
     def apply_inverse_sqrt(self, state: WenzelState, vector: PyTree) -> PyTree:
         """A^{1/2} x = sqrt(min s / s) x."""
         return self._multiply(state, vector, -0.5)
-
-    def apply_sqrt(self, state: WenzelState, vector: PyTree) -> PyTree:
-        """G^{1/2} x = sqrt(s / min s) x."""
-        return self._multiply(state, vector, 0.5)
-
-    def log_det(self, state: WenzelState) -> jax.Array:
-        """Log det G, the sum over sites of size log(s / min s)."""
-        logs = jax.tree.map(lambda n, s: n * jnp.log(s), state.sizes, self._scales(state))
-        return jax.tree.reduce(jnp.add, logs)
 
     def _scales(self, state: WenzelState) -> PyTree:
         """Diagonal of G, one scalar per site: s / min s."""
