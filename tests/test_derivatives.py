@@ -26,7 +26,7 @@ def plain(x: jax.Array) -> jax.Array:
 def in_a_loop(x: jax.Array) -> jax.Array:
     """``x``; reverse mode cannot pass a loop whose length is not known."""
     return lax.while_loop(
-        lambda state: state[0] < 1, lambda state: (state[0] + 1, state[1]), (0, x)
+        lambda state: state[0] < 1, lambda state: (state[0] + 1, 2 * state[1]), (0, x / 2)
     )[1]
 
 
