@@ -23,6 +23,7 @@ class Identity(Metric):
     Yu et al., "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal Metrics"
     (TMLR 2023), Eq. 4.
 
+    >>> import jax.numpy as jnp
     >>> metric = Identity()
     >>> state = metric.init({"w": jnp.zeros(2)})
     >>> metric.apply_inverse(state, {"w": jnp.array([1.0, 2.0])})
