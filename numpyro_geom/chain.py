@@ -126,8 +126,14 @@ def init_chain(
     dtype = jnp.result_type(*jax.tree.leaves(position))
     stream = potential.init_stream(key_stream)
     batch, _ = potential.draw(key_batch, stream)
-    energy = potential.energy(position, batch)
-    check_energy("the potential", energy)
+
+    def first_energy() -> jax.Array:
+        energy = potential.energy(position, batch)
+        check_energy("the potential", energy)
+        return energy
+
+    jax.eval_shape(first_energy)
+    energy: Any = 0.0
     if potential.full_energy is not None:
         energy = potential.full_energy(position)
         check_energy("full_potential_fn", energy)
@@ -172,7 +178,12 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     anchors = target.controlled and settings.anchor_interval is None
     searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
-    z, control, scale = find_bulk(target, settings, position, state.control, key_search, searching)
+    z, energy, control, scale = find_bulk(
+        target, settings, position, state.control, key_search, searching
+    )
+    if potential.full_energy is None:
+        energy = jnp.asarray(first_energy() if energy is None else energy, dtype)
+        state = state._replace(potential_energy=energy)
     state = state._replace(control=control)
     state = moved_to(target, state, z) if moving else state
     if not settings.scales:

@@ -15,6 +15,7 @@ from tiers import short
 from numpyro_geom import SGRLD, Monge
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model.potential import function_potential
+from numpyro_geom.sampling.target import Target
 from numpyro_geom.warmup import start as warmup
 
 
@@ -22,10 +23,13 @@ def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
     potential = function_potential(energy)
     keys = random.split(random.key(0), num_chains)
     starts = jax.vmap(start)(random.split(random.key(1), num_chains))
-    found = jax.jit(
-        jax.vmap(lambda z, k: warmup.search(potential, z, k, temperature, of_mass=of_mass))
-    )
-    return np.asarray(found(starts, keys))
+
+    def one(z, k):
+        if not of_mass:
+            return warmup.search(potential, z, k, temperature)
+        return warmup.find_law(Target(potential, temperature), z, k, True)[0].position
+
+    return np.asarray(jax.jit(jax.vmap(one))(starts, keys))
 
 
 def uniform(dim):
@@ -82,9 +86,9 @@ def test_does_not_chase_an_unbounded_density(of_mass):
         )
 
     found = search(energy, uniform(groups + 1), of_mass=of_mass)
-    # log_scale is N(0, 3). Effects that jitter by the learning rate keep a search for the mode at
+    # log_scale is N(0, 3); a search for the mass ends within its sd. Effects that jitter by the learning rate keep a search for the mode at
     # about -7; the energy's minimum is at -180
-    assert (found[:, 0] > (-1.5 if of_mass else -9)).all(), found[:, 0]
+    assert (found[:, 0] > (-3 if of_mass else -9)).all(), found[:, 0]
 
 
 def test_more_parameters_than_rows():

@@ -8,12 +8,17 @@ program of a function that it calls, the body of a loop, the branches of a choic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+import numpy as np
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 
 Fact = TypeVar("Fact")
+
+SHORT = 32
+"""Most equations of a program that `simplified` copies to where it is called."""
 
 CALLS = (
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
@@ -34,6 +39,24 @@ def length(jaxpr: Jaxpr) -> int:
     return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
 
 
+def work(jaxpr: Jaxpr) -> float:
+    """About the number of operations of a program; bodies of loops of unknown length count once."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        per_number = 1.0
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            per_number = 2 * prod(equation.invars[0].aval.shape[k] for k in contracted)
+        elif name == "conv_general_dilated":
+            shape = equation.invars[1].aval.shape
+            per_number = 2 * prod(shape) / shape[params["dimension_numbers"].rhs_spec[0]]
+        total += per_number * sum(np.size(x.aval) for x in equation.outvars)
+        repeats = params["length"] if name == "scan" else 1
+        total += repeats * sum(map(work, inner(equation)))
+    return total
+
+
 def needed(
     jaxpr: Jaxpr, results: Iterable[Any], always: Callable[[JaxprEqn], bool] = lambda _: False
 ) -> tuple[list[JaxprEqn], set[Any]]:
@@ -51,6 +74,77 @@ def needed(
             found.append(equation)
             variables.update(x for x in equation.invars if not isinstance(x, Literal))
     return found[::-1], variables
+
+
+def simplified(program: ClosedJaxpr) -> ClosedJaxpr:
+    """A program with the same results: without equations that are repeated or not needed.
+
+    Short programs that an equation calls become a part of it. Each derivative of a log density, and
+    its compilation, otherwise repeats what distributions check and convert.
+    """
+
+    def run(*args: Any) -> list:
+        first: dict[tuple, list] = {}
+        kept: list = []  # an id is only unique during the life of its value
+
+        def evaluate(jaxpr: Jaxpr, consts: Iterable[Any], args: Iterable[Any]) -> list:
+            known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+            def value(x: Any) -> Any:
+                return x.val if isinstance(x, Literal) else known[x]
+
+            for equation in needed(jaxpr, jaxpr.outvars, lambda e: bool(e.effects))[0]:
+                given = [value(x) for x in equation.invars]
+                called = equation.params.get("jaxpr")
+                if equation.primitive.name in ("jit", "pjit") and length(called.jaxpr) <= SHORT:
+                    found = evaluate(called.jaxpr, called.consts, given)
+                elif _changes_nothing(equation):
+                    found = given
+                else:
+                    key = _key(equation, given)
+                    if key not in first:
+                        kept.append(given)
+                        first[key] = _alone(equation, given)
+                    found = first[key]
+                known.update(zip(equation.outvars, found, strict=True))
+            return [value(x) for x in jaxpr.outvars]
+
+        return evaluate(program.jaxpr, program.consts, args)
+
+    return jax.make_jaxpr(run)(*program.in_avals)
+
+
+def _alone(equation: JaxprEqn, given: list) -> list:
+    inputs = {x: y for x, y in zip(equation.invars, given, strict=True) if not _is_literal(x)}
+    outer = DebugInfo("equation", "", ("",) * len(inputs), ("",) * len(equation.outvars))
+    jaxpr = Jaxpr((), [*inputs], equation.outvars, [equation], equation.effects, outer)
+    return jax.core.eval_jaxpr(jaxpr, (), *inputs.values())
+
+
+def _is_literal(x: Any) -> bool:
+    return isinstance(x, Literal)
+
+
+def _changes_nothing(equation: JaxprEqn) -> bool:
+    name, params = equation.primitive.name, equation.params
+    if name == "reduce_sum":
+        return not params["axes"]
+    same = equation.invars[0].aval == equation.outvars[0].aval if equation.invars else False
+    return name == "convert_element_type" and same and not isinstance(equation.invars[0], Literal)
+
+
+def _key(equation: JaxprEqn, given: list) -> Any:
+    """Equal for equations of which one can replace the other."""
+    inputs = tuple(
+        (str(x.aval), str(x.val)) if isinstance(x, Literal) and np.ndim(x.val) == 0 else id(y)
+        for x, y in zip(equation.invars, given, strict=True)
+    )
+    key = equation.primitive, inputs, tuple(sorted(equation.params.items())), equation.ctx
+    try:
+        hash(key)
+    except TypeError:
+        return object()
+    return object() if equation.effects else key
 
 
 def followed(

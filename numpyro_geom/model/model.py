@@ -40,6 +40,7 @@ from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
 from .plates import read_subsampling
 from .potential import Potential
+from .programs import traced_once
 
 CURVATURE_ROWS = 2048
 """Number of rows that measure curvature and gradient noise in warm-up."""
@@ -340,7 +341,8 @@ class Model:
         """The energy and its estimates by the plan's minibatches, as pure functions."""
         plan = self.plan
         return Potential(
-            energy=self.energy,
+            # rows from the host are hints of the call, which a trace does not see
+            energy=self.energy if self.on_host else traced_once(self.energy),
             init_stream=lambda rng_key: minibatch.init_stream(plan, rng_key),
             draw=lambda rng_key, stream: minibatch.draw(plan, rng_key, stream),
             split=_split_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ class Place(NamedTuple):
         inverse: L^-1.
         loss: what the steps lower, in nats: U, or minus the log mass of the normal law. Infinite
             at a position that must not be taken.
+        extra: what else is known about the position.
     """
 
     position: jax.Array
@@ -37,6 +38,22 @@ class Place(NamedTuple):
     root: jax.Array
     inverse: jax.Array
     loss: jax.Array
+    extra: Any = ()
+
+    def promise(self) -> jax.Array:
+        """By how much U falls in Newton's step, if it is quadratic."""
+        slope = times(self.root.T, self.gradient)
+        return jnp.vdot(slope, slope) / 2
+
+    def ahead(self, length: jax.Array) -> jax.Array:
+        """The position after a share of Newton's step."""
+        return self.position - length * times(self.root, times(self.root.T, self.gradient))
+
+
+def nowhere(start: jax.Array, extra: Any = ()) -> Place:
+    """A place of which nothing is known but its position."""
+    infinite, unit = jnp.full((), jnp.inf, start.dtype), jnp.eye(start.size, dtype=start.dtype)
+    return Place(start, infinite, jnp.zeros_like(start), unit, unit, infinite, extra)
 
 
 def newton(
@@ -67,21 +84,18 @@ def newton(
 
     def proceed(carry: tuple) -> jax.Array:
         place, length, steps = carry
-        slope = times(place.root.T, place.gradient)
-        far = ~(jnp.vdot(slope, slope) / 2 <= enough)
+        far = ~(place.promise() <= enough)
         return (steps == 0) | (far & (length >= LEAST_LENGTH) & (steps < most_steps))
 
     def step(carry: tuple) -> tuple:
         place, length, steps = carry
-        slope = times(place.root.T, place.gradient)
-        new = evaluate(place.position - length * times(place.root, slope))
+        new = evaluate(place.ahead(length))
         taken = new.loss < place.loss + rounding
         taken = settled(taken & jnp.all(jnp.isfinite(new.gradient)))
         fell = taken & (new.loss < place.loss - rounding)
         length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
         return tree_where(taken, new, place), length, steps + 1
 
-    one, unit = jnp.ones((), start.dtype), jnp.eye(start.size, dtype=start.dtype)
-    nothing = Place(start, jnp.inf * one, jnp.zeros_like(start), unit, unit, jnp.inf * one)
-    place, _, steps = lax.while_loop(proceed, step, (nothing, one, jnp.zeros((), jnp.int32)))
+    first = nowhere(start), jnp.ones((), start.dtype), jnp.zeros((), jnp.int32)
+    place, _, steps = lax.while_loop(proceed, step, first)
     return place, steps

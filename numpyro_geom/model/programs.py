@@ -21,6 +21,7 @@ import hashlib
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,10 +30,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._util import PyTree, is_key, is_traced
 from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
-from .jaxprs import length, needed
+from .jaxprs import length, needed, simplified, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
+MUCH_WORK = 3e7
+"""Operations from which on a program is worth the time of an optimising compiler."""
 NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
 """Parameters of operations that are only names."""
 PLACES = {
@@ -85,12 +88,50 @@ def compiled(
     if key not in _programs:
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(
-            lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat)
+            lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat),
+            compiler_options=_quick() if work(jaxpr) < MUCH_WORK else None,
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
     return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
+
+
+@cache
+def _quick() -> dict[str, Any] | None:
+    """Options with which the CPU's compiler takes a fourth of its time, for code half as fast."""
+    options = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: -x, compiler_options=options)(0.0)
+    except Exception:  # a version of the compiler that does not know them
+        return None
+    return options
+
+
+def traced_once(fn: Callable) -> Callable:
+    """``fn``, which runs in Python once for each structure, shape and dtype of its arguments.
+
+    A program that uses the result several times holds it several times, but derives and lowers it
+    once. The arrays that ``fn`` closes over must stay valid as long as the result is used.
+    """
+    known: dict[Any, tuple] = {}
+
+    def run(*args: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(args)
+        key = treedef, *map(jax.typeof, leaves)
+        if key not in known:
+            traced, shape = jax.make_jaxpr(
+                lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
+            )(*leaves)
+            program = simplified(traced)
+            call = jax.jit(partial(jax.core.eval_jaxpr, program.jaxpr))
+            known[key] = call, program.consts, jax.tree.structure(shape)
+        call, consts, result = known[key]
+        return jax.tree.unflatten(result, call(consts, *leaves))
+
+    return run
 
 
 def _exact(jaxpr: Jaxpr) -> tuple | None:

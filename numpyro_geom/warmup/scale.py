@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._linalg import symmetric_roots
 from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
+from ..model.newton import Place
 from ..model.potential import Potential
 from ..model.scale import Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
 from ..sampling.target import Target
-from .curvature import diagonal_curvature, hessian, within_reach
+from .curvature import diagonal_curvature, roots, within_reach
 
 PyTree = Any
 
@@ -39,29 +39,19 @@ def given_scale(settings: Settings, position: PyTree) -> Scale:
     return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
 
 
-def scale_of_curvature(
-    target: Target,
-    settings: Settings,
-    position: PyTree,
-    roots: tuple[jax.Array, jax.Array],
-    rng_key: jax.Array,
-    within: np.ndarray | None,
-) -> Scale:
-    """The coordinates of `roots_at` a position, within the reach of its curvature.
+def scale_of_law(law: Place, settings: Settings, within: np.ndarray | None) -> Scale:
+    """The coordinates of a normal law, within the reach of its curvature.
 
     Parameters that are not ``within`` the same block are not scaled together.
     """
-    root, inverse = roots
-    potential = target.potential
-    batch = potential.curvature_batch(rng_key)
-    share = share_within_reach(potential, root, position, batch, rng_key, target.temperature)
+    root, inverse, share = law.root, law.inverse, law.extra.share
     if within is not None:
-        blocks = _roots(jnp.where(within, times(root, root.T), 0), dense=True)
+        blocks = roots(jnp.where(within, times(root, root.T), 0), dense=True)
         root, inverse = (jnp.where(within, x, 0) for x in blocks)
     if not settings.dense_scale:
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
-    return scale_about(ravel(position)[0], share * root, inverse / share)
+    return scale_about(law.position, share * root, inverse / share)
 
 
 def scale_of_diagonal(
@@ -77,14 +67,6 @@ def scale_of_diagonal(
     return scale_about(centre, root, 1 / root)
 
 
-def roots_at(potential: Potential, position: PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:
-    """L and its inverse, where L L' = |H|^-1 with the Hessian H of some rows; I if not finite."""
-    inverse, root = _roots(hessian(potential, position, batch), dense=True)
-    finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
-    unit = jnp.eye(root.shape[0], dtype=root.dtype)
-    return jnp.where(finite, root.T, unit), jnp.where(finite, inverse.T, unit)
-
-
 def share_within_reach(
     potential: Potential,
     root: jax.Array,
@@ -94,25 +76,17 @@ def share_within_reach(
     temperature: float,
 ) -> jax.Array:
     """The share of L to take: at a place that is flatter than the target, L is too large."""
-    size, dtype = root.shape[0], root.dtype
-    direction = times(root, scattered_floats(key_word(rng_key), size, dtype))
-    return share_along(potential, direction, position, batch, temperature)
-
-
-def share_along(
-    potential: Potential, direction: jax.Array, position: PyTree, batch: Any, temperature: float
-) -> jax.Array:
-    """The share of a direction, in standard deviations, along which U rises as in a Gaussian."""
     flat, unravel = ravel(position)
     tau = rule_temperature(temperature)
-    direction, most = tau**0.5 * direction, tau * flat.size
+    noise = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    direction = tau**0.5 * times(root, noise)
 
     def along(share: jax.Array) -> jax.Array:
         # to both sides: some rows have their mode elsewhere, and their slope must not count
         two = jnp.stack([flat + share * direction, flat - share * direction])
         return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
 
-    return within_reach(along, jnp.ones((), flat.dtype), most)
+    return within_reach(along, jnp.ones((), flat.dtype), tau * flat.size)
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:
@@ -186,8 +160,8 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         prior = size if scale.is_dense else 2
         covariance = (weight * covariance + prior * unit) / (weight + prior)
         within = block_mask(settings.blocks, state.z) if settings.blocks else True
-        roots = _roots(jnp.where(within, covariance, 0), scale.is_dense)
-        root, inverse = (jnp.where(within, x, 0) for x in roots)
+        both = roots(jnp.where(within, covariance, 0), scale.is_dense)
+        root, inverse = (jnp.where(within, x, 0) for x in both)
         new = scale_about(
             scale.centre + times(scale.root, mean),
             times(scale.root, root),
@@ -207,21 +181,6 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 def emptied(scale: Scale) -> Scale:
     """The same coordinates with a window that has no draws."""
     return scale_about(scale.centre, scale.root, scale.inverse)
-
-
-def _roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
-    """R with R R' = |M|, and its inverse; for a diagonal M the diagonals of both.
-
-    First, rows and columns are divided by the square roots of their diagonal. Otherwise float32
-    could not hold scales that differ strongly.
-    """
-    if not dense:
-        root = jnp.sqrt(matrix)
-        return root, 1 / root
-    diagonal = jnp.abs(jnp.diagonal(matrix))
-    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
-    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
-    return spread[:, None] * root, inverse / spread
 
 
 def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@
    unconstrained space. Gradients there can be many orders of magnitude larger than in the
    posterior. A chain with a step size for such gradients never leaves. Adam's steps do not depend
    on the gradient's magnitude.
-2. `approach`: Newton's steps, up to 256 dimensions. Adam's steps are equal in all coordinates. If
+2. `find_law`: Newton's steps, up to 256 dimensions. Adam's steps are equal in all coordinates. If
    scales differ strongly, Adam ends many standard deviations off the mode. The scale and the noise
    that are measured there do not fit the posterior. Newton's steps do not depend on scales.
 3. The scale and the control variate's anchor are placed there (`find_bulk`).
@@ -18,6 +18,7 @@ because the law's mass is exp(-U / tau) |det L|. Adam's gradients are then means
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,26 +28,27 @@ import optax
 from jax import lax, random
 
 from .._linalg import log_abs_det
-from .._util import key_word, ravel, scattered_floats, settled, tree_where
+from .._util import (
+    from_words,
+    key_word,
+    lazy_cond,
+    ravel,
+    scattered_floats,
+    settled,
+    tree_where,
+    words,
+)
 from ..model.control_variate import Anchor, anchor_at, replace_anchor, with_control_variate
-from ..model.newton import Place, newton
+from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
-from ..model.scale import Scale, times
+from ..model.scale import times
 from ..sampling.algorithm import Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
-from .curvature import largest_noise
-from .scale import (
-    block_mask,
-    given_scale,
-    roots_at,
-    scale_of_curvature,
-    scale_of_diagonal,
-    share_along,
-    share_within_reach,
-)
+from .curvature import largest_noise, look_around
+from .scale import block_mask, given_scale, scale_of_diagonal, scale_of_law
 
 PyTree = Any
 
@@ -64,8 +66,8 @@ Hessians the smaller of D and N replaces D."""
 REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
-MEMORY = 0.95
-"""Adam's memory of squared gradients: a start with large gradients is soon forgotten."""
+_ADAM = optax.scale_by_adam(b2=0.95)
+"""With little memory of squared gradients: a start with large gradients is soon forgotten."""
 HUGE = 1e6
 """Entries of a gradient over N above this grow only as a logarithm. Their squares would overflow,
 and Adam would take long to forget them."""
@@ -97,7 +99,7 @@ def find_bulk(
     control: Any,
     rng_key: jax.Array,
     searching: bool,
-) -> tuple[PyTree, Any, Any]:
+) -> tuple[PyTree, jax.Array | None, Any, Any]:
     """Move near the bulk, and place the scale and the control variate's anchor there.
 
     Args:
@@ -109,56 +111,27 @@ def find_bulk(
         searching: whether to search at all.
 
     Returns:
-        The position, the control variate's state, and the scale, empty without one.
+        A position, U at the given one if it was needed, the control variate's state, and the scale.
     """
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
     target = target.in_coordinates(to_sites)
-    potential, temperature = target.potential, target.temperature
-    curved = settings.finds_scale and position.size <= DENSE_LIMIT
     key_scale = random.fold_in(rng_key, 0)
-    if curved or not target.controlled:
-        if searching:
-            mode = search(potential, position, rng_key, temperature, of_mass=curved)
-            # an improper model can have its mode where values overflow
-            position = jnp.where(target.is_usable(mode), mode, position)
-        if curved and potential.on_all_rows is not None:
-            anchor, roots = approach(
-                target, position, key_scale, MOST_NEWTON_STEPS if searching else 1
-            )
-            position = anchor.position
-            if target.controlled:
-                control = control._replace(anchor=anchor)
-        elif curved:
-            roots = roots_at(potential, position, potential.curvature_batch(key_scale))
+    energy, scale = None, ()
+    if settings.finds_scale and position.size <= DENSE_LIMIT:
+        law, energy, typical = find_law(target, position, rng_key, searching)
+        if target.controlled:
+            control = control._replace(anchor=Anchor(law.position, law.energy, law.gradient))
+        blocks = block_mask(settings.blocks, sites) if settings.blocks else None
+        scale = scale_of_law(law, settings, blocks)
+        position = jnp.where(target.is_usable(typical), typical, law.position)
     else:
         position, control = _with_anchors(target, position, control, rng_key, searching)
-    scale: Any = ()
-    if curved:
-        blocks = block_mask(settings.blocks, sites) if settings.blocks else None
-        scale = scale_of_curvature(target, settings, position, roots, key_scale, blocks)
-        if searching:
-            position = typical_place(target, scale, position, random.fold_in(rng_key, 1))
-    elif settings.finds_scale:
-        scale = scale_of_diagonal(target, settings, position, key_scale)
-    elif settings.scales:
-        scale = given_scale(settings, to_sites(position))
-    return to_sites(position), control, scale
-
-
-def typical_place(
-    target: Target, scale: Scale, position: jax.Array, rng_key: jax.Array
-) -> jax.Array:
-    """A draw of the normal law about ``position`` that the scale describes, within its reach.
-
-    The middle of D dimensions is not typical: U is tau D / 2 below its mean there.
-    """
-    tau = rule_temperature(target.temperature)
-    noise = times(scale.root, random.normal(rng_key, position.shape, position.dtype))
-    rows = target.potential.curvature_batch(rng_key)
-    share = share_along(target.potential, noise, position, rows, target.temperature)
-    found = position + share * tau**0.5 * noise
-    return jnp.where(target.is_usable(found), found, position)
+        if settings.finds_scale:
+            scale = scale_of_diagonal(target, settings, position, key_scale)
+        elif settings.scales:
+            scale = given_scale(settings, to_sites(position))
+    return to_sites(position), energy, control, scale
 
 
 def _with_anchors(
@@ -167,7 +140,10 @@ def _with_anchors(
     """Search without a control variate first, then more exactly, with anchors on the way."""
     potential = target.potential
     if not searching:
-        return position, replace_anchor(potential, control, position)
+        return position, replace_anchor(potential, control, position) if control else control
+    if not control:
+        mode = search(potential, position, rng_key, target.temperature)
+        return jnp.where(target.is_usable(mode), mode, position), control
 
     def closer(k: jax.Array, found: tuple) -> tuple:
         mode, control = found
@@ -187,112 +163,98 @@ class _Search(NamedTuple):
     """State of the search between two rounds.
 
     Attributes:
-        position: the best position so far.
-        root: L at the position, within its reach; empty in a search for the mode.
-        log_det: log |det L|; NaN before it is known; 0 in a search for the mode.
         optimiser: Adam's moments.
         stream: position in the stream of rows.
         num_rounds: rounds so far.
         num_reductions: number of reductions of the learning rate.
     """
 
-    position: PyTree
-    root: Any
-    log_det: jax.Array
     optimiser: PyTree
     stream: Any
     num_rounds: jax.Array
     num_reductions: jax.Array
 
+    @property
+    def unfinished(self) -> jax.Array:
+        return (self.num_rounds < MAX_ROUNDS) & (self.num_reductions < MAX_REDUCTIONS)
+
 
 def search(
-    potential: Potential,
-    position: PyTree,
-    rng_key: jax.Array,
-    temperature: float,
-    *,
-    of_mass: bool = False,
+    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
 ) -> PyTree:
-    """Minimise with Adam from ``position``, until the energy falls no more than noise would.
+    """Minimise U with Adam from ``position``, until it falls no more than noise would.
 
-    The energy is U, or with ``of_mass`` U - tau log |det L|. The unit of its fall is
-    ``temperature * D``, the spread of U in the target. A round with a fall below a share of this
-    unit reduces the learning rate. A round that raises the energy is also undone. Five reductions
-    end the search. So it stops near the typical set. This need not be near the mode.
+    The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
+    below a share of this unit reduces the learning rate. A round that raises the energy is also
+    undone. Five reductions end the search. So it stops near the typical set. This need not be near
+    the mode.
 
     Args:
         potential: the target.
         position: where to start, a pytree.
         rng_key: for the rows.
         temperature: tau.
-        of_mass: whether to search for the most mass instead of the mode, with Hessians.
 
     Returns:
         A position like ``position``. If the energy was never finite, ``position`` itself.
     """
-    adam = optax.scale_by_adam(b2=MEMORY)
-    flat, unravel = ravel(position)
-    tau = rule_temperature(temperature)
-    size, num_data = flat.size, potential.num_data
-    if not of_mass and num_data > 1:  # otherwise N is not known
+    size, num_data = ravel(position)[0].size, potential.num_data
+    if num_data > 1:  # otherwise N is not known
         size = min(size, num_data)  # rows determine at most as many directions as rows
-    enough = LEAST_FALL * (tau if of_mass else max(temperature, 1e-2)) * size
-    key_stream, key_rounds = random.split(rng_key)
+    enough = LEAST_FALL * max(temperature, 1e-2) * size
 
-    def spread_at(position: PyTree, rows: Any) -> tuple[Any, jax.Array]:
-        """L within its reach, and log |det L|."""
-        if not of_mass:
-            return (), jnp.zeros((), flat.dtype)
-        root, _ = roots_at(potential, position, rows)
-        share = share_within_reach(potential, root, position, rows, key_rounds, temperature)
-        return share * root, log_abs_det(root)
-
-    def off(position: PyTree, root: Any, rng_key: jax.Array) -> PyTree:
-        """A draw of the normal law."""
-        if not of_mass:
-            return position
-        noise = tau**0.5 * scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-        return jax.tree.map(jnp.add, position, unravel(times(root, noise)))
-
-    def one_round(now: _Search) -> _Search:
-        key_steps, key_check = random.split(random.fold_in(key_rounds, now.num_rounds))
-        rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
-
-        def step(k: jax.Array, carry: tuple) -> tuple:
-            current, optimiser, stream = carry
-            key_step = random.fold_in(key_steps, k)
-            batch, stream = potential.draw(key_step, stream)
-            grad = jax.grad(potential.energy)(off(current, now.root, key_step), batch)
-            grad = _damped(jax.tree.map(lambda x: x / potential.num_data, grad))
-            direction, optimiser = adam.update(grad, optimiser)
-            current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
-            return current, optimiser, stream
-
-        carry = (now.position, now.optimiser, now.stream)
-        new, optimiser, stream = lax.fori_loop(0, ROUND_STEPS, step, carry)
+    def one_round(carry: tuple) -> tuple:
+        position, now = carry
+        new, key_check, now = _adam(potential, position, now, rng_key)
         rows = potential.curvature_batch(key_check)  # both on the same rows, so the noise cancels
-        fall = potential.energy(now.position, rows) - potential.energy(new, rows)
-        root, log_det = spread_at(new, rows)
-        fall = settled(fall + tau * jnp.nan_to_num(log_det - now.log_det))
-        finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
-        return _Search(
-            position=tree_where(fall > 0, new, now.position),
-            root=tree_where(fall > 0, root, now.root),
-            log_det=jnp.where(fall > 0, log_det, now.log_det),
-            optimiser=tree_where(finite, optimiser, adam.init(now.position)),
-            stream=stream,
-            num_rounds=now.num_rounds + 1,
-            num_reductions=now.num_reductions + ~(fall > enough),
-        )
+        fall = potential.energy(position, rows) - potential.energy(new, rows)
+        fall = settled(fall)
+        return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
 
-    def unfinished(now: _Search) -> jax.Array:
-        return (now.num_rounds < MAX_ROUNDS) & (now.num_reductions < MAX_REDUCTIONS)
+    start = position, _first(potential, position, rng_key)
+    return lax.while_loop(lambda carry: carry[1].unfinished, one_round, start)[0]
 
-    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(key_stream)
-    root = jnp.zeros((flat.size, flat.size), flat.dtype) if of_mass else ()
-    unknown = jnp.full((), jnp.nan, flat.dtype)
-    start = _Search(position, root, unknown, adam.init(position), stream, zero, zero)
-    return lax.while_loop(unfinished, one_round, start).position
+
+def _first(potential: Potential, position: PyTree, rng_key: jax.Array) -> _Search:
+    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
+    return _Search(_ADAM.init(position), stream, zero, zero)
+
+
+def _adam(
+    potential: Potential,
+    position: PyTree,
+    now: _Search,
+    rng_key: jax.Array,
+    off: Callable[[PyTree, jax.Array], PyTree] = lambda position, rng_key: position,
+    num_steps: Any = ROUND_STEPS,
+) -> tuple[PyTree, jax.Array, _Search]:
+    """Steps of one round: the new position, a key for its judgement, and the state."""
+    key_steps, key_check = random.split(random.fold_in(rng_key, 1 + now.num_rounds))
+    rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
+
+    def step(k: jax.Array, carry: tuple) -> tuple:
+        current, optimiser, stream = carry
+        key_step = random.fold_in(key_steps, k)
+        batch, stream = potential.draw(key_step, stream)
+        grad = jax.grad(potential.energy)(off(current, key_step), batch)
+        grad = _damped(jax.tree.map(lambda x: x / potential.num_data, grad))
+        direction, optimiser = _ADAM.update(grad, optimiser)
+        current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
+        return current, optimiser, stream
+
+    carry = position, now.optimiser, now.stream
+    new, optimiser, stream = lax.fori_loop(0, num_steps, step, carry)
+    return new, key_check, now._replace(optimiser=optimiser, stream=stream)
+
+
+def _judged(now: _Search, position: PyTree, fall: jax.Array, much: jax.Array) -> _Search:
+    """The state after a round in which the energy fell."""
+    finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
+    return now._replace(
+        optimiser=tree_where(finite, now.optimiser, _ADAM.init(position)),
+        num_rounds=now.num_rounds + 1,
+        num_reductions=now.num_reductions + ~much,
+    )
 
 
 def _damped(grad: PyTree) -> PyTree:
@@ -302,36 +264,112 @@ def _damped(grad: PyTree) -> PyTree:
     return jax.tree.map(lambda x: (x / excess * (1 + jnp.log(excess))).astype(x.dtype), grad)
 
 
-# 2. Newton
+# 2. The normal law about the mass
 
 
-def approach(
-    target: Target, position: jax.Array, rng_key: jax.Array, most_steps: int
-) -> tuple[Anchor, tuple[jax.Array, jax.Array]]:
-    """Newton steps from ``position``, each with a gradient on all rows and a Hessian on some rows.
+class Around(NamedTuple):
+    """What is known about a place besides its energy.
+
+    Attributes:
+        share: the share of L that is within the reach of the curvature; 0 if nothing is known.
+        log_det: log |det L|; NaN if nothing is known.
+    """
+
+    share: jax.Array
+    log_det: jax.Array
+
+
+def find_law(
+    target: Target, position: jax.Array, rng_key: jax.Array, searching: bool
+) -> tuple[Place, jax.Array, jax.Array]:
+    """The normal law with the most mass: with Adam from ``position``, then with Newton's steps.
+
+    Adam's steps stop near the mass, as in `search`. Newton's steps have a gradient on all rows and
+    a Hessian on some rows. The energy occurs in the program at three places: in Adam's gradient, in
+    `look_around`, and in the gradient on all rows.
 
     Args:
-        target: of a vector in the model's coordinates, with energies on all rows.
+        target: of a vector in the model's coordinates.
         position: where to start, shape (D,).
-        rng_key: for the rows of the Hessian.
-        most_steps: largest number of steps; 1 to stay at ``position``.
+        rng_key: for the rows.
+        searching: whether to move at all.
 
     Returns:
-        The last position with U and its gradient; L with L L' = |H|^-1 there, and its inverse. The
-        start and I if nothing is finite.
+        The last place, with `Around` it; the start and I if nothing is finite. U at the start. And
+        where a chain starts: at a draw of the law, within its reach, since the middle of D
+        dimensions is not typical (U is tau D / 2 below its mean there).
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
-    rows = potential.curvature_batch(rng_key)
+    exact = potential.on_all_rows is not None
+    most_steps = MOST_NEWTON_STEPS if searching and exact else 1
+    key_rows, key_noise, key_adam = (random.fold_in(rng_key, k) for k in range(3))
+    noise = random.normal(key_noise, position.shape, position.dtype)
 
-    def evaluate(position: jax.Array) -> Place:
-        anchor = anchor_at(potential, position)
-        root, inverse = roots_at(potential, position, rows)
-        loss = anchor.energy - tau * log_abs_det(root)
-        loss = jnp.where(target.is_usable(position), loss, jnp.inf)
-        return Place(position, anchor.energy, anchor.grad, root, inverse, loss)
+    def off(place: Place) -> Callable:
+        """A draw of the normal law about the position."""
+        width = tau**0.5 * place.extra.share
 
-    found, _ = newton(evaluate, position, most_steps=most_steps, enough=NEAR * tau)
-    return Anchor(found.position, found.energy, found.gradient), (found.root, found.inverse)
+        def moved(position: jax.Array, rng_key: jax.Array) -> jax.Array:
+            direction = scattered_floats(key_word(rng_key), position.size, position.dtype)
+            return position + width * times(place.root, direction)
+
+        return moved
+
+    def one_round(carry: tuple) -> tuple:
+        place, now, first, length, steps = carry
+        closing = ~now.unfinished  # by Newton's steps
+        new, key_check, now = _adam(
+            potential, place.position, now, key_adam, off(place), jnp.where(closing, 0, ROUND_STEPS)
+        )
+        new = jnp.where(closing, place.ahead(length), new)
+        rows = potential.curvature_batch(_select(closing, key_rows, key_check))
+        view = look_around(
+            lambda x: potential.energy(x, rows), new, place.position, noise, target.temperature
+        )
+        log_det = log_abs_det(view.root)
+        known = view.energy, view.gradient
+        if exact and not potential.deterministic:
+            known = lazy_cond(closing, lambda _, x: anchor_at(potential, x)[1:], known, new)
+        loss = known[0] - tau * log_det
+        gain = tau * jnp.nan_to_num(log_det - place.extra.log_det)
+        fall = jnp.where(closing, place.loss - loss, view.before - view.energy + gain)
+        fall = settled(jnp.where(target.is_usable(new), fall, jnp.nan))
+        taken = settled((fall > 0) & (~closing | jnp.all(jnp.isfinite(known[1]))))
+        found = Place(new, *known, view.root, view.inverse, loss, Around(view.share, log_det))
+        # until Newton's first step, which stays at the place
+        fresh = found._replace(gradient=jnp.zeros_like(new), loss=place.loss)
+        found = tree_where(closing, found, fresh)
+        judged = _judged(now, place.position, fall, fall > LEAST_FALL * tau * new.size)
+        return (
+            tree_where(taken, found, place),
+            tree_where(closing, now, judged),
+            jnp.where(jnp.isnan(first), view.before, first),
+            jnp.where(closing & ~taken, SHRINKAGE * length, 1),
+            steps + closing,
+        )
+
+    def unfinished(carry: tuple) -> jax.Array:
+        place, now, _, length, steps = carry
+        far = ~(place.promise() <= NEAR * tau)
+        more = (steps == 0) | (far & (length >= LEAST_LENGTH) & (steps < most_steps))
+        return now.unfinished | more
+
+    one, nan = jnp.ones((), position.dtype), jnp.full((), jnp.nan, position.dtype)
+    now = _first(potential, position, key_adam)
+    if not searching:
+        now = now._replace(num_reductions=now.num_reductions + MAX_REDUCTIONS)
+    start = nowhere(position, Around(0 * one, nan)), now, nan, one, now.num_rounds
+    place, _, first, *_ = lax.while_loop(unfinished, one_round, start)
+    share = jnp.where(place.extra.share > 0, place.extra.share, 1)
+    place = place._replace(extra=place.extra._replace(share=share))
+    typical = place.position
+    if searching:
+        typical += share * tau**0.5 * times(place.root, noise)
+    return place, first, typical
+
+
+def _select(pred: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+    return from_words(jnp.where(pred, words(yes), words(no)), yes)
 
 
 # 4. Open choices
