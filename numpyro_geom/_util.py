@@ -146,12 +146,6 @@ def tree_scale(factor: Any, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
 
 
-def tree_normal(rng_key: jax.Array, like: PyTree) -> PyTree:
-    """Standard normal numbers in the shapes and dtypes of a pytree, from one draw."""
-    flat, unravel = ravel_pytree(like)
-    return unravel(random.normal(rng_key, flat.shape, flat.dtype))
-
-
 def all_finite(tree: PyTree) -> jax.Array:
     """Whether every entry of every leaf is finite."""
     # a sum is not finite if an entry is not; this is one fused reduction and not one per leaf

@@ -86,8 +86,8 @@ def test_does_not_chase_an_unbounded_density(of_mass):
         )
 
     found = search(energy, uniform(groups + 1), of_mass=of_mass)
-    # log_scale is N(0, 3); a search for the mass ends within its sd. Effects that jitter by the learning rate keep a search for the mode at
-    # about -7; the energy's minimum is at -180
+    # log_scale is N(0, 3): a search for the mass ends within its sd. Effects that jitter by the
+    # learning rate keep a search for the mode at about -7; the energy's minimum is at -180
     assert (found[:, 0] > (-3 if of_mass else -9)).all(), found[:, 0]
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
 
-from .._util import lazy_cond, tree_normal, tree_scale, tree_vdot
+from .. import _random
+from .._util import lazy_cond, tree_scale, tree_vdot
 from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
@@ -64,7 +64,7 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
     ) -> tuple[Chain, StepReport]:
         position, old = chain.position, chain.dynamics
         scale = 1 / potential.num_data
-        key_v, key_move, key_scale = random.split(rng_key, 3)
+        key_v, key_move, key_scale = _random.split(rng_key, 3)
 
         def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, rows)
@@ -134,7 +134,7 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
             )
         else:
             force = jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
-            noise = apply_root(tree_normal(key_move, position))
+            noise = apply_root(_random.tree_normal(key_move, position))
             drift = apply_inverse(force)
             position = langevin_move(position, drift, noise, h, tau)
             squared_drift = h * tree_vdot(grad, drift) / 2
@@ -164,7 +164,7 @@ def _draw_auxiliary(
         variance = (1 - decay**2) * s**2 - (1 - decay) ** 2 * known
         return m + decay * (v - m) + jnp.sqrt(jnp.maximum(variance, 0.0)) * xi
 
-    return jax.tree.map(one, gradient, mean, tree_normal(key, mean), state.noise_variance)
+    return jax.tree.map(one, gradient, mean, _random.tree_normal(key, mean), state.noise_variance)
 
 
 def auxiliary_scale(state: AuxiliaryState, decay: float) -> jax.Array:

@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
+from .. import _random
 from .._checks import check_int, check_number
-from .._util import lazy_cond, tree_axpy, tree_normal, tree_vdot, tree_where
+from .._util import lazy_cond, tree_axpy, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
@@ -238,7 +238,7 @@ def _trajectory(settings: Settings) -> Draw:
         moving: jax.Array | bool,
         learning: jax.Array,
     ) -> SGState:
-        key_steps, key_accept = random.split(rng_key)
+        key_steps, key_accept = _random.split(rng_key)
         potential, given = target.potential, settings.given_num_steps
         metric_state = state.metric_state
         start, dynamics = state.chain.position, state.dynamics
@@ -281,7 +281,7 @@ def _trajectory(settings: Settings) -> Draw:
                     + jnp.sqrt(-jnp.expm1(-2 * s * duration) * tau).astype(p.dtype) * n
                 ),
                 momentum,
-                tree_normal(key_noise, momentum),
+                _random.tree_normal(key_noise, momentum),
                 scale,
             )
             work = work - jnp.where(begins, half_squared(momentum), 0.0)
@@ -309,7 +309,7 @@ def _trajectory(settings: Settings) -> Draw:
             error = jnp.where(target.is_usable(target.merge(position)), error, jnp.inf)
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         accept_prob = jnp.exp(-jnp.maximum(error, 0.0))
-        accepted = random.uniform(key_accept, (), dtype) < accept_prob
+        accepted = _random.uniform(key_accept, (), dtype) < accept_prob
         kept, momentum, energy = tree_where(
             accepted,
             (position, momentum, new_energy),

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import random
 
-from .._util import tree_normal, tree_vdot, tree_where
+from .. import _random
+from .._util import tree_vdot, tree_where
 
 PyTree = Any
 
@@ -54,9 +54,9 @@ def metropolis(
     With b the gradient, the noise of the reverse step is sqrt(h / 2 tau) A^{1/2} (b + b') - xi.
     So neither a determinant nor A^{-1/2} is needed.
     """
-    key_move, key_accept = random.split(rng_key)
+    key_move, key_accept = _random.split(rng_key)
     value, grad = here
-    xi = tree_normal(key_move, position)
+    xi = _random.tree_normal(key_move, position)
     proposal = langevin_move(position, apply_inverse(grad), apply_root(xi), h, tau)
     new_value, new_grad = value_and_grad(proposal)
     both = apply_root(jax.tree.map(jnp.add, grad, new_grad))
@@ -64,5 +64,5 @@ def metropolis(
     log_ratio = (value - new_value) / tau + (tree_vdot(xi, xi) - tree_vdot(back, back)) / 2
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     accept_prob = jnp.exp(jnp.minimum(log_ratio, 0.0))
-    accepted = random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
+    accepted = _random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
     return tree_where(accepted, proposal, position), accept_prob

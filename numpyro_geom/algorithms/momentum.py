@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import tree_normal, tree_scale, tree_vdot
+from .. import _random
+from .._util import tree_scale, tree_vdot
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, num_steps_from, rule_temperature
 from ..sampling.settings import Settings
@@ -67,7 +68,7 @@ def init_momentum(
 ) -> Momentum:
     """A momentum drawn from its law."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
-    momentum = tree_scale(settings.temperature**0.5, tree_normal(rng_key, position))
+    momentum = tree_scale(settings.temperature**0.5, _random.tree_normal(rng_key, position))
     given = settings.given_friction
     return Momentum(momentum, jnp.asarray(1.0 if given is None else given, dtype), extra)
 

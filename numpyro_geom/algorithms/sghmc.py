@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import random
 from numpyro.infer import init_to_uniform
 
-from .._util import tree_axpy, tree_normal, tree_scale, tree_vdot
+from .. import _random
+from .._util import tree_axpy, tree_scale, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.derivatives import jvp
@@ -248,7 +248,7 @@ def _step(settings: Settings) -> Step:
         if settings.noise_correction:
             energy, grad, extra = halves(potential, position, batch, extra)
         elif with_gamma:
-            rng_key, key_probe = random.split(rng_key)
+            rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
@@ -282,7 +282,7 @@ def _step(settings: Settings) -> Step:
         def thermalise(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
             return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
 
-        normal = tree_normal(rng_key, position)
+        normal = _random.tree_normal(rng_key, position)
         if baoab:
             kicked = tree_axpy(-h, force, old.momentum)
             momentum = jax.tree.map(thermalise, kicked, kept, lost, normal)

@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
-from .._util import tree_axpy, tree_normal, tree_vdot
+from .. import _random
+from .._util import tree_axpy, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
@@ -271,7 +272,7 @@ def _step(settings: Settings) -> Step:
             gained = 2 * h * s * gamma * tau * (_shortfall(loss) if badodab else 1.0)
             return kept.astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
 
-        normal = tree_normal(rng_key, position)
+        normal = _random.tree_normal(rng_key, position)
         if badodab:
             kicked = tree_axpy(-h, force, old.momentum)
             xi = regulate(old.extra.friction, kicked, h / 2)

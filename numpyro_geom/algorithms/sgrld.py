@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import random
 from numpyro.infer import init_to_uniform
 
+from .. import _random
 from .._checks import check_flag
-from .._util import tree_normal, tree_scale, tree_vdot, tree_where
+from .._util import tree_scale, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
@@ -184,7 +184,7 @@ def _langevin_step(settings: Settings) -> Step:
         if corrects:
             energy, grad, estimate = halves(potential, position, batch, estimate)
         elif with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
-            rng_key, key_probe = random.split(rng_key)
+            rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
@@ -204,13 +204,13 @@ def _langevin_step(settings: Settings) -> Step:
             report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
             return Chain(position, metric_state, ()), report
         drift = metric.apply_inverse(metric_state, grad)
-        noise = metric.apply_inverse_sqrt(metric_state, tree_normal(rng_key, position))
+        noise = metric.apply_inverse_sqrt(metric_state, _random.tree_normal(rng_key, position))
         if with_gamma:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             gamma = divergence_from_probe(metric, metric_state, g, z, hz)
             drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
         if max_norm is not None:
-            raw = tree_normal(rng_key, position)
+            raw = _random.tree_normal(rng_key, position)
             length = jnp.sqrt(tree_vdot(drift, drift))
             shrink = max_norm / jnp.sqrt(tree_vdot(grad, grad))
             too_long = ~(length <= max_norm)

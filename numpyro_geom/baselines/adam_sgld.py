@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
+from .. import _random
 from .._checks import check_number
-from .._util import tree_normal, tree_vdot
+from .._util import tree_vdot
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
 from ..model.potential import Potential
@@ -159,7 +160,7 @@ def _step(settings: Settings) -> Step:
             moments.mean,
             moments.square,
         )
-        noise = tree_normal(rng_key, chain.position)
+        noise = _random.tree_normal(rng_key, chain.position)
         position = langevin_move(chain.position, drift, noise, step_size, temperature)
         squared_drift = step_size * tree_vdot(grad, drift) / 2
         return Chain(position, chain.metric_state, moments), StepReport(energy, grad, squared_drift)

@@ -121,8 +121,13 @@ def sample_stats(mcmc: MCMC) -> Arrays:
     kernel, facts = mcmc.sampler, getattr(mcmc.sampler, "facts", None)
     stats: Arrays = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
-        if field == "site_temperatures" and len(value) > 1:  # for one site it is the total
-            stats.update({SITE_TEMPERATURE + str(site): host(x) for site, x in value.items()})
+        if field == "site_temperatures":
+            if value.shape[-1] > 1:  # for one site it is the total
+                columns = zip(
+                    sorted(mcmc.last_state.z), np.moveaxis(host(value), -1, 0), strict=True
+                )
+                stats.update({SITE_TEMPERATURE + str(site): x for site, x in columns})
+            continue
         if not is_numeric(value):
             continue
         if field == "accept_prob" and facts is not None and not facts.adjusted:

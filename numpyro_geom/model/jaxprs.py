@@ -44,14 +44,14 @@ def work(jaxpr: Jaxpr) -> float:
     total = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
+        shapes: list[tuple] = [getattr(x.aval, "shape", ()) for x in equation.invars]
         per_number = 1.0
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
-            per_number = 2 * prod(equation.invars[0].aval.shape[k] for k in contracted)
+            per_number = 2 * prod(shapes[0][k] for k in contracted)
         elif name == "conv_general_dilated":
-            shape = equation.invars[1].aval.shape
-            per_number = 2 * prod(shape) / shape[params["dimension_numbers"].rhs_spec[0]]
-        total += per_number * sum(np.size(x.aval) for x in equation.outvars)
+            per_number = 2 * prod(shapes[1]) / shapes[1][params["dimension_numbers"].rhs_spec[0]]
+        total += per_number * sum(prod(getattr(x.aval, "shape", ())) for x in equation.outvars)
         repeats = params["length"] if name == "scan" else 1
         total += repeats * sum(map(work, inner(equation)))
     return total
@@ -95,7 +95,7 @@ def simplified(program: ClosedJaxpr) -> ClosedJaxpr:
 
             for equation in needed(jaxpr, jaxpr.outvars, lambda e: bool(e.effects))[0]:
                 given = [value(x) for x in equation.invars]
-                called = equation.params.get("jaxpr")
+                called: Any = equation.params.get("jaxpr")
                 if equation.primitive.name in ("jit", "pjit") and length(called.jaxpr) <= SHORT:
                     found = evaluate(called.jaxpr, called.consts, given)
                 elif _changes_nothing(equation):
@@ -115,14 +115,11 @@ def simplified(program: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _alone(equation: JaxprEqn, given: list) -> list:
-    inputs = {x: y for x, y in zip(equation.invars, given, strict=True) if not _is_literal(x)}
+    pairs = zip(equation.invars, given, strict=True)
+    inputs = {x: y for x, y in pairs if not isinstance(x, Literal)}
     outer = DebugInfo("equation", "", ("",) * len(inputs), ("",) * len(equation.outvars))
     jaxpr = Jaxpr((), [*inputs], equation.outvars, [equation], equation.effects, outer)
     return jax.core.eval_jaxpr(jaxpr, (), *inputs.values())
-
-
-def _is_literal(x: Any) -> bool:
-    return isinstance(x, Literal)
 
 
 def _changes_nothing(equation: JaxprEqn) -> bool:

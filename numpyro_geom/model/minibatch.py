@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax, random
 from numpyro.primitives import Messenger
 
+from .. import _random
 from ..rows.permutation import epoch_indices
 from .arguments import on_device
 
@@ -216,7 +217,7 @@ class SubsamplePlates(Messenger):
             if msg["value"] is None and msg["kwargs"]["rng_key"] is None:  # no seed gave a key
                 key = self.indices.get(RNG_KEY)
                 key = random.key(0) if key is None else key
-                msg["value"] = random.fold_in(key, self.keys_given)
+                msg["value"] = _random.fold_in(key, self.keys_given)
             self.keys_given += 1
 
 
@@ -260,7 +261,7 @@ def init_stream(subsampling: Subsampling, rng_key: jax.Array) -> Any:
         plate: (key, zero, zero)
         for plate, key in zip(
             subsampling.batch_sizes,
-            random.split(rng_key, max(1, len(subsampling.batch_sizes))),
+            _random.split(rng_key, max(1, len(subsampling.batch_sizes))),
             strict=False,
         )
     }
@@ -279,13 +280,13 @@ def draw(
     batch: dict[str, Any] = Strata() if subsampling.batching == "stratified" else {}
     advanced = {}
     if subsampling.is_random:
-        rng_key, batch[RNG_KEY] = random.split(rng_key)
+        rng_key, batch[RNG_KEY] = _random.split(rng_key)
     if not subsampling.batch_sizes:
         return batch, stream
     keys = (
         [rng_key]
         if len(subsampling.batch_sizes) == 1
-        else random.split(rng_key, len(subsampling.batch_sizes))
+        else _random.split(rng_key, len(subsampling.batch_sizes))
     )
     for (plate, rows), key in zip(subsampling.batch_sizes.items(), keys, strict=False):
         size = subsampling.sizes[plate]
@@ -305,7 +306,7 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
 
     ``random.randint`` is uniform only to ``size`` / 2^32, and it draws bits three times.
     """
-    first, second = random.bits(rng_key, (2, rows), jnp.uint32)
+    first, second = _random.bits(rng_key, (2, rows), jnp.uint32)
     low = first * jnp.uint32(size)
     carry = low + _high_word(second, size) < low
     index = (_high_word(first, size) + carry).astype(jnp.int32)

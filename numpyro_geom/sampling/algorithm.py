@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
+from .. import _random
 from .._util import (
     MANY_LEAVES,
     all_finite,
@@ -304,7 +305,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         learning: jax.Array,
     ) -> SGState:
         potential = target.potential
-        key_steps, _ = random.split(rng_key)
+        key_steps, _ = _random.split(rng_key)
         with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
             stream = potential.init_stream(random.key(1))
             some_batch, _ = compiled(potential.draw, random.key(0), stream)

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import lax
 
+from .. import _random
 from ..model.minibatch import RNG_KEY, Strata
 from ..model.potential import Potential
 from ..rows.host_rows import Hint, HostRows, batches_at_once, fetch, hints
@@ -60,7 +61,7 @@ def loop_over_batches(
 
 def _next(potential: Potential, state: tuple) -> tuple:
     key, stream = state
-    key, key_batch, key_step = random.split(key, 3)
+    key, key_batch, key_step = _random.split(key, 3)
     batch, stream = potential.draw(key_batch, stream)
     return (key, stream), (key_step, batch, stream)
 

@@ -138,8 +138,8 @@ class SGState(NamedTuple):
         grad_norm: Euclidean norm of the gradient estimate at the same position.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``. Its expectation is the temperature.
-        site_temperatures: the same for each site, a dict site -> scalar. Empty with an expansion,
-            and if the position is not a dict of arrays.
+        site_temperatures: the same for each site, in the order of their names, shape (sites,).
+            Empty with an expansion, and if the position is not a dict of arrays.
         kinetic_temperature: mean of r'M^-1 r / D over the draw's steps (in GGMC of the momentum at
             the end of the trajectory). Its expectation is the temperature too. 0 for kernels
             without a momentum r.
@@ -175,7 +175,7 @@ class SGState(NamedTuple):
     potential_energy: jax.Array
     grad_norm: jax.Array
     configurational_temperature: jax.Array
-    site_temperatures: dict[str, jax.Array]
+    site_temperatures: jax.Array
     kinetic_temperature: jax.Array
     squared_drift: jax.Array
     step_size: jax.Array
@@ -220,5 +220,5 @@ class SGState(NamedTuple):
         return self._replace(
             configurational_temperature=jnp.sum(virial)
             / sum(x.size for x in jax.tree.leaves(position)),
-            site_temperatures={n: virial[k] / sizes[n] for k, n in enumerate(sizes)},
+            site_temperatures=virial[: len(sizes)] / np.array([*sizes.values()], virial.dtype),
         )

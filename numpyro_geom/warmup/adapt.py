@@ -213,7 +213,7 @@ def _adapt(
         seen = target.seen(control)
         second_order, known = algorithm.second_order, algorithm.known_noise
         found = measure(
-            seen,
+            target.expanded(target.potential),
             chain.position,
             lambda v: metric.apply_inverse_sqrt(chain.metric_state, v),
             rng_key,
@@ -224,6 +224,7 @@ def _adapt(
             None if known is None else known(chain.dynamics),
             settings.bias_tolerance,
             settings.temperature,
+            seen.score_noise,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))

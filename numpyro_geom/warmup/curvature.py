@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import lax
 
+from .. import _random
 from .._linalg import eigenvalues, symmetric_roots
 from .._util import key_word, lazy_cond, ravel, scattered_floats
 from ..model.derivatives import jvp, linearize, second_order
@@ -45,6 +46,7 @@ def measure(
     known_noise: PyTree | None = None,
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
+    score_noise: Callable[[jax.Array], tuple] | None = None,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by iterations.
 
@@ -61,6 +63,8 @@ def measure(
             ``noise`` is then measured on the rest of the covariance.
         bias_tolerance: bias tolerance of the step-size rule; used with ``known_noise``.
         temperature: tau.
+        score_noise: `Potential.score_noise` of the gradients that steps see, if these are
+            corrected. The curvature does not depend on a linear correction.
 
     Returns:
         The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
@@ -72,7 +76,8 @@ def measure(
     def root(v: jax.Array) -> jax.Array:
         return ravel(apply_inverse_sqrt(unravel(v)))[0]
 
-    batch, noisy = potential.curvature_batch(rng_key), bool(potential.score_noise(rng_key))
+    scores = potential.score_noise if score_noise is None else score_noise
+    batch, noisy = potential.curvature_batch(rng_key), bool(scores(rng_key))
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     direction = root(start)
 
@@ -90,7 +95,7 @@ def measure(
 
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
         """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
-        covariance = _noise_covariance(potential, unravel(flat), rng_key)
+        covariance = _noise_covariance(scores, unravel(flat), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
             v = root(v)
@@ -124,7 +129,9 @@ def measure(
         return lax.cond(of_noise, of_covariance, of_curvature, flat)
 
     def along(length: jax.Array) -> jax.Array:
-        return potential.energy(unravel(flat + length * direction), batch)
+        # to both sides: some rows have their mode elsewhere, and their slope must not count
+        two = jnp.stack([flat + length * direction, flat - length * direction])
+        return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
 
     def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
         """Measure curvature at the position, or at the target's spread from it, or noise."""
@@ -296,7 +303,9 @@ def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) ->
     """Estimate of lam_C, the largest eigenvalue of the gradient's covariance."""
     flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    return _on_other_rows(partial(_noise_covariance, potential, position), start, rng_key)
+    return _on_other_rows(
+        partial(_noise_covariance, potential.score_noise, position), start, rng_key
+    )
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
@@ -316,7 +325,7 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     def closer(k: jax.Array, found: tuple) -> tuple:
         v, _, last = found
         which = jnp.maximum(k - POWER_STEPS + 1, 0)  # rows 0 for the direction, then 1 and 2
-        product = product_of(random.fold_in(rng_key, which))(v)
+        product = product_of(_random.fold_in(rng_key, which))(v)
         return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product
 
     nothing = jnp.zeros_like(start)
@@ -338,7 +347,7 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
         width = curvature**-0.5
 
         def look(k: jax.Array, sums: tuple) -> tuple:
-            key = random.fold_in(rng_key, round_ * PROBES + k)
+            key = _random.fold_in(rng_key, round_ * PROBES + k)
             batch = potential.curvature_batch(key)
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
@@ -356,11 +365,11 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
 
 
 def _noise_covariance(
-    potential: Potential, position: PyTree, rng_key: jax.Array
+    score_noise: Callable[[jax.Array], tuple], position: PyTree, rng_key: jax.Array
 ) -> Callable[[jax.Array], jax.Array]:
     """The product with the covariance C of the minibatch gradient, for the rows of a key."""
     flat, unravel = ravel(position)
-    groups = [(w, _score_covariance(f, position)) for w, f in potential.score_noise(rng_key)]
+    groups = [(w, _score_covariance(f, position)) for w, f in score_noise(rng_key)]
 
     def product(v: jax.Array) -> jax.Array:
         total = jnp.zeros_like(v)

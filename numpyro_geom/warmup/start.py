@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax, random
+from jax import lax
 
+from .. import _random
 from .._linalg import log_abs_det
 from .._util import (
     from_words,
@@ -116,8 +117,9 @@ def find_bulk(
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
     target = target.in_coordinates(to_sites)
-    key_scale = random.fold_in(rng_key, 0)
-    energy, scale = None, ()
+    key_scale = _random.fold_in(rng_key, 0)
+    energy: Any = None
+    scale: Any = ()
     if settings.finds_scale and position.size <= DENSE_LIMIT:
         law, energy, typical = find_law(target, position, rng_key, searching)
         if target.controlled:
@@ -149,7 +151,7 @@ def _with_anchors(
         mode, control = found
         share = jnp.minimum(k, 1).astype(control.anchor.energy.dtype)
         corrected = with_control_variate(potential, control.anchor, share)
-        mode = search(corrected, mode, random.fold_in(rng_key, k), target.temperature)
+        mode = search(corrected, mode, _random.fold_in(rng_key, k), target.temperature)
         mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, replace_anchor(potential, control, mode)
 
@@ -216,7 +218,7 @@ def search(
 
 
 def _first(potential: Potential, position: PyTree, rng_key: jax.Array) -> _Search:
-    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
+    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(_random.fold_in(rng_key, 0))
     return _Search(_ADAM.init(position), stream, zero, zero)
 
 
@@ -229,12 +231,12 @@ def _adam(
     num_steps: Any = ROUND_STEPS,
 ) -> tuple[PyTree, jax.Array, _Search]:
     """Steps of one round: the new position, a key for its judgement, and the state."""
-    key_steps, key_check = random.split(random.fold_in(rng_key, 1 + now.num_rounds))
+    key_steps, key_check = _random.split(_random.fold_in(rng_key, 1 + now.num_rounds))
     rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
 
     def step(k: jax.Array, carry: tuple) -> tuple:
         current, optimiser, stream = carry
-        key_step = random.fold_in(key_steps, k)
+        key_step = _random.fold_in(key_steps, k)
         batch, stream = potential.draw(key_step, stream)
         grad = jax.grad(potential.energy)(off(current, key_step), batch)
         grad = _damped(jax.tree.map(lambda x: x / potential.num_data, grad))
@@ -302,8 +304,8 @@ def find_law(
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
     most_steps = MOST_NEWTON_STEPS if searching and exact else 1
-    key_rows, key_noise, key_adam = (random.fold_in(rng_key, k) for k in range(3))
-    noise = random.normal(key_noise, position.shape, position.dtype)
+    key_rows, key_noise, key_adam = (_random.fold_in(rng_key, k) for k in range(3))
+    noise = _random.normal(key_noise, position.shape, position.dtype)
 
     def off(place: Place) -> Callable:
         """A draw of the normal law about the position."""

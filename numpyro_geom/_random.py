@@ -1,0 +1,109 @@
+"""The numbers of `jax.random`, from programs that compile and run faster on the CPU.
+
+There, JAX writes each of its calls as a loop over five groups of Threefry rounds: some twenty
+kernels, which take longer than a step on a small minibatch. Written out, the rounds are one kernel.
+Other generators than Threefry, and other devices, go to `jax.random`.
+
+Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
+"""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
+
+from ._util import from_words, is_key, words
+
+Shape = tuple[int, ...]
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+
+
+def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
+    """`jax.random.split`."""
+    if not _written_out(rng_key):
+        return random.split(rng_key, num)
+    return from_words(jnp.stack(_pairs(rng_key, (num,)), axis=-1), rng_key)
+
+
+def fold_in(rng_key: jax.Array, data: Any) -> jax.Array:
+    """`jax.random.fold_in`."""
+    if not _written_out(rng_key):
+        return random.fold_in(rng_key, data)
+    data = jnp.asarray(data).astype(jnp.uint32)
+    pair = _threefry(words(rng_key), jnp.zeros_like(data), data)
+    return from_words(jnp.stack(pair, axis=-1), rng_key)
+
+
+def bits(rng_key: jax.Array, shape: Shape, dtype: Any = jnp.uint32) -> jax.Array:
+    """`jax.random.bits` of 32 or 64 bits."""
+    if not _written_out(rng_key):
+        return random.bits(rng_key, shape, dtype)
+    first, second = _pairs(rng_key, shape)
+    if dtype == jnp.uint32:
+        return first ^ second
+    return first.astype(dtype) << 32 | second.astype(dtype)
+
+
+def uniform(rng_key: jax.Array, shape: Shape = (), dtype: Any = float) -> jax.Array:
+    """`jax.random.uniform` in [0, 1)."""
+    return _between(rng_key, shape, dtype, 0.0, 1.0)
+
+
+def normal(rng_key: jax.Array, shape: Shape = (), dtype: Any = float) -> jax.Array:
+    """`jax.random.normal`."""
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    low = np.nextafter(np.array(-1.0, dtype), np.array(0.0, dtype), dtype=dtype)
+    return lax.erf_inv(_between(rng_key, shape, dtype, low, 1.0)) * np.array(sqrt(2), dtype)
+
+
+def tree_normal(rng_key: jax.Array, like: Any) -> Any:
+    """Standard normal numbers in the shapes and dtypes of a pytree, from one draw."""
+    flat, unravel = ravel_pytree(like)
+    return unravel(normal(rng_key, flat.shape, flat.dtype))
+
+
+def _between(rng_key: jax.Array, shape: Shape, dtype: Any, low: Any, high: Any) -> jax.Array:
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    width = jnp.finfo(dtype).bits
+    if not _written_out(rng_key) or width not in (32, 64):
+        return random.uniform(rng_key, shape, dtype, low, high)
+    kind = jnp.uint32 if width == 32 else jnp.uint64
+    # the bits of a number in [1, 2)
+    mantissa = bits(rng_key, shape, kind) >> np.array(width - jnp.finfo(dtype).nmant, kind)
+    unit = lax.bitcast_convert_type(mantissa | np.array(1.0, dtype).view(kind), dtype) - 1
+    low, high = np.array(low, dtype), np.array(high, dtype)
+    return jnp.maximum(low, unit * (high - low) + low)
+
+
+def _written_out(rng_key: jax.Array) -> bool:
+    single = words(rng_key).shape == (2,)
+    threefry = not is_key(rng_key) or str(random.key_impl(rng_key)) == "threefry2x32"
+    options = jax.config.jax_threefry_partitionable and (  # type: ignore[attr-defined]
+        is_key(rng_key) or jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore
+    )
+    return single and threefry and options and jax.default_backend() == "cpu"
+
+
+def _pairs(rng_key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:
+    counts = lax.iota(jnp.uint32, prod(shape)).reshape(shape)
+    return _threefry(words(rng_key), jnp.zeros_like(counts), counts)
+
+
+def _threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Threefry-2x32 with 20 rounds."""
+    keys = key[0], key[1], key[0] ^ key[1] ^ np.uint32(PARITY)
+    x, y = x + keys[0], y + keys[1]
+    for k in range(5):
+        for distance in ROTATIONS[k % 2]:
+            x = x + y
+            y = x ^ (y << np.uint32(distance) | y >> np.uint32(32 - distance))
+        x, y = x + keys[(k + 1) % 3], y + keys[(k + 2) % 3] + np.uint32(k + 1)
+    return x, y

@@ -1,0 +1,138 @@
+"""How often the energy stands in the programs of a start and of a draw: compile time follows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from jax.extend.core import Jaxpr
+
+from numpyro_geom import SGHMC, SGRLD, Monge
+from numpyro_geom.bound import bind
+from numpyro_geom.chain import start_chains
+from numpyro_geom.model.jaxprs import inner, length, simplified, work
+from numpyro_geom.model.programs import traced_once
+
+
+def occurrences(jaxpr: Jaxpr, name: str) -> int:
+    """How often an operation stands in a program, and in all that it calls."""
+    here = Counter(equation.primitive.name for equation in jaxpr.eqns)[name]
+    return here + sum(occurrences(part, name) for e in jaxpr.eqns for part in inner(e))
+
+
+def marked(y: jax.Array) -> None:
+    """Two sites and rows; atan2 stands once in the energy, and in none of its derivatives."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    v = numpyro.sample("v", dist.Normal(0, 1))
+    numpyro.factor("mark", 1e-3 * jnp.arctan2(v, 2.0))
+    with numpyro.plate("rows", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(jnp.sum(w) + v, 1), obs=y[i])
+
+
+Y = jnp.asarray(np.random.default_rng(0).normal(size=4000), jnp.float32)
+FEW = Y[:50]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "y", "at_start", "in_draw"),
+    [
+        # Adam's gradient and the look around; a step, its last check, the measurement (2)
+        (lambda: SGHMC(marked), FEW, 2, 4),
+        (lambda: SGRLD(marked), FEW, 2, 4),
+        (lambda: SGRLD(marked, metric=Monge()), FEW, 2, 4),
+        # and the gradient on all rows; the anchor's part of a step, noise with the anchor's part,
+        # and the anchor's move
+        (lambda: SGHMC(marked, batch_size=100, control_variate=True), Y, 3, 8),
+    ],
+)
+def test_the_energy_stands_in_a_program_this_often(
+    kernel: Callable[[], Any], y: jax.Array, at_start: int, in_draw: int
+) -> None:
+    chosen = kernel()
+    bound, position = bind(chosen._settings, random.key(0), 100, None, (y,), {}, batched=False)
+    algorithm = chosen.algorithm(bound.settings)
+
+    def start(key: jax.Array, z: Any) -> Any:
+        return start_chains(bound.target(), algorithm, bound, key, 100, z, unknown=True)
+
+    program = jax.make_jaxpr(start)(random.key(0), position).jaxpr
+    assert occurrences(program, "atan2") == at_start
+    state = chosen.init(random.key(0), 100, None, (y,), {})
+    draw = jax.make_jaxpr(lambda state: chosen.sample(state, (y,), {}))(state).jaxpr
+    assert occurrences(draw, "atan2") == in_draw
+
+
+def test_an_energy_runs_once_in_python_for_each_shape() -> None:
+    calls = []
+
+    def energy(z: dict, rows: jax.Array) -> jax.Array:
+        calls.append(1)
+        return jnp.sum(jnp.sin(z["x"]) * rows)
+
+    once = traced_once(energy)
+    z = {"x": jnp.ones(3)}
+    for rows in (jnp.ones(3), 2 * jnp.ones(3)):
+        found = jax.value_and_grad(once)(z, rows)
+        assert len(calls) == 1
+        expected = jax.value_and_grad(lambda z, r: jnp.sum(jnp.sin(z["x"]) * r))(z, rows)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(found[1]["x"], expected[1]["x"], rtol=1e-6)
+    once(z, jnp.ones(()))
+    assert len(calls) == 2
+
+
+def test_a_simplified_program_is_shorter_and_has_the_same_results() -> None:
+    @jax.custom_jvp
+    def twice(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    twice.defjvp(lambda x, t: (twice(x[0]), 5 * t[0]))
+
+    def program(x: jax.Array, y: jax.Array) -> tuple:
+        unused = jnp.exp(x)
+        del unused
+        again = jnp.where(x > 0, jnp.sin(x), 0.0) + jnp.where(x > 0, jnp.sin(x), 0.0)
+        loop = jax.lax.fori_loop(0, 3, lambda _, z: z * 2, y)
+        return twice(again), loop, jax.random.normal(jax.random.key(0), (2,)), y
+
+    args = jnp.array([-1.0, 0.5]), jnp.arange(3.0)
+    traced = jax.make_jaxpr(program)(*args)
+    found = simplified(traced)
+    names = [e.primitive.name for e in found.jaxpr.eqns]
+    assert names.count("sin") == 1
+    assert "exp" not in names
+    assert length(found.jaxpr) < length(traced.jaxpr)
+    call = jax.jit(lambda *a: jax.core.eval_jaxpr(found.jaxpr, found.consts, *a))
+    for x, y in zip(call(*args), program(*args), strict=True):
+        np.testing.assert_array_equal(x, y)
+    slope = jax.grad(lambda x: jnp.sum(call(x, args[1])[0]))(args[0])
+    np.testing.assert_allclose(slope, [0, 10 * np.cos(0.5)], rtol=1e-6)  # the rule is kept
+
+
+def test_work_counts_products_and_repeats() -> None:
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a @ b
+
+    small = jax.make_jaxpr(product)(jnp.ones((2, 3)), jnp.ones((3, 4))).jaxpr
+    assert work(small) == 2 * 2 * 3 * 4
+
+    def repeated(a: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, _: (x + 1, None), a, length=10)[0]
+
+    assert work(jax.make_jaxpr(repeated)(jnp.ones(5)).jaxpr) >= 50
+    image, kernel = jnp.ones((1, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
+
+    def convolution(x: jax.Array, w: jax.Array) -> jax.Array:
+        kind = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=kind)
+
+    found = work(jax.make_jaxpr(convolution)(image, kernel).jaxpr)
+    assert found == 2 * 8 * 8 * 16 * 27

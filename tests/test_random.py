@@ -1,0 +1,66 @@
+"""Random numbers from programs of our own: they are those of `jax.random`, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from numpyro_geom import _random
+
+KEYS = {
+    "threefry": lambda: random.key(3),
+    "raw": lambda: random.PRNGKey(7),
+    "other generator": lambda: random.key(1, impl="rbg"),
+}
+
+
+def raw(x: jax.Array) -> np.ndarray:
+    return np.asarray(random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_are_those_of_jax(name: str) -> None:
+    key = KEYS[name]()
+    for num in (1, 2, 5):
+        np.testing.assert_array_equal(raw(_random.split(key, num)), raw(random.split(key, num)))
+    for data in (0, 1, 12345, jnp.int32(7), jnp.uint32(2**31 + 5)):
+        found, expected = _random.fold_in(key, data), random.fold_in(key, data)
+        np.testing.assert_array_equal(raw(found), raw(expected))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", KEYS)
+def test_numbers_are_those_of_jax(name: str, wide: bool) -> None:
+    with jax.enable_x64(wide):
+        key = KEYS[name]()
+        kinds: list[Any] = [jnp.uint32, jnp.uint64] if wide else [jnp.uint32]
+        for shape in ((), (3,), (2, 5)):
+            for kind in kinds:
+                found = _random.bits(key, shape, kind)
+                np.testing.assert_array_equal(found, random.bits(key, shape, kind))
+                assert found.dtype == kind
+            for dtype in (float, jnp.float32, jnp.bfloat16):
+                for law in ("uniform", "normal"):
+                    found = getattr(_random, law)(key, shape, dtype)
+                    expected = getattr(random, law)(key, shape, dtype)
+                    np.testing.assert_array_equal(found, expected)
+                    assert found.dtype == expected.dtype
+
+
+def test_batches_and_pytrees() -> None:
+    keys = random.split(random.key(0), 4)
+    found = jax.vmap(lambda k: _random.normal(k, (3,)))(keys)
+    np.testing.assert_array_equal(found, jax.vmap(lambda k: random.normal(k, (3,)))(keys))
+    tree = _random.tree_normal(random.key(0), {"a": jnp.zeros(2), "b": jnp.zeros(())})
+    flat = random.normal(random.key(0), (3,))
+    np.testing.assert_array_equal([*tree["a"], tree["b"]], flat)
+
+
+def test_a_program_has_no_loop() -> None:
+    text = jax.jit(lambda k: _random.normal(k, (3,))).lower(random.key(0)).as_text()
+    assert ("while" in text) == (jax.default_backend() != "cpu")
