@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +15,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax import random
+from jax import monitoring, random
+from jax.experimental.compilation_cache import compilation_cache
 from jax.flatten_util import ravel_pytree
+from numpyro.infer import MCMC
 from targets import assert_trees_equal
+from tiers import short
 
 from numpyro_geom import SGHMC
 from numpyro_geom._linalg import eigenvalues
 from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
+from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model import start as start_of_chains
 from numpyro_geom.model.jaxprs import length
@@ -224,3 +230,62 @@ def test_a_long_start_ends_where_a_short_one_does(
     assert np.all(short["x"] > 0)
     for name, value in short.items():
         np.testing.assert_allclose(long[name], value, rtol=1e-6)
+
+
+@pytest.fixture
+def missed(tmp_path: Path, programs: OrderedDict) -> Iterator[Callable[[], int]]:
+    """How many programs JAX did not find in an empty folder since the last call."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    events: list[str] = []
+
+    def record(event: str, **_: Any) -> None:
+        events.append(event)
+
+    def count() -> int:
+        found = sum(event.endswith("/cache_misses") for event in events)
+        events.clear()
+        jax.clear_caches()
+        programs.clear()
+        return found
+
+    for name, value in zip(names, (str(tmp_path), 0, -1), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    monitoring.register_event_listener(record)
+    count()
+    yield count
+    monitoring.unregister_event_listener(record)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def few_rows(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.size) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+@pytest.mark.parametrize("batch_size", short([None, 20], kept=[20]))
+def test_other_data_of_the_same_shapes_compile_nothing(
+    batch_size: int | None, missed: Callable[[], int]
+) -> None:
+    """With a cache on disk, and with the data as arguments of NumPyro's loop."""
+    found = []
+    for seed in (0, 1):
+        rng = np.random.default_rng(seed)
+        X = jnp.asarray(rng.normal(size=(60, 2)), jnp.float32)
+        y = jnp.asarray(rng.random(60) < 0.5, jnp.float32)
+        kernel = SGHMC(few_rows, batch_size=batch_size)
+        chain = {"num_warmup": 8, "num_samples": 4, "progress_bar": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            MCMC(kernel, jit_model_args=True, **chain).run(jax.random.key(seed), X, y)
+        found.append(missed())
+    assert found[0] > 10
+    assert found[1] == 0

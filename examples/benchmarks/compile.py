@@ -1,115 +1,202 @@
-"""What a run compiles, compared with NUTS: lines of optimised HLO and CPU seconds.
+"""Cost of a short run of each kind of model, in a first and in a second process, against NUTS.
 
-Prints a Markdown table of ratios to NUTS on the same logistic regression, all in one process, and
-writes it to docs/tables/compile.md; about two minutes.
+    python examples/benchmarks/compile.py [--models eight_schools gaussian_process] [--no-table]
 
-- "sampling" is the program that NumPyro's loop compiles at every ``run``: 1,000 calls of
-  ``sample``.
-- "first run" is everything that ``init`` and that loop compile without any cache.
-- "second run" is what is compiled if ``init`` has seen the same model and shapes before: only the
-  loop.
+A run has 300 draws of warm-up and 300 draws, so most of its time is start and compilation. Each run
+is a process of its own, and its CPU seconds are those of ``MCMC.run``. The first process compiles
+everything. The second finds the programs of the first in JAX's cache on disk. Memory is the peak of
+the first process minus its memory before the run. Prints a Markdown table and writes it to
+docs/tables/compile.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
-import re
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
-from numpyro.infer import NUTS
-from speed import logistic
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.infer import MCMC, NUTS
+from speed import logistic, logistic_rows
 
-from numpyro_geom import SGHMC, SGRLD
+from numpyro_geom import GGMC, SGHMC, SGRLD
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "compile.md"
-NUM_ROWS, NUM_COLUMNS, BATCH = 100_000, 5, 256
+KERNELS: dict[str, Callable] = {"NUTS": NUTS, "SGRLD": SGRLD, "SGHMC": SGHMC, "GGMC": GGMC}
+DRAWS = 300
 
 
-@contextlib.contextmanager
-def backend_compilations() -> Iterator[list[str]]:
-    """Names of the programs that XLA compiles within the block."""
-    names: list[str] = []
+def eight_schools() -> tuple:
+    effects = jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    errors = jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
-    class Record(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found = re.search(r"Finished XLA compilation of (\S+)", record.getMessage())
-            if found:
-                names.append(found.group(1))
+    def model(y, sd):
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfCauchy(5))
+        with numpyro.plate("schools", 8):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(mu + tau * z, sd), obs=y)
 
-    handler, logger = Record(), logging.getLogger("jax._src.dispatch")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield names
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return model, (effects, errors)
 
 
-def lines_of(kernel: Any, data: tuple) -> tuple[int, float, float]:
-    """Lines of the sampling program, CPU seconds to compile it, and CPU seconds of ``init``."""
-    start = time.process_time()
-    state = jax.block_until_ready(kernel.init(random.key(2), 500, None, data, {}))
-    after_init = time.process_time()
+def regression(of: Callable) -> tuple:
+    """500 rows and five columns, with the likelihood ``of`` a linear predictor and a shape."""
+    X = random.normal(random.key(0), (500, 5))
+    y = jnp.round(jnp.exp(0.3 * X.sum(1) + 0.3 * random.normal(random.key(1), (500,))))
 
-    def loop(state: Any) -> Any:
-        return lax.fori_loop(0, 1000, lambda _, s: kernel.sample(s, data, {}), state)
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+        shape = numpyro.sample("shape", dist.Gamma(2, 0.1))
+        with numpyro.plate("rows", X.shape[0]) as i:
+            numpyro.sample("y", of(X[i] @ w, shape), obs=y[i])
 
-    lowered = jax.jit(loop).lower(state)
-    before = time.process_time()
-    text = lowered.compile().as_text()
-    return len(text.splitlines()), time.process_time() - before, after_init - start
+    return model, (X, y)
+
+
+def scalar_sites(number: int) -> tuple:
+    """A linear regression whose coefficients are one site each."""
+    X = random.normal(random.key(0), (1000, number))
+    y = random.normal(random.key(1), (1000,)) + X.sum(1) / number**0.5
+
+    def model(X, y):
+        w = [numpyro.sample(f"w{k}", dist.Normal(0, 1)) for k in range(number)]
+        with numpyro.plate("rows", X.shape[0]) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ jnp.stack(w), 1.0), obs=y[i])
+
+    return model, (X, y)
+
+
+def network() -> tuple:
+    """A network of 65 parameters, 3,000 rows."""
+    from flax import linen as nn
+    from numpyro.contrib.module import random_flax_module
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.tanh(nn.Dense(16)(x)))[..., 0]
+
+    X = random.normal(random.key(0), (3000, 2))
+    y = random.bernoulli(random.key(1), jax.nn.sigmoid(3 * jnp.sin(2 * X[:, 0]) + X[:, 1]))
+
+    def model(X, y):
+        net = random_flax_module("net", Network(), dist.Normal(0, 1), input_shape=(1, 2))
+        with numpyro.plate("rows", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=net(X[i])), obs=y[i])
+
+    return model, (X, y)
+
+
+def gaussian_process() -> tuple:
+    x = jnp.linspace(0, 5, 50)
+    y = jnp.sin(2 * x) + 0.2 * random.normal(random.key(0), (50,))
+
+    def model(x, y):
+        amplitude = numpyro.sample("amplitude", dist.LogNormal(0, 1))
+        width = numpyro.sample("width", dist.LogNormal(0, 1))
+        noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
+        squares = ((x[:, None] - x) / width) ** 2
+        cov = amplitude**2 * jnp.exp(-squares / 2) + (noise**2 + 1e-4) * jnp.eye(x.size)
+        numpyro.sample("y", dist.MultivariateNormal(covariance_matrix=cov), obs=y)
+
+    return model, (x, y)
+
+
+MODELS: dict[str, Callable[[], tuple]] = {
+    "logistic_569x30": lambda: (logistic, logistic_rows(569, 30)),
+    "logistic_100000x20": lambda: (logistic, logistic_rows(100_000, 20)),
+    "eight_schools": eight_schools,
+    "negative_binomial": lambda: regression(
+        lambda eta, shape: dist.NegativeBinomial2(jnp.exp(eta), shape)
+    ),
+    "student_t": lambda: regression(lambda eta, shape: dist.StudentT(1 + shape, eta, 1.0)),
+    "sites_50": lambda: scalar_sites(50),
+    "sites_200": lambda: scalar_sites(200),
+    "network_65": network,
+    "gaussian_process": gaussian_process,
+}
+
+
+def one(model: str, kernel: str) -> None:
+    """Print CPU seconds, seconds and megabytes of one run."""
+    fn, args = MODELS[model]()
+    jax.block_until_ready(args)
+    mcmc = MCMC(KERNELS[kernel](fn), num_warmup=DRAWS, num_samples=DRAWS, progress_bar=False)
+    before, start, wall = _peak(), time.process_time(), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(random.key(2), *args)
+        jax.block_until_ready(mcmc.last_state)
+    found = time.process_time() - start, time.perf_counter() - wall, _peak() - before
+    print(json.dumps(found))
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measured(model: str, kernel: str, folder: str) -> tuple[float, float, float]:
+    """`one` in a new process, which keeps its programs in a folder."""
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    command = [sys.executable, __file__, "--one", model, kernel]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
+
+
+def rows_of(model: str) -> list[str]:
+    """The lines of the table for one model."""
+    lines: list[str] = []
+    base: Any = None
+    for kernel in KERNELS:
+        with tempfile.TemporaryDirectory() as folder:
+            cold, _, megabytes = measured(model, kernel, folder)
+            again, *_ = measured(model, kernel, folder)
+        found = cold, again, megabytes
+        base = base or found
+        cells = [
+            f"{x:,.{n}f} | {x / b:.2f}" for x, b, n in zip(found, base, (1, 1, 0), strict=True)
+        ]
+        lines.append(f"| {model.replace('_', ' ')} | {kernel} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "KERNEL"), help="a single run")
     parser.add_argument("--no-table", action="store_true", help="print only")
     arguments = parser.parse_args()
-    X = random.normal(random.key(0), (NUM_ROWS, NUM_COLUMNS))
-    y = random.bernoulli(random.key(1), jax.nn.sigmoid(X @ jnp.linspace(-1, 1, NUM_COLUMNS)))
-    data = (X, y.astype(int))
-    small = {"batch_size": BATCH}
-    fixed = {**small, "step_size": 1e-5, "num_steps": 10}
-    kernels = {
-        "NUTS": lambda: NUTS(logistic),
-        "SGRLD(batch_size=256)": lambda: SGRLD(logistic, **small),
-        'SGRLD(metric="monge", batch_size=256)': lambda: SGRLD(logistic, metric="monge", **small),
-        "SGHMC(control_variate=True, batch_size=256)": lambda: SGHMC(
-            logistic, control_variate=True, **small
-        ),
-        "SGRLD(step_size=1e-5, num_steps=10, batch_size=256)": lambda: SGRLD(logistic, **fixed),
-    }
-    rows, base = [], None
-    for name, make in kernels.items():
-        jax.clear_caches()
-        with backend_compilations() as programs:
-            lines, seconds, first = lines_of(make(), data)
-        again = lines_of(make(), data)[2]
-        base = base or (lines, seconds, first + seconds, again + seconds)
-        rows.append(
-            f"| `{name}` | {lines:,} | {lines / base[0]:.2f} | {seconds / base[1]:.2f} | "
-            f"{(first + seconds) / base[2]:.2f} | {(again + seconds) / base[3]:.2f} | "
-            f"{len(programs)} |"
-        )
+    if arguments.one:
+        one(*arguments.one)
+        return
     head = (
-        f"Logistic regression, {NUM_ROWS:,} x {NUM_COLUMNS}, jax {jax.__version__}. Ratios are to "
-        "NUTS: of lines, or of CPU seconds.\n\n"
-        "| kernel | lines of HLO, sampling | ratio | compiling it | first `init` and compiling "
-        "| second `init` and compiling | programs, first run |\n|---|---|---|---|---|---|---|\n"
+        f"{DRAWS} draws of warm-up and {DRAWS} draws, one chain, jax {jax.__version__}. Ratios "
+        "are to NUTS.\n\n| model | kernel | CPU seconds, first process | ratio | second process "
+        "| ratio | megabytes | ratio |\n|---|---|---|---|---|---|---|---|"
     )
-    text = head + "\n".join(rows) + "\n"
-    print(text)
+    print(head)
+    lines = [line for model in arguments.models for line in rows_of(model)]
     if not arguments.no_table:
-        TABLE.write_text(text)
+        TABLE.write_text("\n".join([head, *lines]) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
    unconstrained space. Gradients there can be many orders of magnitude larger than in the
    posterior. A chain with a step size for such gradients never leaves. Adam's steps do not depend
    on the gradient's magnitude.
-2. `find_law`: Newton's steps, up to 256 dimensions. Adam's steps are equal in all coordinates. If
-   scales differ strongly, Adam ends many standard deviations off the mode. The scale and the noise
-   that are measured there do not fit the posterior. Newton's steps do not depend on scales.
-3. The scale and the control variate's anchor are placed there (`find_bulk`).
-4. `choose`: rows per step, and whether to use the control variate.
+2. `find_law`: up to 256 dimensions, Newton's steps follow. Adam's steps are equal in all
+   coordinates. If scales differ strongly, Adam ends many standard deviations off the mode. The
+   scale and the noise that are measured there do not fit the posterior. Newton's steps do not
+   depend on scales. The scale and the control variate's anchor are placed there (`find_bulk`).
+3. `choose`: rows per step, and whether to use the control variate.
 
 The mode can be far from the mass of a target: towards zero scale, the density of a centred
 hierarchical model grows without bound. So if Hessians are formed, both searches are for the middle
@@ -30,14 +30,12 @@ from jax import lax
 from .. import _random
 from .._linalg import log_abs_det
 from .._util import (
-    from_words,
     key_word,
     lazy_cond,
     ravel,
     scattered_floats,
     settled,
     tree_where,
-    words,
 )
 from ..model.control_variate import Anchor, anchor_at, replace_anchor, with_control_variate
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, nowhere
@@ -204,16 +202,19 @@ def search(
     if num_data > 1:  # otherwise N is not known
         size = min(size, num_data)  # rows determine at most as many directions as rows
     enough = LEAST_FALL * max(temperature, 1e-2) * size
+    key_adam, key_rows = _random.split(rng_key)
 
     def one_round(carry: tuple) -> tuple:
         position, now = carry
-        new, key_check, now = _adam(potential, position, now, rng_key)
-        rows = potential.curvature_batch(key_check)  # both on the same rows, so the noise cancels
-        fall = potential.energy(position, rows) - potential.energy(new, rows)
-        fall = settled(fall)
+        new, now = _adam(potential, position, now, key_adam)
+        # both on the same rows, so the noise cancels
+        rows = potential.curvature_batch(_random.fold_in(key_rows, now.num_rounds))
+        two = jax.tree.map(lambda *x: jnp.stack(x), position, new)
+        before, after = lax.map(lambda x: potential.energy(x, rows), two)
+        fall = settled(before - after)
         return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
 
-    start = position, _first(potential, position, rng_key)
+    start = position, _first(potential, position, key_adam)
     return lax.while_loop(lambda carry: carry[1].unfinished, one_round, start)[0]
 
 
@@ -229,9 +230,9 @@ def _adam(
     rng_key: jax.Array,
     off: Callable[[PyTree, jax.Array], PyTree] = lambda position, rng_key: position,
     num_steps: Any = ROUND_STEPS,
-) -> tuple[PyTree, jax.Array, _Search]:
-    """Steps of one round: the new position, a key for its judgement, and the state."""
-    key_steps, key_check = _random.split(_random.fold_in(rng_key, 1 + now.num_rounds))
+) -> tuple[PyTree, _Search]:
+    """Steps of one round: the new position, and the state."""
+    key_steps = _random.fold_in(rng_key, 1 + now.num_rounds)
     rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
 
     def step(k: jax.Array, carry: tuple) -> tuple:
@@ -246,7 +247,7 @@ def _adam(
 
     carry = position, now.optimiser, now.stream
     new, optimiser, stream = lax.fori_loop(0, num_steps, step, carry)
-    return new, key_check, now._replace(optimiser=optimiser, stream=stream)
+    return new, now._replace(optimiser=optimiser, stream=stream)
 
 
 def _judged(now: _Search, position: PyTree, fall: jax.Array, much: jax.Array) -> _Search:
@@ -320,11 +321,13 @@ def find_law(
     def one_round(carry: tuple) -> tuple:
         place, now, first, length, steps = carry
         closing = ~now.unfinished  # by Newton's steps
-        new, key_check, now = _adam(
+        new, now = _adam(
             potential, place.position, now, key_adam, off(place), jnp.where(closing, 0, ROUND_STEPS)
         )
         new = jnp.where(closing, place.ahead(length), new)
-        rows = potential.curvature_batch(_select(closing, key_rows, key_check))
+        # Newton's steps are all on the same rows
+        of_round = jnp.where(closing, 0, 1 + now.num_rounds)
+        rows = potential.curvature_batch(_random.fold_in(key_rows, of_round))
         view = look_around(
             lambda x: potential.energy(x, rows), new, place.position, noise, target.temperature
         )
@@ -345,7 +348,7 @@ def find_law(
         return (
             tree_where(taken, found, place),
             tree_where(closing, now, judged),
-            jnp.where(jnp.isnan(first), view.before, first),
+            jnp.where(now.num_rounds + steps == 0, view.before, first),
             jnp.where(closing & ~taken, SHRINKAGE * length, 1),
             steps + closing,
         )
@@ -370,11 +373,7 @@ def find_law(
     return place, first, typical
 
 
-def _select(pred: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-    return from_words(jnp.where(pred, words(yes), words(no)), yes)
-
-
-# 4. Open choices
+# 3. Open choices
 #
 # In one step the slowest direction relaxes by h times its rate. h follows from curvature and noise.
 # These are measured at the start of the chain, with and without the control variate. More rows mean
