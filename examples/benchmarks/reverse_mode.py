@@ -3,10 +3,10 @@
     python examples/benchmarks/reverse_mode.py [--limit 300] [--no-table]
 
 The models are a growth curve solved by ``jax.experimental.ode.odeint``, the same curve solved by
-diffrax with its default adjoint, and a regression with a link function that has a ``custom_vjp``.
-Each run is a process of its own. Its seconds include start and compilation. A run is ended after
-``--limit`` seconds. Errors are differences of means in NUTS's sds, and ratios of sds, the largest of
-all parameters. Prints a Markdown table and writes it to docs/tables/reverse_mode.md.
+diffrax with its default adjoint, and a regression with a link function that has a custom_vjp. Each
+run is a process of its own. Its seconds include start and compilation. A run is ended after
+``--limit`` seconds. Errors are differences of means in NUTS's sds, and ratios of sds, of the worst
+parameter. Prints a Markdown table and writes it to docs/tables/reverse_mode.md.
 """
 
 from __future__ import annotations
