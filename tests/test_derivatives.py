@@ -16,7 +16,8 @@ from jax import lax
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
-from numpyro_geom.model.derivatives import jvp, linearize
+from numpyro_geom.model.derivatives import jvp, linearize, second_order
+from numpyro_geom.warmup.curvature import look_around
 
 
 def plain(x: jax.Array) -> jax.Array:
@@ -160,3 +161,79 @@ def test_a_guide_in_the_fisher_metric_says_what_to_do() -> None:
     model, *data = counts(softplus)
     with pytest.raises(ValueError, match="expected a model with forward-mode derivatives"):
         RiemannianLaplace(model).fit(jax.random.key(0), *data)
+
+
+@jax.custom_jvp
+def cubes(x: jax.Array) -> jax.Array:
+    """Sum of x^3 / 3, whose derivative is a loop that has no reverse mode."""
+    return jnp.sum(x**3) / 3
+
+
+@cubes.defjvp
+def _cubes_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (x,), (t,) = primals, tangents
+    start = jnp.zeros((), jnp.int32), jnp.ones_like(x)
+    _, square = jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * x), start)
+    return cubes(x), jnp.sum(square * t)
+
+
+@jax.custom_vjp
+def waves(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(x)) ** 2
+
+
+waves.defvjp(lambda x: (waves(x), x), lambda x, u: (2 * u * jnp.sum(jnp.sin(x)) * jnp.cos(x),))
+
+
+@pytest.mark.parametrize(
+    ("fn", "like"),
+    [
+        (lambda x: jnp.sum(jnp.sin(x)) ** 2, lambda x: jnp.sum(jnp.sin(x)) ** 2),
+        (cubes, lambda x: jnp.sum(x**3) / 3),
+        (waves, lambda x: jnp.sum(jnp.sin(x)) ** 2),
+    ],
+    ids=["both modes", "no reverse mode of the slope", "no forward mode"],
+)
+def test_value_slope_and_product_at_several_places(fn: Callable, like: Callable, x64: None) -> None:
+    x = jnp.array([[0.3, -1.2, 0.7], [1.0, 0.1, -0.4]])
+    t = jnp.array([[1.0, 0.0, 0.0], [0.2, -0.5, 2.0]])
+    values, slopes, products = jax.jit(jax.vmap(second_order(fn, x[0])))(x, t)
+    np.testing.assert_allclose(values, [like(z) for z in x], rtol=1e-12)
+    np.testing.assert_allclose(
+        slopes, [jax.grad(like)(z) @ v for z, v in zip(x, t, strict=True)], rtol=1e-10
+    )
+    expected = [jax.hessian(like)(z) @ v for z, v in zip(x, t, strict=True)]
+    np.testing.assert_allclose(products, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_what_a_start_sees_around_a_place(size: int, x64: None) -> None:
+    """Exact for a quadratic; where U rises faster than its Hessian says, a share of L."""
+    rng = np.random.default_rng(size)
+    half = rng.normal(size=(size, size + 2))
+    H, place, other, noise = half @ half.T, *rng.normal(size=(3, size))
+
+    def energy(z: jax.Array) -> jax.Array:
+        return z @ jnp.asarray(H) @ z / 2 + 3
+
+    view = jax.jit(lambda z, w: look_around(energy, z, w, jnp.asarray(noise), 1.0))(place, other)
+    assert float(view.energy) == pytest.approx(float(energy(place)), rel=1e-12)
+    assert float(view.before) == pytest.approx(float(energy(other)), rel=1e-12)
+    np.testing.assert_allclose(view.gradient, H @ place, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(view.root @ view.root.T @ H, np.eye(size), atol=1e-6)
+    np.testing.assert_allclose(view.root @ view.inverse, np.eye(size), atol=1e-8)
+    # U rises by |noise|^2 / 2, and may rise by D
+    rise, share = noise @ noise / 2, 1.0
+    while share**2 * rise > size:
+        share /= 2
+    assert float(view.share) == share
+
+    def steep(z: jax.Array) -> jax.Array:
+        return energy(z) + 1e6 * jnp.sum((z - place) ** 4)
+
+    view = look_around(steep, jnp.asarray(place), jnp.asarray(other), jnp.asarray(noise), 1.0)
+    away = float(view.share) * view.root @ noise
+    mean = (steep(place + away) + steep(place - away)) / 2 - steep(place)
+    assert mean <= size
+    assert (steep(place + 2 * away) + steep(place - 2 * away)) / 2 - steep(place) > size
+    assert float(view.share) < share
