@@ -18,7 +18,7 @@ from jax.extend.core import Jaxpr
 from numpyro_geom import SGHMC, SGRLD, Monge
 from numpyro_geom.bound import bind
 from numpyro_geom.chain import start_chains
-from numpyro_geom.model.jaxprs import inner, length, simplified, work
+from numpyro_geom.model.jaxprs import inner, work
 from numpyro_geom.model.programs import traced_once
 
 
@@ -87,34 +87,6 @@ def test_an_energy_runs_once_in_python_for_each_shape() -> None:
         np.testing.assert_allclose(found[1]["x"], expected[1]["x"], rtol=1e-6)
     once(z, jnp.ones(()))
     assert len(calls) == 2
-
-
-def test_a_simplified_program_is_shorter_and_has_the_same_results() -> None:
-    @jax.custom_jvp
-    def twice(x: jax.Array) -> jax.Array:
-        return 2 * x
-
-    twice.defjvp(lambda x, t: (twice(x[0]), 5 * t[0]))
-
-    def program(x: jax.Array, y: jax.Array) -> tuple:
-        unused = jnp.exp(x)
-        del unused
-        again = jnp.where(x > 0, jnp.sin(x), 0.0) + jnp.where(x > 0, jnp.sin(x), 0.0)
-        loop = jax.lax.fori_loop(0, 3, lambda _, z: z * 2, y)
-        return twice(again), loop, jax.random.normal(jax.random.key(0), (2,)), y
-
-    args = jnp.array([-1.0, 0.5]), jnp.arange(3.0)
-    traced = jax.make_jaxpr(program)(*args)
-    found = simplified(traced)
-    names = [e.primitive.name for e in found.jaxpr.eqns]
-    assert names.count("sin") == 1
-    assert "exp" not in names
-    assert length(found.jaxpr) < length(traced.jaxpr)
-    call = jax.jit(lambda *a: jax.core.eval_jaxpr(found.jaxpr, found.consts, *a))
-    for x, y in zip(call(*args), program(*args), strict=True):
-        np.testing.assert_array_equal(x, y)
-    slope = jax.grad(lambda x: jnp.sum(call(x, args[1])[0]))(args[0])
-    np.testing.assert_allclose(slope, [0, 10 * np.cos(0.5)], rtol=1e-6)  # the rule is kept
 
 
 def test_work_counts_products_and_repeats() -> None:

@@ -12,13 +12,9 @@ from math import prod
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 Fact = TypeVar("Fact")
-
-SHORT = 32
-"""Most equations of a program that `simplified` copies to where it is called."""
 
 CALLS = (
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
@@ -74,74 +70,6 @@ def needed(
             found.append(equation)
             variables.update(x for x in equation.invars if not isinstance(x, Literal))
     return found[::-1], variables
-
-
-def simplified(program: ClosedJaxpr) -> ClosedJaxpr:
-    """A program with the same results: without equations that are repeated or not needed.
-
-    Short programs that an equation calls become a part of it. Each derivative of a log density, and
-    its compilation, otherwise repeats what distributions check and convert.
-    """
-
-    def run(*args: Any) -> list:
-        first: dict[tuple, list] = {}
-        kept: list = []  # an id is only unique during the life of its value
-
-        def evaluate(jaxpr: Jaxpr, consts: Iterable[Any], args: Iterable[Any]) -> list:
-            known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-            def value(x: Any) -> Any:
-                return x.val if isinstance(x, Literal) else known[x]
-
-            for equation in needed(jaxpr, jaxpr.outvars, lambda e: bool(e.effects))[0]:
-                given = [value(x) for x in equation.invars]
-                called: Any = equation.params.get("jaxpr")
-                if equation.primitive.name in ("jit", "pjit") and length(called.jaxpr) <= SHORT:
-                    found = evaluate(called.jaxpr, called.consts, given)
-                elif _changes_nothing(equation):
-                    found = given
-                else:
-                    key = _key(equation, given)
-                    if key not in first:
-                        kept.append(given)
-                        first[key] = _alone(equation, given)
-                    found = first[key]
-                known.update(zip(equation.outvars, found, strict=True))
-            return [value(x) for x in jaxpr.outvars]
-
-        return evaluate(program.jaxpr, program.consts, args)
-
-    return jax.make_jaxpr(run)(*program.in_avals)
-
-
-def _alone(equation: JaxprEqn, given: list) -> list:
-    pairs = zip(equation.invars, given, strict=True)
-    inputs = {x: y for x, y in pairs if not isinstance(x, Literal)}
-    outer = DebugInfo("equation", "", ("",) * len(inputs), ("",) * len(equation.outvars))
-    jaxpr = Jaxpr((), [*inputs], equation.outvars, [equation], equation.effects, outer)
-    return jax.core.eval_jaxpr(jaxpr, (), *inputs.values())
-
-
-def _changes_nothing(equation: JaxprEqn) -> bool:
-    name, params = equation.primitive.name, equation.params
-    if name == "reduce_sum":
-        return not params["axes"]
-    same = equation.invars[0].aval == equation.outvars[0].aval if equation.invars else False
-    return name == "convert_element_type" and same and not isinstance(equation.invars[0], Literal)
-
-
-def _key(equation: JaxprEqn, given: list) -> Any:
-    """Equal for equations of which one can replace the other."""
-    inputs = tuple(
-        (str(x.aval), str(x.val)) if isinstance(x, Literal) and np.ndim(x.val) == 0 else id(y)
-        for x, y in zip(equation.invars, given, strict=True)
-    )
-    key = equation.primitive, inputs, tuple(sorted(equation.params.items())), equation.ctx
-    try:
-        hash(key)
-    except TypeError:
-        return object()
-    return object() if equation.effects else key
 
 
 def followed(

@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._util import PyTree, is_key, is_traced
 from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
-from .jaxprs import length, needed, simplified, work
+from .jaxprs import length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
@@ -127,9 +127,8 @@ def traced_once(fn: Callable) -> Callable:
             traced, shape = jax.make_jaxpr(
                 lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
             )(*leaves)
-            program = simplified(traced)
-            call = jax.jit(partial(jax.core.eval_jaxpr, program.jaxpr))
-            known[key] = call, program.consts, jax.tree.structure(shape)
+            call = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
+            known[key] = call, traced.consts, jax.tree.structure(shape)
         call, consts, result = known[key]
         return jax.tree.unflatten(result, call(consts, *leaves))
 
