@@ -414,5 +414,5 @@ def test_validation(kernel: Any) -> None:
             rate = numpyro.sample("rate", dist.HalfNormal(1))
             numpyro.sample("y", dist.Exponential(rate), obs=y)
 
-        with pytest.warns(UserWarning, match="support"), pytest.raises(RuntimeError, match="valid"):
+        with pytest.raises(ValueError, match="'y' are outside of the support .* in rows"):
             kernel.draws(bad, Y)
