@@ -84,12 +84,10 @@ def _between(rng_key: jax.Array, shape: Shape, dtype: Any, low: Any, high: Any) 
 
 
 def _written_out(rng_key: jax.Array) -> bool:
-    single = words(rng_key).shape == (2,)
-    threefry = not is_key(rng_key) or str(random.key_impl(rng_key)) == "threefry2x32"
-    options = jax.config.jax_threefry_partitionable and (  # type: ignore[attr-defined]
-        is_key(rng_key) or jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore
-    )
-    return single and threefry and options and jax.default_backend() == "cpu"
+    config: Any = jax.config
+    name = str(random.key_impl(rng_key)) if is_key(rng_key) else config.jax_default_prng_impl
+    threefry = name == "threefry2x32" and config.jax_threefry_partitionable
+    return threefry and words(rng_key).shape == (2,) and jax.default_backend() == "cpu"
 
 
 def _pairs(rng_key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:

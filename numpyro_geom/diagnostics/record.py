@@ -123,10 +123,8 @@ def sample_stats(mcmc: MCMC) -> Arrays:
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
         if field == "site_temperatures":
             if value.shape[-1] > 1:  # for one site it is the total
-                columns = zip(
-                    sorted(mcmc.last_state.z), np.moveaxis(host(value), -1, 0), strict=True
-                )
-                stats.update({SITE_TEMPERATURE + str(site): x for site, x in columns})
+                for k, site in enumerate(sorted(mcmc.last_state.z)):
+                    stats[SITE_TEMPERATURE + str(site)] = host(value)[..., k]
             continue
         if not is_numeric(value):
             continue

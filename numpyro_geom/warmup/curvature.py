@@ -128,10 +128,8 @@ def measure(
             return of_curvature(flat)
         return lax.cond(of_noise, of_covariance, of_curvature, flat)
 
-    def along(length: jax.Array) -> jax.Array:
-        # to both sides: some rows have their mode elsewhere, and their slope must not count
-        two = jnp.stack([flat + length * direction, flat - length * direction])
-        return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
+    def energy(flat: jax.Array) -> jax.Array:
+        return potential.energy(unravel(flat), batch)
 
     def look(k: jax.Array, found: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
         """Measure curvature at the position, or at the target's spread from it, or noise."""
@@ -139,7 +137,7 @@ def measure(
         of_noise, off = k == 2, k == 1
         length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
         # without any curvature there is no length
-        length = within_reach(along, jnp.where(off, length, 0.0), tau * flat.size)
+        length = within_reach(energy, flat, direction, jnp.where(off, length, 0.0), temperature)
         new = ends_at(flat + length * direction, of_noise)
         higher = ~of_noise & ((k == 0) | (new.largest_magnitude > largest))
         # along negative curvature the chain drifts about as slowly as it would relax
@@ -181,18 +179,29 @@ def measure(
     )
 
 
-def within_reach(energy: Callable, length: jax.Array, most: Any) -> jax.Array:
-    """The first of ``length`` and its halves where the energy is higher by no more than ``most``.
+def within_reach(
+    energy: Callable[[jax.Array], jax.Array],
+    position: jax.Array,
+    direction: jax.Array,
+    length: Any,
+    temperature: float,
+) -> jax.Array:
+    """The first of ``length`` and its halves where the energy is higher by no more than tau D.
 
-    With ``most`` tau D this is twice the mean rise in a Gaussian. The last value tried is
-    `SMALLEST_SHARE` of ``length``.
+    This is twice the mean rise in a Gaussian. The rise is the mean of both sides: some rows have
+    their mode elsewhere, and their slope must not count. The last value tried is `SMALLEST_SHARE`
+    of ``length``.
     """
+    most = rule_temperature(temperature) * position.size
 
     def too_far(tried: jax.Array) -> jax.Array:
-        here, there = lax.map(energy, jnp.stack([jnp.zeros_like(tried), tried]))
-        return ~(there - here <= most) & (tried > SMALLEST_SHARE * length)
+        sides = jnp.array([0.0, 1.0, -1.0], position.dtype)
+        here, ahead, behind = lax.map(
+            lambda side: energy(position + side * tried * direction), sides
+        )
+        return ~((ahead + behind) / 2 - here <= most) & (tried > SMALLEST_SHARE * length)
 
-    return lax.while_loop(too_far, lambda tried: tried / 2, length)
+    return lax.while_loop(too_far, lambda tried: tried / 2, jnp.asarray(length, position.dtype))
 
 
 class View(NamedTuple):
@@ -227,7 +236,7 @@ def look_around(
 
     The energy is asked for several pairs of a position and a direction at once: first for the
     columns of the Hessian, then on both sides of the position, along L ``noise``, until U rises as
-    in a Gaussian there.
+    in a Gaussian there, by the rule of `within_reach`.
 
     Args:
         energy: U as a function of a vector, from the same rows at every place.
@@ -259,7 +268,6 @@ def look_around(
         found = jax.tree.map(lambda x, y: x.at[jnp.minimum(k, columns)].set(y), found, answer)
         matrix = found[2].reshape(-1, size)[1 : size + 1]
         roots = lazy_cond(k == columns - 1, lambda _, x: roots_of(x), roots, matrix)
-        # both sides: some rows have their mode elsewhere, and their slope must not count
         rises = jnp.mean(answer[0].reshape(-1, 2), axis=1) - found[0].ravel()[1]
         near = (k >= columns) & (rises <= tau * size)
         share = jnp.where(jnp.any(near), shares[2 * jnp.argmax(near)], share)

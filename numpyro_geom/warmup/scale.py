@@ -8,11 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..model.newton import Place
-from ..model.potential import Potential
 from ..model.scale import Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
@@ -58,35 +56,18 @@ def scale_of_diagonal(
     target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
 ) -> Scale:
     """The coordinates of the Hessian's diagonal, for too many parameters for a matrix."""
-    potential, (centre, _) = target.potential, ravel(position)
+    potential, (centre, unravel) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     batch = potential.curvature_batch(rng_key)
-    root *= share_within_reach(potential, root, position, batch, rng_key, target.temperature)
+    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
+    direction = rule_temperature(target.temperature) ** 0.5 * root * noise
+    # at a place that is flatter than the target, L is too large
+    root *= within_reach(
+        lambda x: potential.energy(unravel(x), batch), centre, direction, 1.0, target.temperature
+    )
     if settings.dense_scale:
         return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
     return scale_about(centre, root, 1 / root)
-
-
-def share_within_reach(
-    potential: Potential,
-    root: jax.Array,
-    position: PyTree,
-    batch: Any,
-    rng_key: jax.Array,
-    temperature: float,
-) -> jax.Array:
-    """The share of L to take: at a place that is flatter than the target, L is too large."""
-    flat, unravel = ravel(position)
-    tau = rule_temperature(temperature)
-    noise = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    direction = tau**0.5 * times(root, noise)
-
-    def along(share: jax.Array) -> jax.Array:
-        # to both sides: some rows have their mode elsewhere, and their slope must not count
-        two = jnp.stack([flat + share * direction, flat - share * direction])
-        return jnp.mean(lax.map(lambda x: potential.energy(unravel(x), batch), two))
-
-    return within_reach(along, jnp.ones((), flat.dtype), tau * flat.size)
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:

@@ -202,19 +202,17 @@ def search(
     if num_data > 1:  # otherwise N is not known
         size = min(size, num_data)  # rows determine at most as many directions as rows
     enough = LEAST_FALL * max(temperature, 1e-2) * size
-    key_adam, key_rows = _random.split(rng_key)
 
     def one_round(carry: tuple) -> tuple:
         position, now = carry
-        new, now = _adam(potential, position, now, key_adam)
-        # both on the same rows, so the noise cancels
-        rows = potential.curvature_batch(_random.fold_in(key_rows, now.num_rounds))
+        new, key_rows, now = _adam(potential, position, now, rng_key)
+        rows = potential.curvature_batch(key_rows)  # both on the same rows, so the noise cancels
         two = jax.tree.map(lambda *x: jnp.stack(x), position, new)
         before, after = lax.map(lambda x: potential.energy(x, rows), two)
         fall = settled(before - after)
         return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
 
-    start = position, _first(potential, position, key_adam)
+    start = position, _first(potential, position, rng_key)
     return lax.while_loop(lambda carry: carry[1].unfinished, one_round, start)[0]
 
 
@@ -230,9 +228,9 @@ def _adam(
     rng_key: jax.Array,
     off: Callable[[PyTree, jax.Array], PyTree] = lambda position, rng_key: position,
     num_steps: Any = ROUND_STEPS,
-) -> tuple[PyTree, _Search]:
-    """Steps of one round: the new position, and the state."""
-    key_steps = _random.fold_in(rng_key, 1 + now.num_rounds)
+) -> tuple[PyTree, jax.Array, _Search]:
+    """Steps of one round: the new position, a key for the rows of its judgement, and the state."""
+    key_steps, key_rows = _random.split(_random.fold_in(rng_key, 1 + now.num_rounds))
     rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
 
     def step(k: jax.Array, carry: tuple) -> tuple:
@@ -247,7 +245,7 @@ def _adam(
 
     carry = position, now.optimiser, now.stream
     new, optimiser, stream = lax.fori_loop(0, num_steps, step, carry)
-    return new, now._replace(optimiser=optimiser, stream=stream)
+    return new, key_rows, now._replace(optimiser=optimiser, stream=stream)
 
 
 def _judged(now: _Search, position: PyTree, fall: jax.Array, much: jax.Array) -> _Search:
@@ -321,13 +319,12 @@ def find_law(
     def one_round(carry: tuple) -> tuple:
         place, now, first, length, steps = carry
         closing = ~now.unfinished  # by Newton's steps
-        new, now = _adam(
+        new, key_round, now = _adam(
             potential, place.position, now, key_adam, off(place), jnp.where(closing, 0, ROUND_STEPS)
         )
         new = jnp.where(closing, place.ahead(length), new)
         # Newton's steps are all on the same rows
-        of_round = jnp.where(closing, 0, 1 + now.num_rounds)
-        rows = potential.curvature_batch(_random.fold_in(key_rows, of_round))
+        rows = potential.curvature_batch(jnp.where(closing, key_rows, key_round))
         view = look_around(
             lambda x: potential.energy(x, rows), new, place.position, noise, target.temperature
         )
