@@ -18,11 +18,13 @@ from ._checks import check_floating
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
+from .model.arrowhead import Layout, find_layout
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential
 from .model.start import check_rows, find_start
-from .sampling.settings import DENSE_LIMIT, Settings
+from .sampling.settings import DENSE_LIMIT, STRUCTURED, Settings
+from .sampling.state import is_by_site
 from .sampling.target import Target
 from .warmup.start import FEW_ROWS, FIRST_ROWS, Choice
 
@@ -92,7 +94,7 @@ class Bound:
             sizes = {} if rows is None else dict.fromkeys(model.plan.batch_sizes, rows)
             model = model.replace(plan=dataclasses.replace(model.plan, batch_sizes=sizes))
         settings = self.settings.with_values(
-            control_variate=choice.control_variate,
+            control_variate=choice.order if choice.order > 1 else bool(choice.order),
             batch_size=rows if "batch_size" in self.undecided else self.settings.batch_size,
         )
         return dataclasses.replace(
@@ -114,7 +116,7 @@ class Bound:
             potential=self.potential(),
             temperature=given.temperature,
             expansion=given.expansion,
-            controlled=given.control_variate,
+            controlled=bool(given.control_variate),
             transforms=model.transforms if known else None,  # type: ignore[union-attr]
         )
 
@@ -179,7 +181,8 @@ def bind(
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.model is not None:
         check_rows(bound.model, one)
-    if settings.control_variate is True and settings.anchor_interval is None and num_warmup == 0:
+    asked = settings.control_variate not in (False, "auto")
+    if asked and settings.anchor_interval is None and num_warmup == 0:
         if init_params is None:
             raise ValueError(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
@@ -257,7 +260,7 @@ def _resolved(
         measuring.
     """
     found = settings.with_values(
-        dense_mass=_dense_mass(settings, position, num_warmup),
+        dense_mass=_dense_mass(settings, plan, position, num_warmup),
         batch_size=rows,
         metric=_with_interval(settings.metric, plan),
     )
@@ -274,7 +277,8 @@ def _resolved(
         undecided.append("batch_size")
     if settings.control_variate == "auto":
         correctable = measures and not plan.is_random  # type: ignore[union-attr]
-        found = found.with_values(control_variate=correctable)
+        order = 2 if found.layout is not None else True
+        found = found.with_values(control_variate=correctable and order)
         undecided += ["control_variate"] * correctable
     return found, tuple(undecided)
 
@@ -292,10 +296,25 @@ def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
     return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
 
 
-def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
-    """The argument ``dense_mass``, with a value instead of ``"auto"``."""
+def _dense_mass(
+    settings: Settings, plan: Subsampling | None, position: PyTree, num_warmup: int
+) -> Any:
+    """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``.
+
+    Raises:
+        ValueError: for a structured scale of a model that has no groups.
+    """
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
+    if settings.dense_mass == STRUCTURED:
+        layout = _layout(plan, position)
+        if layout is None:
+            raise ValueError(
+                "dense_mass='structured' needs a plate of at least 8 groups with up to 32 "
+                "parameters in each, and at most 256 other parameters, and the model has none: "
+                "use dense_mass=False, or True with few parameters"
+            )
+        return layout
     size = sum(map(jnp.size, jax.tree.leaves(position)))
     # a given step size refers to the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
@@ -303,8 +322,22 @@ def _dense_mass(settings: Settings, position: PyTree, num_warmup: int) -> Any:
         return None
     if size <= DENSE_LIMIT:
         return True
-    # any other metric is already a scale
-    return False if isinstance(settings.metric, Identity) else None
+    if not isinstance(settings.metric, Identity):  # any other metric is already a scale
+        return None
+    layout = _layout(plan, position)
+    return False if layout is None else layout
+
+
+def _layout(plan: Subsampling | None, position: PyTree) -> Layout | None:
+    """The groups of a model, found by its plates; of a ``potential_fn``, by equal lengths."""
+    if not is_by_site(position):
+        return None
+    plates = {
+        site.name: [(plate, len(site.batch_shape) + dim) for plate, dim in site.plates]
+        for site in (() if plan is None else plan.sites)
+        if site.name in position
+    }
+    return find_layout({name: jnp.shape(x) for name, x in position.items()}, plates)
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

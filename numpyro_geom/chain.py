@@ -13,6 +13,7 @@ from . import _random
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
+from .model.arrowhead import Layout
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -101,7 +102,8 @@ def decide(
     plan = bound.plan
     if isinstance(state.stream, dict):
         state = state._replace(stream={plate: state.stream[plate] for plate in plan.batch_sizes})
-    return bound, state._replace(control=state.control if choice.control_variate else ())
+    control = state.control.of_order(choice.order) if choice.order else ()
+    return bound, state._replace(control=control)
 
 
 def init_chain(
@@ -147,6 +149,9 @@ def init_chain(
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
     count = jnp.zeros((), jnp.int32)
     schedule, num_steps = settings.schedule, settings.given_num_steps
+    layout = None
+    if settings.control_order == 2:
+        layout = settings.layout or Layout.without_groups(ravel(position)[0].size)
     settling = algorithm.settling_steps
     state = SGState(
         i=count,
@@ -170,7 +175,7 @@ def init_chain(
         trusted=start,
         drift_ratio=jnp.asarray(jnp.inf, dtype),
         stream=stream,
-        control=init_control(position, energy) if target.controlled else (),
+        control=init_control(position, energy, layout) if target.controlled else (),
         steps_taken=count,
         adaptation=init_adaptation(num_warmup, dtype),
         seed=_key_data(rng_key),
@@ -221,7 +226,7 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
     potential = target.potential
     if target.controlled:  # the values at the anchor belong to the old arguments
         anchor = ravel(state.z)[1](state.control.anchor.position)
-        control = replace_anchor(potential, state.control, anchor)
+        control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
     state = moved_to(target, state, state.z)

@@ -464,7 +464,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "control_variate text": (
         model(control_variate="yes"),
         ValueError,
-        "control_variate must be 'auto' or True or False, got 'yes'",
+        "control_variate must be 'auto' or True, False or an order 0, 1 or 2, got 'yes'",
     ),
     "control variate, batch of all rows": (
         start(normal_mean, Y, control_variate=True, batch_size=12),
@@ -811,7 +811,7 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"temperature": -1}, ValueError, "temperature must be a finite number at least 0, got -1"),
     ({"temperature": "hot"}, TypeError, "temperature must be a number, got 'hot' of type str"),
     ({"batching": "shuffle"}, ValueError, "batching must be one of .*'shuffle'"),
-    ({"control_variate": 1}, TypeError, "control_variate must be True or False, got 1"),
+    ({"control_variate": 3}, TypeError, "control_variate must be True, False or an order .*got 3"),
     ({"init_strategy": 3}, TypeError, "init_strategy must be one of .*got 3"),
     ({"adjusted": True}, TypeError, "unexpected keyword argument 'adjusted'"),
 ]

@@ -44,6 +44,7 @@ from test_potential import (
 from tiers import short
 
 from numpyro_geom import SGRLD, polynomial
+from numpyro_geom.model.arrowhead import Layout
 from numpyro_geom.model.control_variate import (
     anchor_at,
     with_control_variate,
@@ -92,15 +93,20 @@ def test_chunks_add_up_to_all_rows(
     assert relative(in_chunks.grad, ravel_pytree(grad)[0]) < ROUNDING
 
 
+def layout_of(order: int, position: Any) -> Layout | None:
+    return None if order == 1 else Layout.without_groups(ravel_pytree(position)[0].size)
+
+
+@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("model", "args", "batch_size"), MODELS, ids=names)
 def test_unbiased_and_exact_at_the_anchor(
-    x64: None, model: Any, args: tuple, batch_size: Any
+    x64: None, model: Any, args: tuple, batch_size: Any, order: int
 ) -> None:
     args = tuple(jnp.asarray(a) for a in args)
     plan, plain = build(model, args, batch_size)
     _, all_rows = build(model, args, None)
     anchor, position = some_position(model, args), some_position(model, args, seed=1)
-    corrected = with_control_variate(plain, anchor_at(plain, anchor))
+    corrected = with_control_variate(plain, anchor_at(plain, anchor, layout_of(order, anchor)))
     evaluate = jax.jit(jax.vmap(jax.value_and_grad(corrected.energy), (None, 0)))
 
     def flat(grads: Any) -> np.ndarray:
@@ -118,14 +124,15 @@ def test_unbiased_and_exact_at_the_anchor(
     assert relative(flat(grads), exact) < ROUNDING
 
 
+@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("model", "args", "batch_size"), MODELS[:-1], ids=names)
 def test_score_noise_is_that_of_the_corrected_gradient(
-    x64: None, model: Any, args: tuple, batch_size: Any
+    x64: None, model: Any, args: tuple, batch_size: Any, order: int
 ) -> None:
     args = tuple(jnp.asarray(a) for a in args)
     plan, plain = build(model, args, batch_size)
     anchor, position = some_position(model, args), some_position(model, args, seed=1)
-    corrected = with_control_variate(plain, anchor_at(plain, anchor))
+    corrected = with_control_variate(plain, anchor_at(plain, anchor, layout_of(order, anchor)))
     exact = covariance_of_batches(plan, corrected, position)
     # rows that are quadratic with the same curvature have no noise left: errors are those of what
     # cancels
@@ -339,7 +346,7 @@ def noisy(z: Any, rng_key: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("make", "kind", "match"),
     [
-        (lambda: SGRLD(linear, control_variate=1), TypeError, "control_variate must be True or"),
+        (lambda: SGRLD(linear, control_variate=3), TypeError, "control_variate must be True, F"),
         (
             lambda: SGRLD(linear, control_variate=False, anchor_interval=5),
             ValueError,

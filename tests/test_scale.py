@@ -210,7 +210,9 @@ def test_bad_matrices_are_refused() -> None:
         SGRLD(**potential, inverse_mass_matrix=np.ones(2)).init(
             random.key(0), 10, jnp.zeros(3), (), {}
         )
-    with pytest.raises(ValueError, match="dense_mass must be 'auto' or True, False, None or"):
+    with pytest.raises(
+        ValueError, match="dense_mass must be 'auto', 'structured', True, False, None or"
+    ):
         SGRLD(**potential, dense_mass="yes")
     with pytest.raises(ValueError, match="pass its diagonal, or dense_mass=True"):
         SGRLD(**potential, dense_mass=False, inverse_mass_matrix=np.eye(2))

@@ -276,7 +276,7 @@ def check_random(settings: Settings, algorithm: Algorithm) -> None:
     what = None
     if algorithm.adjusted:
         what, other = "a Metropolis test", "SGRLD, SGHMC or SGNHT without one"
-    elif settings.control_variate is True:
+    elif settings.control_variate not in (False, "auto"):
         what, other = "control_variate=True", "control_variate=False"
     if what is not None:
         raise ValueError(
@@ -320,7 +320,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
-                    lambda c, z: replace_anchor(potential, c, z),
+                    lambda c, z: replace_anchor(potential, c, z, state.root),
                     control,
                     target.merge(chain.position),
                 )

@@ -27,12 +27,15 @@ from .._checks import (
 )
 from ..metrics import get_metric
 from ..metrics.identity import Identity
+from ..model.arrowhead import Layout
 from ..model.expansion import Expansion
 from ..model.minibatch import BATCHING
 from .schedules import Schedule, as_schedule
 
 SiteBlocks = tuple[tuple[str, ...], ...]
 """Sites that are scaled together, block by block."""
+STRUCTURED = "structured"
+"""The value of ``dense_mass`` for a scale that is structured by the groups of the model."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
 
@@ -108,7 +111,8 @@ class Settings:
     @property
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
-        return isinstance(self.dense_mass, bool | tuple) or self.inverse_mass_matrix is not None
+        scaled = isinstance(self.dense_mass, bool | tuple | Layout)
+        return scaled or self.inverse_mass_matrix is not None
 
     @property
     def moves_vector(self) -> bool:
@@ -119,6 +123,16 @@ class Settings:
     def blocks(self) -> SiteBlocks:
         """The blocks of sites that are scaled together, if not all sites are one block."""
         return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
+
+    @property
+    def control_order(self) -> int:
+        """Order of the control variate, 0 for none."""
+        return int(self.control_variate)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The groups of the parameters, if the scale is structured by them."""
+        return self.dense_mass if isinstance(self.dense_mass, Layout) else None
 
     @property
     def finds_scale(self) -> bool:
@@ -253,6 +267,12 @@ def _init_strategy(name: str, value: Any) -> Any:
     return value
 
 
+def _order(name: str, value: Any) -> bool | int:
+    if not isinstance(value, int | np.integer) or value not in (0, 1, 2):
+        raise TypeError(f"{name} must be True, False or an order 0, 1 or 2, got {value!r}")
+    return bool(value) if value < 2 else 2
+
+
 def _expansion(name: str, value: Any) -> Any:
     if isinstance(value, Expansion):
         return value
@@ -304,7 +324,14 @@ def _covariances(name: str, value: Any) -> Any:
 
 
 def _dense_mass(name: str, value: Any) -> Any:
-    return value if isinstance(value, bool) else _blocks(name, value)
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("auto", STRUCTURED)):
+        return value
+    if isinstance(value, str):
+        raise ValueError(
+            f"{name} must be 'auto', '{STRUCTURED}', True, False, None or tuples of names of "
+            f"sites, got {value!r}"
+        )
+    return _blocks(name, value)
 
 
 def _blocks(name: str, value: Any) -> SiteBlocks:
@@ -371,11 +398,13 @@ SHARED: dict[str, Setting] = {
         positive, """relative error of the variances that ``"auto"`` may cause.""", without=0.1
     ),
     "control_variate": Setting(
-        auto_or(check_flag, "True or False"),
+        auto_or(_order, "True, False or an order 0, 1 or 2"),
         """whether to correct minibatch gradients by those at an anchor, where the gradient of all
-        rows is known. This takes two minibatch gradients per step and gives far less noise.
-        ``"auto"`` uses it if coordinates are scaled and the noise, measured with and without the
-        control variate, favours it.""",
+        rows is known. This takes two minibatch gradients per step and gives far less noise. True is
+        order 1. Order 2 also uses the Hessian at the anchor, for a step of about four minibatch
+        gradients. It needs a plate with groups (see ``dense_mass``) or at most 256 parameters.
+        ``"auto"`` chooses, if coordinates are scaled, by the noise that is measured for each order.
+        """,
         without=False,
     ),
     "anchor_interval": Setting(
@@ -406,13 +435,16 @@ SHARED: dict[str, Setting] = {
         "expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.",
     ),
     "dense_mass": Setting(
-        optional(auto_or(_dense_mass, "True, False, None or blocks of sites")),
+        optional(_dense_mass),
         """how warm-up learns scaled coordinates, in which the posterior is about equally wide in
         all directions. The metric and h refer to the scaled coordinates. True scales any
         directions. False scales each parameter by itself. Tuples of site names scale any directions
         of the sites of a tuple together. None leaves the parameters as they are (unless a matrix is
-        given). ``"auto"`` applies under ``step_size="auto"``: it means True up to 256 dimensions;
-        beyond, False with the identity metric and None with another metric.""",
+        given). ``"structured"`` scales any directions of the parameters that all groups share, and
+        of the parameters of each group, for a plate with a few parameters per group (see
+        `numpyro_geom.model.arrowhead`). ``"auto"`` applies under ``step_size="auto"``: it means
+        True up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model
+        has such a plate, else False; and None with another metric.""",
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),

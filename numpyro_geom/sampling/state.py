@@ -207,6 +207,11 @@ class SGState(NamedTuple):
         return tuple.__getitem__(self, index)  # a NamedTuple has no super()
 
     @property
+    def root(self) -> Any:
+        """L of the scaled coordinates; None without."""
+        return self.scale.root if self.scale else None
+
+    @property
     def chain(self) -> Chain:
         """The part of the state that steps move."""
         empty = type(self.expanded) is tuple and not self.expanded  # a position may be a tuple too

@@ -147,7 +147,10 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
 
 def _knows_covariance(state: SGState, settings: Settings) -> bool:
     """Whether a covariance of draws scales the coordinates, and curvature is measured exactly."""
-    return settings.learns_scale and settings.dense_scale and state.scale.centre.size <= DENSE_LIMIT
+    if not settings.learns_scale:
+        return False
+    known = settings.dense_scale and state.scale.centre.size <= DENSE_LIMIT
+    return known or settings.layout is not None
 
 
 def before_draw(
@@ -163,7 +166,7 @@ def before_draw(
         control = lazy_cond(
             due.anchoring,
             lambda control, restarting: _move_to_mean(
-                target.potential, control, restarting, state.z
+                target.potential, control, restarting, state.z, state.root
             ),
             state.control,
             due.restarting,
@@ -211,9 +214,11 @@ def _adapt(
         replacing: jax.Array,
     ) -> Adaptation:
         seen = target.seen(control)
+        # of few rows of each group the curvature is a noise that an anchor of second order corrects
+        exact = target.controlled and control.anchor.curvature
         second_order, known = algorithm.second_order, algorithm.known_noise
         found = measure(
-            target.expanded(target.potential),
+            seen if exact else target.expanded(target.potential),
             chain.position,
             lambda v: metric.apply_inverse_sqrt(chain.metric_state, v),
             rng_key,
@@ -225,6 +230,7 @@ def _adapt(
             settings.bias_tolerance,
             settings.temperature,
             seen.score_noise,
+            settings.layout is not None,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
@@ -255,7 +261,7 @@ def _adapt(
 
 
 def _move_to_mean(
-    potential: Potential, control: Control, restarting: jax.Array, like: PyTree
+    potential: Potential, control: Control, restarting: jax.Array, like: PyTree, root: Any
 ) -> Control:
     """Move the anchor to the mean of the last draws, if there are enough.
 
@@ -264,11 +270,12 @@ def _move_to_mean(
         control: the state.
         restarting: whether the mean is then restarted.
         like: a position of the model's sites.
+        root: the chain's `Scale.root`.
     """
     enough = jnp.maximum(control.num_draws, 1)
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
     usable = control.num_draws >= FEWEST_FOR_MEAN
-    moved = tree_where(usable, replace_anchor(potential, control, mean), control)
+    moved = tree_where(usable, replace_anchor(potential, control, mean, root), control)
     empty = control._replace(
         total=jnp.zeros_like(control.total),
         num_draws=jnp.zeros_like(control.num_draws),

@@ -30,6 +30,9 @@ COLUMNS_AT_ONCE = 16
 PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
+FAR = 0.99
+"""Quantile of the estimated noise of many parameters that counts as the largest. The estimates have
+heavy tails, and the largest of thousands is many times what it estimates."""
 POWER_STEPS = 12
 """Power steps towards the direction of a noise. It must be known to some tens of percent."""
 
@@ -47,6 +50,7 @@ def measure(
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
     score_noise: Callable[[jax.Array], tuple] | None = None,
+    even: bool = False,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by iterations.
 
@@ -65,6 +69,7 @@ def measure(
         temperature: tau.
         score_noise: `Potential.score_noise` of the gradients that steps see, if these are
             corrected. The curvature does not depend on a linear correction.
+        even: whether the target is about equally wide in all directions about 0.
 
     Returns:
         The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
@@ -95,7 +100,8 @@ def measure(
 
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
         """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
-        covariance = _noise_covariance(scores, unravel(flat), rng_key)
+        place = _elsewhere(flat, rng_key) if even else flat
+        covariance = _noise_covariance(scores, unravel(place), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
             v = root(v)
@@ -122,6 +128,11 @@ def measure(
 
         def of_covariance(flat: jax.Array) -> Extremes:
             largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
+            entries = _diagonal_noise(scores, unravel(flat), root, rng_key, even)
+            entries = noise_factor * entries
+            if known_noise is not None:
+                entries = entries - root(root(ravel(known_noise)[0]))  # a diagonal metric
+            largest = jnp.maximum(largest, jnp.quantile(entries, FAR))
             return Extremes(largest, largest, largest)
 
         if not noisy:
@@ -309,11 +320,61 @@ def roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
 
 def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
     """Estimate of lam_C, the largest eigenvalue of the gradient's covariance."""
-    flat, _ = ravel(position)
+    flat, unravel = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    return _on_other_rows(
-        partial(_noise_covariance, potential.score_noise, position), start, rng_key
-    )
+    scores = potential.score_noise
+    if flat.size <= DENSE_LIMIT:
+        return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
+
+    def covariance(rng_key: jax.Array) -> Callable:
+        return _noise_covariance(scores, unravel(_elsewhere(flat, rng_key)), rng_key)
+
+    largest = _on_other_rows(covariance, start, rng_key)
+    entries = _diagonal_noise(scores, position, lambda v: v, rng_key, even=True)
+    return jnp.maximum(largest, jnp.quantile(entries, FAR))
+
+
+def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
+    """A position as far from 0 as a given one, for targets about equally wide in all directions."""
+    distance = jnp.linalg.norm(position) / position.size**0.5
+    return distance * _random.normal(rng_key, position.shape, position.dtype)
+
+
+def _diagonal_noise(
+    score_noise: Callable[[jax.Array], tuple],
+    position: PyTree,
+    root: Callable[[jax.Array], jax.Array],
+    rng_key: jax.Array,
+    even: bool,
+) -> jax.Array:
+    """Estimate of the diagonal of A^{1/2} C A^{1/2}, shape (D,), from many rows.
+
+    If each of many groups has few rows, a power iteration from some rows misses the group with the
+    largest noise. And at any position a few groups are far from an anchor. The noise that widens a
+    group is its mean over positions.
+
+    Args:
+        score_noise: `Potential.score_noise`.
+        position: where to measure.
+        root: v -> A^{1/2} v.
+        rng_key: for the rows.
+        even: whether the target is about equally wide in all directions about 0. The mean is then
+            over positions as far from 0 as ``position``.
+    """
+    flat, unravel = ravel(position)
+
+    def look(k: jax.Array, total: jax.Array) -> jax.Array:
+        key = _random.fold_in(rng_key, k)
+        place = _elsewhere(flat, key) if even else flat
+        for weight, rows_fn in score_noise(key):
+            rows, pull = jax.vjp(rows_fn, unravel(place))
+            signs = jnp.sign(scattered_floats(key_word(key), rows.size, rows.dtype))
+            signs = (signs - jnp.mean(signs)).reshape(rows.shape)
+            entries = root(ravel(pull(signs)[0])[0])
+            total = total + weight / rows.size * entries**2
+        return total
+
+    return lax.fori_loop(0, PROBES, look, jnp.zeros_like(flat)) / PROBES
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import key_word, lazy_cond, ravel, scattered_floats, tree_where
+from .._util import all_finite, key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..model.newton import Place
 from ..model.scale import Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
@@ -21,7 +21,7 @@ from .curvature import diagonal_curvature, roots, within_reach
 PyTree = Any
 
 STANDARD_ERRORS = 2.0
-"""Number of standard errors of a correlation that chance may explain."""
+"""Number of standard errors of a correlation that chance may explain, at least."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
@@ -98,24 +98,35 @@ def with_draw(state: SGState) -> Scale:
     """The scale after one more draw has been counted."""
     scale: Scale = state.scale
     phi, _ = ravel(state.expanded)
-    square = phi[:, None] * phi if scale.is_dense else phi**2
     return scale._replace(
         total=scale.total + phi,
-        squares=scale.squares + square,
+        squares=jax.tree.map(jnp.add, scale.squares, _squares(scale, phi)),
         num_draws=scale.num_draws + 1,
         last=phi,
         changes=scale.changes + jnp.where(scale.num_draws > 0, (phi - scale.last) ** 2, 0.0),
     )
 
 
+def _squares(scale: Scale, phi: jax.Array) -> Any:
+    """Phi phi', in the shape of `Scale.squares`."""
+    if scale.is_structured:
+        shared, local = scale.root.layout.split(phi)
+        return shared[:, None] * shared, local**2
+    return phi[:, None] * phi if scale.is_dense else phi**2
+
+
 def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
     """Correlation of a window's successive draws: the largest, and its least value by chance."""
     count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
     squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
+    if scale.is_structured:
+        squares = scale.root.layout.join(jnp.diagonal(scale.squares[0]), scale.squares[1])
     tiny = jnp.finfo(count.dtype).tiny
     variance = jnp.maximum(squares / count - (scale.total / count) ** 2, tiny)
     found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
-    return jnp.max(found), jnp.max(found - STANDARD_ERRORS * jnp.sqrt((1 - found**2) / count))
+    # the largest of D numbers that are chance alone
+    errors = max(STANDARD_ERRORS, (2 * np.log(found.size)) ** 0.5)
+    return jnp.max(found), jnp.max(found - errors * jnp.sqrt((1 - found**2) / count))
 
 
 def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> SGState:
@@ -129,26 +140,34 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 
     def renew(state: SGState) -> SGState:
         scale: Scale = state.scale
-        size = scale.centre.size
         count = jnp.maximum(scale.num_draws, 1)
         # in these coordinates the relaxation time is about 1
         weight = count * jnp.minimum(1.0, state.num_steps * state.step_size)
-        weight = weight.astype(scale.root.dtype)
+        weight = weight.astype(scale.total.dtype)
         mean = scale.total / count
-        square = mean[:, None] * mean if scale.is_dense else mean**2
-        covariance = (scale.squares / count - square) / tau
-        unit = jnp.eye(size, dtype=mean.dtype) if scale.is_dense else jnp.ones_like(mean)
-        prior = size if scale.is_dense else 2
-        covariance = (weight * covariance + prior * unit) / (weight + prior)
-        within = block_mask(settings.blocks, state.z) if settings.blocks else True
-        both = roots(jnp.where(within, covariance, 0), scale.is_dense)
-        root, inverse = (jnp.where(within, x, 0) for x in both)
-        new = scale_about(
-            scale.centre + times(scale.root, mean),
-            times(scale.root, root),
-            times(inverse, scale.inverse),
+        covariances = jax.tree.map(
+            lambda x, y: (x / count - y) / tau, scale.squares, _squares(scale, mean)
         )
-        finite = jnp.all(jnp.isfinite(new.root)) & jnp.all(jnp.isfinite(new.inverse))
+
+        def known(covariance: jax.Array, dense: bool) -> jax.Array:
+            size = covariance.shape[0]
+            unit = jnp.eye(size, dtype=mean.dtype) if dense else jnp.ones_like(covariance)
+            prior = size if dense else 2
+            return (weight * covariance + prior * unit) / (weight + prior)
+
+        centre = scale.centre + times(scale.root, mean)
+        if scale.is_structured:
+            shared, local = covariances
+            corner = roots(known(shared, True), dense=True)
+            root = scale.root.then(corner, jnp.sqrt(known(local, False)))
+            new = scale_about(centre, root)
+        else:
+            within = block_mask(settings.blocks, state.z) if settings.blocks else True
+            covariance = known(covariances, scale.is_dense)
+            both = roots(jnp.where(within, covariance, 0), scale.is_dense)
+            root, inverse = (jnp.where(within, x, 0) for x in both)
+            new = scale_about(centre, times(scale.root, root), times(inverse, scale.inverse))
+        finite = all_finite((new.root, new.inverse))
         # steps failed in the old coordinates
         shrink = jnp.ones_like(state.adaptation.shrink)
         state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))

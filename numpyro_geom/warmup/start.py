@@ -30,6 +30,7 @@ from jax import lax
 from .. import _random
 from .._linalg import log_abs_det
 from .._util import (
+    all_finite,
     key_word,
     lazy_cond,
     ravel,
@@ -37,11 +38,25 @@ from .._util import (
     settled,
     tree_where,
 )
-from ..model.control_variate import Anchor, anchor_at, replace_anchor, with_control_variate
+from ..model.arrowhead import (
+    ArrowRoot,
+    Layout,
+    derivatives_at,
+    no_arrowhead,
+    root_of,
+    unit_root,
+)
+from ..model.control_variate import (
+    Anchor,
+    Curvature,
+    anchor_at,
+    replace_anchor,
+    with_control_variate,
+)
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
-from ..model.scale import times
+from ..model.scale import scale_about, times
 from ..sampling.algorithm import Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import SGState
@@ -76,6 +91,16 @@ NEAR = 0.02
 """The approach ends if the next step promises a smaller fall of U than this, in units of tau. This
 is 0.2 of a standard deviation."""
 
+SEARCH_WIDTH = 0.3
+"""Standard deviation of the law over which the search for a target with groups takes means."""
+LAW_ROUNDS = 15
+LEAST_SHARE = 0.3
+"""Share of the newest Hessian in the mean Hessian, at least; 1 / k in round k."""
+STEP = 0.6
+"""Share of Newton's step in a round."""
+LONGEST_STEP = 1.0
+"""Longest Newton step in each scaled coordinate, in standard deviations."""
+
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
 FIRST_ROWS = 256
@@ -83,6 +108,8 @@ FIRST_ROWS = 256
 """
 STEP_OPERATIONS = 1e5
 """Cost of a step besides its gradient: some ten microseconds on one core."""
+GRADIENTS = np.array([1.0, 2.0, 4.0])
+"""Minibatch gradients per step by order of the control variate."""
 GATHERED = 2.0
 """Cost of a drawn row, relative to a row in a pass over all rows in their order."""
 MARGIN = 2.0
@@ -118,13 +145,27 @@ def find_bulk(
     key_scale = _random.fold_in(rng_key, 0)
     energy: Any = None
     scale: Any = ()
-    if settings.finds_scale and position.size <= DENSE_LIMIT:
+    if settings.finds_scale and settings.layout is None and position.size <= DENSE_LIMIT:
         law, energy, typical = find_law(target, position, rng_key, searching)
         if target.controlled:
-            control = control._replace(anchor=Anchor(law.position, law.energy, law.gradient))
+            anchor = Anchor(law.position, law.energy, law.gradient)
+            if control.anchor.curvature:
+                layout = control.anchor.curvature.hessian.layout
+                anchor = anchor_at(target.potential, law.position, layout)
+            control = control._replace(anchor=anchor)
         blocks = block_mask(settings.blocks, sites) if settings.blocks else None
         scale = scale_of_law(law, settings, blocks)
         position = jnp.where(target.is_usable(typical), typical, law.position)
+    elif settings.finds_scale and settings.layout is not None:
+        anchor, root = find_arrow(target, settings.layout, position, rng_key, searching)
+        centre = anchor.position
+        scale = scale_about(centre, root)
+        if target.controlled:
+            control = control._replace(anchor=anchor).of_order(settings.control_order)
+        typical = centre + rule_temperature(target.temperature) ** 0.5 * root.times(
+            _random.normal(key_scale, centre.shape, centre.dtype)
+        )
+        position = jnp.where(target.is_usable(typical), typical, centre) if searching else position
     else:
         position, control = _with_anchors(target, position, control, rng_key, searching)
         if settings.finds_scale:
@@ -147,8 +188,7 @@ def _with_anchors(
 
     def closer(k: jax.Array, found: tuple) -> tuple:
         mode, control = found
-        share = jnp.minimum(k, 1).astype(control.anchor.energy.dtype)
-        corrected = with_control_variate(potential, control.anchor, share)
+        corrected = with_control_variate(potential, control.anchor, jnp.minimum(k, 1))
         mode = search(corrected, mode, _random.fold_in(rng_key, k), target.temperature)
         mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, replace_anchor(potential, control, mode)
@@ -331,7 +371,7 @@ def find_law(
         log_det = log_abs_det(view.root)
         known = view.energy, view.gradient
         if exact and not potential.deterministic:
-            known = lazy_cond(closing, lambda _, x: anchor_at(potential, x)[1:], known, new)
+            known = lazy_cond(closing, lambda _, x: anchor_at(potential, x)[1:3], known, new)
         loss = known[0] - tau * log_det
         gain = tau * jnp.nan_to_num(log_det - place.extra.log_det)
         fall = jnp.where(closing, place.loss - loss, view.before - view.energy + gain)
@@ -370,6 +410,73 @@ def find_law(
     return place, first, typical
 
 
+def find_arrow(
+    target: Target, layout: Layout, position: jax.Array, rng_key: jax.Array, searching: bool
+) -> tuple[Anchor, ArrowRoot]:
+    """The centre and the root of the normal law that is nearest to a target with groups.
+
+    The mode of a centred hierarchy can be far from its mass. The normal law N(m, tau L L') with the
+    least Kullback-Leibler divergence to the target has the mean gradient 0, and its precision is
+    the mean Hessian (Opper and Archambeau 2009, The variational Gaussian approximation revisited).
+    Both means are taken over pairs of draws at opposite sides of m. After a search with Adam, whose
+    energies are means over a wide law, each round moves m by a share of Newton's step.
+
+    Args:
+        target: of a vector in the model's coordinates.
+        layout: the parameters that belong to groups.
+        position: where to start, shape (D,).
+        rng_key: for rows and draws.
+        searching: whether to move at all.
+
+    Returns:
+        An anchor of second order at m, and L.
+    """
+    potential, tau = target.potential, rule_temperature(target.temperature)
+    size, dtype = position.size, position.dtype
+    if searching:
+        wide = SEARCH_WIDTH * _random.normal(_random.fold_in(rng_key, 1), (size,), dtype)
+        sides = jnp.array([1.0, -1.0], dtype)
+
+        def smooth(x: jax.Array, rows: Any) -> jax.Array:
+            return jnp.mean(jax.vmap(lambda s: potential.energy(x + s * wide, rows))(sides))
+
+        found = search(potential._replace(energy=smooth), position, rng_key, target.temperature)
+        position = jnp.where(target.is_usable(found), found, position)
+
+    num_rounds = LAW_ROUNDS if searching else 1
+
+    def one_round(k: jax.Array, carry: tuple) -> tuple:
+        centre, mean, root, width, _ = carry
+        closing = k == num_rounds  # stays at the centre
+        width = jnp.where(closing, 0, width)
+        noise = _random.normal(_random.fold_in(rng_key, 2 + k), (size,), dtype)
+        away = width * tau**0.5 * root.times(noise)
+
+        def look(side: jax.Array) -> tuple:
+            return derivatives_at(potential, centre + side * away, layout, root)
+
+        both = lax.map(look, jnp.array([1.0, -1.0], dtype))
+        seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), both)
+        _, gradient, hessian, _ = seen
+        share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
+        hessian = jax.tree.map(lambda x, y: (1 - share) * x + share * y, mean, hessian)
+        new = root_of(hessian)
+        longest = LONGEST_STEP * tau**0.5
+        step = jnp.clip(new.transposed_times(gradient), -longest, longest)
+        ahead = centre - STEP * new.times(step) if searching else centre
+        good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
+        kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
+        width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
+        return *kept, width, seen
+
+    none, zero = no_arrowhead(layout, dtype), jnp.zeros((), dtype)
+    width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
+    start = position, none, unit_root(layout, dtype), width, (zero, position, none, zero)
+    centre, _, root, _, seen = lax.fori_loop(0, 1 + num_rounds, one_round, start)
+    energy, gradient, hessian, misfit = seen
+    return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
+
+
 # 3. Open choices
 #
 # In one step the slowest direction relaxes by h times its rate. h follows from curvature and noise.
@@ -383,13 +490,14 @@ class Choice(NamedTuple):
 
     Attributes:
         batch_size: rows per step; None for all.
-        control_variate: whether gradients are corrected.
-        noise: lam_C in the chain's coordinates, without control variate and with it: for these
-            rows per step, or for the rows that were measured if a step takes all.
+        order: order of the control variate, 0 for none.
+        noise: lam_C in the chain's coordinates, without control variate and with it (of the order
+            that was chosen, or else of the highest order): for these rows per step, or for the rows
+            that were measured if a step takes all.
     """
 
     batch_size: int | None
-    control_variate: bool
+    order: int
     noise: tuple[float, float]
 
 
@@ -432,19 +540,23 @@ def choose(
     if not open_rows:
         gains[:, -1] = 0.0
     if not open_control:
-        gains[int(not settings.control_variate)] = 0.0
-    elif gains[1].max() < LEAST_GAIN * gains[0].max():
-        gains[1] = 0.0
-    controlled, best = np.unravel_index(gains.argmax(), gains.shape)
+        gains[np.arange(len(gains)) != settings.control_order] = 0.0
+    for higher in range(1, len(gains)):
+        if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
+            gains[higher] = 0.0
+    order, best = map(int, np.unravel_index(gains.argmax(), gains.shape))
     chosen = None if best == len(sizes) else sizes[best]
-    plain, corrected = (float(x) * batch_size / (chosen or batch_size) for x in noise)
-    return Choice(chosen, bool(controlled) and chosen is not None, (plain, corrected))
+    order = 0 if chosen is None else order
+    plain, corrected = (
+        float(noise[k]) * batch_size / (chosen or batch_size) for k in (0, order or -1)
+    )
+    return Choice(chosen, order, (plain, corrected))
 
 
 def _costs(
     target: Target, state: SGState, batch_size: int, sizes: list[int], num_rows: int
 ) -> np.ndarray:
-    """Operations per step, without and with control variate; the last column is for all rows."""
+    """Operations per step by order of the control variate; the last column is for all rows."""
     potential, position = target.potential, state.z
 
     def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
@@ -453,13 +565,19 @@ def _costs(
     counted = jax.jit(gradient).lower(position, state.rng_key, state.stream).cost_analysis()
     row = float((counted or {}).get("flops", 0.0)) / batch_size
     drawn = GATHERED * row * np.asarray(sizes, float)
-    return STEP_OPERATIONS + np.array([[*drawn, row * num_rows], [*(2 * drawn), np.inf]])
+    orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
+    return STEP_OPERATIONS + np.array([[*drawn, row * num_rows], *orders])
+
+
+def _highest(state: SGState) -> int:
+    """The highest order of a control variate for which there is an anchor."""
+    return 2 if state.control.anchor.curvature else 1
 
 
 def _speeds(
     target: Target, algorithm: Algorithm, settings: Settings, state: SGState, shares: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Relaxation per step by share of the noise, and the noise; without and with correction."""
+    """Relaxation per step by share of the noise, and the noise; by order of the control variate."""
     scaled = target.scaled(state)
     position = state.chain.position
     flat, unravel = ravel(position)
@@ -467,8 +585,8 @@ def _speeds(
     # from the middle of the coordinates, which is 0
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
 
-    def noise_at(share: jax.Array) -> jax.Array:
-        corrected = with_control_variate(target.potential, state.control.anchor, share)
+    def noise_at(order: jax.Array) -> jax.Array:
+        corrected = with_control_variate(target.potential, state.control.anchor, order)
         return largest_noise(scaled.expanded(corrected), typical, state.rng_key)
 
     def speed(noise: jax.Array) -> jax.Array:
@@ -481,5 +599,5 @@ def _speeds(
         # with an acceptance test the step size does not show how much the noise gets rejected
         return step_size * rate / (1 + noise if algorithm.adjusted else 1)
 
-    noise = lax.map(noise_at, jnp.arange(2, dtype=flat.dtype))
+    noise = lax.map(noise_at, jnp.arange(1 + _highest(state)))
     return jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise

@@ -1,0 +1,245 @@
+"""Posteriors with many groups: effective draws per second, beside NUTS.
+
+    python examples/benchmarks/hierarchies.py [--models normal logistic ...] [--limit 900]
+
+Each run is a process of its own, by default and through ``MCMC``; its seconds include start and
+compilation. The first ratio is of effective draws (ESS of the worst parameter) per second of the
+whole run, the second per second of draws after warm-up, in compiled programs. NUTS takes fewer
+draws where one takes long. Errors are of the parameters that all groups share: the largest
+difference of means in NUTS's sds, and the ratio of sds, both with the Monte Carlo error of both.
+Prints a Markdown table and writes it to docs/tables/hierarchies.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_geom import SGHMC
+
+TABLE = Path(__file__).parents[2] / "docs" / "tables" / "hierarchies.md"
+COLUMNS = 15
+GROUPED = ("intercept", "slope", "level", "person")
+"""Sites with a value for each group."""
+
+
+def two_level(family: str, num_groups: int = 1000, rows_per_group: int = 200) -> tuple:
+    """An intercept and a slope for each group, centred, and 15 columns with sds from 0.2 to 5."""
+    rng = np.random.default_rng(0)
+    num_rows = num_groups * rows_per_group
+    X = (rng.normal(size=(num_rows, COLUMNS)) * np.geomspace(0.2, 5, COLUMNS)).astype("f4")
+    x = rng.normal(size=num_rows).astype("f4")
+    group = rng.integers(0, num_groups, num_rows)
+    w = 0.2 * rng.normal(size=COLUMNS) / X.std(0)
+    intercept, slope = 0.5 + 0.3 * rng.normal(size=(2, num_groups))
+    mean = X @ w + intercept[group] + slope[group] * x
+    if family == "logistic":
+        y = rng.uniform(size=num_rows) < 1 / (1 + np.exp(-mean))
+    elif family == "normal":
+        y = mean + rng.normal(size=num_rows)
+    else:
+        y = rng.poisson(np.exp(mean) * rng.gamma(2.0, size=num_rows) / 2.0)
+
+    def model(X: Any, x: Any, group: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 5).expand([COLUMNS]).to_event(1))
+        mu = numpyro.sample("mu", dist.Normal(0, 5).expand([2]).to_event(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(5).expand([2]).to_event(1))
+        if family != "logistic":
+            scale = numpyro.sample("scale", dist.HalfNormal(5))
+        with numpyro.plate("groups", num_groups):
+            intercept = numpyro.sample("intercept", dist.Normal(mu[0], tau[0]))
+            slope = numpyro.sample("slope", dist.Normal(mu[1], tau[1]))
+        with numpyro.plate("rows", len(y)) as i:
+            mean = X[i] @ w + intercept[group[i]] + slope[group[i]] * x[i]
+            if family == "logistic":
+                law = dist.Bernoulli(logits=mean)
+            elif family == "normal":
+                law = dist.Normal(mean, scale)
+            else:
+                law = dist.NegativeBinomial2(jnp.exp(mean), scale)
+            numpyro.sample("y", law, obs=y[i])
+
+    return model, (X, x, group, y.astype("f4"))
+
+
+def zipf() -> tuple:
+    """400 levels of Zipf frequency, centred: the median has 17 of 40,000 rows, the first 9,788."""
+    num_rows, num_levels = 40_000, 400
+    rng = np.random.default_rng(51)
+    p = 1 / np.arange(1, num_levels + 1) ** 1.2
+    group = rng.choice(num_levels, size=num_rows, p=p / p.sum())
+    level = rng.normal(size=num_levels)
+    x = rng.normal(size=num_rows).astype("f4")
+    y = rng.random(num_rows) < 1 / (1 + np.exp(-(-1 + level[group] + 0.5 * x)))
+
+    def model(group: Any, x: Any, y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 3))
+        tau = numpyro.sample("tau", dist.HalfNormal(2))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        with numpyro.plate("levels", num_levels):
+            level = numpyro.sample("level", dist.Normal(mu, tau))
+        with numpyro.plate("rows", len(y)) as i:
+            logits = level[group[i]] + b * x[i]
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y[i])
+
+    return model, (group, x, y.astype("f4"))
+
+
+def item_response(persons: int, items: int) -> tuple:
+    """The two-parameter logistic model: each person answers each item."""
+    rng = np.random.default_rng(0)
+    ability = rng.normal(size=persons)
+    discrimination, difficulty = np.exp(0.3 * rng.normal(size=items)), rng.normal(size=items)
+    person, item = np.repeat(np.arange(persons), items), np.tile(np.arange(items), persons)
+    logits = discrimination[item] * (ability[person] - difficulty[item])
+    y = rng.uniform(size=logits.size) < 1 / (1 + np.exp(-logits))
+
+    def model(person: Any, item: Any, y: Any) -> None:
+        with numpyro.plate("items", items):
+            discrimination = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
+            difficulty = numpyro.sample("difficulty", dist.Normal(0, 2))
+        with numpyro.plate("persons", persons):
+            ability = numpyro.sample("person", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y)) as i:
+            logits = discrimination[item[i]] * (ability[person[i]] - difficulty[item[i]])
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y[i])
+
+    return model, (person, item, y.astype("f4"))
+
+
+MODELS = {
+    "normal": (lambda: two_level("normal"), "1,000 groups x 2, Normal", 200),
+    "logistic": (lambda: two_level("logistic"), "1,000 groups x 2, logistic", 200),
+    "negative_binomial": (
+        lambda: two_level("negative_binomial"),
+        "1,000 groups x 2, negative binomial",
+        100,
+    ),
+    "zipf": (zipf, "400 levels of Zipf frequency", 1000),
+    "items": (lambda: item_response(200, 30), "item response, 200 x 30", 1000),
+    "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
+}
+"""Name -> data and model, a description, and NUTS's numbers of draws and of draws of warm-up."""
+
+
+def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
+    """A whole run, timed, with the moments of the shared parameters."""
+    make, _, _ = MODELS[name]
+    model, data = make()
+    data = tuple(map(jnp.asarray, data))
+    began, cpu = time.time(), time.process_time()
+    made = NUTS(model) if kernel == "NUTS" else SGHMC(model)
+    mcmc = MCMC(made, num_warmup=num_draws, num_samples=num_draws, progress_bar=False)
+    mcmc.run(random.key(1), *data)
+    draws = {k: np.asarray(x, np.float64)[None] for k, x in mcmc.get_samples().items()}
+    seconds, cpu = time.time() - began, time.process_time() - cpu
+    # once more with programs that are compiled: what draws alone take
+    mcmc.post_warmup_state = mcmc.last_state
+    again = time.time()
+    mcmc.run(random.key(2), *data)
+    jax.block_until_ready(mcmc.get_samples())
+    once = time.time() - again
+    again = time.time()
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(random.key(3), *data)
+    jax.block_until_ready(mcmc.get_samples())
+    sampling = min(once, time.time() - again)
+    shared = {k: x for k, x in draws.items() if k not in GROUPED}
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "sampling": sampling,
+        "ess": float(min(np.min(effective_sample_size(x)) for x in draws.values())),
+        "num_draws": num_draws,
+        "size": int(sum(x[0, 0].size for x in draws.values())),
+        "rows": int(len(data[-1])),
+        "mean": np.concatenate([np.ravel(x.mean((0, 1))) for x in shared.values()]).tolist(),
+        "sd": np.concatenate([np.ravel(x.std((0, 1))) for x in shared.values()]).tolist(),
+    }
+
+
+def in_process(name: str, kernel: str, num_draws: int, limit: float) -> dict[str, Any] | None:
+    """The same in a process of its own; None if it is not done within the limit."""
+    command = [sys.executable, __file__, "--one", name, kernel, str(num_draws)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def row_of(name: str, limit: float) -> str:
+    """A row of the table."""
+    _, about, nuts_draws = MODELS[name]
+    runs = {
+        "SGHMC": in_process(name, "SGHMC", 1000, limit),
+        "NUTS": in_process(name, "NUTS", nuts_draws, limit),
+    }
+    cells, speed, draws = [], {}, {}
+    for kernel, run in runs.items():
+        if run is None:
+            cells += [f"not done in {limit:.0f}", "", ""]
+            continue
+        speed[kernel] = run["ess"] / run["seconds"]
+        draws[kernel] = run["ess"] / run["sampling"]
+        cells += [f"{run['seconds']:.0f}", f"{run['ess']:.0f}", f"{draws[kernel]:.1f}"]
+    ours, theirs = runs["SGHMC"], runs["NUTS"]
+    ratios = ["", ""]
+    errors = ["", ""]
+    if ours and theirs:
+        ratios = [f"{x['SGHMC'] / x['NUTS']:.1f}" for x in (speed, draws)]
+        mean, sd = (np.array(theirs[k]) for k in ("mean", "sd"))
+        away = np.abs(np.array(ours["mean"]) - mean) / sd
+        ratio = np.array(ours["sd"]) / sd
+        errors = [f"{away.max():.2f}", f"{ratio.min():.2f} to {ratio.max():.2f}"]
+    known = ours or theirs or {"rows": 0, "size": 0}
+    sizes = [f"{known['rows']:,}", f"{known['size']:,}"]
+    return "| " + " | ".join([about, *sizes, *cells, *ratios, *errors]) + " |"
+
+
+def main() -> None:
+    """Run all models and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=[*MODELS])
+    parser.add_argument("--limit", type=float, default=900)
+    parser.add_argument("--no-table", action="store_true")
+    parser.add_argument("--one", nargs=3)
+    given = parser.parse_args()
+    if given.one:
+        warnings.simplefilter("ignore")
+        name, kernel, num_draws = given.one
+        print(json.dumps(timed(name, kernel, int(num_draws))))
+        return
+    lines = [
+        "| Model | Rows | D | SGHMC: s | ESS | ESS/s of draws | NUTS: s | ESS | ESS/s of draws "
+        "| ratio, all in | ratio, draws | mean, sd | sd ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    for name in given.models:
+        lines.append(row_of(name, given.limit))
+        print(lines[-1], flush=True)
+    if not given.no_table:
+        TABLE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Posteriors with groups: the arrowhead Hessian, its root, the law found at the start, and chains.
+
+The Hessian and its root are compared with dense matrices, the law with exact moments, and a chain
+with quadrature over the two parameters that all groups share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from jax import random
+from numpyro import distributions as dist
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC
+
+from numpyro_geom import SGHMC, SGRLD
+from numpyro_geom._util import ravel
+from numpyro_geom.model.arrowhead import (
+    Arrowhead,
+    Layout,
+    derivatives_at,
+    find_layout,
+    root_of,
+    unit_root,
+)
+from numpyro_geom.model.control_variate import Curvature, anchor_at, with_control_variate
+from numpyro_geom.model.potential import function_potential
+from numpyro_geom.sampling.target import Target
+from numpyro_geom.warmup.start import find_arrow
+
+ROUNDING = 1e-11
+GROUPS = 9
+SHAPES = {"a": (GROUPS,), "b": (2, GROUPS), "m": (3,), "s": ()}
+PLATES = {"a": [("p", 0)], "b": [("p", 1)]}
+
+
+@pytest.fixture
+def layout() -> Layout:
+    found = find_layout(SHAPES, PLATES)
+    assert found is not None
+    return found
+
+
+def coupled(layout: Layout, strength: float = 0.0) -> Any:
+    """A convex energy whose groups depend on the shared parameters, and on each other if asked."""
+    width = layout.num_local + layout.num_shared
+    matrix = 0.3 * random.normal(random.key(1), (GROUPS, 20, width))
+
+    def energy(vector: jax.Array) -> jax.Array:
+        shared, local = layout.split(vector)
+        both = jnp.concatenate([local, jnp.broadcast_to(shared, (GROUPS, shared.size))], 1)
+        own = jnp.sum(jnp.cosh(jnp.einsum("gij,gj->gi", matrix, both)))
+        return own + strength * jnp.sum(local[1:] * local[:-1])
+
+    return energy
+
+
+@pytest.mark.parametrize(
+    ("shapes", "plates", "expected"),
+    [
+        (SHAPES, PLATES, "9 groups of 3 (a, b) and 4 shared"),
+        # an event dimension as long as the plate
+        ({**SHAPES, "e": (GROUPS, 4)}, PLATES, "9 groups of 7 (a, b, e) and 4 shared"),
+        # two plates that cross: the longer one has the groups
+        (
+            {"person": (50,), "item": (9,), "mean": ()},
+            {"person": [("persons", 0)], "item": [("items", 0)]},
+            "50 groups of 1 (person) and 10 shared",
+        ),
+        # the inner one of two nested plates
+        (
+            {"school": (20, 10), "district": (10,)},
+            {"school": [("schools", 0), ("districts", 1)], "district": [("districts", 0)]},
+            "200 groups of 1 (school) and 10 shared",
+        ),
+        ({"w": (300,), "s": ()}, {}, "300 groups of 1 (w) and 1 shared"),
+        ({"w": (7,)}, {"w": [("p", 0)]}, "None"),  # too few groups
+        ({"u": (300,), "v": (310,)}, {"u": [("p", 0)], "v": [("q", 0)]}, "None"),
+    ],
+)
+def test_layout(shapes: dict, plates: dict, expected: str) -> None:
+    found = find_layout(shapes, plates)
+    assert str(found) == expected
+    if found is not None:
+        size = sum(int(np.prod(shape)) for shape in shapes.values())
+        vector = jnp.arange(size, dtype=float)
+        np.testing.assert_array_equal(found.join(*found.split(vector)), vector)
+
+
+def test_derivatives_and_root(x64: None, layout: Layout) -> None:
+    energy = coupled(layout)
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    vector, unit = random.normal(random.key(0), (size,)), jnp.eye(size)
+    potential = function_potential(energy)
+    value, gradient, found, misfit = derivatives_at(potential, vector, layout)
+    hessian = jax.hessian(energy)(vector)
+    np.testing.assert_allclose(value, energy(vector), rtol=ROUNDING)
+    np.testing.assert_allclose(gradient, jax.grad(energy)(vector), rtol=ROUNDING, atol=1e-9)
+    np.testing.assert_allclose(jax.vmap(found.times)(unit), hessian, atol=ROUNDING)
+    assert misfit < ROUNDING
+    root = root_of(found)
+    matrix = jax.vmap(root.times)(unit).T
+    np.testing.assert_allclose(matrix.T @ hessian @ matrix, unit, atol=1e-9)
+    np.testing.assert_allclose(jax.vmap(root.transposed_times)(unit), matrix, atol=ROUNDING)
+    np.testing.assert_allclose(jax.vmap(root.solve)(unit).T @ matrix, unit, atol=ROUNDING)
+    np.testing.assert_allclose(root.variances(), jnp.diag(matrix @ matrix.T), rtol=ROUNDING)
+    corner = random.normal(random.key(3), (4, 4))
+    width = jnp.exp(random.normal(random.key(4), (GROUPS, 3)))
+    new = root.then((corner, jnp.linalg.inv(corner)), width)
+    further = jax.vmap(
+        lambda x: layout.join(corner @ layout.split(x)[0], width * layout.split(x)[1])
+    )(unit).T
+    again = jax.vmap(new.times)(unit).T
+    np.testing.assert_allclose(again, matrix @ further, atol=1e-9)
+    np.testing.assert_allclose(jax.vmap(new.solve)(unit).T @ again, unit, atol=1e-9)
+
+
+def test_misfit_tells_of_groups_that_depend_on_each_other(x64: None, layout: Layout) -> None:
+    vector = jnp.zeros(sum(int(np.prod(shape)) for shape in SHAPES.values()))
+    unit = unit_root(layout, vector.dtype)
+    energy = function_potential(coupled(layout, 0.1))
+    assert derivatives_at(energy, vector, layout, unit)[3] > 0.01
+
+
+def test_a_hessian_that_is_not_exact_is_not_used(x64: None, layout: Layout) -> None:
+    potential = function_potential(coupled(layout))
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    first, second = random.normal(random.key(0), (2, size))
+    anchor = anchor_at(potential, first, layout)
+    curvature: Any = anchor.curvature
+    wrong: Arrowhead = jax.tree.map(lambda x: 2 * x, curvature.hessian)
+    exact = jax.grad(potential.energy)(second, {})
+    for misfit, unbiased in ((0.0, False), (1.0, True)):
+        tried = anchor._replace(curvature=Curvature(wrong, jnp.asarray(misfit)))
+        gradient = jax.grad(with_control_variate(potential, tried).energy)(second, {})
+        assert np.allclose(gradient, exact, atol=ROUNDING) == unbiased
+
+
+# --- a hierarchy of normal laws, where everything but two parameters can be integrated out
+
+NOISE = 1.0
+PER_GROUP = 5
+
+
+def heights(y: Any, groups: int) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+    with numpyro.plate("groups", groups):
+        level = numpyro.sample("level", dist.Normal(mu, tau))
+    with numpyro.plate("rows", len(y)) as i:
+        numpyro.sample("y", dist.Normal(level[i // PER_GROUP], NOISE), obs=jnp.asarray(y)[i])
+
+
+def data_of(groups: int, tau: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    level = 1.0 + tau * rng.normal(size=groups)
+    return (np.repeat(level, PER_GROUP) + NOISE * rng.normal(size=groups * PER_GROUP)).astype("f4")
+
+
+def exact_moments(y: np.ndarray, groups: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and sds by quadrature over mu and log tau."""
+    means, within = y.reshape(groups, PER_GROUP).mean(1).astype(float), NOISE**2 / PER_GROUP
+    mu = np.linspace(means.mean() - 1, means.mean() + 1, 401)[:, None]
+    log_tau = np.linspace(-2.5, 1.5, 801)
+    total = np.exp(2 * log_tau) + within
+    sums = np.array([groups, means.sum(), (means**2).sum()])
+    squares = sums[2] - 2 * mu * sums[1] + mu**2 * sums[0]
+    log_p = -0.5 * groups * np.log(total) - squares / (2 * total) - mu**2 / 50 - log_tau**2 / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+
+    def moments(x: np.ndarray, extra: np.ndarray | float = 0.0) -> tuple:
+        mean = (p * x).sum()
+        return mean, ((p * (x**2 + extra)).sum() - mean**2) ** 0.5
+
+    share = np.exp(2 * log_tau) / total  # of a group's rows in its level
+    levels = [moments(mu + share * (m - mu), share * within) for m in means]
+    return {
+        "mu": moments(mu + 0 * log_tau),
+        "log_tau": moments(log_tau + 0 * mu),
+        "level": tuple(np.array(levels).T),
+    }
+
+
+def test_the_law_of_the_start_has_the_mean_of_the_posterior() -> None:
+    """Of 60 groups: the joint mode is towards tau = 0, where the density is infinite."""
+    groups = 60
+    y = data_of(groups, tau=0.6)
+    exact = exact_moments(y, groups)
+    kernel = SGHMC(heights, dense_mass="structured")
+    position = kernel.bind(random.key(0), 100, None, (y, groups), {})
+    target = kernel.bound.on((y, groups), {}).target()
+    flat, to_sites = ravel(position)
+    vector: Target = target.in_coordinates(to_sites)
+    layout = kernel.settings.layout
+    anchor, root = jax.jit(
+        lambda x: find_arrow(vector, layout, x, random.key_data(random.key(1)), True)
+    )(flat)
+    found, width = to_sites(anchor.position), to_sites(root.variances() ** 0.5)
+    for name, site in (("mu", "mu"), ("log_tau", "tau"), ("level", "level")):
+        mean, sd = exact[name]
+        # a normal law is no more than near: with a pair of draws for each mean, and 60 groups that
+        # determine tau to 20%
+        assert np.abs((found[site] - mean) / sd).max() < 0.7, name
+        assert (0.6 < width[site] / sd).all(), name
+        assert (width[site] / sd < 1.5).all(), name
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("batch_size", [None, 256])
+def test_chains_have_the_exact_moments(batch_size: int | None) -> None:
+    """With minibatches the control variate is of second order, and exact for normal rows."""
+    groups = 300
+    y = data_of(groups)
+    exact = exact_moments(y, groups)
+    control = {} if batch_size is None else {"control_variate": 2}
+    kernel = SGHMC(heights, batch_size=batch_size, bias_tolerance=0.02, **control)
+    mcmc = MCMC(kernel, num_warmup=400, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(2), y, groups)
+    assert str(kernel.settings.layout) == "300 groups of 1 (level) and 2 shared"
+    draws = {k: np.asarray(x, np.float64)[None] for k, x in mcmc.get_samples().items()}
+    draws["log_tau"] = np.log(draws["tau"])
+    for name in ("mu", "log_tau", "level"):
+        mean, sd = exact[name]
+        ess = effective_sample_size(draws[name])
+        assert np.min(ess) > 200, name
+        z = (draws[name].mean((0, 1)) - mean) / sd * np.sqrt(ess)
+        ratio = draws[name].std((0, 1)) / sd
+        # 302 numbers: 4.5 standard errors is one false alarm in 500 runs
+        assert np.abs(z).max() < 4.5, name
+        assert np.abs(np.log(ratio) * np.sqrt(2 * ess)).max() < 4.5 + 0.01 * np.sqrt(2 * 2000), name
+    if batch_size is not None:
+        assert mcmc.last_state.control.anchor.curvature.misfit < 1e-4
+
+
+def test_other_metrics_take_the_structured_scale() -> None:
+    groups = 12
+    y = data_of(groups)
+    kernel = SGRLD(heights, metric="rmsprop", dense_mass="structured")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=40,
+        num_samples=10,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), y, groups)
+    assert np.isfinite(mcmc.get_samples()["level"]).all()
+
+
+def test_a_model_without_groups_is_an_error() -> None:
+    def model() -> None:
+        numpyro.sample("x", dist.Normal())
+
+    with pytest.raises(ValueError, match="plate of at least 8 groups"):
+        SGHMC(model, dense_mass="structured").init(random.key(0), 10, None, (), {})
