@@ -10,6 +10,7 @@ programs. They are checked abstractly (`jax.eval_shape`), without compilation.
 from __future__ import annotations
 
 import inspect
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -91,14 +92,26 @@ CASES: dict[str, Case] = {
     "anchor": option(SGRLD, FIXED, control_variate=True),
     "moving anchor": option(SGRLD, FIXED, control_variate=True, anchor_interval=3),
 }
-CASES_SHORT = [
+# a program takes ten times as long as a trace: each option is in one of the two short tables
+TRACED_SHORT = [
     "sgrld monge",
-    "sgrld shampoo",
-    "sghmc identity",
-    "sghmc rmsprop",
     "sgnht wenzel",
-    "ggmc monge",
-    *(name for name in CASES if name.split()[-1] not in METRICS),
+    "corrected",
+    "isgd",
+    "adam",
+    "noise correction",
+    "expanded",
+    "pxsghmc",
+    "ggmc anchor",
+    "anchor",
+]
+COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "vsgd", "moving anchor"]
+GAMMA_SHORT = [
+    ("identity", "none"),
+    ("rmsprop", "published"),
+    ("wenzel", "frozen"),
+    ("monge", "auxiliary"),
+    ("shampoo", "corrected"),
 ]
 
 
@@ -127,7 +140,9 @@ def assert_types_are_kept(kernel: SGKernel, *, x64: bool) -> None:
 
 
 def test_every_kernel_is_in_the_table() -> None:
-    assert {case.make.func for case in CASES.values()} == set(KERNELS)  # type: ignore[attr-defined]
+    for names in (CASES, TRACED_SHORT + COMPILED_SHORT):
+        kernels = {CASES[name].make.func for name in names}  # type: ignore[attr-defined]
+        assert kernels == set(KERNELS)
 
 
 def test_tracing_sees_a_key_that_is_used_twice() -> None:
@@ -138,8 +153,9 @@ def test_tracing_sees_a_key_that_is_used_twice() -> None:
         jax.eval_shape(jax.jit(twice), random.key(0))
 
 
-@pytest.mark.parametrize("gamma", GAMMA_MODES)
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    ("metric", "gamma"), short(itertools.product(METRICS, GAMMA_MODES), kept=GAMMA_SHORT)
+)
 def test_treatments_of_gamma_keep_structure_shapes_and_dtypes(metric: str, gamma: str) -> None:
     """In 32 bits as by default, and in 64 with fixed settings."""
     make = partial(SGRLD, regression, metric=metric, gamma=gamma, batch_size=BATCH)
@@ -148,7 +164,7 @@ def test_treatments_of_gamma_keep_structure_shapes_and_dtypes(metric: str, gamma
     assert_types_are_kept(make(**wide), x64=True)
 
 
-@pytest.mark.parametrize("name", short(CASES, kept=CASES_SHORT))
+@pytest.mark.parametrize("name", short(CASES, kept=TRACED_SHORT))
 def test_automatic_settings_keep_structure_shapes_and_dtypes(name: str) -> None:
     assert_types_are_kept(CASES[name].kernel(fixed=False), x64=False)
 
@@ -177,7 +193,7 @@ def lowered(kernel: SGKernel, state: SGState) -> Any:
         return jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state)
 
 
-@pytest.fixture(scope="module", params=short(CASES, kept=CASES_SHORT))
+@pytest.fixture(scope="module", params=short(CASES, kept=COMPILED_SHORT))
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     """In 64 bits: in 32 a search of 1500 steps of Adam multiplies rounding errors to 3e-4."""
     case = CASES[request.param]

@@ -12,6 +12,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 from scripts import load_script
+from tiers import short
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
 
@@ -149,12 +150,15 @@ def test_convolution_looks_at_neighbours(example: ModuleType) -> None:
     np.testing.assert_allclose(found, [np.arange(10)])
 
 
+SHAPES: list[tuple[str, dict]] = [
+    ("dense", {"w1": {"right": 400}, "w2": {"left": 400}}),
+    ("convolution", {"k1": {"right": 8}, "k2": {"left": 8, "right": 16}, "w3": {"left": 16}}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "shapes"),
-    [
-        ("dense", {"w1": {"right": 400}, "w2": {"left": 400}}),
-        ("convolution", {"k1": {"right": 8}, "k2": {"left": 8, "right": 16}, "w3": {"left": 16}}),
-    ],
+    short(SHAPES, kept=SHAPES[:1]),
 )
 def test_outer_sides_have_no_factor(example: ModuleType, name: str, shapes: dict) -> None:
     network, data = example.NETWORKS[name], example.load_digits()

@@ -23,6 +23,7 @@ import pytest
 from jax import lax, random
 from numpyro.infer import MCMC, NUTS
 from targets import SIGMAS, run
+from tiers import short
 
 from numpyro_geom import (
     GGMC,
@@ -380,7 +381,7 @@ DECAYING: dict[str, tuple[Callable[..., SGKernel], Callable, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", DECAYING)
+@pytest.mark.parametrize("name", short(DECAYING, kept=["thermostat", "adjusted", "euler"]))
 def test_momenta_of_factors_decay_at_their_own_rate(name: str) -> None:
     # a flat energy and no noise: what is left of a momentum after one step is what friction leaves
     make, left, tolerance = DECAYING[name]

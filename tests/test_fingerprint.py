@@ -700,10 +700,8 @@ REAL = [
     "version of JAX and resume='other_program'",
 ]  # fmt: skip
 REAL_SHORT = [
-    "data in handlers.condition", "private attribute of a global object",
-    "function of an imported module", "rule of a custom_vjp",
-    "array that a function on the host reads", "on a mesh",
-    "version of JAX and resume='other_program'",
+    "data in handlers.condition", "function of an imported module",
+    "array that a function on the host reads", "version of JAX and resume='other_program'",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 from scripts import load_script
+from tiers import short
 
 fuzz = load_script("benchmarks/fuzz")
 Arguments = fuzz.fuzz_arguments.Arguments
@@ -25,6 +26,7 @@ QUICK = tuple(
 )
 """Calls that compile nothing, or little."""
 SLOW = ("SGRLD", "SGHMC", "SGNHT", "GGMC", "PXSGHMC", "ISGD", "AdamSGLD", "VSGD", "diagnose")
+SLOW_KEPT = ("SGHMC", "SGNHT", "ISGD", "AdamSGLD", "VSGD", "diagnose")
 
 
 def check(case) -> None:
@@ -40,7 +42,7 @@ def test_arguments_of_quick_calls(call: str) -> None:
         check(fuzz.fuzz_arguments.random_case(rng, (call,)))
 
 
-@pytest.mark.parametrize("call", SLOW)
+@pytest.mark.parametrize("call", short(SLOW, kept=SLOW_KEPT))
 def test_arguments_of_kernels_and_reports(call: str) -> None:
     rng = np.random.default_rng([0, *call.encode()])
     for _ in range(15):

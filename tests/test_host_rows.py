@@ -107,7 +107,7 @@ def assert_same(left, right):
         np.testing.assert_array_equal(one, two)
 
 
-IN_SHORT = ("SGRLD", "SGRLD in epochs with a moving anchor", "GGMC")
+IN_SHORT = ("SGRLD in epochs with a moving anchor",)
 
 
 @pytest.mark.parametrize("name", short(KERNELS, kept=IN_SHORT))
@@ -195,6 +195,7 @@ def test_log_likelihood_of_all_rows():
     np.testing.assert_allclose(found, dist.Bernoulli(logits=logits).log_prob(Y), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.arviz
 def test_diagnose_says_the_same():
     texts = []
@@ -212,6 +213,7 @@ def test_kernels_of_numpyro_take_the_same_steps():
     assert_same(found[0].get_samples(), found[1].get_samples())
 
 
+@pytest.mark.slow
 def test_guides_give_the_same_draws():
     def laplace(*data):
         guide = RiemannianLaplace(model, metric="euclidean", batch_size=64)

@@ -46,8 +46,8 @@ FEW = Y[:50]
     [
         # Adam's gradient and the look around; a step, its last check, the measurement (2)
         (lambda: SGHMC(marked), FEW, 2, 4),
-        (lambda: SGRLD(marked), FEW, 2, 4),
-        (lambda: SGRLD(marked, metric=Monge()), FEW, 2, 4),
+        pytest.param(lambda: SGRLD(marked), FEW, 2, 4, marks=pytest.mark.slow),
+        pytest.param(lambda: SGRLD(marked, metric=Monge()), FEW, 2, 4, marks=pytest.mark.slow),
         # and the gradient on all rows; the anchor's part of a step, noise with the anchor's part,
         # and the anchor's move
         (lambda: SGHMC(marked, batch_size=100, control_variate=True), Y, 3, 8),

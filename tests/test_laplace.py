@@ -18,6 +18,7 @@ from numpyro import handlers, optim
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoLaplaceApproximation
 from scipy import special, stats
+from tiers import short
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
@@ -143,7 +144,7 @@ def funnel_metric(t: jax.Array) -> jax.Array:
     return jacobian.T @ jacobian
 
 
-@pytest.mark.parametrize("target", ["wide", "narrow", "funnel"])
+@pytest.mark.parametrize("target", short(["wide", "narrow", "funnel"], kept=["narrow", "funnel"]))
 def test_geodesics_of_known_metrics_end_where_the_exact_map_says(target: str) -> None:
     if target == "funnel":
         metric, exact = funnel_metric, lambda v: jnp.array([v[0] * jnp.exp(v[1] / 2), v[1]])
@@ -184,7 +185,7 @@ def test_a_straight_geodesic_takes_one_step_and_a_failed_one_says_so() -> None:
 BIAS_OF_MONGE = {1: 0.111, 2: 0.145, 3: 0.171, 5: 0.211, 10: 0.271}
 
 
-@pytest.mark.parametrize("dimension", [1, 3, 10])
+@pytest.mark.parametrize("dimension", short([1, 3, 10], kept=[3]))
 def test_monge_is_too_narrow_on_a_gaussian_by_the_known_amount(dimension: int) -> None:
     # and the Gaussian draws behind them, P = I: the same noise, so that most of its error cancels
     draws, gaussian = (
@@ -237,7 +238,7 @@ def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
     return guide, guide._posterior({}, guide._captured())
 
 
-@pytest.mark.parametrize("metric", ["fisher", "monge"])
+@pytest.mark.parametrize("metric", short(["fisher", "monge"], kept=["monge"]))
 def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_geodesics_do_not_depend_on_how_rows_are_taken(
             np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 25)
     X, y = logistic_data()
@@ -377,6 +379,7 @@ def test_the_default_has_the_posterior_mean_of_a_scale() -> None:
     assert regression_scale("hausdorff") < -0.3
 
 
+@pytest.mark.slow
 def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     near = regression_scale("auto")
     monkeypatch.setattr("numpyro_geom.laplace.fit.FARTHEST_MEAN", 0.1)
@@ -386,6 +389,7 @@ def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPat
     assert abs(near - far) > 0.3
 
 
+@pytest.mark.slow
 def test_svi_finds_the_same_modes_as_fit() -> None:
     y = banana_data()
     for mode in ("euclidean", "hausdorff"):
@@ -468,6 +472,7 @@ def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     assert float(jnp.ptp(draws.log_weight)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_weights_of_an_exact_guide_are_equal() -> None:
     a, (wide, narrow) = 1.5, (5.0, 0.05)
@@ -724,6 +729,7 @@ def test_a_model_of_factors_alone_has_straight_draws() -> None:
     assert "metric='euclidean', mode='euclidean', precision='hessian'" in str(report)
 
 
+@pytest.mark.slow
 def test_a_constant_metric_costs_one_step() -> None:
     """A linear model with known noise: straight lines are the geodesics of the Fisher metric."""
 
@@ -777,6 +783,7 @@ def test_a_saddle_is_refused_and_damping_is_a_way_out() -> None:
     RiemannianLaplace(saddle, "monge", damping=8.0).fit(KEY, **start)
 
 
+@pytest.mark.slow
 def test_geodesics_that_are_given_up_are_flagged_and_warned_of() -> None:
     guide, (_, params) = RiemannianLaplace(logistic, "monge", max_steps=3), fitted(logistic)
     match = "of 20 geodesics failed: no end within max_steps=3.* use metric='fisher'"

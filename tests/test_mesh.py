@@ -188,7 +188,10 @@ def what_travels(kernel, rows=None):
 
 @pytest.mark.parametrize(
     ("batching", "kind"),
-    [("stratified", np.asarray), ("stratified", OwnRows), ("replacement", HostRows)],
+    short(
+        [("stratified", np.asarray), ("stratified", OwnRows), ("replacement", HostRows)],
+        kept=[("stratified", OwnRows), ("replacement", HostRows)],
+    ),
 )
 def test_no_row_travels(batching, kind):
     kernel = SGRLD(model, batching=batching, **SETTINGS)

@@ -237,6 +237,7 @@ def test_chains_keep_the_law(mixture: ModuleType, name: str, variance: float) ->
     assert changed > 0.05 or variance == NARROW
 
 
+@pytest.mark.slow
 def test_factors_leave_the_law(mixture: ModuleType) -> None:
     found, _ = score(mixture, run_from_the_law(mixture, "factors", NARROW), NARROW)
     assert found[-1] < -4 * ALLOWED  # they pull all modes to the origin

@@ -15,6 +15,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 from scipy.special import log_softmax
+from tiers import short
 
 from numpyro_geom import SGHMC
 from numpyro_geom.diagnostics.predictive import PredictionStream, classification
@@ -117,7 +118,7 @@ def model(x: Any, y: Any) -> None:
 X = jnp.asarray(RNG.normal(size=(ROWS, 2)), jnp.float32)
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("on_disk", short([False, True], kept=[True]))
 def test_a_run_is_monitored_and_goes_on(on_disk: bool, tmp_path: Path) -> None:
     if on_disk:
         pytest.importorskip("zarr", reason="runs on disk need Zarr")

@@ -176,6 +176,7 @@ def instructions(function: Callable, argument: Any) -> int:
     return jax.jit(function).lower(argument).compile().as_text().count(" = ")
 
 
+@pytest.mark.slow
 def test_a_compiled_draw_grows_in_proportion_to_the_arrays() -> None:
     kernel = SGHMC(
         potential_fn=half_square, step_size=0.1, num_steps=5, friction=1.0, dense_mass=None
@@ -213,7 +214,10 @@ def half_without_gradient() -> None:
     numpyro.factor("product", -jnp.sum((jnp.ones((4, 2)) @ w) ** 2))
 
 
-@pytest.mark.parametrize(("seed", "chains"), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 3)])
+@pytest.mark.parametrize(
+    ("seed", "chains"),
+    short([(0, 0), (1, 0), (2, 0), (3, 0), (0, 3)], kept=[(0, 0), (0, 3)]),
+)
 def test_a_long_start_ends_where_a_short_one_does(
     seed: int, chains: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

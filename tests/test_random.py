@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from tiers import short
 
 from numpyro_geom import _random
 
@@ -33,8 +35,13 @@ def test_keys_are_those_of_jax(name: str) -> None:
         np.testing.assert_array_equal(raw(found), raw(expected))
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    short(
+        itertools.product(KEYS, [False, True]),
+        kept=[("threefry", True), ("other generator", False)],
+    ),
+)
 def test_numbers_are_those_of_jax(name: str, wide: bool) -> None:
     with jax.enable_x64(wide):
         key = KEYS[name]()

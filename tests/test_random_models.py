@@ -14,6 +14,7 @@ from jax import random
 from numpyro.contrib.module import flax_module, random_flax_module
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, diagnose
 from numpyro_geom.model.minibatch import RNG_KEY, draw
@@ -112,7 +113,10 @@ def test_a_guide_refuses() -> None:
         RiemannianLaplace(shifted).fit(random.key(0), Y)
 
 
-@pytest.mark.parametrize("settings", [{"batching": "epoch"}, {"gamma": "auxiliary"}, {}])
+@pytest.mark.parametrize(
+    "settings",
+    short([{"batching": "epoch"}, {"gamma": "auxiliary"}, {}], kept=[{"batching": "epoch"}]),
+)
 def test_other_ways_of_drawing_rows(settings: dict) -> None:
     kernel = SGRLD(shifted, batch_size=10, step_size=0.01, num_steps=3, **settings)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=3, progress_bar=False)

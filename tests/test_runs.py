@@ -25,6 +25,7 @@ import xarray as xr
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
+from tiers import short
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, print_summary
@@ -168,7 +169,7 @@ def group_names(idata):
     return {name.strip("/") for name in names} - {""}
 
 
-@pytest.mark.parametrize("kind", ["sgrld", "nuts"])
+@pytest.mark.parametrize("kind", short(["sgrld", "nuts"], kept=["sgrld"]))
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     x = random.normal(random.key(1), (30, 2))
     y = x @ jnp.array([1.0, -1.0])
@@ -529,7 +530,7 @@ def test_clocks_that_jump(tmp_path, monkeypatch):
     assert_reference(go(tmp_path, progress_bar=True))
 
 
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize("num_chains", short([1, 2], kept=[1]))
 def test_chains_that_hardly_move_are_told_in_warmup(num_chains):
     def model():
         numpyro.sample("x", dist.Normal(0, 1e-3))
@@ -605,7 +606,7 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "change"), KERNELS)
+@pytest.mark.parametrize(("cls", "change"), short(KERNELS, kept=KERNELS[1:2]))
 def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
     def go_on(**changed):
         settings = {"step_size": lambda t: 0.01 / (2 + t), "num_steps": 1}

@@ -15,6 +15,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from targets import as_if_run
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, to_inference_data
 from numpyro_geom.diagnostics import (
@@ -115,7 +116,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", short(RUNS, kept=["flagged", "fine", "not measured"]))
 def test_summary_warnings_and_both_reports_show_the_same_checks(kind: str) -> None:
     mcmc = RUNS[kind]()
     found = checks_of(mcmc)

@@ -165,6 +165,7 @@ def test_methods_are_the_package_s(uci: ModuleType) -> None:
     assert set(uci.methods()) == ours | theirs | {"Laplace", "Laplace fisher"}
 
 
+@pytest.mark.slow
 def test_failures_are_counted(uci: ModuleType, capsys: pytest.CaptureFixture) -> None:
     def explodes(part: Any, key: jax.Array, X: np.ndarray) -> tuple:
         raise RuntimeError("too hot")
@@ -256,6 +257,7 @@ def test_training_data_alone_decide_the_scale(
     np.testing.assert_allclose(seen[0][1].std(), 1)
 
 
+@pytest.mark.slow
 def test_the_mode_fits(uci: ModuleType) -> None:
     """Adam's end predicts better than the mean, by far: most of the variance is explained."""
     data = uci.generated(200, 2)
