@@ -301,6 +301,7 @@ def test_law_of_a_scalar_product_by_quadrature(x64: None) -> None:
     np.testing.assert_allclose(ratio, ratio[0], rtol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_chains_keep_the_law_of_the_product() -> None:
     # 400 chains of Hamiltonian Monte Carlo start from the exact law (W, b) ~ N, (P, Q) ~ q and
     # take 20 draws, each a trajectory of 2: they hold it if the expanded energy is right. Scores

@@ -701,7 +701,7 @@ REAL = [
 ]  # fmt: skip
 REAL_SHORT = [
     "data in handlers.condition", "function of an imported module",
-    "array that a function on the host reads", "version of JAX and resume='other_program'",
+    "array that a function on the host reads",
 ]  # fmt: skip
 
 

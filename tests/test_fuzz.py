@@ -90,7 +90,15 @@ FOUND = {
 """Cases that once ended in another way, and the error of each now."""
 
 
-@pytest.mark.parametrize(("case", "match"), FOUND.items(), ids=FOUND)
+# the guide of these is fitted first
+FITTED = {name for name in FOUND if name.startswith("RiemannianLaplace.sample_posterior")}
+
+
+@pytest.mark.parametrize(
+    ("case", "match"),
+    short(FOUND.items(), kept=[item for item in FOUND.items() if item[0] not in FITTED]),
+    ids=FOUND,
+)
 def test_cases_that_failed_once(case: str, match: str) -> None:
     call, _, change = case.partition(" ")
     name, _, value = change.partition("=")

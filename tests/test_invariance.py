@@ -301,7 +301,6 @@ ADJUSTED_SHORT = [
     ("banana", "identity", "auxiliary"),
     ("banana", "monge-auto", "frozen"),
     ("funnel", "rmsprop", "frozen"),
-    ("logistic", "shampoo", "auxiliary"),
 ]
 
 

@@ -63,7 +63,6 @@ CHAIN_METHODS: dict[str, Any] = {
     "vectorized": "vectorized",
     "vmap": jax.vmap,
 }
-each_chain_method = pytest.mark.parametrize("method", CHAIN_METHODS)
 
 
 def one_step(model: Callable = regression, **settings: Any) -> SGRLD:

@@ -32,8 +32,8 @@ def test_pages(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the examples extra is not installed")
     pytest.importorskip("zarr", reason="the runs extra is not installed")
     pytest.importorskip("flax", reason="the test extra is not installed")
-    # short programs run once: compiling them with few optimisations is the faster way
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    # compiled as quickly as the tests are, and with one device, as most readers have
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ["XLA_FLAGS"])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},

@@ -40,7 +40,7 @@ def posterior() -> tuple[float, float]:
     return float(Y.sum() / NOISE**2 / precision), precision**-0.5
 
 
-@pytest.mark.parametrize("batch_size", [None, 10])
+@pytest.mark.parametrize("batch_size", short([None, 10], kept=[10]))
 def test_law_is_that_of_the_mean_energy(batch_size: int | None) -> None:
     kernel = SGRLD(shifted, batch_size=batch_size, bias_tolerance=0.05)
     mcmc = MCMC(

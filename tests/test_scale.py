@@ -223,8 +223,8 @@ def test_bad_matrices_are_refused() -> None:
 @pytest.mark.parametrize(
     "potential",
     [
-        lambda z: jnp.sum(z**4),  # no curvature at the start
-        lambda z: z[0] ** 2 / 2 + jnp.abs(z[1]),  # singular
+        pytest.param(lambda z: jnp.sum(z**4), marks=pytest.mark.slow),  # no curvature at the start
+        pytest.param(lambda z: z[0] ** 2 / 2 + jnp.abs(z[1]), marks=pytest.mark.slow),
         lambda z: z[0] ** 2 / 2 - jnp.cos(z[1] + 2.5) + z[1] ** 2 / 50,  # indefinite
         lambda z: z[0] ** 2 * 1e12 + z[1] ** 2 * 1e-12,
     ],

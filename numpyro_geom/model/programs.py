@@ -35,7 +35,7 @@ from .jaxprs import length, needed, work
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
 MUCH_WORK = 3e7
-"""Operations from which on a program is worth the time of LLVM's passes."""
+"""Operations from which on a program is worth the time of an optimising compiler."""
 NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
 """Parameters of operations that are only names."""
 PLACES = {
@@ -89,7 +89,7 @@ def compiled(
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(
             lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat),
-            compiler_options=_quick(much=work(jaxpr) >= MUCH_WORK),
+            compiler_options=_quick() if work(jaxpr) < MUCH_WORK else None,
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
@@ -98,16 +98,12 @@ def compiled(
 
 
 @cache
-def _quick(much: bool) -> dict[str, Any] | None:
-    """Options that compile faster on the CPU.
-
-    The older emitters take some 60% of the time, for code as fast. Without LLVM's passes a program
-    takes a fourth, for code that is 2 to 4 times slower: not for one with ``much`` work.
-    """
+def _quick() -> dict[str, Any] | None:
+    """Options for a fourth of the CPU's compile time, and code that is 2 to 4 times slower."""
     if jax.default_backend() != "cpu":
         return None
     level, older = {"xla_backend_optimization_level": 0}, {"xla_cpu_use_fusion_emitters": False}
-    for options in (older,) if much else (level | older, level):
+    for options in (level | older, level):
         try:  # not every version of the compiler knows all
             jax.jit(lambda x: -x, compiler_options=options)(0.0)
         except Exception:
