@@ -63,6 +63,20 @@ def symmetric_roots(matrix: Array) -> tuple[Array, Array]:
     return one_by_one(_symmetric_roots)(matrix)
 
 
+def balanced_roots(matrix: Array) -> tuple[Array, Array]:
+    """R with R R' = |M|, and R^-1, for a symmetric M.
+
+    First, rows and columns are divided by the square roots of the diagonal. Otherwise float32 could
+    not hold scales that differ strongly.
+    """
+    if matrix.size == 0:
+        return matrix, matrix
+    diagonal = jnp.abs(jnp.diagonal(matrix))
+    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
+    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
+    return spread[:, None] * root, inverse / spread
+
+
 def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
     values, vectors = jnp.linalg.eigh(matrix)
     values = jnp.abs(values)

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from ._checks import check_floating
+from ._util import ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
-from .model.arrowhead import Layout, find_layout
+from .model.arrowhead import Layout, are_separate, find_layout
 from .model.minibatch import Subsampling
 from .model.model import Model, read
-from .model.potential import Potential, function_potential
+from .model.potential import Potential, function_potential, in_coordinates
 from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, STRUCTURED, Settings
 from .sampling.state import is_by_site
@@ -94,7 +95,7 @@ class Bound:
             sizes = {} if rows is None else dict.fromkeys(model.plan.batch_sizes, rows)
             model = model.replace(plan=dataclasses.replace(model.plan, batch_sizes=sizes))
         settings = self.settings.with_values(
-            control_variate=choice.order if choice.order > 1 else bool(choice.order),
+            control_variate=choice.order,
             batch_size=rows if "batch_size" in self.undecided else self.settings.batch_size,
         )
         return dataclasses.replace(
@@ -181,14 +182,14 @@ def bind(
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.model is not None:
         check_rows(bound.model, one)
-    asked = settings.control_variate not in (False, "auto")
+    asked = settings.control_variate in (1, 2)
     if asked and settings.anchor_interval is None and num_warmup == 0:
         if init_params is None:
             raise ValueError(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
-    found, undecided = _resolved(settings, bound.plan, rows, one, num_warmup)
+    found, undecided = _resolved(bound, rows, one, num_warmup)
     replaced = _replaced(settings, bound.plan, one)
     if bound.model is not None:
         bound = dataclasses.replace(bound, model=bound.model.replace(replaced=replaced))
@@ -244,13 +245,12 @@ def _warn_without_plate(model: Model) -> None:
 
 
 def _resolved(
-    settings: Settings, plan: Subsampling | None, rows: Any, position: PyTree, num_warmup: int
+    bound: Bound, rows: Any, position: PyTree, num_warmup: int
 ) -> tuple[Settings, tuple[str, ...]]:
     """Settings with a value for each automatic argument.
 
     Args:
-        settings: the kernel's settings.
-        plan: the minibatches; None without a model.
+        bound: the kernel's settings and the model.
         rows: rows per step, in the form of ``batch_size``.
         position: position of one chain.
         num_warmup: draws of warm-up.
@@ -259,8 +259,9 @@ def _resolved(
         The settings, and the names of those arguments in `CHOSEN` whose values only serve for
         measuring.
     """
+    settings, plan = bound.settings, bound.plan
     found = settings.with_values(
-        dense_mass=_dense_mass(settings, plan, position, num_warmup),
+        dense_mass=_dense_mass(bound, position, num_warmup),
         batch_size=rows,
         metric=_with_interval(settings.metric, plan),
     )
@@ -277,9 +278,16 @@ def _resolved(
         undecided.append("batch_size")
     if settings.control_variate == "auto":
         correctable = measures and not plan.is_random  # type: ignore[union-attr]
-        order = 2 if found.layout is not None else True
-        found = found.with_values(control_variate=correctable and order)
+        order = 1 if found.layout is None else 2
+        found = found.with_values(control_variate=order if correctable else 0)
         undecided += ["control_variate"] * correctable
+    size = _size(position)
+    if found.control_variate == 2 and found.layout is None and size > DENSE_LIMIT:
+        raise ValueError(
+            f"control_variate=2 needs the Hessian, and the model has {size} parameters that belong "
+            f"to no groups: expected at most {DENSE_LIMIT}, or a plate of groups with "
+            "dense_mass='structured'; use control_variate=1"
+        )
     return found, tuple(undecided)
 
 
@@ -296,26 +304,25 @@ def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
     return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
 
 
-def _dense_mass(
-    settings: Settings, plan: Subsampling | None, position: PyTree, num_warmup: int
-) -> Any:
+def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
     """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``.
 
     Raises:
         ValueError: for a structured scale of a model that has no groups.
     """
+    settings = bound.settings
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
     if settings.dense_mass == STRUCTURED:
-        layout = _layout(plan, position)
+        layout = _layout(bound, position)
         if layout is None:
             raise ValueError(
                 "dense_mass='structured' needs a plate of at least 8 groups with up to 32 "
-                "parameters in each, and at most 256 other parameters, and the model has none: "
-                "use dense_mass=False, or True with few parameters"
+                "parameters in each, of which no row sees two, and at most 256 other parameters. "
+                "The model has none: use dense_mass=False, or True with few parameters"
             )
         return layout
-    size = sum(map(jnp.size, jax.tree.leaves(position)))
+    size = _size(position)
     # a given step size refers to the parameters as they are
     free = settings.schedule is None and settings.expansion is None and num_warmup > 0
     if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
@@ -324,20 +331,26 @@ def _dense_mass(
         return True
     if not isinstance(settings.metric, Identity):  # any other metric is already a scale
         return None
-    layout = _layout(plan, position)
+    layout = None if settings.inverse_mass_matrix is not None else _layout(bound, position)
     return False if layout is None else layout
 
 
-def _layout(plan: Subsampling | None, position: PyTree) -> Layout | None:
-    """The groups of a model, found by its plates; of a ``potential_fn``, by equal lengths."""
-    if not is_by_site(position):
+def _layout(bound: Bound, position: PyTree) -> Layout | None:
+    """The groups of a model, found by its plates or by equal lengths, and tried."""
+    potential = bound.potential()
+    if not is_by_site(position) or potential.on_all_rows is None:
         return None
     plates = {
         site.name: [(plate, len(site.batch_shape) + dim) for plate, dim in site.plates]
-        for site in (() if plan is None else plan.sites)
+        for site in (() if bound.plan is None else bound.plan.sites)
         if site.name in position
     }
-    return find_layout({name: jnp.shape(x) for name, x in position.items()}, plates)
+    layout = find_layout({name: jnp.shape(x) for name, x in position.items()}, plates)
+    flat, to_sites = ravel(position)
+    vector = in_coordinates(potential, to_sites)
+    if layout is None or not are_separate(vector, layout, flat.dtype):
+        return None
+    return layout
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def init_chain(
     count = jnp.zeros((), jnp.int32)
     schedule, num_steps = settings.schedule, settings.given_num_steps
     layout = None
-    if settings.control_order == 2:
+    if settings.control_variate == 2:
         layout = settings.layout or Layout.without_groups(ravel(position)[0].size)
     settling = algorithm.settling_steps
     state = SGState(

@@ -18,7 +18,7 @@ from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, SGRLD
+from numpyro_geom import SGHMC, SGRLD, Expansion
 from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
@@ -31,6 +31,7 @@ from numpyro_geom.model.arrowhead import (
 from numpyro_geom.model.control_variate import Curvature, anchor_at, with_control_variate
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.target import Target
+from numpyro_geom.warmup.curvature import _diagonal_noise, largest_noise
 from numpyro_geom.warmup.start import find_arrow
 
 ROUNDING = 1e-11
@@ -254,9 +255,102 @@ def test_other_metrics_take_the_structured_scale() -> None:
     assert np.isfinite(mcmc.get_samples()["level"]).all()
 
 
-def test_a_model_without_groups_is_an_error() -> None:
-    def model() -> None:
-        numpyro.sample("x", dist.Normal())
+def coefficients(X: Any, y: Any, plate: bool) -> None:
+    """A regression, whose rows see every coefficient: they are no groups."""
+    size = X.shape[1]
+    if plate:
+        with numpyro.plate("columns", size):
+            w = numpyro.sample("w", dist.Normal())
+    else:
+        w = numpyro.sample("w", dist.Normal().expand([size]).to_event(1))
+    with numpyro.plate("rows", len(y)) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=y[i])
 
-    with pytest.raises(ValueError, match="plate of at least 8 groups"):
-        SGHMC(model, dense_mass="structured").init(random.key(0), 10, None, (), {})
+
+def events(y: Any, groups: int) -> None:
+    """The same as `heights` without a plate of the groups, the shared sites in between."""
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([groups]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    c = numpyro.sample("c", dist.Normal(0, 1).expand([groups, 2]).to_event(2))
+    d = numpyro.sample("d", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)) as i:
+        g = i // PER_GROUP
+        mean = a[g] + b + c[g, 0] * c[g, 1] + d.sum()
+        numpyro.sample("y", dist.Normal(mean, NOISE), obs=jnp.asarray(y)[i])
+
+
+def bound_layout(kernel: SGHMC, *args: Any, traced: bool = False) -> Layout | None:
+    bind = lambda key: kernel.bind(key, 10, None, args, {})  # noqa: E731
+    (jax.jit(bind) if traced else bind)(random.key(0))
+    return kernel.settings.layout
+
+
+@pytest.mark.parametrize("plate", [False, True])
+def test_coefficients_of_a_regression_are_no_groups(plate: bool) -> None:
+    X = jnp.asarray(np.random.default_rng(0).normal(size=(400, 300)), jnp.float32)
+    assert bound_layout(SGHMC(coefficients), X, X[:, 0], plate) is None
+    with pytest.raises(ValueError, match="of which no row sees two"):
+        bound_layout(SGHMC(coefficients, dense_mass="structured"), X, X[:, 0], plate)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_groups_without_a_plate_are_found(traced: bool) -> None:
+    found = bound_layout(SGHMC(events), data_of(150), 150, traced=traced)
+    assert str(found) == "150 groups of 3 (a, c) and 4 shared"
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: bound_layout(SGHMC(heights, dense_mass="structured"), data_of(5), 5), "of at"),
+        (
+            lambda: bound_layout(
+                SGHMC(coefficients, control_variate=2, batch_size=20),
+                jnp.ones((400, 300)),
+                jnp.ones(400),
+                True,
+            ),
+            "control_variate=2 needs the Hessian.*at most 256",
+        ),
+        (
+            lambda: SGHMC(heights, dense_mass="structured", inverse_mass_matrix=np.ones(12)),
+            "expected no inverse_mass_matrix",
+        ),
+        (
+            lambda: SGRLD(heights, dense_mass="structured", expansion=Expansion()),
+            "expected no dense_mass",
+        ),
+    ],
+)
+def test_bad_input(make: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_an_energy_that_is_only_estimated_has_a_diagonal_scale() -> None:
+    def energy(z: Any, rng_key: jax.Array) -> jax.Array:
+        return jnp.sum(z["w"] ** 2) / 2 + 0 * random.normal(rng_key)
+
+    kernel = SGHMC(potential_fn=energy)
+    state = kernel.init(random.key(0), 10, {"w": jnp.ones(300)}, (), {})
+    assert kernel.settings.layout is None
+    assert state.scale.root.shape == (300,)
+
+
+def test_noise_of_groups_is_the_mean_over_positions(x64: None) -> None:
+    """The gradient of x_i t_i^3 / 3 has the variance Var(x_i) t_i^4, which is 3 for normal t."""
+    rows, size = 400, 300
+    slopes = random.normal(random.key(0), (64, rows, size))
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        mine = slopes[rng_key[-1] % 64]
+        return ((2.0, lambda t: mine @ (t**3 / 3)),)
+
+    potential = function_potential(lambda t: jnp.sum(t**2))._replace(score_noise=score_noise)
+    key = random.key_data(random.key(1))
+    found = _diagonal_noise(score_noise, jnp.ones(size), lambda v: v, key)
+    # 300 entries of 24 positions: t^4 has a variance of 96
+    assert abs(found.mean() / (2 * 3) - 1) < 5 * np.sqrt((96 / 9 + 2) / (24 * size))
+    largest = largest_noise(potential, jnp.ones(size), key, groups=True)
+    # rows that differ have no direction in common: the far quantile of the entries is the largest
+    assert jnp.quantile(found, 0.95) < largest <= found.max()

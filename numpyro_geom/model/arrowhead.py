@@ -18,12 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 
-from .._linalg import symmetric_roots
-from .._util import scattered_floats
-from .derivatives import linearize
+from .._linalg import balanced_roots
+from .._util import is_traced, scattered_floats
+from .derivatives import jvp, linearize
 from .potential import Potential
+from .programs import compiled
 
 MOST_SHARED = 256
 """Most shared parameters: the corner is a matrix of them."""
@@ -121,7 +122,7 @@ class Layout:
         """The layout in which all parameters are shared."""
         return cls(("",), ((size,),), ((),), 0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         sites = [n for n, axes in zip(self.names, self.axes, strict=True) if axes]
         return (
             f"{self.num_groups} groups of {self.num_local} ({', '.join(sites)}) and "
@@ -134,13 +135,16 @@ def find_layout(
 ) -> Layout | None:
     """The layout with the fewest products for its Hessian, from shapes alone; None without groups.
 
+    Shapes do not tell whether groups are separate: see `are_separate`.
+
     Args:
         shapes: shapes of the unconstrained sites.
         plates: for each site, its plates with the axes of its value. A site without a plate
-            belongs to groups if one axis is as long as the plate of another site, or as the
-            longest axis of the model if no site has a plate.
+            belongs to groups if one axis is as long as the plate of another site, or as any axis
+            of the model if no site has a plate.
     """
     names = tuple(sorted(shapes))
+    shapes_of = tuple(tuple(shapes[n]) for n in names)
     candidates: set[tuple[tuple[str, ...], int]] = set()
     for name in names:
         of_site = dict(plates.get(name, ()))
@@ -153,7 +157,7 @@ def find_layout(
     found = [
         Layout(
             names,
-            tuple(tuple(shapes[n]) for n in names),
+            shapes_of,
             tuple(_axes(shapes[n], dict(plates.get(n, ())), key, size) for n in names),
             size,
         )
@@ -176,6 +180,33 @@ def _axes(
     if of_site:
         return ()
     return next(((axis,) for axis, length in enumerate(shape) if length == size), ())
+
+
+def are_separate(potential: Potential, layout: Layout, dtype: Any) -> bool:
+    """Whether the groups of a layout are groups: the Hessian has no entry between two of them.
+
+    A plate may as well hold the coefficients of a regression, which all rows have in common. So the
+    groups are tried: the product with a random vector on some of the groups must vanish on all
+    others. It is taken on some rows, at a random place. Within a transformation of JAX that hides
+    the data there is no trial, and the answer is no.
+    """
+    groups = np.random.default_rng(0).uniform(size=(layout.num_groups, 1)) < 0.5
+    with jax.ensure_compile_time_eval():
+        size = layout.num_shared + layout.num_local * layout.num_groups
+        position, direction = (scattered_floats(jnp.uint32(k), size, dtype) for k in range(2))
+        shared, local = layout.split(direction)
+        direction = layout.join(0 * shared, jnp.where(groups, local, 0))
+
+        def product(position: jax.Array, direction: jax.Array) -> jax.Array:
+            rows = potential.curvature_batch(random.key(0))
+            return jvp(jax.grad(lambda x: potential.energy(x, rows)), position, direction)[1]
+
+        found = layout.split(compiled(product, position, direction))[1]
+    if is_traced(found):
+        return False
+    found = np.abs(np.asarray(found))
+    inside, outside = np.max(found * groups), np.max(found * ~groups)
+    return bool(outside <= 8 * jnp.finfo(dtype).eps * inside)
 
 
 @partial(
@@ -292,10 +323,10 @@ def unit_root(layout: Layout, dtype: Any) -> ArrowRoot:
 
 def root_of(matrix: Arrowhead) -> ArrowRoot:
     """L with L L' = H^-1. Blocks, and the corner without what they explain, count as positive."""
-    block, block_inverse = jax.vmap(_roots)(matrix.blocks)
+    block, block_inverse = jax.vmap(balanced_roots)(matrix.blocks)
     edges = _einsum("gkj,gjd->gkd", block_inverse, matrix.edges)
     corner = matrix.corner - _einsum("gkd,gke->de", edges, edges)
-    corner, corner_inverse = _roots((corner + corner.T) / 2)
+    corner, corner_inverse = balanced_roots((corner + corner.T) / 2)
     return ArrowRoot(
         corner_inverse.T,
         corner.T,
@@ -304,19 +335,6 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
         jnp.swapaxes(block, 1, 2),
         matrix.layout,
     )
-
-
-def _roots(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """R with R R' = |M|, and its inverse, after scaling by the diagonal."""
-    size = matrix.shape[0]
-    if size == 0:
-        return matrix, matrix
-    diagonal = jnp.abs(jnp.diagonal(matrix))
-    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
-    if size == 1:
-        return spread[:, None], 1 / spread[:, None]
-    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
-    return spread[:, None] * root, inverse / spread
 
 
 def no_arrowhead(layout: Layout, dtype: Any) -> Arrowhead:

@@ -276,7 +276,7 @@ def check_random(settings: Settings, algorithm: Algorithm) -> None:
     what = None
     if algorithm.adjusted:
         what, other = "a Metropolis test", "SGRLD, SGHMC or SGNHT without one"
-    elif settings.control_variate not in (False, "auto"):
+    elif settings.control_variate in (1, 2):
         what, other = "control_variate=True", "control_variate=False"
     if what is not None:
         raise ValueError(

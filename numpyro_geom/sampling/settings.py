@@ -87,7 +87,7 @@ class Settings:
         for name, value in {**arguments, **fixed}.items():
             values[name] = checks[name](name, value) if name in checks else value
         if values["control_variate"] == "auto" and values["anchor_interval"] is not None:
-            values["control_variate"] = True  # a moving anchor implies a control variate
+            values["control_variate"] = 1  # a moving anchor implies a control variate
         if values.get("gamma", "") is None:
             values["gamma"] = values["metric"].default_gamma
         _check_target(values)
@@ -123,11 +123,6 @@ class Settings:
     def blocks(self) -> SiteBlocks:
         """The blocks of sites that are scaled together, if not all sites are one block."""
         return self.dense_mass if isinstance(self.dense_mass, tuple) else ()
-
-    @property
-    def control_order(self) -> int:
-        """Order of the control variate, 0 for none."""
-        return int(self.control_variate)
 
     @property
     def layout(self) -> Layout | None:
@@ -204,11 +199,16 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "constrained_init=True needs a model, whose sites have supports: drop constrained_init"
         )
     if values["expansion"] is not None and (
-        isinstance(values["dense_mass"], bool | tuple) or values["inverse_mass_matrix"] is not None
+        values["dense_mass"] not in (None, "auto") or values["inverse_mass_matrix"] is not None
     ):
         raise ValueError(
             "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
             "no inverse_mass_matrix with expansion"
+        )
+    if values["dense_mass"] == STRUCTURED and values["inverse_mass_matrix"] is not None:
+        raise ValueError(
+            "dense_mass='structured' finds the scale of groups itself: expected no "
+            "inverse_mass_matrix with it"
         )
     given = values["inverse_mass_matrix"]
     given = [*given.values()] if isinstance(given, dict) else [given]
@@ -267,10 +267,10 @@ def _init_strategy(name: str, value: Any) -> Any:
     return value
 
 
-def _order(name: str, value: Any) -> bool | int:
+def _order(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or value not in (0, 1, 2):
         raise TypeError(f"{name} must be True, False or an order 0, 1 or 2, got {value!r}")
-    return bool(value) if value < 2 else 2
+    return int(value)
 
 
 def _expansion(name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .. import _random
-from .._linalg import eigenvalues, symmetric_roots
+from .._linalg import balanced_roots, eigenvalues
 from .._util import key_word, lazy_cond, ravel, scattered_floats
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.potential import Potential
@@ -50,7 +50,7 @@ def measure(
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
     score_noise: Callable[[jax.Array], tuple] | None = None,
-    even: bool = False,
+    groups: bool = False,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by iterations.
 
@@ -69,7 +69,8 @@ def measure(
         temperature: tau.
         score_noise: `Potential.score_noise` of the gradients that steps see, if these are
             corrected. The curvature does not depend on a linear correction.
-        even: whether the target is about equally wide in all directions about 0.
+        groups: whether parameters belong to groups, in coordinates in which the target is about
+            equally wide in all directions about 0. Noise is then a mean over positions.
 
     Returns:
         The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
@@ -100,7 +101,7 @@ def measure(
 
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
         """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
-        place = _elsewhere(flat, rng_key) if even else flat
+        place = _elsewhere(flat, rng_key) if groups else flat
         covariance = _noise_covariance(scores, unravel(place), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
@@ -128,11 +129,11 @@ def measure(
 
         def of_covariance(flat: jax.Array) -> Extremes:
             largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
-            entries = _diagonal_noise(scores, unravel(flat), root, rng_key, even)
-            entries = noise_factor * entries
-            if known_noise is not None:
-                entries = entries - root(root(ravel(known_noise)[0]))  # a diagonal metric
-            largest = jnp.maximum(largest, jnp.quantile(entries, FAR))
+            if groups:
+                entries = noise_factor * _diagonal_noise(scores, unravel(flat), root, rng_key)
+                if known_noise is not None:
+                    entries = entries - root(root(ravel(known_noise)[0]))  # a diagonal metric
+                largest = jnp.maximum(largest, jnp.quantile(entries, FAR))
             return Extremes(largest, largest, largest)
 
         if not noisy:
@@ -304,33 +305,28 @@ def roots_of(hessian: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
-    """R with R R' = |M|, and its inverse; for a diagonal M the diagonals of both.
-
-    First, rows and columns are divided by the square roots of their diagonal. Otherwise float32
-    could not hold scales that differ strongly.
-    """
+    """R with R R' = |M|, and its inverse; for a diagonal M the diagonals of both."""
     if not dense:
         root = jnp.sqrt(matrix)
         return root, 1 / root
-    diagonal = jnp.abs(jnp.diagonal(matrix))
-    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
-    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
-    return spread[:, None] * root, inverse / spread
+    return balanced_roots(matrix)
 
 
-def largest_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
-    """Estimate of lam_C, the largest eigenvalue of the gradient's covariance."""
+def largest_noise(
+    potential: Potential, position: PyTree, rng_key: jax.Array, groups: bool = False
+) -> jax.Array:
+    """Estimate of lam_C, the largest eigenvalue of the gradient's covariance; see `measure`."""
     flat, unravel = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     scores = potential.score_noise
-    if flat.size <= DENSE_LIMIT:
+    if not groups:
         return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
 
     def covariance(rng_key: jax.Array) -> Callable:
         return _noise_covariance(scores, unravel(_elsewhere(flat, rng_key)), rng_key)
 
     largest = _on_other_rows(covariance, start, rng_key)
-    entries = _diagonal_noise(scores, position, lambda v: v, rng_key, even=True)
+    entries = _diagonal_noise(scores, position, lambda v: v, rng_key)
     return jnp.maximum(largest, jnp.quantile(entries, FAR))
 
 
@@ -345,7 +341,6 @@ def _diagonal_noise(
     position: PyTree,
     root: Callable[[jax.Array], jax.Array],
     rng_key: jax.Array,
-    even: bool,
 ) -> jax.Array:
     """Estimate of the diagonal of A^{1/2} C A^{1/2}, shape (D,), from many rows.
 
@@ -357,15 +352,13 @@ def _diagonal_noise(
         score_noise: `Potential.score_noise`.
         position: where to measure.
         root: v -> A^{1/2} v.
-        rng_key: for the rows.
-        even: whether the target is about equally wide in all directions about 0. The mean is then
-            over positions as far from 0 as ``position``.
+        rng_key: for the rows, and for positions as far from 0 as ``position``.
     """
     flat, unravel = ravel(position)
 
     def look(k: jax.Array, total: jax.Array) -> jax.Array:
         key = _random.fold_in(rng_key, k)
-        place = _elsewhere(flat, key) if even else flat
+        place = _elsewhere(flat, key)
         for weight, rows_fn in score_noise(key):
             rows, pull = jax.vjp(rows_fn, unravel(place))
             signs = jnp.sign(scattered_floats(key_word(key), rows.size, rows.dtype))

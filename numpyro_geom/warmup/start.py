@@ -161,7 +161,7 @@ def find_bulk(
         centre = anchor.position
         scale = scale_about(centre, root)
         if target.controlled:
-            control = control._replace(anchor=anchor).of_order(settings.control_order)
+            control = control._replace(anchor=anchor).of_order(settings.control_variate)
         typical = centre + rule_temperature(target.temperature) ** 0.5 * root.times(
             _random.normal(key_scale, centre.shape, centre.dtype)
         )
@@ -540,7 +540,7 @@ def choose(
     if not open_rows:
         gains[:, -1] = 0.0
     if not open_control:
-        gains[np.arange(len(gains)) != settings.control_order] = 0.0
+        gains[np.arange(len(gains)) != settings.control_variate] = 0.0
     for higher in range(1, len(gains)):
         if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
             gains[higher] = 0.0
@@ -587,7 +587,8 @@ def _speeds(
 
     def noise_at(order: jax.Array) -> jax.Array:
         corrected = with_control_variate(target.potential, state.control.anchor, order)
-        return largest_noise(scaled.expanded(corrected), typical, state.rng_key)
+        seen = scaled.expanded(corrected)
+        return largest_noise(seen, typical, state.rng_key, settings.layout is not None)
 
     def speed(noise: jax.Array) -> jax.Array:
         # curvature is about 1 in scaled coordinates (more with a diagonal scale), like the initial
