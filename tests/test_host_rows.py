@@ -195,7 +195,6 @@ def test_log_likelihood_of_all_rows():
     np.testing.assert_allclose(found, dist.Bernoulli(logits=logits).log_prob(Y), atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.arviz
 def test_diagnose_says_the_same():
     texts = []
@@ -213,7 +212,6 @@ def test_kernels_of_numpyro_take_the_same_steps():
     assert_same(found[0].get_samples(), found[1].get_samples())
 
 
-@pytest.mark.slow
 def test_guides_give_the_same_draws():
     def laplace(*data):
         guide = RiemannianLaplace(model, metric="euclidean", batch_size=64)

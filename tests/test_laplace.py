@@ -379,7 +379,6 @@ def test_the_default_has_the_posterior_mean_of_a_scale() -> None:
     assert regression_scale("hausdorff") < -0.3
 
 
-@pytest.mark.slow
 def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     near = regression_scale("auto")
     monkeypatch.setattr("numpyro_geom.laplace.fit.FARTHEST_MEAN", 0.1)
@@ -389,7 +388,6 @@ def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPat
     assert abs(near - far) > 0.3
 
 
-@pytest.mark.slow
 def test_svi_finds_the_same_modes_as_fit() -> None:
     y = banana_data()
     for mode in ("euclidean", "hausdorff"):
@@ -472,7 +470,6 @@ def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     assert float(jnp.ptp(draws.log_weight)) < 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_weights_of_an_exact_guide_are_equal() -> None:
     a, (wide, narrow) = 1.5, (5.0, 0.05)
@@ -729,7 +726,6 @@ def test_a_model_of_factors_alone_has_straight_draws() -> None:
     assert "metric='euclidean', mode='euclidean', precision='hessian'" in str(report)
 
 
-@pytest.mark.slow
 def test_a_constant_metric_costs_one_step() -> None:
     """A linear model with known noise: straight lines are the geodesics of the Fisher metric."""
 
@@ -783,7 +779,6 @@ def test_a_saddle_is_refused_and_damping_is_a_way_out() -> None:
     RiemannianLaplace(saddle, "monge", damping=8.0).fit(KEY, **start)
 
 
-@pytest.mark.slow
 def test_geodesics_that_are_given_up_are_flagged_and_warned_of() -> None:
     guide, (_, params) = RiemannianLaplace(logistic, "monge", max_steps=3), fitted(logistic)
     match = "of 20 geodesics failed: no end within max_steps=3.* use metric='fisher'"

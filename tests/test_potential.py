@@ -631,7 +631,6 @@ def test_no_array_of_a_step_has_as_many_entries_as_there_are_rows(name: str, bat
     assert largest_result(jax.make_jaxpr(full.sample)(state, (X, y), {}).jaxpr) >= num_rows
 
 
-@pytest.mark.slow
 def test_compiled_cost_grows_neither_with_rows_nor_with_steps() -> None:
     def costs(num_rows: int, num_steps: int) -> tuple[float, int]:
         X, y = regression_data(num_rows, 3)

@@ -275,8 +275,7 @@ def few_rows(X: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize("batch_size", short([None, 20], kept=[20]))
 def test_other_data_of_the_same_shapes_compile_nothing(
     batch_size: int | None, missed: Callable[[], int]
 ) -> None:

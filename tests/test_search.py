@@ -173,7 +173,6 @@ def test_rates_far_from_the_start_are_found_without_tuning(data, metric):
     assert np.abs(w - [0.5, -0.3, 0.2, 0.0, 0.4]).max() < 0.2
 
 
-@pytest.mark.slow
 def test_a_start_that_is_given_is_kept(data):
     far = {"b": jnp.full((1,), -3.0), "w": jnp.zeros((1, 5))}
     kernel = SGRLD(poisson, batch_size=100)

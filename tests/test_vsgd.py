@@ -257,7 +257,6 @@ def test_minibatches_of_a_model() -> None:
     assert np.abs(draws.var(axis=0) / np.diag(covariance) - 1).max() < 5 * np.sqrt(2 / 80)
 
 
-@pytest.mark.slow
 def test_logistic_regression_from_anywhere() -> None:
     rng = np.random.default_rng(5)
     X = jnp.asarray(rng.normal(size=(2000, 4)))
