@@ -31,7 +31,9 @@ from numpyro_geom.model.arrowhead import (
 from numpyro_geom.model.control_variate import Curvature, anchor_at, with_control_variate
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.target import Target
+from numpyro_geom.warmup.adapt import what_is_due
 from numpyro_geom.warmup.curvature import _diagonal_noise, largest_noise
+from numpyro_geom.warmup.scale import renew_scale
 from numpyro_geom.warmup.start import find_arrow
 
 ROUNDING = 1e-11
@@ -237,6 +239,49 @@ def test_chains_have_the_exact_moments(batch_size: int | None) -> None:
         assert np.abs(np.log(ratio) * np.sqrt(2 * ess)).max() < 4.5 + 0.01 * np.sqrt(2 * 2000), name
     if batch_size is not None:
         assert mcmc.last_state.control.anchor.curvature.misfit < 1e-4
+
+
+def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:
+    groups = 12
+    y = data_of(groups)
+    kernel = SGHMC(heights, dense_mass="structured")
+    state = kernel.init(random.key(0), 100, None, (y, groups), {})
+    layout, before = kernel.settings.layout, state.scale.root.variances()
+    # a million draws with variance 4 of the levels, and 9 of both shared parameters
+    count = 10**6
+    squares = 9.0 * count * jnp.eye(2), jnp.full((groups, 1), 4.0 * count)
+    scale = state.scale._replace(squares=squares, num_draws=jnp.asarray(count))
+    due = what_is_due(jnp.asarray(50), jnp.asarray(100), True)
+    renewed = renew_scale(
+        state._replace(scale=scale, num_steps=jnp.asarray(100)), due, kernel.settings, 1
+    )
+    root = renewed.scale.root
+    shared, local = layout.split(root.variances() / before)
+    np.testing.assert_allclose(shared, 9, rtol=1e-3)
+    # levels move with mu: between the factors of the levels and of mu
+    assert ((local > 3.999) & (local < 9.001)).all()
+    phi = random.normal(random.key(1), (groups + 2,))
+    np.testing.assert_allclose(root.solve(root.times(phi)), phi, atol=1e-4)  # float32
+
+
+def test_the_second_order_is_chosen_for_many_rows() -> None:
+    """Rows of a normal law with a known variance are quadratic, so no noise is left."""
+    groups, each = 260, 200
+    y = jnp.asarray(np.repeat(data_of(groups)[::PER_GROUP], each))
+
+    def model(y: jax.Array) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        with numpyro.plate("groups", groups):
+            level = numpyro.sample("level", dist.Normal(mu, 1))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(level[i // each], NOISE), obs=y[i])
+
+    kernel = SGHMC(model)
+    kernel.init(random.key(0), 100, None, (y,), {})
+    choice: Any = kernel.bound.choice
+    assert choice.order == kernel.settings.control_variate == 2
+    assert choice.batch_size < len(y)
+    assert choice.noise[1] < 1e-6 * choice.noise[0]
 
 
 def test_other_metrics_take_the_structured_scale() -> None:
