@@ -190,9 +190,13 @@ def exact_moments(y: np.ndarray, groups: int) -> dict[str, tuple[np.ndarray, np.
     }
 
 
-def test_the_law_of_the_start_has_the_mean_of_the_posterior() -> None:
-    """Of 60 groups: the joint mode is towards tau = 0, where the density is infinite."""
-    groups = 60
+@pytest.mark.parametrize(("groups", "seed"), [(60, 4), (30, 1)])
+def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: int) -> None:
+    """The joint mode is towards tau = 0, where the density is infinite.
+
+    Without a limit of the steps log tau ends 14 sd too low in the first case, and without a wide
+    first round 6 sd too low in the second.
+    """
     y = data_of(groups, tau=0.6)
     exact = exact_moments(y, groups)
     kernel = SGHMC(heights, dense_mass="structured")
@@ -202,7 +206,7 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior() -> None:
     vector: Target = target.in_coordinates(to_sites)
     layout = kernel.settings.layout
     anchor, root = jax.jit(
-        lambda x: find_arrow(vector, layout, x, random.key_data(random.key(1)), True)
+        lambda x: find_arrow(vector, layout, x, random.key_data(random.key(seed)), True)
     )(flat)
     found, width = to_sites(anchor.position), to_sites(root.variances() ** 0.5)
     for name, site in (("mu", "mu"), ("log_tau", "tau"), ("level", "level")):
@@ -265,7 +269,11 @@ def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:
 
 
 def test_the_second_order_is_chosen_for_many_rows() -> None:
-    """Rows of a normal law with a known variance are quadratic, so no noise is left."""
+    """Rows of a normal law with a known variance are quadratic, so no noise is left.
+
+    The posterior is normal: in its scaled coordinates the curvature is 1. The rows of a
+    measurement, about eight of each group, would show a curvature of about 2.
+    """
     groups, each = 260, 200
     y = jnp.asarray(np.repeat(data_of(groups)[::PER_GROUP], each))
 
@@ -277,11 +285,13 @@ def test_the_second_order_is_chosen_for_many_rows() -> None:
             numpyro.sample("y", dist.Normal(level[i // each], NOISE), obs=y[i])
 
     kernel = SGHMC(model)
-    kernel.init(random.key(0), 100, None, (y,), {})
+    state = kernel.init(random.key(0), 100, None, (y,), {})
     choice: Any = kernel.bound.choice
     assert choice.order == kernel.settings.control_variate == 2
     assert choice.batch_size < len(y)
     assert choice.noise[1] < 1e-6 * choice.noise[0]
+    two = jax.jit(lambda s: kernel.sample(kernel.sample(s, (y,), {}), (y,), {}))
+    assert 0.9 < two(state).adaptation.curvature < 1.1
 
 
 def test_other_metrics_take_the_structured_scale() -> None:
