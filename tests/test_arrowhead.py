@@ -32,7 +32,7 @@ from numpyro_geom.model.control_variate import Curvature, anchor_at, with_contro
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.target import Target
 from numpyro_geom.warmup.adapt import what_is_due
-from numpyro_geom.warmup.curvature import _diagonal_noise, largest_noise
+from numpyro_geom.warmup.curvature import diagonal_noise, largest_noise
 from numpyro_geom.warmup.scale import renew_scale
 from numpyro_geom.warmup.start import find_arrow
 
@@ -403,7 +403,7 @@ def test_noise_of_groups_is_the_mean_over_positions(x64: None) -> None:
 
     potential = function_potential(lambda t: jnp.sum(t**2))._replace(score_noise=score_noise)
     key = random.key_data(random.key(1))
-    found = _diagonal_noise(score_noise, jnp.ones(size), lambda v: v, key)
+    found = diagonal_noise(score_noise, jnp.ones(size), lambda v: v, key)
     # 300 entries of 24 positions: t^4 has a variance of 96
     assert abs(found.mean() / (2 * 3) - 1) < 5 * np.sqrt((96 / 9 + 2) / (24 * size))
     largest = largest_noise(potential, jnp.ones(size), key, groups=True)

@@ -451,7 +451,7 @@ SHARED: dict[str, Setting] = {
         """the scale to start from, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in
         the order of their names; or a dict from tuples of sites to such arrays. None takes the
         inverse Hessian where the search ended; beyond 256 dimensions it takes the inverse Hessian's
-        diagonal.""",
+        diagonal, or the covariance of a normal law that is structured by groups.""",
     ),
     "adapt_mass_matrix": Setting(
         check_flag, "whether warm-up learns the scale from its draws.", without=True

@@ -130,7 +130,7 @@ def measure(
         def of_covariance(flat: jax.Array) -> Extremes:
             largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
             if groups:
-                entries = noise_factor * _diagonal_noise(scores, unravel(flat), root, rng_key)
+                entries = noise_factor * diagonal_noise(scores, unravel(flat), root, rng_key)
                 if known_noise is not None:
                     entries = entries - root(root(ravel(known_noise)[0]))  # a diagonal metric
                 largest = jnp.maximum(largest, jnp.quantile(entries, FAR))
@@ -326,7 +326,7 @@ def largest_noise(
         return _noise_covariance(scores, unravel(_elsewhere(flat, rng_key)), rng_key)
 
     largest = _on_other_rows(covariance, start, rng_key)
-    entries = _diagonal_noise(scores, position, lambda v: v, rng_key)
+    entries = diagonal_noise(scores, position, lambda v: v, rng_key)
     return jnp.maximum(largest, jnp.quantile(entries, FAR))
 
 
@@ -336,7 +336,7 @@ def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
     return distance * _random.normal(rng_key, position.shape, position.dtype)
 
 
-def _diagonal_noise(
+def diagonal_noise(
     score_noise: Callable[[jax.Array], tuple],
     position: PyTree,
     root: Callable[[jax.Array], jax.Array],

@@ -8,7 +8,9 @@
    coordinates. If scales differ strongly, Adam ends many standard deviations off the mode. The
    scale and the noise that are measured there do not fit the posterior. Newton's steps do not
    depend on scales. The scale and the control variate's anchor are placed there (`find_bulk`).
-3. `choose`: rows per step, and whether to use the control variate.
+3. `find_arrow`: with groups in more dimensions, the normal law that is nearest in Kullback-Leibler
+   divergence takes the place of Newton's steps.
+4. `choose`: rows per step, and the order of the control variate.
 
 The mode can be far from the mass of a target: towards zero scale, the density of a centred
 hierarchical model grows without bound. So if Hessians are formed, both searches are for the middle
