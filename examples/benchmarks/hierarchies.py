@@ -20,12 +20,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import arviz as az
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import SGHMC
@@ -150,7 +150,7 @@ def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "cpu": cpu,
-        "ess": float(min(np.min(effective_sample_size(x)) for x in draws.values())),
+        "ess": min(float(x.min()) for x in az.ess(draws, method="mean").data_vars.values()),
         "num_draws": num_draws,
         "size": int(sum(x[0, 0].size for x in draws.values())),
         "rows": int(len(data[-1])),
