@@ -232,7 +232,12 @@ MISTAKES: dict[str, list[Mistake]] = {
             "SGRLD(model, metric='fisher')", ValueError, "metric", "must be one of ['identity'"
         ),
         Mistake("SGRLD(model, metric=RMSprop)", TypeError, "metric", "write RMSprop()"),
-        Mistake("SGHMC(model, dense_mass='yes')", ValueError, "dense_mass", "must be 'auto' or"),
+        Mistake(
+            "SGHMC(model, dense_mass='yes')",
+            ValueError,
+            "dense_mass",
+            "must be 'auto', 'structured'",
+        ),
         Mistake(
             "MCMC(SGHMC(model, dense_mass=[('w', 'tau')]), num_warmup=1, num_samples=1)"
             ".run(key, X, y)",
