@@ -24,7 +24,7 @@ from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
 from .model.start import check_rows, find_start
-from .sampling.settings import DENSE_LIMIT, STRUCTURED, Settings
+from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
 from .sampling.state import is_by_site
 from .sampling.target import Target
 from .warmup.start import FEW_ROWS, FIRST_ROWS, Choice
@@ -313,6 +313,8 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
     settings = bound.settings
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
+    if settings.dense_mass == LOW_RANK:
+        return LOW_RANK
     if settings.dense_mass == STRUCTURED:
         layout = _layout(bound, position)
         if layout is None:
@@ -332,7 +334,10 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
     if not isinstance(settings.metric, Identity):  # any other metric is already a scale
         return None
     layout = None if settings.inverse_mass_matrix is not None else _layout(bound, position)
-    return False if layout is None else layout
+    if layout is not None:
+        return layout
+    free = settings.inverse_mass_matrix is None and size <= LOW_RANK_LIMIT
+    return LOW_RANK if free else False
 
 
 def _layout(bound: Bound, position: PyTree) -> Layout | None:

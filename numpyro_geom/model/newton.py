@@ -25,8 +25,8 @@ class Place(NamedTuple):
         position: shape (D,).
         energy: U in nats.
         gradient: of U, shape (D,).
-        root: L with L L' = |H|^-1, shape (D, D).
-        inverse: L^-1.
+        root: L with L L' = |H|^-1, shape (D, D), or an object with products and ``T``.
+        inverse: L^-1; empty with such an object.
         loss: what the steps lower, in nats: U, or minus the log mass of the normal law. Infinite
             at a position that must not be taken.
         extra: what else is known about the position.
@@ -35,8 +35,8 @@ class Place(NamedTuple):
     position: jax.Array
     energy: jax.Array
     gradient: jax.Array
-    root: jax.Array
-    inverse: jax.Array
+    root: Any
+    inverse: Any
     loss: jax.Array
     extra: Any = ()
 
@@ -63,6 +63,7 @@ def newton(
     most_steps: int,
     enough: float | jax.Array,
     rounding: float | jax.Array = 0.0,
+    first: Place | None = None,
 ) -> tuple[Place, jax.Array]:
     """Steps theta - h L L' grad U from ``start``, where h is 1, or a quarter after each failure.
 
@@ -76,6 +77,7 @@ def newton(
         enough: the search ends if the next step promises a smaller fall of U than this, in nats.
         rounding: size of rounding errors in the loss. A step that raises the loss by less is taken,
             since the gradient is more accurate. A smaller fall makes the next step shorter.
+        first: the place before the first evaluation, by default `nowhere`, with L = I.
 
     Returns:
         The last position taken, and the number of evaluations. If nothing is finite, the start with
@@ -96,6 +98,7 @@ def newton(
         length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
         return tree_where(taken, new, place), length, steps + 1
 
-    first = nowhere(start), jnp.ones((), start.dtype), jnp.zeros((), jnp.int32)
-    place, _, steps = lax.while_loop(proceed, step, first)
+    first = nowhere(start) if first is None else first
+    carry = first, jnp.ones((), start.dtype), jnp.zeros((), jnp.int32)
+    place, _, steps = lax.while_loop(proceed, step, carry)
     return place, steps

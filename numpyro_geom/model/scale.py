@@ -7,6 +7,8 @@ is linear, so its determinant is constant and drops out: a potential of phi is l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,67 @@ from .arrowhead import ArrowRoot
 
 PyTree = Any
 
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["outer", "vectors", "factors", "inner"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class LowRankRoot:
+    """L = diag(a) (I + V' (diag(s) - I) V) diag(b): a diagonal, and r further directions.
+
+    A product costs O(r D) operations.
+
+    Attributes:
+        outer: a, shape (D,).
+        vectors: V, whose rows are orthonormal, shape (r, D).
+        factors: s, shape (r,).
+        inner: b, shape (D,).
+    """
+
+    outer: jax.Array
+    vectors: jax.Array
+    factors: jax.Array
+    inner: jax.Array
+
+    def times(self, vector: jax.Array) -> jax.Array:
+        """L phi."""
+        return self.outer * self._stretched(self.inner * vector, self.factors)
+
+    def solve(self, vector: jax.Array) -> jax.Array:
+        """L^-1 theta."""
+        return self._stretched(vector / self.outer, 1 / self.factors) / self.inner
+
+    @property
+    def T(self) -> LowRankRoot:  # noqa: N802, as of an array
+        """L'."""
+        return LowRankRoot(self.inner, self.vectors, self.factors, self.outer)
+
+    def log_det(self) -> jax.Array:
+        """Log |det L|."""
+        parts = self.outer, self.factors, self.inner
+        return jnp.sum(jnp.log(jnp.concatenate(parts)))
+
+    def variances(self) -> jax.Array:
+        """The diagonal of L L', shape (D,); for a batch of chains one each."""
+        if self.outer.ndim > 1:
+            return jax.vmap(LowRankRoot.variances)(self)
+        squares, change = self.inner**2, self.factors - 1
+        middle = change[:, None] * _matmul(self.vectors * squares, self.vectors.T) * change
+        own = jnp.sum(self.vectors**2 * change[:, None], axis=0)
+        both = jnp.sum(self.vectors * _matmul(middle, self.vectors), axis=0)
+        return self.outer**2 * (squares * (1 + 2 * own) + both)
+
+    def then(self, width: jax.Array) -> LowRankRoot:
+        """L diag(width)."""
+        return LowRankRoot(self.outer, self.vectors, self.factors, self.inner * width)
+
+    def _stretched(self, vector: jax.Array, factors: jax.Array) -> jax.Array:
+        return vector + _matmul((factors - 1) * _matmul(self.vectors, vector), self.vectors)
+
 
 class Scale(NamedTuple):
     """The coordinates, and the draws of a window of warm-up that give the next coordinates.
@@ -26,11 +89,12 @@ class Scale(NamedTuple):
 
     Attributes:
         centre: c, shape (D,).
-        root: L, shape (D, D), or (D,) if it is diagonal, or an `ArrowRoot`.
-        inverse: L^-1, in the shape of ``root``; empty for an `ArrowRoot`, which has both.
+        root: L, shape (D, D), or (D,) if it is diagonal, or an `ArrowRoot`, or a `LowRankRoot`.
+        inverse: L^-1, in the shape of ``root``; empty for a root that has both.
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', in the shape of ``root``; for an `ArrowRoot` of the shared
-            parameters, shape (d, d), and the diagonal for those of groups, shape (G, k).
+            parameters, shape (d, d), and the diagonal for those of groups, shape (G, k); for a
+            `LowRankRoot` the diagonal.
         num_draws: draws in the window.
         last: phi of the last draw, shape (D,).
         changes: sum of squared changes of phi from draw to draw, shape (D,).
@@ -48,7 +112,12 @@ class Scale(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Whether L is a matrix without structure."""
-        return not self.is_structured and self.root.ndim > self.centre.ndim
+        return not self.has_both and self.root.ndim > self.centre.ndim
+
+    @property
+    def has_both(self) -> bool:
+        """Whether the root is an object with products and solves."""
+        return isinstance(self.root, ArrowRoot | LowRankRoot)
 
     @property
     def is_structured(self) -> bool:
@@ -59,9 +128,9 @@ class Scale(NamedTuple):
     def inverse_mass_matrix(self) -> jax.Array:
         """L L', the covariance that the coordinates assume; for a batch of chains one each.
 
-        With the structure of groups it is the diagonal.
+        With the structure of groups, or a low rank, it is the diagonal.
         """
-        if self.is_structured:
+        if self.has_both:
             return self.root.variances()
         if not self.is_dense:
             return self.root**2
@@ -77,23 +146,23 @@ class Scale(NamedTuple):
         """Phi of theta, in the structure of ``like``, a position or a vector."""
         flat, _ = ravel(position)
         away = flat - self.centre
-        phi = self.root.solve(away) if self.is_structured else times(self.inverse, away)
+        phi = self.root.solve(away) if self.has_both else times(self.inverse, away)
         return ravel(like)[1](phi)
 
 
 def times(matrix: Any, other: jax.Array) -> jax.Array:
-    """A product of matrices; the first may be given as a diagonal, or be an `ArrowRoot`."""
-    if isinstance(matrix, ArrowRoot):
+    """A product of matrices; the first may be given as a diagonal, or be an object."""
+    if isinstance(matrix, ArrowRoot | LowRankRoot):
         return matrix.times(other)
-    if matrix.ndim == 2:
-        return jnp.matmul(matrix, other, precision=lax.Precision.HIGHEST)
-    return matrix * other
+    return _matmul(matrix, other) if matrix.ndim == 2 else matrix * other
 
 
 def scale_about(centre: jax.Array, root: Any, inverse: Any = ()) -> Scale:
     """The coordinates with an empty window."""
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
-    squares: Any = jnp.zeros_like(root) if not isinstance(root, ArrowRoot) else None
-    if squares is None:
+    squares: Any
+    if isinstance(root, ArrowRoot):
         squares = jnp.zeros_like(root.corner), root.layout.split(zeros)[1]
+    else:
+        squares = zeros if isinstance(root, LowRankRoot) else jnp.zeros_like(root)
     return Scale(centre, root, inverse, zeros, squares, count, zeros, zeros)

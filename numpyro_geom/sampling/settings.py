@@ -36,6 +36,10 @@ SiteBlocks = tuple[tuple[str, ...], ...]
 """Sites that are scaled together, block by block."""
 STRUCTURED = "structured"
 """The value of ``dense_mass`` for a scale that is structured by the groups of the model."""
+LOW_RANK = "low_rank"
+"""The value of ``dense_mass`` for a scale that is a diagonal and some further directions."""
+LOW_RANK_LIMIT = 20_000
+"""Most dimensions for which the further directions are looked for without being asked."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
 
@@ -112,7 +116,7 @@ class Settings:
     def scales(self) -> bool:
         """Whether chains move in scaled coordinates."""
         scaled = isinstance(self.dense_mass, bool | tuple | Layout)
-        return scaled or self.inverse_mass_matrix is not None
+        return scaled or self.dense_mass == LOW_RANK or self.inverse_mass_matrix is not None
 
     @property
     def moves_vector(self) -> bool:
@@ -205,9 +209,10 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
             "no inverse_mass_matrix with expansion"
         )
-    if values["dense_mass"] == STRUCTURED and values["inverse_mass_matrix"] is not None:
+    found = values["dense_mass"] in (STRUCTURED, LOW_RANK)
+    if found and values["inverse_mass_matrix"] is not None:
         raise ValueError(
-            "dense_mass='structured' finds the scale of groups itself: expected no "
+            f"dense_mass={values['dense_mass']!r} finds the scale itself: expected no "
             "inverse_mass_matrix with it"
         )
     given = values["inverse_mass_matrix"]
@@ -324,12 +329,13 @@ def _covariances(name: str, value: Any) -> Any:
 
 
 def _dense_mass(name: str, value: Any) -> Any:
-    if isinstance(value, bool) or (isinstance(value, str) and value in ("auto", STRUCTURED)):
+    words = ("auto", STRUCTURED, LOW_RANK)
+    if isinstance(value, bool) or (isinstance(value, str) and value in words):
         return value
     if isinstance(value, str):
         raise ValueError(
-            f"{name} must be 'auto', '{STRUCTURED}', True, False, None or tuples of names of "
-            f"sites, got {value!r}"
+            f"{name} must be 'auto', '{STRUCTURED}', '{LOW_RANK}', True, False, None or tuples of "
+            f"names of sites, got {value!r}"
         )
     return _blocks(name, value)
 
@@ -442,9 +448,12 @@ SHARED: dict[str, Setting] = {
         of the sites of a tuple together. None leaves the parameters as they are (unless a matrix is
         given). ``"structured"`` scales any directions of the parameters that all groups share, and
         of the parameters of each group, for a plate with a few parameters per group (see
-        `numpyro_geom.model.arrowhead`). ``"auto"`` applies under ``step_size="auto"``: it means
-        True up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model
-        has such a plate, else False; and None with another metric.""",
+        `numpyro_geom.model.arrowhead`). ``"low_rank"`` scales each parameter by itself, and then
+        those directions that Hessian products show to be the stiffest and the flattest (see
+        `numpyro_geom.warmup.scale`). ``"auto"`` applies under ``step_size="auto"``: it means True
+        up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model has
+        such a plate, else ``"low_rank"``, or False above 20,000 dimensions; and None with another
+        metric.""",
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._checks import check_int
+from .._linalg import one_by_one
 from .._util import key_word, scattered_floats
 
 LANCZOS_STEPS = 20
@@ -70,6 +71,34 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
     reorthogonalisation), with restarts instead of a stop.
     """
+    _, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
+    finite = jnp.all(jnp.isfinite(alpha)) & jnp.all(jnp.isfinite(beta))
+    values = _eigenvalues(jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0))
+    return jnp.where(finite, values, jnp.nan)
+
+
+def ritz_vectors(
+    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
+) -> tuple[Array, Array, Array]:
+    """Ritz values and vectors of a symmetric operator by `lanczos`, with the errors of each.
+
+    With Ritz value t and unit vector y, the error is the length of A y - t y. Arguments and
+    exceptions are as in `lanczos`.
+
+    Returns:
+        The values, shape (r,), ascending; the vectors as rows, shape (r, D); the errors, shape
+        (r,). All NaN if a product was not finite.
+    """
+    basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
+    matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+    values, within = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))(matrix)
+    return values, _dot(within.T, basis), jnp.abs(beta[-1] * within[-1])
+
+
+def _tridiagonal(
+    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
+) -> tuple[Array, Array, Array]:
+    """The basis as rows, alpha, and beta, whose last entry leads out of the basis."""
     dim, num_iterations = check_int("dim", dim), check_int("num_iterations", num_iterations)
     num_iterations = min(num_iterations, dim)
     first, word = _first_vector(start, dim)
@@ -101,10 +130,8 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
         return (basis, vector, scale), (_dot(basis[j], product), beta)
 
     carry = (jnp.zeros((num_iterations, dim), dtype), first, jnp.zeros((), dtype))
-    _, (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
-    finite = jnp.all(jnp.isfinite(alpha)) & jnp.all(jnp.isfinite(beta))
-    values = _eigenvalues(jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0))
-    return jnp.where(finite, values, jnp.nan)
+    (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
+    return basis, alpha, beta
 
 
 def extreme_eigenvalues(

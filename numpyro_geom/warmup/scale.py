@@ -1,4 +1,12 @@
-"""The scale of a posterior: from the curvature where the search ended, then from draws."""
+"""The scale of a posterior: from the curvature where the search ended, then from draws.
+
+Above 256 parameters without groups the scale is a diagonal and a low rank: L = A (I + V' (S - I) V)
+with A = diag(H)^{-1/2} / s. Lanczos's iteration gives Ritz values t and vectors of the Hessian that
+diag(H)^{-1/2} scales, and s is the median of sqrt(t). V has those vectors that are known well and
+whose t is far from s^2, and S = s t^{-1/2}. So the stiffest directions, which set the step size, and
+the flattest, which set the relaxation time, become about as wide as all others. Warm-up then learns
+a width for each of the scaled coordinates.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +16,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from .. import _random
 from .._util import all_finite, key_word, lazy_cond, ravel, scattered_floats, tree_where
+from ..model.derivatives import jvp
+from ..model.model import CURVATURE_ROWS
 from ..model.newton import Place
-from ..model.scale import Scale, scale_about, times
+from ..model.potential import Potential
+from ..model.scale import LowRankRoot, Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
 from ..sampling.target import Target
 from .curvature import diagonal_curvature, roots, within_reach
+from .lanczos import ritz_vectors
 
 PyTree = Any
 
+LOW_RANK_PRODUCTS = 32
+"""Products with the Hessian, and so the most directions of a low rank."""
+LOW_RANK_ROWS = 4
+"""Rows per parameter from which these products are taken. The eigenvalues of a Hessian that is the
+identity would come out between .25 and 2.25."""
+MOST_COUPLED = 0.1
+"""Largest curvature, relative to 1, by which a direction is coupled to others after scaling."""
+OUTLIER = 1.5
+"""A direction is scaled apart from the others if its sd differs from theirs by this factor."""
 STANDARD_ERRORS = 2.0
 """Number of standard errors of a correlation that chance may explain, at least."""
 
@@ -68,6 +91,43 @@ def scale_of_diagonal(
     if settings.dense_scale:
         return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
     return scale_about(centre, root, 1 / root)
+
+
+def low_rank_root(
+    potential: Potential, flat: jax.Array, towards: jax.Array, rng_key: jax.Array
+) -> tuple[LowRankRoot, jax.Array]:
+    """L with L L' about |H|^-1 at a vector, and which of its directions are known well.
+
+    Args:
+        potential: the target, of a vector.
+        flat: where the curvature is measured, shape (D,).
+        towards: shape (D,), such as a gradient g: ``L L' g`` is then the step of conjugate
+            gradients.
+        rng_key: for the rows.
+    """
+    diagonal = diagonal_curvature(potential, flat, rng_key) ** -0.5
+    rows = min(CURVATURE_ROWS, potential.num_data)
+    parts = -(-min(LOW_RANK_ROWS * flat.size, potential.num_data) // rows)
+    parts = 1 if potential.deterministic else parts
+
+    def product(vector: jax.Array) -> jax.Array:
+        def add(k: jax.Array, total: jax.Array) -> jax.Array:
+            batch = potential.curvature_batch(_random.fold_in(rng_key, k))
+            grad = jax.grad(lambda x: potential.energy(x, batch))
+            return total + diagonal * jvp(grad, flat, diagonal * vector)[1]
+
+        return lax.fori_loop(0, parts, add, jnp.zeros_like(flat)) / parts
+
+    found = ritz_vectors(product, flat.size, diagonal * towards, LOW_RANK_PRODUCTS)
+    usable = all_finite(found)
+    values, vectors, errors = (jnp.where(usable, x, 0) for x in found)
+    sizes = jnp.abs(values)
+    least = flat.size * jnp.finfo(flat.dtype).eps * jnp.max(sizes)
+    spread = jnp.sqrt(jnp.where(usable, jnp.maximum(sizes, least), 1))
+    level = jnp.median(spread)  # of all other directions
+    known = usable & (values > least) & (errors <= MOST_COUPLED * spread * level)
+    known &= jnp.abs(jnp.log(spread / level)) > np.log(OUTLIER)
+    return LowRankRoot(diagonal / level, vectors, level / spread, jnp.ones_like(flat)), known
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:
@@ -161,6 +221,8 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             corner = roots(known(shared, True), dense=True)
             root = scale.root.then(corner, jnp.sqrt(known(local, False)))
             new = scale_about(centre, root)
+        elif scale.has_both:
+            new = scale_about(centre, scale.root.then(jnp.sqrt(known(covariances, False))))
         else:
             within = block_mask(settings.blocks, state.z) if settings.blocks else True
             covariance = known(covariances, scale.is_dense)

@@ -21,6 +21,7 @@ because the law's mass is exp(-U / tau) |det L|. Adam's gradients are then means
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -55,16 +56,23 @@ from ..model.control_variate import (
     replace_anchor,
     with_control_variate,
 )
-from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, nowhere
+from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
-from ..model.scale import scale_about, times
+from ..model.scale import LowRankRoot, Scale, scale_about, times
 from ..sampling.algorithm import Algorithm, rule_temperature
-from ..sampling.settings import DENSE_LIMIT, Settings
+from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
-from .curvature import largest_noise, look_around
-from .scale import block_mask, given_scale, scale_of_diagonal, scale_of_law
+from .curvature import largest_noise, look_around, within_reach
+from .scale import (
+    LOW_RANK_PRODUCTS,
+    block_mask,
+    given_scale,
+    low_rank_root,
+    scale_of_diagonal,
+    scale_of_law,
+)
 
 PyTree = Any
 
@@ -168,6 +176,10 @@ def find_bulk(
             _random.normal(key_scale, centre.shape, centre.dtype)
         )
         position = jnp.where(target.is_usable(typical), typical, centre) if searching else position
+    elif settings.finds_scale and settings.dense_mass == LOW_RANK:
+        position, scale = find_low_rank(target, position, rng_key, searching)
+        if target.controlled:
+            control = replace_anchor(target.potential, control, position)
     else:
         position, control = _with_anchors(target, position, control, rng_key, searching)
         if settings.finds_scale:
@@ -477,6 +489,63 @@ def find_arrow(
     centre, _, root, _, seen = lax.fori_loop(0, 1 + num_rounds, one_round, start)
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
+
+
+def find_low_rank(
+    target: Target, position: jax.Array, rng_key: jax.Array, searching: bool
+) -> tuple[jax.Array, Scale]:
+    """The middle and the coordinates of a normal law in many dimensions.
+
+    Adam's steps are equal in all coordinates, and end far from the mass if parameters are
+    correlated. So Newton's steps follow, by conjugate gradients: the Hessian is known by
+    `low_rank_root`, and the gradient on all rows. They lower U - tau log |det L|, as in `find_law`.
+
+    Args:
+        target: of a vector in the model's coordinates.
+        position: where to start, shape (D,).
+        rng_key: for the rows.
+        searching: whether to move at all.
+    """
+    potential, tau = target.potential, rule_temperature(target.temperature)
+    exact = potential.on_all_rows is not None
+    if searching:
+        found = search(potential, position, rng_key, target.temperature)
+        position = jnp.where(target.is_usable(found), found, position)
+
+    def evaluate(x: jax.Array) -> Place:
+        if potential.on_all_rows is not None:
+            _, energy, gradient, _ = anchor_at(potential, x)
+        else:
+            batch = potential.curvature_batch(rng_key)
+            energy, gradient = jax.value_and_grad(potential.energy)(x, batch)
+        root, known = low_rank_root(potential, x, gradient, rng_key)
+        loss = jnp.where(target.is_usable(x), energy - tau * root.log_det(), jnp.inf)
+        return Place(x, energy, gradient, root, (), loss, known)
+
+    rank = min(LOW_RANK_PRODUCTS, position.size)
+    ones = jnp.ones_like(position)
+    unit = LowRankRoot(ones, jnp.zeros((rank, position.size), ones.dtype), ones[:rank], ones)
+    infinite, none = jnp.full((), jnp.inf, ones.dtype), jnp.zeros(rank, bool)
+    place, _ = newton(
+        evaluate,
+        position,
+        most_steps=MOST_NEWTON_STEPS if searching and exact else 1,
+        enough=NEAR * tau,
+        first=Place(position, infinite, 0 * ones, unit, (), infinite, none),
+    )
+    root: LowRankRoot = place.root
+    root = replace(root, factors=jnp.where(place.extra, root.factors, 1))
+    noise = scattered_floats(key_word(rng_key), position.size, position.dtype)
+    batch = potential.curvature_batch(rng_key)
+    # at a place that is flatter than the target, L is too large
+    share = within_reach(
+        lambda x: potential.energy(x, batch),
+        place.position,
+        tau**0.5 * root.times(noise),
+        1.0,
+        target.temperature,
+    )
+    return place.position, scale_about(place.position, root.then(share * ones))
 
 
 # 3. Open choices
