@@ -32,6 +32,7 @@ from numpyro_geom import (
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential
+from numpyro_geom.model.scale import LowRankRoot, times
 from numpyro_geom.sampling.target import Target
 from numpyro_geom.warmup.curvature import diagonal_curvature
 from numpyro_geom.warmup.start import find_law
@@ -211,7 +212,7 @@ def test_bad_matrices_are_refused() -> None:
             random.key(0), 10, jnp.zeros(3), (), {}
         )
     with pytest.raises(
-        ValueError, match="dense_mass must be 'auto', 'structured', True, False, None or"
+        ValueError, match="dense_mass must be 'auto', 'structured', 'low_rank', True, False, None"
     ):
         SGRLD(**potential, dense_mass="yes")
     with pytest.raises(ValueError, match="pass its diagonal, or dense_mass=True"):
@@ -438,12 +439,13 @@ def grouped_rows() -> tuple[jax.Array, jax.Array, jax.Array]:
     ("size", "metric"), [(256, "identity"), (257, "identity"), (257, "rmsprop")]
 )
 def test_scale_by_the_number_of_parameters(size: int, metric: str) -> None:
-    """A matrix up to 256, a diagonal beyond, and nothing with a metric that is a scale itself."""
+    """A matrix up to 256, a low rank beyond, and nothing with a metric that is a scale itself."""
     kernel = SGHMC(potential_fn=lambda z: 2 * z @ z, metric=metric)
     scale = kernel.init(random.key(0), 10, jnp.ones(size), (), {}).scale
     if metric == "identity":
+        assert isinstance(scale.root, LowRankRoot) == (size == 257)
         unit = np.eye(size) if size == 256 else np.ones(size)
-        np.testing.assert_allclose(scale.root, 0.5 * unit, atol=1e-5)
+        np.testing.assert_allclose(scale.inverse_mass_matrix, 0.25 * unit, atol=1e-5)
     else:
         assert scale == ()
 
@@ -465,13 +467,84 @@ def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) 
     assert (np.abs(found / exact - 1) < 4 * error).all()
 
 
+def few_directions(size: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A precision of sds from .1 to 30 on eight directions and 1 beside, and the directions.
+
+    The directions are those of no parameter; two parameters in a row also differ in their units.
+    """
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(size, 8)))[0].T
+    sds = np.array([0.1, 0.1, 0.12, 0.15, 0.2, 10.0, 20.0, 30.0])
+    units = np.where(np.arange(size) % 2, 1.0, 30.0)
+    precision = np.eye(size) + directions.T @ ((sds**-2 - 1)[:, None] * directions)
+    return precision / units / units[:, None], directions * units, sds
+
+
+def test_a_low_rank_is_its_matrix() -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(6, 2)))[0].T
+    outer, inner, factors = np.exp(rng.normal(size=6)), np.exp(rng.normal(size=6)), [0.1, 5.0]
+    root = LowRankRoot(*map(jnp.asarray, (outer, vectors, np.array(factors), inner)))
+    dense = outer[:, None] * (np.eye(6) + vectors.T @ ((np.array(factors) - 1)[:, None] * vectors))
+    dense = dense * inner
+    vector = rng.normal(size=6)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(root.times(vector), dense @ vector, **near)
+    np.testing.assert_allclose(root.T.times(vector), dense.T @ vector, **near)
+    np.testing.assert_allclose(root.solve(dense @ vector), vector, **near)
+    np.testing.assert_allclose(root.variances(), np.sum(dense**2, axis=1), **near)
+    np.testing.assert_allclose(root.log_det(), np.linalg.slogdet(dense)[1], **near)
+    np.testing.assert_allclose(root.then(inner).times(vector), dense @ (inner * vector), **near)
+
+
+def test_a_low_rank_is_found_far_from_the_mass() -> None:
+    """Of a normal law whose middle is 3,000 standard deviations away from the start."""
+    precision, _, _ = few_directions()
+    matrix, middle = jnp.asarray(precision), 100.0
+
+    def curvatures(dense_mass: Any) -> tuple[np.ndarray, np.ndarray]:
+        kernel = SGHMC(
+            potential_fn=lambda z: (z - middle) @ matrix @ (z - middle) / 2, dense_mass=dense_mass
+        )
+        state = kernel.init(random.key(0), 10, jnp.zeros(300), (), {})
+        root = jax.vmap(lambda v: times(state.scale.root, v))(jnp.eye(300)).T
+        away = np.asarray(state.scale.centre) - middle
+        return np.linalg.eigvalsh(root.T @ precision @ root), away @ precision @ away
+
+    values, distance = curvatures("auto")
+    # the diagonal's estimate has errors of some 15%, and the median of Ritz values is not exact
+    assert values[-1] / values[0] < 10
+    assert distance < 300  # nearer than the typical set, whose mean is 300
+    values, _ = curvatures(False)
+    assert values[-1] / values[0] > 1e4
+
+
+@pytest.mark.usefixtures("optimised")
+def test_law_with_a_low_rank() -> None:
+    """Variances along the stiffest, the flattest and other directions."""
+    precision, directions, sds = few_directions()
+    matrix = jnp.asarray(precision)
+    chains = {"num_chains": 4, "chain_method": "vectorized", "init_params": jnp.zeros((4, 300))}
+    kernel = SGHMC(potential_fn=lambda z: z @ matrix @ z / 2)
+    mcmc = run(kernel, num_warmup=300, num_samples=500, **chains)
+    along = np.asarray(mcmc.get_samples(group_by_chain=True)) @ np.linalg.pinv(directions) / sds
+    sizes = effective_sizes(along)
+    assert sizes.min() > 300
+    assert np.abs(along.mean((0, 1)) * np.sqrt(sizes)).max() < SIGMAS + 1
+    # the step may raise variances by its tolerance of 10%, in the stiffest direction
+    error = np.sqrt(2 / sizes)
+    ratios = np.square(along.std((0, 1)))
+    assert (ratios < 1.1 + SIGMAS * error).all()
+    assert (ratios > 1 - SIGMAS * error).all()
+
+
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("size", [3, 300])
 def test_a_gaussian_has_its_whole_scale_at_any_temperature(size: int, temperature: float) -> None:
     kernel = SGHMC(potential_fn=lambda z: z @ z / 8, temperature=temperature)
     scale = kernel.init(random.key(0), 10, jnp.zeros(size), (), {}).scale
-    root = scale.root if size == 300 else np.diagonal(scale.root)
-    np.testing.assert_allclose(root, 2.0, rtol=1e-4)
+    found = scale.inverse_mass_matrix
+    np.testing.assert_allclose(found if size == 300 else np.diagonal(found), 4.0, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("optimised")

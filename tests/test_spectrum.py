@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import random
 
-from numpyro_geom.warmup.lanczos import extreme_eigenvalues, lanczos
+from numpyro_geom.warmup.lanczos import extreme_eigenvalues, lanczos, ritz_vectors
 
 DTYPES = [np.float32, np.float64]
 
@@ -334,3 +335,18 @@ def test_errors_say_what_was_expected(change, error, message: str) -> None:
     arguments = dict(matvec=lambda v: v, dim=3, start=jnp.ones(3), num_iterations=3) | change
     with pytest.raises(error, match=message):
         extreme_eigenvalues(**arguments)
+
+
+def test_ritz_vectors_have_the_errors_that_they_say() -> None:
+    """Of a matrix with two eigenvalues apart from a hundred others."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(102, 102)))[0]
+    exact = np.concatenate([rng.uniform(1, 2, 100), [30.0, 50.0]])
+    matrix = (basis * exact) @ basis.T
+    array = jnp.asarray(matrix, jnp.float32)
+    values, vectors, errors = ritz_vectors(lambda v: array @ v, 102, random.key(0), 12)
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(12), atol=1e-5)
+    found = np.linalg.norm(vectors @ matrix - values[:, None] * vectors, axis=1)
+    np.testing.assert_allclose(errors, found, atol=1e-4)
+    np.testing.assert_allclose(values[-2:], exact[-2:], rtol=1e-5)
+    np.testing.assert_allclose(np.abs(vectors[-2:] @ basis[:, -2:]), np.eye(2), atol=1e-4)

@@ -151,7 +151,7 @@ class GGMC(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         control_variate: bool | Literal["auto"] = "auto",
         expansion: Expansion | None = None,
-        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
+        dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -170,7 +170,7 @@ class SGNHT(SGKernel):
         anchor_interval: int | None = None,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
+        dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

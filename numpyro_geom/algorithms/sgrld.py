@@ -126,7 +126,7 @@ class SGRLD(SGKernel):
         noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
-        dense_mass: bool | Sequence | Literal["auto"] | None = "auto",
+        dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,

@@ -396,14 +396,28 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     return jnp.sqrt(jnp.abs(jnp.vdot(*found[1:])))
 
 
-def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
+def diagonal_curvature(
+    potential: Potential, position: PyTree, rng_key: jax.Array, explained: tuple | None = None
+) -> jax.Array:
     """Estimate of the diagonal of |H|, shape (D,), from products with random vectors of signs.
 
     Each product uses other rows, so that a group with few rows is also seen. The vectors are scaled
     by the result of the previous round. Otherwise the stiffest parameters would hide the others. An
     entry below the noise of its estimate counts as that noise.
+
+    Args:
+        potential: the target.
+        position: where to look.
+        rng_key: for the rows and the signs.
+        explained: W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,). Only
+            the rest is estimated, which has less noise if W are stiff directions.
     """
     flat, unravel = ravel(position)
+    directions, values = (
+        (jnp.zeros((0, flat.size)), jnp.zeros(0)) if explained is None else explained
+    )
+    own = jnp.sum(values[:, None] * directions**2, axis=0).astype(flat.dtype)
+    dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
     def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
         width = curvature**-0.5
@@ -413,7 +427,10 @@ def diagonal_curvature(potential: Potential, position: PyTree, rng_key: jax.Arra
             batch = potential.curvature_batch(key)
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
-            entries = signs * jvp(grad, flat, signs * width)[1] / width
+            product = jvp(grad, flat, signs * width)[1]
+            if explained is not None:
+                product -= dot(values * dot(directions, signs * width), directions)
+            entries = own + signs * product / width
             return sums[0] + entries, sums[1] + entries**2
 
         zeros = jnp.zeros_like(flat)

@@ -3,9 +3,9 @@
 Above 256 parameters without groups the scale is a diagonal and a low rank: L = A (I + V' (S - I) V)
 with A = diag(H)^{-1/2} / s. Lanczos's iteration gives Ritz values t and vectors of the Hessian that
 diag(H)^{-1/2} scales, and s is the median of sqrt(t). V has those vectors that are known well and
-whose t is far from s^2, and S = s t^{-1/2}. So the stiffest directions, which set the step size, and
-the flattest, which set the relaxation time, become about as wide as all others. Warm-up then learns
-a width for each of the scaled coordinates.
+whose t is far from s^2, and S = s t^{-1/2}. So the stiffest directions do not set the step of all,
+and the flattest do not set the relaxation time. Warm-up then learns a width for each of the scaled
+coordinates.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def low_rank_root(
             gradients.
         rng_key: for the rows.
     """
-    diagonal = diagonal_curvature(potential, flat, rng_key) ** -0.5
     rows = min(CURVATURE_ROWS, potential.num_data)
     parts = -(-min(LOW_RANK_ROWS * flat.size, potential.num_data) // rows)
     parts = 1 if potential.deterministic else parts
@@ -113,16 +112,27 @@ def low_rank_root(
     def product(vector: jax.Array) -> jax.Array:
         def add(k: jax.Array, total: jax.Array) -> jax.Array:
             batch = potential.curvature_batch(_random.fold_in(rng_key, k))
-            grad = jax.grad(lambda x: potential.energy(x, batch))
-            return total + diagonal * jvp(grad, flat, diagonal * vector)[1]
+            return total + jvp(jax.grad(lambda x: potential.energy(x, batch)), flat, vector)[1]
 
         return lax.fori_loop(0, parts, add, jnp.zeros_like(flat)) / parts
 
-    found = ritz_vectors(product, flat.size, diagonal * towards, LOW_RANK_PRODUCTS)
-    usable = all_finite(found)
-    values, vectors, errors = (jnp.where(usable, x, 0) for x in found)
+    def closer(_: jax.Array, seen: tuple) -> tuple:
+        diagonal, (values, vectors, errors) = seen
+        stiff = jnp.where(errors <= MOST_COUPLED * values, values, 0)
+        diagonal = diagonal_curvature(potential, flat, rng_key, (vectors / diagonal, stiff)) ** -0.5
+        found = ritz_vectors(
+            lambda v: diagonal * product(diagonal * v), flat.size, diagonal * towards, rank
+        )
+        usable = all_finite(found)
+        return diagonal, tuple(jnp.where(usable, x, 0) for x in found)
+
+    rank = min(LOW_RANK_PRODUCTS, flat.size)
+    ones = jnp.ones_like(flat)
+    nothing = 0 * ones[:rank], jnp.zeros((rank, flat.size), flat.dtype), ones[:rank]
+    diagonal, (values, vectors, errors) = lax.fori_loop(0, 2, closer, (ones, nothing))
+    usable = jnp.any(values != 0)
     sizes = jnp.abs(values)
-    least = flat.size * jnp.finfo(flat.dtype).eps * jnp.max(sizes)
+    least = 8 * jnp.finfo(flat.dtype).eps * jnp.max(sizes)
     spread = jnp.sqrt(jnp.where(usable, jnp.maximum(sizes, least), 1))
     level = jnp.median(spread)  # of all other directions
     known = usable & (values > least) & (errors <= MOST_COUPLED * spread * level)
