@@ -166,6 +166,64 @@ def test_what_monte_carlo_error_hides_is_neither_right_nor_wrong() -> None:
     assert mean.ok is (True if abs(mean.value) < 0.25 else None)
 
 
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+
+
+def assert_flagged_from(flags: list[bool], size: float) -> None:
+    """Every size from ``size`` on is flagged, and the smallest, within Monte Carlo error, is not.
+
+    In between, each size that is flagged is followed by flagged sizes.
+    """
+    assert flags == sorted(flags)
+    assert not flags[0]
+    assert all(flags[SIZES.index(size) :])
+
+
+# the error of a mean is 0.1 with 100 draws, and less with more: a shift of 1 is 10 of them or more
+@pytest.mark.parametrize("shape", [(1, 100, 2), (4, 500, 3), (1, 400, 30)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("where", ["one", "all", "alternating"])
+def test_a_shift_that_is_flagged_is_flagged_at_any_larger_size(
+    shape: tuple, sign: float, where: str
+) -> None:
+    index = np.arange(shape[-1])
+    shifted = {"one": index == 0, "all": index >= 0, "alternating": (-1.0) ** index}[where]
+    z = normal(*shape)
+    found = [moments_of(z, z + sign * size * shifted) for size in SIZES]
+    assert_flagged_from([mean.ok is False for mean, _ in found], 1.0)
+    # a shift changes nothing about the sd
+    assert {sd.ok for _, sd in found} == {moments_of(z, z)[1].ok}
+
+
+def test_gradients_of_the_wrong_sign_are_flagged_at_any_size() -> None:
+    z = normal(4, 500, 2)
+    # at size 1 no gradient is left, and from there on the draws are at the top of a hill
+    flags = [moments_of(z, z * (1 - size))[1].ok is False for size in SIZES]
+    assert_flagged_from(flags, 1.0)
+
+
+def test_gradients_that_never_change_are_flagged() -> None:
+    z = normal(4, 500, 2)
+    for constant in (0.0, 0.1, -1e6):
+        mean, sd = moments_of(z, np.full_like(z, constant))
+        assert mean.ok is (abs(constant) < 1)
+        assert sd.ok is False
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_chain_that_moves_at_half_time_is_not_fine(follows: bool) -> None:
+    z = normal(4, 500, 2)
+    later = np.arange(500)[:, None] >= 250
+    for size in (1.0, 10.0, 1e3, 1e6):
+        # to a place away from the only mode, or to a second mode, of which gradients know nothing
+        moved = z + size * later
+        mean, sd = moments_of(moved, moved if follows else z)
+        assert False in (mean.ok, sd.ok) if follows else (mean.ok, sd.ok) == (None, None)
+        # nor is it if the gradients alone have the step
+        assert moments_of(z, z + size * later)[0].ok is None
+        assert line(diagnose(idata_of({"w": moved})), "R-hat").ok is False
+
+
 @pytest.mark.parametrize("gamma", ["none", "published"])
 def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(gamma: str) -> None:
     z = 1.5 * normal(4, 500, 2)
