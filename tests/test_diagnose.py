@@ -20,6 +20,7 @@ from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics.checks import weight_checks
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
 from numpyro_geom.diagnostics.record import RunRecord
@@ -222,6 +223,75 @@ def test_a_chain_that_moves_at_half_time_is_not_fine(follows: bool) -> None:
         # nor is it if the gradients alone have the step
         assert moments_of(z, z + size * later)[0].ok is None
         assert line(diagnose(idata_of({"w": moved})), "R-hat").ok is False
+
+
+# What weights say of draws without them
+
+
+def weighted(mean: float, sd: float, size: int = 2000, noise: float = 0.0, seed: int = 0) -> dict:
+    """Standard normal draws, with weights for N(mean, sd^2) times the exponential of noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(1, size))
+    log_weight = x**2 / 2 - ((x - mean) / sd) ** 2 / 2 + noise * rng.normal(size=x.shape)
+    arrays = {"x": np.stack([x, 0 * x], -1), "none": np.zeros((1, size, 0))}
+    return {"draws": arrays, "log_weight": log_weight, "correct": True}
+
+
+def test_weights_show_the_error_of_means_and_sds() -> None:
+    mean, sd = weight_checks(**weighted(0.4, 0.8))
+    assert (mean.ok, sd.ok) == (False, False)
+    # 0 - 0.4 in units of 1, and 1 / 0.8
+    assert abs(mean.value + 0.4) < 4 * mean.error < 0.2
+    assert abs(sd.value - 0.25) < 4 * sd.error < 0.2
+    assert mean.where == sd.where == "x[0]"  # x[1] never changes
+    # an error that is certain and small is fine
+    assert [check.ok for check in weight_checks(**weighted(0.1, 0.97))] == [True, True]
+    # an equal weight for all, up to rounding
+    equal = weighted(0.0, 1.0)
+    assert [check.ok for check in weight_checks(**equal)] == [True, True]
+    assert all(check.error < 1e-12 for check in weight_checks(**equal))
+
+
+def test_errors_of_what_weights_show_are_monte_carlo_errors() -> None:
+    found = [list(weight_checks(**weighted(0.3, 0.9, 400, seed=k))) for k in range(200)]
+    for checks, truth in zip(zip(*found, strict=True), (-0.3, 1 / 0.9 - 1), strict=True):
+        values, errors = (
+            np.array([getattr(c, name) for c in checks]) for name in ("value", "error")
+        )
+        # the sd of 200 values is known to 5%; the mean has a bias of order 1 / 400
+        assert 0.8 < values.std() / errors.mean() < 1.25
+        assert abs(values.mean() - truth) < 4 * values.std() / 200**0.5 + 5 / 400
+
+
+def test_weights_that_are_noise_are_hardly_ever_flagged() -> None:
+    # weights that know nothing of the draws, worth half of them
+    flags = [
+        c.ok is False for k in range(100) for c in weight_checks(**weighted(0, 1, 100, 0.8, k))
+    ]
+    assert sum(flags) <= 8  # 200 at 1% each: more than 8 has a chance of 2e-4
+
+
+def test_few_or_unknown_weights_say_nothing() -> None:
+    assert not list(weight_checks(**weighted(3.0, 1.0, size=24)))
+    lost = weighted(0.4, 0.8)
+    lost["log_weight"][0, ::2] = np.nan
+    lost["draws"]["x"][0, ::2] = np.nan
+    assert [check.ok for check in weight_checks(**lost)] == [False, False]
+
+
+def test_the_report_of_a_guide_shows_what_weights_say() -> None:
+    given = weighted(0.0, 1.25)
+    stats = {"success": np.ones((1, 2000), bool), "log_weight": given["log_weight"]}
+    found = diagnose(
+        idata_of({"x": given["draws"]["x"][..., 0]}, stats, guide="RiemannianLaplace", pareto_k=0.3)
+    )
+    (flagged,) = found.flagged
+    assert flagged.name == "relative error of the sd, by weights"
+    assert "resample=True" in flagged.advice
+    assert found.verdict.startswith("Verdict: the draws are biased (relative error of the sd, by")
+    # weights that cannot correct the draws are no remedy
+    checks = weight_checks(**{**given, "correct": False})
+    assert "resample" not in "".join(check.advice for check in checks)
 
 
 @pytest.mark.parametrize("gamma", ["none", "published"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from .draw import (
 from .fit import FARTHEST_MEAN, AtMode, FitReport
 from .geodesic import Geodesic
 from .settings import MATRIX_LIMIT, MEAN_LIMIT, LaplaceSettings
+
+if TYPE_CHECKING:
+    from ..diagnostics.checks import Check
 
 CONVERGED = 1e-4
 """A mode is converged if g' P^-1 g / D, its squared distance in posterior sd, is below this."""
@@ -54,6 +57,8 @@ class LaplaceReport(NamedTuple):
         can_correct: whether the weights turn the draws into draws of the posterior; None without
             weights.
         effective_draws: 1 / sum of the squared weights, which sum to 1; None without weights.
+        moments: checks of the means and sds of the draws without weights, as the weights see them
+            (`numpyro_geom.diagnostics.checks.weight_checks`); empty without weights.
     """
 
     size: int
@@ -67,6 +72,7 @@ class LaplaceReport(NamedTuple):
     pareto_k: float | None
     can_correct: bool | None
     effective_draws: float | None
+    moments: tuple[Check, ...] = ()
 
     @classmethod
     def of(
@@ -95,6 +101,7 @@ class LaplaceReport(NamedTuple):
             pareto_k=draws.pareto_k,
             can_correct=holds,
             effective_draws=effective,
+            moments=moments_of(draws),
         )
 
     @property
@@ -114,6 +121,9 @@ class LaplaceReport(NamedTuple):
                 "weights cannot turn these draws into draws of the posterior: reparametrise the "
                 "model, try mode='hausdorff', or run MCMC"
             )
+        for check in self.moments:
+            if check.ok is False:
+                return check.advice
         return (
             "draws can be used, and sample_posterior(..., resample=True) takes off what bias the "
             "weights see"
@@ -139,6 +149,11 @@ class LaplaceReport(NamedTuple):
             facts["weights"] = (
                 f"pareto_k {self.pareto_k:.2f} (expected below {largest_shape(self.draws):.2f}), "
                 f"worth {self.effective_draws:.0f} of {self.draws} draws"
+            )
+        for check in self.moments:
+            name, _, unit = check.name.removesuffix(", by weights").partition(", ")
+            facts[name] = f"{check.figure} {unit}".rstrip() + (
+                f" by weights, expected {check.threshold} ({check.where})"
             )
         facts["next"] = self.advice
         width = max(map(len, facts))
@@ -318,3 +333,23 @@ def warn_of_weights(log_weights: np.ndarray, shape: float) -> None:
         f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
         "more, reparametrise the model, or run MCMC",
     )
+
+
+def moments_of(draws: LaplaceDraws) -> tuple[Check, ...]:
+    """Checks of the means and sds of the draws without weights; none without weights."""
+    from ..diagnostics.checks import weight_checks  # which imports the draws of this package
+
+    if draws.log_weight is None or draws.pareto_k is None:
+        return ()
+    shape, correct = np.shape(draws.log_weight), can_correct(draws.log_weight, draws.pareto_k)
+    flat = {
+        n: np.asarray(x).reshape(1, -1, *x.shape[len(shape) :]) for n, x in draws.samples.items()
+    }
+    return tuple(weight_checks(flat, np.reshape(draws.log_weight, (1, -1)), correct))
+
+
+def warn_of_moments(draws: LaplaceDraws) -> None:
+    """Warn if the weights say that a mean or an sd of the draws without them is off."""
+    for check in moments_of(draws):
+        if check.ok is False:
+            warn_outside(check.sentence)
