@@ -284,8 +284,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
                 are NaN, if the weights cannot correct the draws, and if they say that a mean or an
                 sd of the draws without them is off.
         """
-        how = {"log_weight": log_weight, "chunk_size": chunk_size, "progress_bar": progress_bar}
-        draws = self._draw(rng_key, params, *args, sample_shape=sample_shape, **how, **kwargs)
+        kwargs |= {"chunk_size": chunk_size, "progress_bar": progress_bar}
+        draws = self._draw(
+            rng_key, params, *args, sample_shape=sample_shape, log_weight=log_weight, **kwargs
+        )
         warn_of_moments(draws)
         return draws
 

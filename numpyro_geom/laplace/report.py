@@ -105,6 +105,11 @@ class LaplaceReport(NamedTuple):
         )
 
     @property
+    def flagged(self) -> tuple[Check, ...]:
+        """The `moments` that are off."""
+        return tuple(check for check in self.moments if check.ok is False)
+
+    @property
     def advice(self) -> str:
         """What to do next."""
         if self.failed:
@@ -121,9 +126,8 @@ class LaplaceReport(NamedTuple):
                 "weights cannot turn these draws into draws of the posterior: reparametrise the "
                 "model, try mode='hausdorff', or run MCMC"
             )
-        for check in self.moments:
-            if check.ok is False:
-                return check.advice
+        if self.flagged:
+            return self.flagged[0].advice
         return (
             "draws can be used, and sample_posterior(..., resample=True) takes off what bias the "
             "weights see"
@@ -150,11 +154,8 @@ class LaplaceReport(NamedTuple):
                 f"pareto_k {self.pareto_k:.2f} (expected below {largest_shape(self.draws):.2f}), "
                 f"worth {self.effective_draws:.0f} of {self.draws} draws"
             )
-        for check in self.moments:
-            name, _, unit = check.name.removesuffix(", by weights").partition(", ")
-            facts[name] = f"{check.figure} {unit}".rstrip() + (
-                f" by weights, expected {check.threshold} ({check.where})"
-            )
+        for check in self.flagged:
+            facts[check.name] = f"{check.figure}, expected {check.threshold} ({check.where})"
         facts["next"] = self.advice
         width = max(map(len, facts))
         return "\n".join(f"{name:<{width}}  {text}" for name, text in facts.items())
@@ -341,11 +342,13 @@ def moments_of(draws: LaplaceDraws) -> tuple[Check, ...]:
 
     if draws.log_weight is None or draws.pareto_k is None:
         return ()
-    shape, correct = np.shape(draws.log_weight), can_correct(draws.log_weight, draws.pareto_k)
+    logs = np.asarray(draws.log_weight)
     flat = {
-        n: np.asarray(x).reshape(1, -1, *x.shape[len(shape) :]) for n, x in draws.samples.items()
+        name: np.asarray(x).reshape(1, -1, *x.shape[logs.ndim :])
+        for name, x in draws.samples.items()
     }
-    return tuple(weight_checks(flat, np.reshape(draws.log_weight, (1, -1)), correct))
+    correct = can_correct(logs, draws.pareto_k)
+    return tuple(weight_checks(flat, logs.reshape(1, -1), correct))
 
 
 def warn_of_moments(draws: LaplaceDraws) -> None:
