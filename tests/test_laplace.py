@@ -434,6 +434,7 @@ def logistic_reference() -> np.ndarray:
     return np.asarray(mcmc.get_samples()["w"])
 
 
+@pytest.mark.filterwarnings("ignore:.* by weights:")
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["fisher", "euclidean"])
 def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: str) -> None:
@@ -452,6 +453,7 @@ def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: st
     assert np.all(np.abs(sd / reference.std(0) - 1) < allowed)
 
 
+@pytest.mark.filterwarnings("ignore:.* by weights:")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
@@ -491,6 +493,7 @@ def test_weights_of_an_exact_guide_are_equal() -> None:
     assert float(jnp.ptp(draws.log_weight)) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:.* by weights:")  # near, and not within what is tolerated
 def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_home() -> None:
     guide, params = fitted(banana, "hausdorff")
     draws = guide.draw(random.key(1), params, sample_shape=(10_000,), log_weight=True)
@@ -568,6 +571,7 @@ def test_a_second_call_compiles_nothing(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* by weights:")
 @pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
 def test_other_supports_and_networks_with_params_work() -> None:
     y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
@@ -1020,6 +1024,7 @@ def outcomes(draws: LaplaceDraws) -> list[list[bool | None]]:
     ]
 
 
+@pytest.mark.slow
 def test_draws_that_are_too_narrow_are_flagged_however_good_their_weights_are() -> None:
     guide = RiemannianLaplace(proportion)
     params = guide.fit(KEY)
@@ -1035,6 +1040,8 @@ def test_draws_that_are_too_narrow_are_flagged_however_good_their_weights_are() 
     guide.sample_posterior(KEY, params, sample_shape=(400,), resample=True)  # without a warning
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:pareto_k is")  # of weights that are nearly equal
 @pytest.mark.parametrize("model", [correlated_gaussian, many_rows])
 def test_draws_that_are_right_are_not_flagged(model: Any) -> None:
     guide = RiemannianLaplace(model)
