@@ -65,6 +65,13 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
     assert np.sum(raw < 0.5) >= 10
 
 
+def test_squares_that_never_change_have_the_size_of_the_draws() -> None:
+    # half of the values are 0 and half are 1, so that all are as far from their mean
+    coins = np.random.default_rng(0).permuted(np.tile([0.0, 1.0], (4, 250)), axis=1)[..., None]
+    found = estimate_moments(coins)
+    assert found.sd_size == found.mean_size > 400
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
 def test_false_alarms_of_joint_distances(
     correlation: float, monkeypatch: pytest.MonkeyPatch

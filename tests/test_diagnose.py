@@ -20,6 +20,7 @@ from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics.checks import weight_checks
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
 from numpyro_geom.diagnostics.record import RunRecord
@@ -164,6 +165,133 @@ def test_what_monte_carlo_error_hides_is_neither_right_nor_wrong() -> None:
     assert sd.ok is None
     assert "Monte Carlo error hides it" in sd.remark
     assert mean.ok is (True if abs(mean.value) < 0.25 else None)
+
+
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+
+
+def assert_flagged_from(flags: list[bool], size: float) -> None:
+    """Every size from ``size`` on is flagged, and the smallest, within Monte Carlo error, is not.
+
+    In between, each size that is flagged is followed by flagged sizes.
+    """
+    assert flags == sorted(flags)
+    assert not flags[0]
+    assert all(flags[SIZES.index(size) :])
+
+
+# the error of a mean is 0.1 with 100 draws, and less with more: a shift of 1 is 10 of them or more
+@pytest.mark.parametrize("shape", [(1, 100, 2), (4, 500, 3), (1, 400, 30)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("where", ["one", "all", "alternating"])
+def test_a_shift_that_is_flagged_is_flagged_at_any_larger_size(
+    shape: tuple, sign: float, where: str
+) -> None:
+    index = np.arange(shape[-1])
+    shifted = {"one": index == 0, "all": index >= 0, "alternating": (-1.0) ** index}[where]
+    z = normal(*shape)
+    found = [moments_of(z, z + sign * size * shifted) for size in SIZES]
+    assert_flagged_from([mean.ok is False for mean, _ in found], 1.0)
+    # a shift changes nothing about the sd
+    assert {sd.ok for _, sd in found} == {moments_of(z, z)[1].ok}
+
+
+def test_gradients_of_the_wrong_sign_are_flagged_at_any_size() -> None:
+    z = normal(4, 500, 2)
+    # at size 1 no gradient is left, and from there on the draws are at the top of a hill
+    flags = [moments_of(z, z * (1 - size))[1].ok is False for size in SIZES]
+    assert_flagged_from(flags, 1.0)
+
+
+def test_gradients_that_never_change_are_flagged() -> None:
+    z = normal(4, 500, 2)
+    for constant in (0.0, 0.1, -1e6):
+        mean, sd = moments_of(z, np.full_like(z, constant))
+        assert mean.ok is (abs(constant) < 1)
+        assert sd.ok is False
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_chain_that_moves_at_half_time_is_not_fine(follows: bool) -> None:
+    z = normal(4, 500, 2)
+    later = np.arange(500)[:, None] >= 250
+    for size in (1.0, 10.0, 1e3, 1e6):
+        # to a place away from the only mode, or to a second mode, of which gradients know nothing
+        moved = z + size * later
+        mean, sd = moments_of(moved, moved if follows else z)
+        assert False in (mean.ok, sd.ok) if follows else (mean.ok, sd.ok) == (None, None)
+        # nor is it if the gradients alone have the step
+        assert moments_of(z, z + size * later)[0].ok is None
+        assert line(diagnose(idata_of({"w": moved})), "R-hat").ok is False
+
+
+# What weights say of draws without them
+
+
+def weighted(mean: float, sd: float, size: int = 2000, noise: float = 0.0, seed: int = 0) -> dict:
+    """Standard normal draws, with weights for N(mean, sd^2) times the exponential of noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(1, size))
+    log_weight = x**2 / 2 - ((x - mean) / sd) ** 2 / 2 + noise * rng.normal(size=x.shape)
+    arrays = {"x": np.stack([x, 0 * x], -1), "none": np.zeros((1, size, 0))}
+    return {"draws": arrays, "log_weight": log_weight, "correct": True}
+
+
+def test_weights_show_the_error_of_means_and_sds() -> None:
+    mean, sd = weight_checks(**weighted(0.4, 0.8))
+    assert (mean.ok, sd.ok) == (False, False)
+    # 0 - 0.4 in units of 1, and 1 / 0.8
+    assert abs(mean.value + 0.4) < 4 * mean.error < 0.2
+    assert abs(sd.value - 0.25) < 4 * sd.error < 0.2
+    assert mean.where == sd.where == "x[0]"  # x[1] never changes
+    # an error that is certain and small is fine
+    assert [check.ok for check in weight_checks(**weighted(0.1, 0.97))] == [True, True]
+    # an equal weight for all, up to rounding
+    equal = weighted(0.0, 1.0)
+    assert [check.ok for check in weight_checks(**equal)] == [True, True]
+    assert all(check.error < 1e-12 for check in weight_checks(**equal))
+
+
+def test_errors_of_what_weights_show_are_monte_carlo_errors() -> None:
+    found = [list(weight_checks(**weighted(0.3, 0.9, 400, seed=k))) for k in range(200)]
+    for checks, truth in zip(zip(*found, strict=True), (-0.3, 1 / 0.9 - 1), strict=True):
+        values, errors = (
+            np.array([getattr(c, name) for c in checks]) for name in ("value", "error")
+        )
+        # the sd of 200 values is known to 5%; the mean has a bias of order 1 / 400
+        assert 0.8 < values.std() / errors.mean() < 1.25
+        assert abs(values.mean() - truth) < 4 * values.std() / 200**0.5 + 5 / 400
+
+
+def test_weights_that_are_noise_are_hardly_ever_flagged() -> None:
+    # weights that know nothing of the draws, worth half of them
+    flags = [
+        c.ok is False for k in range(100) for c in weight_checks(**weighted(0, 1, 100, 0.8, k))
+    ]
+    assert sum(flags) <= 8  # 200 at 1% each: more than 8 has a chance of 2e-4
+
+
+def test_few_or_unknown_weights_say_nothing() -> None:
+    assert not list(weight_checks(**weighted(3.0, 1.0, size=24)))
+    lost = weighted(0.4, 0.8)
+    lost["log_weight"][0, ::2] = np.nan
+    lost["draws"]["x"][0, ::2] = np.nan
+    assert [check.ok for check in weight_checks(**lost)] == [False, False]
+
+
+def test_the_report_of_a_guide_shows_what_weights_say() -> None:
+    given = weighted(0.0, 1.25)
+    stats = {"success": np.ones((1, 2000), bool), "log_weight": given["log_weight"]}
+    found = diagnose(
+        idata_of({"x": given["draws"]["x"][..., 0]}, stats, guide="RiemannianLaplace", pareto_k=0.3)
+    )
+    (flagged,) = found.flagged
+    assert flagged.name == "relative error of the sd, by weights"
+    assert "resample=True" in flagged.advice
+    assert found.verdict.startswith("Verdict: the draws are biased (relative error of the sd, by")
+    # weights that cannot correct the draws are no remedy
+    checks = weight_checks(**{**given, "correct": False})
+    assert "resample" not in "".join(check.advice for check in checks)
 
 
 @pytest.mark.parametrize("gamma", ["none", "published"])

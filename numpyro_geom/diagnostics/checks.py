@@ -15,9 +15,9 @@ import numpy as np
 import xarray as xr
 from scipy.stats import t as student
 
-from ..laplace.draw import EQUAL_WEIGHTS, largest_shape
+from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
-from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries
+from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
 from .monte_carlo import effective_size
 from .record import SITE_TEMPERATURE, RunRecord
 from .table import FALSE_ALARM
@@ -175,7 +175,7 @@ def span(values: Any) -> str:
 
 
 def run_checks(run: RunRecord) -> Iterator[Check]:
-    """All checks that need neither the draws nor gradients at the draws."""
+    """All checks that need neither the draws of a chain nor gradients at the draws."""
     yield from _temperatures(run)
     yield from _step_size(run)
     yield from _length(run)
@@ -472,7 +472,7 @@ def _batches(run: RunRecord) -> str:
 
 
 def _guide(run: RunRecord) -> Iterator[Check]:
-    """Failed geodesics and the Pareto shape of weights, if a guide has them."""
+    """Failed geodesics, the Pareto shape of weights and what they correct, if a guide has them."""
     stats, attributes = run.sample_stats, run.attributes
     is_fisher = attributes.get("metric") == "fisher"
     if "success" in stats:
@@ -489,6 +489,8 @@ def _guide(run: RunRecord) -> Iterator[Check]:
         shape, weights = float(attributes["pareto_k"]), stats.get("log_weight")
         num_draws = math.prod(next(iter(run.posterior.values())).shape[:2])
         yield _shape_of_weights(shape, weights, num_draws, is_fisher)
+        if weights is not None:
+            yield from weight_checks(run.posterior, weights, can_correct(weights, shape))
 
 
 def _shape_of_weights(
@@ -513,3 +515,67 @@ def _shape_of_weights(
             where = f"it could not be estimated from {weights.size} draws with a weight"
             advice = "how near the draws are to the posterior is not known: draw hundreds or more"
     return Check(name, shape, None, threshold, False, where, advice)
+
+
+def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> Iterator[Check]:
+    r"""Errors of means and sds of a guide's draws without weights, as their weights see them.
+
+    With w_i the weights (their sum is 1), m and s the mean and the sd of n independent draws x_i,
+    and m_w and s_w those with weights,
+
+        (m - m_w) / s    and    s / s_w - 1
+
+    are the error of the mean, in sd, and the relative error of the sd. Both are 0 in expectation,
+    up to 1 / n, for draws of the posterior. The Monte Carlo errors are those of the differences,
+    by the delta method: with r_i = n w_i and q_i = (x_i - m)^2 / s^2 - 1, the sds over the draws,
+    divided by n^1/2, of
+
+        [x_i - m - r_i (x_i - m_w)] / s - q_i (m - m_w) / 2 s    and
+        (s / s_w) [q_i - r_i ((x_i - m_w)^2 / s_w^2 - 1)] / 2.
+
+    They are for the worst entry of a site, deterministic sites included. Equal weights have figures
+    and errors of 0. Weights see only where there are draws: in a tail without draws an error is
+    larger than its figure. With a Pareto shape that is too large, the errors are too small.
+
+    Args:
+        draws: site name -> draws, shape (chains, draws, ...).
+        log_weight: logs of the weights up to a constant, shape (chains, draws); NaN for failed
+            draws, which are left out.
+        correct: whether the weights turn the draws into draws of the posterior.
+    """
+    used = np.isfinite(log_weight)
+    arrays = {name: x for name, x in numeric(draws).items() if x.size}
+    if used.sum() < FEWEST_WEIGHTS or not arrays:
+        return
+    names, values = entries(arrays, MAX_ENTRIES)
+    x, w = values[used], normalized(log_weight[used])
+    number, r = len(x), len(x) * w[:, None]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean, weighted_mean = x.mean(0), w @ x
+        sd, weighted_sd = x.std(0), np.sqrt(w @ (x - weighted_mean) ** 2)
+        shift, ratio = (mean - weighted_mean) / sd, sd / weighted_sd
+        square = ((x - mean) / sd) ** 2 - 1
+        of_shift = (x - mean - r * (x - weighted_mean)) / sd - square * shift / 2
+        of_ratio = ratio * (square - r * (((x - weighted_mean) / weighted_sd) ** 2 - 1)) / 2
+        figures = (
+            ("error of the means, in sd, by weights", shift, of_shift),
+            ("relative error of the sd, by weights", ratio - 1, of_ratio),
+        )
+        errors = [terms.std(0) / number**0.5 for _, _, terms in figures]
+    sizes = np.full(len(names), 1 / np.sum(w**2))
+    problems = "not centred on the posterior", "too wide (+) or too narrow (-) for the posterior"
+    tolerances = TOLERATED_MEAN, TOLERATED_SD
+    rows = zip(figures, errors, problems, tolerances, strict=True)
+    for (name, value, _), error, problem, tolerated in rows:
+        known = np.isfinite(value) & np.isfinite(error)
+        if not known.any():
+            continue
+        worst, ok = worst_of(value, error, sizes, known, tolerated)
+        where = names[worst] + (f"; {HIDDEN}" if ok is None else "")
+        weighted_draws = "sample_posterior(..., resample=True), " if correct else ""
+        advice = (
+            f"the draws without weights are {problem}: use {weighted_draws}another metric or mode, "
+            "or an exact kernel such as NUTS"
+        )
+        threshold = f"within {tolerated:g} of 0"
+        yield Check(name, float(value[worst]), float(error[worst]), threshold, ok, where, advice)

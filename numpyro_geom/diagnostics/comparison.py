@@ -371,8 +371,7 @@ def _coverage(
     variance = np.maximum(share * (1 - share), tail * tail)
     errors = []
     for z, size in zip(inside, sizes, strict=True):
-        moves = np.ptp(z, axis=(0, 1)) > 0
-        errors.append(np.sqrt(variance / np.where(moves, effective_size(z), size)))
+        errors.append(np.sqrt(variance / effective_size(z, size)))
     return inside[0].mean(axis=(0, 1)), share, (errors[0], errors[1])
 
 

@@ -21,6 +21,14 @@ directions that hardly contribute to its variance would dominate.
 If there are too few draws to estimate S, its diagonal replaces S. Draws of the target still have 0
 and 1, but a deviation is then not an error of a moment.
 
+Each half of a chain is multiplied by the S of the other halves, so that the noise of S does not add
+up. The Monte Carlo errors are those for given S: they come from the series S (grad U - g), where g
+is the mean of grad U over all draws. Draws of the target have E[grad U] = 0, so g changes nothing
+for them. If g is not 0, the product S g differs between halves, because S does. Without g taken
+off, this step would look like a chain that moves once, and its size would grow with the error to be
+detected. A step of grad U itself remains in the series. For the same reason the second identity is
+computed from grad U - g: its mean stays, because theta - m has mean 0.
+
 A Langevin step theta - h grad U + (2 h tau)^1/2 xi leaves exp(-U / tau + h rho) invariant up to
 h^2, with rho = |grad U|^2 / (4 tau) - laplacian U / 2. So the mean of a function f has the error
 h Cov(f, rho). For a coordinate, integration by parts leaves only the gradient:
@@ -151,10 +159,7 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> MomentErrors:
-    """Errors from the arrays of `gradients_at_draws`, for at least four draws and tau above 0.
-
-    For each half of a chain, S comes from the other halves, so that the noise of S does not add up.
-    """
+    """Errors from the arrays of `gradients_at_draws`, for at least four draws and tau above 0."""
     sites = [key.removeprefix(POSITION) for key in arrays if key.startswith(POSITION)]
     position = entries({site: arrays[POSITION + site] for site in sites})
     grad = entries({site: arrays[GRADIENT + site] for site in sites}).values
@@ -169,41 +174,51 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
     middle = np.mean(z[finite], 0)
     centred = np.where(finite[..., None], z - middle, 0.0)
     size = z.shape[-1]
-    full = size <= MAX_FULL_COVARIANCE
-    full = full and size <= effective_size(centred).min() / 2 // DRAWS_A_COORDINATE
-    if not full and size > MAX_ENTRIES:
+    if size > MAX_ENTRIES:
         some = evenly(size, MAX_ENTRIES)
         names, centred, grad = tuple(names[k] for k in some), centred[..., some], grad[..., some]
+    of_draws = effective_size(centred)
+    full = size <= min(MAX_FULL_COVARIANCE, of_draws.min() / 2 // DRAWS_A_COORDINATE)
+    multiply = np.matmul if full else np.multiply
+    # about one draw first, so that a gradient that never changes becomes 0 and not its rounding
+    start = grad[finite][0]
+    average = start + np.mean(grad[finite] - start, 0)
+    varying = np.where(finite[..., None], grad - start - (average - start), 0.0)
     half = z.shape[1] // 2
     parts = [(slice(half, None), slice(None, half)), (slice(None, half), slice(half, None))]
-    mean, ratio = np.full((2, *centred.shape), np.nan)
+    mean, around, ratio = np.full((3, *centred.shape), np.nan)
     for here, there in parts:
         others = centred[:, there][finite[:, there]]
         variance = np.mean(others**2, 0)
         scale = np.where(variance > 0, variance, np.nan)
-        pull = grad[:, here]
-        pull = pull @ (others.T @ others / len(others)) if full else pull * variance
-        mean[:, here] = pull / (temperature * np.sqrt(scale))
-        ratio[:, here] = centred[:, here] * pull / (temperature * scale)
+        factor = others.T @ others / len(others) if full else variance
+        pull, mean_pull = (multiply(g, factor) / temperature for g in (varying[:, here], average))
+        around[:, here] = pull / np.sqrt(scale)
+        mean[:, here] = (pull + mean_pull) / np.sqrt(scale)
+        ratio[:, here] = centred[:, here] * pull / scale
     # for a Gaussian, the spreads are 1 and 2^1/2; an estimate that is too low has a low spread
-    mean, mean_error, mean_size = _mean_and_error(mean, finite, 1.0)
-    ratio, error, sd_size = _mean_and_error(ratio, finite, 2**0.5)
+    mean_error, mean_size = _error(around, finite, 1.0, of_draws)
+    error, sd_size = _error(ratio, finite, 2**0.5, of_draws)
+    mean, ratio = mean[finite].mean(0), ratio[finite].mean(0)
     sd = np.sqrt(np.maximum(ratio, 0.0))
-    sd_error = error / (2 * np.maximum(sd, 0.5))
+    # below a ratio of 0 the sd stays at 0, so the error is made smaller as the ratio moves away
+    sd_error = error / np.where(ratio > 0, 2 * np.maximum(sd, 0.5), 1 - ratio)
     return MomentErrors(
         names, mean, mean_error, mean_size, sd - 1, sd_error, sd_size, full, left_out, hidden
     )
 
 
-def _mean_and_error(
-    values: np.ndarray, finite: np.ndarray, least_spread: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means over draws of (chains, draws, D), their Monte Carlo errors, and effective draws."""
-    mean = values[finite].mean(0)
-    filled = np.where(finite[..., None], values, mean)
+def _error(
+    values: np.ndarray, finite: np.ndarray, least_spread: float, still: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Monte Carlo errors of means over draws of (chains, draws, D), and effective draws.
+
+    ``still`` is the number of effective draws where the values never change.
+    """
+    filled = np.where(finite[..., None], values, values[finite].mean(0))
     spread = np.maximum(filled.std((0, 1)), least_spread)
-    effective = effective_size(np.nan_to_num(filled))
-    return mean, spread / np.sqrt(effective), effective
+    effective = effective_size(np.nan_to_num(filled), still)
+    return spread / np.sqrt(effective), effective
 
 
 def shift_checks(run: RunRecord) -> Iterator[Check]:

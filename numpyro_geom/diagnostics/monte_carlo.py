@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from numpyro.diagnostics import effective_sample_size
 
 SCALARS_AT_ONCE = 128
@@ -33,16 +34,17 @@ class MomentEstimates(NamedTuple):
         return np.minimum(self.mean_size, self.sd_size)
 
 
-def effective_size(values: np.ndarray) -> np.ndarray:
+def effective_size(values: np.ndarray, still: ArrayLike = 1.0) -> np.ndarray:
     """Effective size of each scalar's mean, from draws of shape (chains, draws, scalars).
 
     It is between 1 and n log10(n). Each chain is split into two halves, so that a drift reduces the
-    size. A scalar that never changes has size 1.
+    size. A scalar that never changes says nothing of its size and gets ``still``: the size of the
+    draws that it is computed from, if that is known.
     """
     half = values.shape[1] // 2
     halves = np.concatenate([values[:, :half], values[:, -half:]])
     number = values.shape[0] * values.shape[1]
-    sizes = np.ones(values.shape[2])
+    sizes = np.array(np.broadcast_to(still, values.shape[2]), float)
     moves = np.ptp(halves, axis=(0, 1)) > 0
     for start in range(0, values.shape[2], SCALARS_AT_ONCE):
         some = np.flatnonzero(moves[start : start + SCALARS_AT_ONCE]) + start
@@ -58,7 +60,8 @@ def estimate_moments(values: np.ndarray) -> MomentEstimates:
     mean = values.mean(axis=(0, 1))
     squares = (values - mean) ** 2
     sd = np.sqrt(squares.mean(axis=(0, 1)))
-    mean_size, sd_size = effective_size(values), effective_size(squares)
+    mean_size = effective_size(values)
+    sd_size = effective_size(squares, mean_size)
     mean_error = sd / np.sqrt(mean_size)
     sd_error = squares.std(axis=(0, 1)) / np.sqrt(sd_size) / (2 * np.where(sd > 0, sd, 1.0))
     return MomentEstimates(mean, mean_error, sd, sd_error, mean_size, sd_size)

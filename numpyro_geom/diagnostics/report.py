@@ -217,8 +217,9 @@ def diagnose(
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
       15 in the median chain. Above 15, one step size does not fit the whole posterior.
     - **other**: failed steps or divergences; the acceptance rate, at least half of its target;
-      clamped noise, at most 5%; for the draws of a guide, failed geodesics and the Pareto shape of
-      the weights; the number of passes over the data.
+      clamped noise, at most 5%; for the draws of a guide, failed geodesics, the Pareto shape of
+      the weights, and the means and sds without weights against those with weights, with the
+      tolerances of **moments**; the number of passes over the data.
 
     Args:
         source: an `MCMC` that has run, with any kernel; or the result of `to_inference_data` (with

@@ -42,6 +42,7 @@ from .report import (
     judge,
     warn_of_hours,
     warn_of_mode,
+    warn_of_moments,
 )
 from .settings import LaplaceSettings, is_wide
 
@@ -280,8 +281,28 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
-                are NaN, and if the weights cannot correct the draws.
+                are NaN, if the weights cannot correct the draws, and if they say that a mean or an
+                sd of the draws without them is off.
         """
+        kwargs |= {"chunk_size": chunk_size, "progress_bar": progress_bar}
+        draws = self._draw(
+            rng_key, params, *args, sample_shape=sample_shape, log_weight=log_weight, **kwargs
+        )
+        warn_of_moments(draws)
+        return draws
+
+    def _draw(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, jax.Array],
+        *args: Any,
+        sample_shape: tuple[int, ...],
+        log_weight: bool = False,
+        chunk_size: int | None = None,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> LaplaceDraws:
+        """`draw` without the warning of moments, for draws that are resampled by their weights."""
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
         shape = check_shape("sample_shape", sample_shape)
@@ -329,7 +350,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         key_draw, key_choice = random.split(rng_key) if resample else (rng_key, rng_key)
         if resample:
             kwargs["log_weight"] = True
-        draws = self.draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
+        draw = self._draw if resample else self.draw
+        draws = draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
         return draws.resample(key_choice) if resample else draws.samples
 
     def median(self, params: dict[str, jax.Array], *args: Any, **kwargs: Any) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from .draw import (
 from .fit import FARTHEST_MEAN, AtMode, FitReport
 from .geodesic import Geodesic
 from .settings import MATRIX_LIMIT, MEAN_LIMIT, LaplaceSettings
+
+if TYPE_CHECKING:
+    from ..diagnostics.checks import Check
 
 CONVERGED = 1e-4
 """A mode is converged if g' P^-1 g / D, its squared distance in posterior sd, is below this."""
@@ -54,6 +57,8 @@ class LaplaceReport(NamedTuple):
         can_correct: whether the weights turn the draws into draws of the posterior; None without
             weights.
         effective_draws: 1 / sum of the squared weights, which sum to 1; None without weights.
+        moments: checks of the means and sds of the draws without weights, as the weights see them
+            (`numpyro_geom.diagnostics.checks.weight_checks`); empty without weights.
     """
 
     size: int
@@ -67,6 +72,7 @@ class LaplaceReport(NamedTuple):
     pareto_k: float | None
     can_correct: bool | None
     effective_draws: float | None
+    moments: tuple[Check, ...] = ()
 
     @classmethod
     def of(
@@ -95,7 +101,13 @@ class LaplaceReport(NamedTuple):
             pareto_k=draws.pareto_k,
             can_correct=holds,
             effective_draws=effective,
+            moments=moments_of(draws),
         )
+
+    @property
+    def flagged(self) -> tuple[Check, ...]:
+        """The `moments` that are off."""
+        return tuple(check for check in self.moments if check.ok is False)
 
     @property
     def advice(self) -> str:
@@ -114,6 +126,8 @@ class LaplaceReport(NamedTuple):
                 "weights cannot turn these draws into draws of the posterior: reparametrise the "
                 "model, try mode='hausdorff', or run MCMC"
             )
+        if self.flagged:
+            return self.flagged[0].advice
         return (
             "draws can be used, and sample_posterior(..., resample=True) takes off what bias the "
             "weights see"
@@ -140,6 +154,8 @@ class LaplaceReport(NamedTuple):
                 f"pareto_k {self.pareto_k:.2f} (expected below {largest_shape(self.draws):.2f}), "
                 f"worth {self.effective_draws:.0f} of {self.draws} draws"
             )
+        for check in self.flagged:
+            facts[check.name] = f"{check.figure}, expected {check.threshold} ({check.where})"
         facts["next"] = self.advice
         width = max(map(len, facts))
         return "\n".join(f"{name:<{width}}  {text}" for name, text in facts.items())
@@ -318,3 +334,25 @@ def warn_of_weights(log_weights: np.ndarray, shape: float) -> None:
         f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
         "more, reparametrise the model, or run MCMC",
     )
+
+
+def moments_of(draws: LaplaceDraws) -> tuple[Check, ...]:
+    """Checks of the means and sds of the draws without weights; none without weights."""
+    from ..diagnostics.checks import weight_checks  # which imports the draws of this package
+
+    if draws.log_weight is None or draws.pareto_k is None:
+        return ()
+    logs = np.asarray(draws.log_weight)
+    flat = {
+        name: np.asarray(x).reshape(1, -1, *x.shape[logs.ndim :])
+        for name, x in draws.samples.items()
+    }
+    correct = can_correct(logs, draws.pareto_k)
+    return tuple(weight_checks(flat, logs.reshape(1, -1), correct))
+
+
+def warn_of_moments(draws: LaplaceDraws) -> None:
+    """Warn if the weights say that a mean or an sd of the draws without them is off."""
+    for check in moments_of(draws):
+        if check.ok is False:
+            warn_outside(check.sentence)
