@@ -10,7 +10,7 @@ and in the last state, so the check costs nothing during the run. It is called a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -136,68 +136,63 @@ def warn_of_wrecks(settings: Settings, states: Mapping[str, PyTree], last: SGSta
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its
             energy stays far above the energy where it started.
     """
+    given = jax.tree.leaves((states, last))
+    if is_traced(given) or not all(getattr(x, "is_fully_addressable", True) for x in given):
+        return  # values are unknown here
     chains, draws = np.shape(states["diverging"])
-    given = states, last
-    known = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(given))
-    if draws < LEAST_DRAWS or is_traced(given) or not known:
+    if draws < LEAST_DRAWS:
         return
     last = last if np.ndim(last.i) else jax.tree.map(lambda x: x[np.newaxis], last)
     if np.any(np.asarray(last.i) <= np.asarray(last.adaptation.num_warmup)):
         return  # draws of warm-up
-    automatic = settings.schedule is None
+    for wrecked, size, text, automatic, by_hand in _findings(settings, states, last):
+        if not wrecked.any():
+            continue
+        worst = int(np.argmax(np.where(wrecked, size, -np.inf)))
+        like_it = f" ({wrecked.sum()} of {chains} chains are like it)" if chains > 1 else ""
+        warn_outside(
+            f"chain {worst} is a wreck, do not use its draws: {text.format(size[worst])}{like_it}. "
+            f"{_farthest(last.z, worst)}. Use {by_hand if settings.schedule else automatic}, or "
+            "start from init_params of higher density"
+        )
+        return
+
+
+def _findings(
+    settings: Settings, states: Mapping[str, PyTree], last: SGState
+) -> Iterator[tuple[np.ndarray, np.ndarray, str, str, str]]:
+    """Wrecked chains, by how much, in words; remedies for an automatic step size and another."""
+    chains, draws = np.shape(states["diverging"])
     smaller = "step_size='auto' or a step_size that is ten times smaller"
     undone = np.mean(states["diverging"], 1)
-    worst = int(np.argmax(undone))
-    if undone[worst] > MOST_UNDONE:
-        remedy = "a larger num_warmup, or reparametrise the model (non-centred hierarchies)"
-        _warn(
-            worst,
-            undone > MOST_UNDONE,
-            f"{undone[worst]:.0%} of its draws have steps that were not finite or not stable",
-            f"{_farthest(last.z, worst)}. Use {remedy if automatic else smaller}, or start from "
-            "init_params of higher density",
-        )
-        return
-    still = _still(states["z"], last.z, chains) if settings.temperature > 0 else np.zeros(chains)
-    if np.any(still):
-        worst = int(np.argmax(still))
-        sites = [named(path) for path, _ in jax.tree_util.tree_leaves_with_path(last.z)]
-        more = f" and {len(sites) - 3} more" if len(sites) > 3 else ""
-        h = float(np.asarray(last.step_size)[worst])
-        remedy, other = "a larger num_warmup, another metric", "step_size='auto'"
-        _warn(
-            worst,
-            still,
-            f"it has not moved in {draws} draws",
-            f"{', '.join(sites[:3])}{more} stayed where {'it' if len(sites) == 1 else 'they'} "
-            f"started, at the step size {h:.2g}. Use {remedy if automatic else other}, or start "
-            "from other init_params",
-        )
-        return
-    energies, start = (
-        np.asarray(states["potential_energy"]),
-        np.asarray(last.adaptation.start_energy),
+    yield (
+        undone > MOST_UNDONE,
+        undone,
+        "{:.0%} of its draws have steps that were not finite or not stable",
+        "a larger num_warmup, or reparametrise the model (a non-centred hierarchy, for instance)",
+        smaller,
     )
-    size = sum(x[0].size for x in jax.tree.leaves(last.z))
-    rise = np.median(energies, 1) - start
-    allowed = FAR_ABOVE * rule_temperature(settings.temperature) * size
-    far = rise > allowed + NOISE * np.median(np.abs(np.diff(energies, axis=1)), 1)
-    if np.any(far):
-        worst = int(np.argmax(np.where(far, rise, -np.inf)))
-        remedy = "a smaller bias_tolerance or a larger num_warmup"
-        _warn(
-            worst,
-            far,
-            f"its energy stays {rise[worst]:.3g} nats above the energy where it started",
-            f"{_farthest(last.z, worst)}. Use {remedy if automatic else smaller}, or start from "
-            "init_params of higher density",
+    if settings.temperature > 0:  # a descent may come to rest
+        still = _still(states["z"], last.z, chains)
+        yield (
+            still,
+            np.asarray(last.step_size),
+            f"it has not moved in {draws} draws, at the step size {{:.2g}}",
+            "a larger num_warmup, another metric",
+            "step_size='auto'",
         )
-
-
-def _warn(worst: int, wrecked: np.ndarray, what: str, remedy: str) -> None:
-    number, chains = int(np.sum(wrecked)), len(wrecked)
-    like_it = f" ({number} of {chains} chains are like it)" if chains > 1 else ""
-    warn_outside(f"chain {worst} is a wreck, do not use its draws: {what}{like_it}. {remedy}")
+    energies = np.asarray(states["potential_energy"])
+    rise = np.median(energies, 1) - np.asarray(last.adaptation.start_energy)
+    noise = np.median(np.abs(np.diff(energies, axis=1)), 1)
+    parameters = sum(x[0].size for x in jax.tree.leaves(last.z))
+    usual = FAR_ABOVE * rule_temperature(settings.temperature) * parameters
+    yield (
+        rise > usual + NOISE * noise,
+        rise,
+        "its energy stays {:.3g} nats above the energy where it started",
+        "a larger num_warmup, a smaller bias_tolerance",
+        smaller,
+    )
 
 
 def _farthest(z: PyTree, chain: int) -> str:
