@@ -86,15 +86,16 @@ def check_arrival(bound: Bound, state: SGState) -> None:
         ValueError: if a parameter is far out, and the energy twice as far out is much lower.
     """
     model, several = bound.model, np.ndim(state.i) > 0
-    if model is None or is_traced((state, model.args, model.kwargs)):
+    if model is None or bound.point is not None or model.on_host:
         return
-    states = state.z if several else jax.tree.map(lambda x: x[np.newaxis], state.z)
+    if not _are_known((state, model.args, model.kwargs)):
+        return
+    states = {n: np.asarray(x) if several else np.asarray(x)[None] for n, x in state.z.items()}
+    far = [np.any(np.abs(x) > SUSPICIOUS, tuple(range(1, x.ndim))) for x in states.values()]
     potential = bound.potential()
-    for chain in range(len(np.atleast_1d(state.i))):
-        z = jax.tree.map(lambda x, k=chain: np.asarray(x[k]), states)
+    for chain in np.flatnonzero(np.any(far, 0)):
+        z = {name: x[chain] for name, x in states.items()}
         out = {n: np.abs(x) > SUSPICIOUS for n, x in z.items()}
-        if not any(x.any() for x in out.values()):
-            continue
         values = model.constrain(z)
         for name, x in z.items():
             if np.array_equal(x, values.get(name)):
@@ -108,7 +109,7 @@ def check_arrival(bound: Bound, state: SGState) -> None:
             if any(float(energy) < float(here) - fall for energy in further):
                 raise ValueError(
                     f"the search for a start ran away with site {name!r}, to "
-                    f"{_one(np.asarray(values[name])[out[name]])}: the energy falls further the "
+                    f"{_one(z[name])} in its unconstrained space: the energy falls further the "
                     "farther out it is, so the posterior is not proper, or has no bulk. Expected "
                     "a proper posterior: give the site a prior with lighter tails (no "
                     "ImproperUniform), or check the signs of `numpyro.factor`"
@@ -119,6 +120,13 @@ def _one(values: Any) -> str:
     """The entry of an array that is not finite, or is farthest from 0."""
     flat = np.ravel(np.asarray(values, float))
     return f"{flat[np.argmax(np.where(np.isfinite(flat), np.abs(flat), np.inf))]:.3g}"
+
+
+def _are_known(tree: PyTree) -> bool:
+    """Whether values are known here: not traced, and not on other processes."""
+    if is_traced(tree):
+        return False
+    return all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree))
 
 
 # Chains
@@ -136,9 +144,8 @@ def warn_of_wrecks(settings: Settings, states: Mapping[str, PyTree], last: SGSta
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its
             energy stays far above the energy where it started.
     """
-    given = jax.tree.leaves((states, last))
-    if is_traced(given) or not all(getattr(x, "is_fully_addressable", True) for x in given):
-        return  # values are unknown here
+    if not _are_known((states, last)):
+        return
     chains, draws = np.shape(states["diverging"])
     if draws < LEAST_DRAWS:
         return

@@ -111,7 +111,7 @@ def test_runs_within_a_transformation_are_left_alone() -> None:
 def test_without_parameters_nothing_can_move() -> None:
     kernel = SGRLD(lambda: None, step_size=0.1, num_steps=1)
     with pytest.warns(UserWarning, match="no free parameter") as told:
-        run(kernel)
+        run(kernel, num_warmup=1)
     assert len(told) == 1
 
 
