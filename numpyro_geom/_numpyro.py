@@ -1,8 +1,9 @@
-"""Private names of NumPyro and its `MCMC`: no other module uses them."""
+"""Private names of NumPyro and its `MCMC`, and the end of its runs: no other module uses them."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,6 +70,26 @@ def holding(
     new._states, new._states_flat = None if states is None else dict(states), None
     new._last_state = last_state
     return new
+
+
+def with_end(run: Callable[..., None]) -> Callable[..., None]:
+    """`MCMC.run` with a call of the kernel's ``after_run`` at its end, if there is one.
+
+    NumPyro calls nothing at the end of a run. A callback in the sampling loop could not know which
+    draw is the last one, and programs with callbacks are compiled again for every run.
+    """
+
+    @functools.wraps(run)
+    def to_the_end(self: MCMC, *args: Any, **kwargs: Any) -> None:
+        run(self, *args, **kwargs)
+        after_run = getattr(self.sampler, "after_run", None)
+        if after_run is not None:
+            after_run(self._states, self._last_state)
+
+    return to_the_end
+
+
+MCMC.run = with_end(MCMC.run)
 
 
 class LazyMCMC(MCMC):

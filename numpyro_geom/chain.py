@@ -215,7 +215,12 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     target = target.scaled(state)
     state = before_draw(state, due, target, algorithm, settings, key_measure)
     draw = draw_of(algorithm, settings)
+    before = state.potential_energy
     state = draw(key_steps, target, state, due.moving, due.learning)
+    # a chain that adapts has not moved in draw 0, and its search may have ended far from `before`
+    energy = state.potential_energy if adapts(settings, algorithm) else before
+    energy = jnp.where(due.first, energy, state.adaptation.start_energy)
+    state = state._replace(adaptation=state.adaptation._replace(start_energy=energy))
     state = after_draw(state, due, target, algorithm, settings)
     return state._replace(i=state.i + 1, rng_key=rng_key)
 
@@ -233,8 +238,10 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
     batch, _ = potential.draw(_random.fold_in(state.rng_key, 1), state.stream)
     energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype
+    unknown = jnp.full_like(state.drift_ratio, jnp.inf)
     return state._replace(
-        drift_ratio=jnp.full_like(state.drift_ratio, jnp.inf),
+        adaptation=state.adaptation._replace(start_energy=unknown),
+        drift_ratio=unknown,
         dynamics=algorithm.forget(state.dynamics),
         potential_energy=energy.astype(dtype),
         grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),

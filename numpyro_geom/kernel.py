@@ -33,6 +33,7 @@ from .model.minibatch import AllRows, Subsampling
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
+from .wreck import check_arrival, fault_at, warn_of_wrecks
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
@@ -203,6 +204,8 @@ class SGKernel(MCMCKernel):
             unknown=init_params is None,
         )
         self._check_start(state, args, kwargs)
+        if num_warmup > 0 and init_params is None:
+            check_arrival(bound, state)
         if bound.undecided:
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
         self._sample_fn = self._sample_one if single else self._sample_batch
@@ -230,10 +233,16 @@ class SGKernel(MCMCKernel):
         energies = (state.potential_energy, state.control.anchor.energy if placed else 0.0)
         try:
             check_start(*energies)
-        except ValueError:
+        except ValueError as error:
             if self.settings.model is not None:
                 check_finite(self.settings.model, args, kwargs)  # its error names rows
-            raise
+            z, finite = state.z, np.isfinite(state.potential_energy)
+            if finite.ndim:
+                z = jax.tree.map(lambda x: x[int(np.argmin(finite))], z)
+            fault = fault_at(self.bound.on(args, kwargs), z)
+            if not fault:
+                raise
+            raise ValueError(f"{error}; {fault}") from None
 
     def _decide(self, state: SGState, given: tuple, bound: Bound) -> SGState:
         """Choose automatic arguments, once for all chains, by the chain that starts first."""
@@ -290,6 +299,19 @@ class SGKernel(MCMCKernel):
         if not is_traced(given[0]):
             self._constrain_cache = (given, constrain)
         return constrain
+
+    def after_run(self, states: dict[str, PyTree], last_state: SGState) -> None:
+        """Warn if a chain of a run is a wreck; called at the end of `MCMC.run`.
+
+        Args:
+            states: the fields of the draws, arrays of shape (chains, draws, ...).
+            last_state: the last state, or the last states of several chains.
+
+        Warns:
+            SamplingWarning: see `numpyro_geom.wreck.warn_of_wrecks`.
+        """
+        if self.bound.point is None:  # otherwise there is nothing that could move
+            warn_of_wrecks(self.settings, states, last_state)
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Re-estimate energy and gradient norm for changed model arguments."""

@@ -100,6 +100,8 @@ class Adaptation(NamedTuple):
         slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
             measurements.
+        start_energy: U where the chain has started, from the rows of one step. Infinite before
+            draw 0, and after a change of the model's arguments.
     """
 
     num_warmup: jax.Array
@@ -110,6 +112,7 @@ class Adaptation(NamedTuple):
     slower: jax.Array
     slowest: jax.Array
     noise: jax.Array
+    start_energy: jax.Array
 
 
 def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
@@ -124,6 +127,7 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
         slower=one,
         slowest=one,
         noise=jnp.zeros((), dtype),
+        start_energy=jnp.asarray(jnp.inf, dtype),
     )
 
 
