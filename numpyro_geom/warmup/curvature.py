@@ -413,10 +413,10 @@ def diagonal_curvature(
             the rest is estimated, which has less noise if W are stiff directions.
     """
     flat, unravel = ravel(position)
-    directions, values = (
-        (jnp.zeros((0, flat.size)), jnp.zeros(0)) if explained is None else explained
-    )
-    own = jnp.sum(values[:, None] * directions**2, axis=0).astype(flat.dtype)
+    if explained is None:
+        explained = jnp.zeros((0, flat.size), flat.dtype), flat[:0]
+    directions, values = explained
+    own = jnp.sum(values[:, None] * directions**2, axis=0)
     dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
     def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
@@ -428,8 +428,7 @@ def diagonal_curvature(
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
             product = jvp(grad, flat, signs * width)[1]
-            if explained is not None:
-                product -= dot(values * dot(directions, signs * width), directions)
+            product -= dot(values * dot(directions, signs * width), directions)
             entries = own + signs * product / width
             return sums[0] + entries, sums[1] + entries**2
 

@@ -118,7 +118,8 @@ def low_rank_root(
 
     def closer(_: jax.Array, seen: tuple) -> tuple:
         diagonal, (values, vectors, errors) = seen
-        stiff = jnp.where(errors <= MOST_COUPLED * values, values, 0)
+        stiff = (errors <= MOST_COUPLED * values) & (values > OUTLIER**2 * jnp.median(values))
+        stiff = jnp.where(stiff, values, 0)
         diagonal = diagonal_curvature(potential, flat, rng_key, (vectors / diagonal, stiff)) ** -0.5
         found = ritz_vectors(
             lambda v: diagonal * product(diagonal * v), flat.size, diagonal * towards, rank
