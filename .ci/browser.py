@@ -43,8 +43,9 @@ UNDRAWN = r"""async () => {
   return problems;
 }"""
 
-# What sticks out of the page, or is cut off. A box that scrolls may hold more than fits. The theme
-# lets such a box reach 16 px over the text's edge.
+# A formula that is smaller than MathJax made it, and what sticks out of the page, or is cut off. A
+# box that scrolls may hold more than fits. The theme lets such a box reach 16 px over the text's
+# edge.
 OVERFLOW = r"""() => {
   const MARGIN = 16;
   const root = document.documentElement, width = root.clientWidth, problems = [];
@@ -57,6 +58,11 @@ OVERFLOW = r"""() => {
         return true;
     return false;
   };
+  for (const x of document.querySelectorAll("mjx-container > svg")) {
+    const drawn = x.getBoundingClientRect().width, whole = x.width.baseVal.value;
+    if (x.checkVisibility() && drawn < whole - 1)
+      problems.push(`a formula of ${Math.round(whole)} px has ${Math.round(drawn)}: ${name(x.closest("td, li, p, div"))}`);
+  }
   const article = document.querySelector("article");
   const edge = article ? article.getBoundingClientRect().right + MARGIN : width;
   for (const x of article?.querySelectorAll("*") ?? []) {
