@@ -60,8 +60,9 @@ OVERFLOW = r"""() => {
   };
   for (const x of document.querySelectorAll("mjx-container > svg")) {
     const drawn = x.getBoundingClientRect().width, whole = x.width.baseVal.value;
+    const sizes = `${Math.round(whole)} px has ${Math.round(drawn)}`;
     if (x.checkVisibility() && drawn < whole - 1)
-      problems.push(`a formula of ${Math.round(whole)} px has ${Math.round(drawn)}: ${name(x.closest("td, li, p, div"))}`);
+      problems.push(`a formula of ${sizes}: ${name(x.closest("td, li, p, div"))}`);
   }
   const article = document.querySelector("article");
   const edge = article ? article.getBoundingClientRect().right + MARGIN : width;

@@ -14,6 +14,7 @@ import contextlib
 import io
 import linecache
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "how_to").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 INCLUDE = re.compile(r'^--8<-- "(examples/[\w.]+?)(?::(\w+))?"$', re.M)
+OPTIONAL = {"pandas", "pyarrow", "torch"}
+"""Without one of these packages a page runs up to the block that needs it."""
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
 
 
@@ -71,8 +74,14 @@ def run(
         name = f"<{path.name}, block {k + 1}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, name, "exec", dont_inherit=True), names)
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, name, "exec", dont_inherit=True), names)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                raise
+            print(f"{path.name}: no block after block {k} was run, for want of {error.name}")
+            return
         lines = [line.rstrip() for line in printed.getvalue().strip("\n").splitlines()]
         yield block, "".join(f"{line}\n" for line in lines)
 
@@ -84,14 +93,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
     options = parser.parse_args()
     wrong = []
-    for path in options.pages:
+    for path in map(Path.resolve, options.pages):
         start = time.process_time()
         text = path.read_text()
-        for block, printed in run(path):
-            if words(printed) == words(block[2] or ""):
-                continue
-            wrong.append(f"{path}: expected\n{block[2]}\nand got\n{printed}")
-            text = text.replace(block[0], f"```python\n{block[1]}```\n\n```text\n{printed}```\n")
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            for block, printed in run(path):
+                if words(printed) == words(block[2] or ""):
+                    continue
+                wrong.append(f"{path}: expected\n{block[2]}\nand got\n{printed}")
+                shown = f"```python\n{block[1]}```\n\n```text\n{printed}```\n"
+                text = text.replace(block[0], shown)
         if options.write:
             path.write_text(text)
         print(f"{path.name}: {time.process_time() - start:.1f} s", flush=True)
