@@ -43,8 +43,9 @@ UNDRAWN = r"""async () => {
   return problems;
 }"""
 
-# What sticks out of the page, or is cut off. A box that scrolls may hold more than fits. The theme
-# lets such a box reach 16 px over the text's edge.
+# A formula that is smaller than MathJax made it, and what sticks out of the page, or is cut off. A
+# box that scrolls may hold more than fits. The theme lets such a box reach 16 px over the text's
+# edge.
 OVERFLOW = r"""() => {
   const MARGIN = 16;
   const root = document.documentElement, width = root.clientWidth, problems = [];
@@ -57,6 +58,12 @@ OVERFLOW = r"""() => {
         return true;
     return false;
   };
+  for (const x of document.querySelectorAll("mjx-container > svg")) {
+    const drawn = x.getBoundingClientRect().width, whole = x.width.baseVal.value;
+    const sizes = `${Math.round(whole)} px has ${Math.round(drawn)}`;
+    if (x.checkVisibility() && drawn < whole - 1)
+      problems.push(`a formula of ${sizes}: ${name(x.closest("td, li, p, div"))}`);
+  }
   const article = document.querySelector("article");
   const edge = article ? article.getBoundingClientRect().right + MARGIN : width;
   for (const x of article?.querySelectorAll("*") ?? []) {
@@ -133,19 +140,36 @@ def visit(page: Page, url: str, host: str) -> list[str]:
     return [*dict.fromkeys(problems)]  # a page with images is loaded twice
 
 
-def search(page: Page, host: str) -> list[str]:
-    """The search box has to find a name, with nothing but the site's own index."""
+SEARCHES = {
+    "SGHMC": "",
+    "choose kernel": "choosing.html",
+    "warmup": "step_size.html",
+    "dataloader": "how_to/data.html",
+    "diagnose flagged": "how_to/flagged.html",
+}
+"""What readers type, and the page that must be among the first three answers; "" is any."""
+
+
+def search(page: Page, address: str) -> list[str]:
+    """The search box has to find pages, with nothing but the site's own index."""
+    problems = []
     page.set_viewport_size({"width": WIDTHS[0], "height": 900})
-    page.goto(host)
-    page.get_by_role("textbox", name="Search").fill("SGHMC")
-    try:
-        page.wait_for_selector(".md-search-result__item", timeout=10_000)
-    except TimeoutError:
-        return ["search finds nothing"]
-    return []
+    for words, wanted in SEARCHES.items():
+        page.goto(address)
+        page.get_by_role("textbox", name="Search").fill(words)
+        try:
+            page.wait_for_selector(".md-search-result__item", timeout=10_000)
+        except TimeoutError:
+            problems.append(f"search for {words!r} finds nothing")
+            continue
+        links = page.query_selector_all(".md-search-result__item > a")
+        found = [link.get_attribute("href").partition("?")[0] for link in links[:3]]
+        if not any(wanted in link for link in found):
+            problems.append(f"search for {words!r} finds {found}")
+    return problems
 
 
-def visit_all(names: list[str], host: str, chromium: str) -> dict[str, list[str]]:
+def visit_all(names: list[str], host: str, site: Path, chromium: str) -> dict[str, list[str]]:
     """The problems of each of these pages."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)
@@ -153,6 +177,8 @@ def visit_all(names: list[str], host: str, chromium: str) -> dict[str, list[str]
         problems = {name: visit(page, host + name, host) for name in names}
         if "index.html" in problems:
             problems["index.html"] += search(page, host)
+            page.goto("about:blank")
+            problems["index.html"] += search(page, (site / "index.html").as_uri())
         browser.close()
     return problems
 
@@ -174,7 +200,9 @@ def main() -> None:
     checks: dict[str, list[str]] = {}
     with ThreadPoolExecutor(BROWSERS) as pool:
         shares = [names[i::BROWSERS] for i in range(BROWSERS)]
-        for problems in pool.map(partial(visit_all, host=host, chromium=chromium), shares):
+        for problems in pool.map(
+            partial(visit_all, host=host, site=site, chromium=chromium), shares
+        ):
             checks |= problems
     for name in names:
         for problem in checks[name]:

@@ -1,16 +1,24 @@
 """A user's own kernel and metric, as in docs/extending.md; takes a few seconds."""
 
-# --8<-- [start:kernel]
+# --8<-- [start:imports]
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
 from jax import random
+from numpyro.infer import MCMC
 
-from numpyro_geom import SGKernel
+from numpyro_geom import SGHMC, Metric, SGKernel
 from numpyro_geom.sampling.algorithm import langevin_algorithm
 from numpyro_geom.sampling.settings import positive
 from numpyro_geom.sampling.state import Chain, StepReport
 
+# --8<-- [end:imports]
 
+
+# --8<-- [start:kernel]
 class ClippedSGLD(SGKernel):
     """Langevin dynamics with the length of the gradient clipped at ``most``."""
 
@@ -43,12 +51,9 @@ class ClippedSGLD(SGKernel):
 
 
 # --8<-- [end:kernel]
+
+
 # --8<-- [start:metric]
-import dataclasses  # noqa: E402
-
-from numpyro_geom import Metric  # noqa: E402
-
-
 @dataclasses.dataclass(frozen=True)
 class MeanMagnitude(Metric):
     """A = 1 / (V + eps), with V the moving average of the gradient's magnitude."""
@@ -73,30 +78,18 @@ class MeanMagnitude(Metric):
 # --8<-- [end:metric]
 
 
-def main(num_samples=2000):
-    """Run both on a small posterior; returns the standard deviations of mu (exact: 0.1)."""
-    # --8<-- [start:use]
-    import numpyro
-    import numpyro.distributions as dist
-    from numpyro.infer import MCMC
-
-    from numpyro_geom import SGHMC
-
-    def model(y):
-        mu = numpyro.sample("mu", dist.Normal(0, 10))
-        with numpyro.plate("data", y.shape[0]) as i:
-            numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
-
-    y = 3 + jax.random.normal(jax.random.key(0), (100,))
-    spreads = {}
-    for kernel in (ClippedSGLD(model), SGHMC(model, metric=MeanMagnitude())):
-        mcmc = MCMC(kernel, num_warmup=200, num_samples=num_samples, progress_bar=False)
-        mcmc.run(jax.random.key(1), y)
-        spreads[type(kernel).__name__] = float(mcmc.get_samples()["mu"].std())
-    print(spreads)
-    # --8<-- [end:use]
-    return spreads
+# --8<-- [start:use]
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[i])
 
 
-if __name__ == "__main__":
-    main()
+y = 3 + jax.random.normal(jax.random.key(0), (100,))
+spreads = {}
+for kernel in (ClippedSGLD(model), SGHMC(model, metric=MeanMagnitude())):
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
+    mcmc.run(jax.random.key(1), y)
+    spreads[type(kernel).__name__] = float(mcmc.get_samples()["mu"].std())
+print(spreads)
+# --8<-- [end:use]

@@ -1,13 +1,13 @@
 """A run that survives a crash, with rows on disk: the script of docs/tutorials/long_run.md.
 
-    python examples/tutorial_long_run.py [--small] [--out FOLDER]
+    python examples/tutorial_long_run.py
 
-It takes some minutes on one CPU core and 170 MB of disk. With ``--small`` it uses few rows and
-draws.
+It takes some minutes on one CPU core, and writes into the current folder. The files take
+170 MB.
+The page shows all of it.
 """
 
 # --8<-- [start:imports]
-import argparse
 from pathlib import Path
 
 import jax
@@ -21,15 +21,11 @@ from numpyro_geom import SGHMC, HostRows, diagnose, run
 
 # --8<-- [end:imports]
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--small", action="store_true", help="few rows and draws")
-parser.add_argument("--out", type=Path, default=Path("tutorial_long_run"), help="of the files")
-options = parser.parse_args()
-num_rows, num_draws = (1_000, 40) if options.small else (2_000_000, 1_000)
-folder = options.out
-folder.mkdir(parents=True, exist_ok=True)
-
 # --8<-- [start:rows]
+num_rows, num_draws = 2_000_000, 1_000
+folder = Path("tutorial_long_run")
+folder.mkdir(exist_ok=True)
+
 rng = np.random.default_rng(0)
 truth = rng.normal(size=20)
 X = np.lib.format.open_memmap(folder / "X.npy", "w+", np.float32, (num_rows, 20))

@@ -8,23 +8,32 @@ from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
+import pages
 import pytest
-from scripts import load_script
 from targets import KERNELS
 
 from numpyro_geom import GGMC, ISGD, SGHMC, SGRLD
 from numpyro_geom.sampling.algorithm import langevin_algorithm
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "extending.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "examples" / "extending.py"
 
 
-def test_toy_kernel_and_metric_sample_the_posterior(capsys: pytest.CaptureFixture) -> None:
-    spreads = load_script("extending").main()
+@pytest.fixture(scope="module")
+def page() -> dict:
+    """The names of the page after its blocks have run, one after another."""
+    names: dict = {}
+    for block, printed in pages.run(ROOT / "docs" / "extending.md", names=names):
+        assert pages.words(printed) == pages.words(block[2] or "")
+    return names
+
+
+def test_toy_kernel_and_metric_sample_the_posterior(page: dict) -> None:
     # the posterior's is 0.1; bias_tolerance allows 5% of it, and 2,000 draws of an autocorrelation
     # of e^-1/2 (about 480 in effect) have a standard error of 3.2%: four of them
-    for spread in spreads.values():
+    assert [*page["spreads"]] == ["ClippedSGLD", "SGHMC"]
+    for spread in page["spreads"].values():
         assert spread == pytest.approx(0.1, rel=0.05 + 4 * 0.032)
-    assert capsys.readouterr().out.startswith("{'ClippedSGLD':")
 
 
 @pytest.mark.parametrize("part", ["kernel", "metric"])
@@ -35,8 +44,8 @@ def test_each_takes_fewer_than_sixty_lines(part: str) -> None:
     assert found.group(1).count("\n") < 60
 
 
-def test_an_argument_of_its_own_is_recorded_and_replaced() -> None:
-    kernel = load_script("extending").ClippedSGLD(potential_fn=lambda z: z @ z / 2, most=5.0)
+def test_an_argument_of_its_own_is_recorded_and_replaced(page: dict) -> None:
+    kernel = page["ClippedSGLD"](potential_fn=lambda z: z @ z / 2, most=5.0)
     assert kernel.settings.record()["most"] == 5.0
     assert kernel.replace(most=7.0).settings.most == 7.0
     assert "most=5.0" in repr(kernel)

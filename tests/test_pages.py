@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import BLOCK, words
+from pages import BLOCK, OPTIONAL, words
 
 from numpyro_geom.diagnostics.report import KINDS
 
@@ -43,6 +43,11 @@ def test_pages(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("package", sorted(OPTIONAL))
+def test_what_blocks_of_pages_need(package: str) -> None:
+    pytest.importorskip(package, reason="blocks of docs/how_to/data.md that need it are not run")
 
 
 def test_gallery_shows_every_example() -> None:
@@ -78,7 +83,12 @@ QUESTIONS = {
     "which kernel for 500,000 rows": ("choosing.md", ["many rows and a regression", "`SGHMC`"]),
     "what call": ("how_to/many_rows.md", ["MCMC(SGHMC(model), num_warmup=1000"]),
     "what gain": ("choosing.md", ["seconds to 1,000 effective draws", "NUTS"]),
-    "is it right": ("trust.md", ["print(diagnose(mcmc))", "From symptom to remedy"]),
+    "is it right": ("trust.md", ["print(diagnose(mcmc))", "What each tool cannot see"]),
+    "diagnose flagged my run": ("how_to/flagged.md", ["what to change", "minibatch noise binds"]),
+    "how to plot in ArviZ": ("how_to/arviz.md", ["to_inference_data", "az.plot_trace"]),
+    "my own kernel or metric": ("extending.md", ["## A kernel", "## A metric"]),
+    "data from a file": ("how_to/data.md", ["read_csv", "Parquet", "DataLoader"]),
+    "which call": ("cheat_sheet.md", ["leaves invariant", "cost"]),
     "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "SGHMC("]),
     "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
 }
@@ -102,7 +112,7 @@ def test_an_answer_is_two_clicks_from_home(question: str) -> None:
 
 
 def test_every_line_of_a_report_is_explained() -> None:
-    text = (ROOT / "docs" / "trust.md").read_text()
+    text = (ROOT / "docs" / "how_to" / "flagged.md").read_text()
     table = text.partition("## The lines of the report")[2].partition("\n## ")[0]
     cells = {line.split("|")[1] for line in table.splitlines() if line.startswith("|")}
     explained = {name.strip() for cell in cells for name in cell.split(";")}

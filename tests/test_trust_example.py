@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import pages
 import pytest
 from scripts import load_script
 
@@ -32,6 +33,16 @@ def test_quick_run_writes_tables_and_figures(example: ModuleType, tmp_path: Path
     report = (tmp_path / "tables" / "trust_step.md").read_text()
     # h lam_H is about 2, so that the stiffest variance is twice the target's: 80 draws see that
     assert re.search(r"^!!  configurational temperature", report, re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::numpyro_geom._warning.SamplingWarning")  # short runs
+def test_page_runs_block_after_block() -> None:
+    few = {"num_warmup=500, num_samples=1000": "num_warmup=30, num_samples=60, progress_bar=False"}
+    few["jax.random.key(3), X, y"] = "jax.random.key(3), X, y, num_warmup=30, num_samples=60"
+    names: dict = {}
+    assert len([*pages.run(ROOT / "docs" / "trust.md", few, names)]) == 10
+    assert 0 <= names["test"].p_value <= 1
 
 
 def test_page_includes_every_table_and_figure() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tutorials
+from pages import BLOCK
 
 import numpyro_geom
 from numpyro_geom import SGHMC, RiemannianLaplace
@@ -39,6 +40,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpyro_geom, "RiemannianLaplace", straight)
 
 
+SMALL = {
+    "regression": {"= 500_000, 2_000, 1_000": "= 3_000, 300, 30"},
+    "laplace": {"num_draws = 500": "num_draws = 50"},
+    "hierarchical": {"= 10_000, 400_000, 1_000": "= 300, 600, 30"},
+    "long_run": {"= 2_000_000, 1_000": "= 1_000, 40"},
+    "network": {"= 1_438, 100, 100": "= 200, 16, 2"},
+}
+"""What runs in the place of a script's numbers."""
+
+
+def small(name: str, out: Path) -> dict[str, str]:
+    """Printed output of each part of a small run."""
+    text = tutorials.script(name).read_text()
+    assert all(text.count(line) == 1 for line in SMALL[name])
+    return tutorials.run(name, out, SMALL[name])
+
+
 def shown(name: str, kind: str) -> set[str]:
     """What is in the documentation of a tutorial, without what names have in common."""
     start = f"tutorial_{name}_"
@@ -47,10 +65,15 @@ def shown(name: str, kind: str) -> set[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_includes_every_part_table_and_figure(name: str) -> None:
+    """Its Python blocks are the parts of the script in their order, so the page runs as they do."""
     page = (DOCS / "tutorials" / f"{name}.md").read_text()
-    included = re.findall(rf'^--8<-- "examples/tutorial_{name}.py:(\w+)"$', page, re.M)
+    lines = "".join(block[1] for block in BLOCK.finditer(page)).splitlines()
     parts = [part for part, _, _ in tutorials.parts(tutorials.script(name).read_text()) if part]
-    assert included == parts
+    assert lines == [
+        f'--8<-- "examples/tutorial_{name}.py:{part}"'
+        for part in parts
+        if part not in tutorials.NOT_SHOWN
+    ]
     tables = re.findall(rf'^--8<-- "tables/tutorial_{name}_(\w+)\.md"$', page, re.M)
     assert len(tables) == len(set(tables))
     assert set(tables) == shown(name, "tables")
@@ -64,7 +87,7 @@ def test_page_includes_every_part_table_and_figure(name: str) -> None:
 @pytest.mark.arviz
 @pytest.mark.slow
 def test_regression(tmp_path: Path) -> None:
-    printed = tutorials.run("regression", tmp_path, "--small")
+    printed = small("regression", tmp_path)
     assert set(printed) == shown("regression", "tables")
     assert {p.stem for p in tmp_path.glob("*.png")} == shown("regression", "figures")
     assert printed["trial"].startswith("scalar ")
@@ -78,7 +101,7 @@ def test_regression(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_laplace(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the examples extra is not installed")
-    printed = tutorials.run("laplace", tmp_path, "--small")
+    printed = small("laplace", tmp_path)
     assert set(printed) == shown("laplace", "tables")
     assert {p.stem for p in tmp_path.glob("*.png")} == shown("laplace", "figures")
     shape = {
@@ -89,7 +112,7 @@ def test_laplace(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hierarchical(tmp_path: Path) -> None:
-    printed = tutorials.run("hierarchical", tmp_path, "--small")
+    printed = small("hierarchical", tmp_path)
     assert set(printed) == shown("hierarchical", "tables")
     assert {p.stem for p in tmp_path.glob("*.png")} == shown("hierarchical", "figures")
     assert len(re.findall(r"^(?:NUTS|SGHMC) ", printed["cost"], re.M)) == 3
@@ -98,7 +121,7 @@ def test_hierarchical(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_long_run(tmp_path: Path) -> None:
     pytest.importorskip("zarr", reason="the runs extra is not installed")
-    printed = tutorials.run("long_run", tmp_path, "--small")
+    printed = small("long_run", tmp_path)
     assert set(printed) == shown("long_run", "tables")
     assert printed["resume"] == "40 draws per chain, finished: True\n"
     assert printed["same"].endswith("without a break: True\n")
@@ -110,7 +133,7 @@ def test_long_run(tmp_path: Path) -> None:
 def test_network(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the examples extra is not installed")
     pytest.importorskip("flax", reason="the test extra is not installed")
-    printed = tutorials.run("network", tmp_path, "--small")
+    printed = small("network", tmp_path)
     assert set(printed) == shown("network", "tables")
     assert {p.stem for p in tmp_path.glob("*.png")} == shown("network", "figures")
     assert len(re.findall(r"^(?:one|four|chains).*?( +[\d.]+){4}$", printed["predict"], re.M)) == 3

@@ -5,7 +5,9 @@
 A part is the code between ``# --8<-- [start:NAME]`` and ``# --8<-- [end:NAME]``, which the page of
 the tutorial includes. The printed output of the part goes to
 ``docs/tables/tutorial_SCRIPT_NAME.md``, and the figures of the script go to
-``docs/figures/tutorial_SCRIPT_*.png``.
+``docs/figures/tutorial_SCRIPT_*.png``. Code between parts, and a part ``cost``, is not on the page:
+it takes times. It sees the names of the parts, and no part sees its names, so that a page runs as
+it is shown.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
+
+from pages import changed
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"^# --8<-- \[(start|end):(\w+)\]$")
+NOT_SHOWN = {"", "cost"}
 GREY = "#808080"
 """Of text and axes: seen on white pages and on dark ones."""
 STYLE = {
@@ -47,20 +51,28 @@ def parts(text: str) -> Iterator[tuple[str, int, str]]:
                 name, first = (found[2] if found[1] == "start" else ""), k + 1
 
 
-def run(name: str, out: Path, *arguments: str) -> dict[str, str]:
-    """Printed output of each part; files are written to `out`."""
+def run(name: str, out: Path, small: dict[str, str] | None = None) -> dict[str, str]:
+    """Printed output of each part; files are written to `out`.
+
+    Args:
+        name: of the tutorial.
+        out: a folder.
+        small: lines of the script, and what runs in place of each.
+    """
     import matplotlib as mpl
 
     path, printed = script(name), {}
-    names = {"__name__": "__main__", "__file__": str(path)}
-    with (
-        patch.object(sys, "argv", [str(path), "--out", str(out), *arguments]),
-        mpl.rc_context(STYLE),
-    ):
+    of_page = {"__name__": "__main__"}
+    not_shown = {**of_page}
+    with contextlib.chdir(out), mpl.rc_context(STYLE):
         for part, above, code in parts(path.read_text()):
+            shown = part not in NOT_SHOWN
+            not_shown |= of_page
             to = io.StringIO()
             with contextlib.redirect_stdout(to):
-                exec(compile("\n" * above + code, str(path), "exec"), names)
+                code = "\n" * above + changed(code, small or {})
+                code = compile(code, str(path), "exec", dont_inherit=True)
+                exec(code, of_page if shown else not_shown)
             if part and to.getvalue():
                 printed[part] = "\n".join(line.rstrip() for line in to.getvalue().split("\n"))
     return printed
@@ -74,7 +86,6 @@ def main(tutorials: list[str]) -> None:
             old.unlink()
         with tempfile.TemporaryDirectory() as folder:
             for part, text in run(name, Path(folder)).items():
-                text = text.replace(folder, f"tutorial_{name}")
                 print(text, flush=True)
                 table = tables / f"tutorial_{name}_{part}.md"
                 table.write_text(f"```text\n{text.strip(chr(10))}\n```\n")
