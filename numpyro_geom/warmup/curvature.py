@@ -15,6 +15,7 @@ from .. import _random
 from .._linalg import balanced_roots, eigenvalues
 from .._util import key_word, lazy_cond, ravel, scattered_floats
 from ..model.derivatives import jvp, linearize, second_order
+from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
 from ..model.scale import times
 from ..sampling.algorithm import rule_temperature
@@ -27,6 +28,9 @@ PyTree = Any
 SMALLEST_SHARE = 2.0**-20
 """Smallest share of a length: it means that no energy within reach is finite."""
 COLUMNS_AT_ONCE = 16
+ROWS_PER_PARAMETER = 4
+"""Rows per parameter from which products with a Hessian are taken, at least. The eigenvalues of a
+Hessian that is the identity then come out between .25 and 2.25."""
 PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
@@ -89,7 +93,7 @@ def measure(
 
     def curvature_at(flat: jax.Array) -> Callable:
         """The product with A^{1/2} H A^{1/2}."""
-        _, hvp = linearize(jax.grad(lambda p: potential.energy(p, batch)), unravel(flat))
+        hvp = hessian_at(potential, unravel(flat), rng_key)
 
         def product(v: jax.Array) -> jax.Array:
             v = ravel(hvp(unravel(root(v))))[0]
@@ -440,6 +444,31 @@ def diagonal_curvature(
         return jnp.where(jnp.isfinite(found) & (found > 0), found, curvature)
 
     return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
+
+
+def hessian_at(
+    potential: Potential, position: PyTree, rng_key: jax.Array
+) -> Callable[[PyTree], PyTree]:
+    """The product with the Hessian at a position, on `ROWS_PER_PARAMETER` or on all rows."""
+    size, most = ravel(position)[0].size, potential.num_data
+    rows = min(CURVATURE_ROWS, most)
+    parts = 1 if potential.deterministic else -(-min(ROWS_PER_PARAMETER * size, most) // rows)
+
+    def grad_on(rng_key: jax.Array) -> Callable:
+        batch = potential.curvature_batch(rng_key)
+        return jax.grad(lambda position: potential.energy(position, batch))
+
+    if parts <= 1:
+        return linearize(grad_on(rng_key), position)[1]
+
+    def product(v: PyTree) -> PyTree:
+        def add(k: jax.Array, total: PyTree) -> PyTree:
+            found = jvp(grad_on(_random.fold_in(rng_key, k)), position, v)[1]
+            return jax.tree.map(lambda x, y: x + y / parts, total, found)
+
+        return lax.fori_loop(0, parts, add, jax.tree.map(jnp.zeros_like, v))
+
+    return product
 
 
 def _noise_covariance(

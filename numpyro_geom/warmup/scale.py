@@ -18,10 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .. import _random
 from .._util import all_finite, key_word, lazy_cond, ravel, scattered_floats, tree_where
-from ..model.derivatives import jvp
-from ..model.model import CURVATURE_ROWS
 from ..model.newton import Place
 from ..model.potential import Potential
 from ..model.scale import LowRankRoot, Scale, scale_about, times
@@ -29,16 +26,13 @@ from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
 from ..sampling.target import Target
-from .curvature import diagonal_curvature, roots, within_reach
+from .curvature import diagonal_curvature, hessian_at, roots, within_reach
 from .lanczos import ritz_vectors
 
 PyTree = Any
 
 LOW_RANK_PRODUCTS = 32
 """Products with the Hessian, and so the most directions of a low rank."""
-LOW_RANK_ROWS = 4
-"""Rows per parameter from which these products are taken. The eigenvalues of a Hessian that is the
-identity would come out between .25 and 2.25."""
 MOST_COUPLED = 0.1
 """Largest curvature, relative to 1, by which a direction is coupled to others after scaling."""
 OUTLIER = 1.5
@@ -105,16 +99,7 @@ def low_rank_root(
             gradients.
         rng_key: for the rows.
     """
-    rows = min(CURVATURE_ROWS, potential.num_data)
-    parts = -(-min(LOW_RANK_ROWS * flat.size, potential.num_data) // rows)
-    parts = 1 if potential.deterministic else parts
-
-    def product(vector: jax.Array) -> jax.Array:
-        def add(k: jax.Array, total: jax.Array) -> jax.Array:
-            batch = potential.curvature_batch(_random.fold_in(rng_key, k))
-            return total + jvp(jax.grad(lambda x: potential.energy(x, batch)), flat, vector)[1]
-
-        return lax.fori_loop(0, parts, add, jnp.zeros_like(flat)) / parts
+    product = hessian_at(potential, flat, rng_key)
 
     def closer(_: jax.Array, seen: tuple) -> tuple:
         diagonal, (values, vectors, errors) = seen
