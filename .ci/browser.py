@@ -156,10 +156,16 @@ def search(page: Page, address: str) -> list[str]:
     page.set_viewport_size({"width": WIDTHS[0], "height": 900})
     for words, wanted in SEARCHES.items():
         page.goto(address)
-        page.get_by_role("textbox", name="Search").fill(words)
-        try:
-            page.wait_for_selector(".md-search-result__item", timeout=10_000)
-        except TimeoutError:
+        box = page.get_by_role("textbox", name="Search")
+        box.fill(words)
+        for _ in range(20):
+            box.press("End")  # the page may not have listened yet when the box was filled
+            try:
+                page.wait_for_selector(".md-search-result__item", timeout=500)
+                break
+            except TimeoutError:
+                continue
+        else:
             problems.append(f"search for {words!r} finds nothing")
             continue
         links = page.query_selector_all(".md-search-result__item > a")
