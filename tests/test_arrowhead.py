@@ -18,7 +18,7 @@ from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, SGRLD, Expansion
+from numpyro_geom import SGHMC, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
@@ -243,6 +243,9 @@ def test_chains_have_the_exact_moments(batch_size: int | None) -> None:
         assert np.abs(np.log(ratio) * np.sqrt(2 * ess)).max() < 4.5 + 0.01 * np.sqrt(2 * 2000), name
     if batch_size is not None:
         assert mcmc.last_state.control.anchor.curvature.misfit < 1e-4
+    printed = " ".join(str(step_size_summary(mcmc)).split())
+    assert "300 groups of 1 (level) and 2 shared" in printed
+    assert ("misfit" in printed) == (batch_size is not None)
 
 
 def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:

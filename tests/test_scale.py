@@ -534,6 +534,7 @@ def test_law_with_a_low_rank() -> None:
     # the step may raise variances by its tolerance of 10%, in the stiffest direction
     error = np.sqrt(2 / sizes)
     ratios = np.square(along.std((0, 1)))
+    assert "a diagonal and" in " ".join(str(step_size_summary(mcmc)).split())
     assert (ratios < 1.1 + SIGMAS * error).all()
     assert (ratios > 1 - SIGMAS * error).all()
 

@@ -236,6 +236,8 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
             yield Check(title, float(means.mean()), where=where)
     if "scale_condition" in attrs:
         where = "of the learned covariance"
+        if "scale_structure" in attrs:
+            where = f"of the learned variances: {attrs['scale_structure']}"
         yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
     if "noise_with_control_variate" in attrs:
         plain, corrected = (

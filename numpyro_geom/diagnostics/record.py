@@ -255,7 +255,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         - ``clamped``: share of entries with more minibatch noise than injected noise;
         - ``relaxation_steps``: steps in which the slowest direction relaxes; ``relaxations``: how
           many such times a chain spans;
-        - ``scale_condition``: condition number of the covariance of the scaled coordinates;
+        - ``scale_condition``: condition number of the covariance of the scaled coordinates (of its
+          diagonal if it is structured); ``scale_structure``: that structure, in words;
         - ``noise_without_control_variate`` and ``noise_with_control_variate``: largest eigenvalues
           of the minibatch noise, if the control variate was chosen automatically;
         - ``curvature_ratio``: largest over smallest curvature in the second half of warm-up;
@@ -287,6 +288,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     if (choice := kernel.bound.choice) is not None:
         found["noise_without_control_variate"], found["noise_with_control_variate"] = choice.noise
     text = {"bias_note": _without_bias(kernel)}
+    if structure := _structure(state):
+        text["scale_structure"] = structure
     if is_measured(mcmc):
         rate = _by_chain(kernel.facts.rate(adaptation.slowest, dynamics))
         curvature, noise = _by_chain(adaptation.curvature), _by_chain(adaptation.noise)
@@ -298,7 +301,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         if not text["bias_note"]:
             parts = kernel.facts.bias(curvature, noise, h.mean(1), dynamics)
             found["bias_discretisation"], found["bias_noise"], terms = parts
-            text = {"bias_terms": terms}
+            del text["bias_note"]
+            text["bias_terms"] = terms
     elif not text["bias_note"]:
         text["bias_note"] = (
             "not measured, because step_size and num_steps are both given (num_steps='auto' "
@@ -331,6 +335,19 @@ def learned_scale(mcmc: MCMC) -> xr.DataArray | None:
         coords={dim: names for dim in dims},
         attrs={"description": "covariance of the unconstrained parameters that warm-up learned"},
     )
+
+
+def _structure(state: Any) -> str:
+    """The structure of the scale in words; empty for a matrix, a diagonal and no scale."""
+    scale = getattr(state, "scale", ())
+    if not scale or not scale.has_both:
+        return ""
+    if not scale.is_structured:
+        most = int(np.max(np.sum(np.asarray(scale.root.factors) != 1, axis=-1)))
+        return f"a diagonal and {most} other directions"
+    curvature = state.control.anchor.curvature if state.control else ()
+    misfit = f", misfit {np.max(np.asarray(curvature.misfit)):.1g}" if curvature else ""
+    return f"{scale.root.layout!r}{misfit}"
 
 
 def _by_chain(x: Any) -> np.ndarray:
