@@ -20,7 +20,7 @@ from jax import lax
 
 from .._util import all_finite, key_word, lazy_cond, ravel, scattered_floats, tree_where
 from ..model.newton import Place
-from ..model.potential import Potential
+from ..model.potential import Potential, in_coordinates
 from ..model.scale import LowRankRoot, Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
@@ -75,16 +75,21 @@ def scale_of_diagonal(
     """The coordinates of the Hessian's diagonal, for too many parameters for a matrix."""
     potential, (centre, unravel) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
-    batch = potential.curvature_batch(rng_key)
-    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
-    direction = rule_temperature(target.temperature) ** 0.5 * root * noise
-    # at a place that is flatter than the target, L is too large
-    root *= within_reach(
-        lambda x: potential.energy(unravel(x), batch), centre, direction, 1.0, target.temperature
-    )
+    seen = in_coordinates(potential, unravel)
+    root *= share_within_reach(seen, centre, root, target.temperature, rng_key)
     if settings.dense_scale:
         return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
     return scale_about(centre, root, 1 / root)
+
+
+def share_within_reach(
+    potential: Potential, centre: jax.Array, root: Any, temperature: float, rng_key: jax.Array
+) -> jax.Array:
+    """The share of L that counts: at a place that is flatter than the target, L is too large."""
+    batch = potential.curvature_batch(rng_key)
+    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
+    direction = rule_temperature(temperature) ** 0.5 * times(root, noise)
+    return within_reach(lambda x: potential.energy(x, batch), centre, direction, 1.0, temperature)
 
 
 def low_rank_root(

@@ -64,7 +64,7 @@ from ..sampling.algorithm import Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
-from .curvature import largest_noise, look_around, within_reach
+from .curvature import largest_noise, look_around
 from .scale import (
     LOW_RANK_PRODUCTS,
     block_mask,
@@ -72,6 +72,7 @@ from .scale import (
     low_rank_root,
     scale_of_diagonal,
     scale_of_law,
+    share_within_reach,
 )
 
 PyTree = Any
@@ -535,16 +536,7 @@ def find_low_rank(
     )
     root: LowRankRoot = place.root
     root = replace(root, factors=jnp.where(place.extra, root.factors, 1))
-    noise = scattered_floats(key_word(rng_key), position.size, position.dtype)
-    batch = potential.curvature_batch(rng_key)
-    # at a place that is flatter than the target, L is too large
-    share = within_reach(
-        lambda x: potential.energy(x, batch),
-        place.position,
-        tau**0.5 * root.times(noise),
-        1.0,
-        target.temperature,
-    )
+    share = share_within_reach(potential, place.position, root, target.temperature, rng_key)
     return place.position, scale_about(place.position, root.then(share * ones))
 
 
