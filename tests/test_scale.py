@@ -467,14 +467,19 @@ def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) 
     assert (np.abs(found / exact - 1) < 4 * error).all()
 
 
-def few_directions(size: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A precision, and eight linear functions of the parameters with their sds, from .1 to 30.
+WIDTHS = (0.1, 0.1, 0.12, 0.15, 0.2, 10.0, 20.0, 30.0)
+
+
+def few_directions(
+    widths: tuple[float, ...] = WIDTHS, size: int = 300
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A precision, and linear functions of the parameters with these sds.
 
     All other directions have sd 1. Two parameters in a row also differ in their units.
     """
     rng = np.random.default_rng(0)
-    directions = np.linalg.qr(rng.normal(size=(size, 8)))[0].T
-    sds = np.array([0.1, 0.1, 0.12, 0.15, 0.2, 10.0, 20.0, 30.0])
+    directions = np.linalg.qr(rng.normal(size=(size, len(widths))))[0].T
+    sds = np.array(widths)
     units = np.where(np.arange(size) % 2, 1.0, 30.0)
     precision = np.eye(size) + directions.T @ ((sds**-2 - 1)[:, None] * directions)
     return precision / units / units[:, None], directions / units, sds
@@ -517,6 +522,27 @@ def test_a_low_rank_is_found_far_from_the_mass() -> None:
     assert distance < 300  # nearer than the typical set, whose mean is 300
     values, _ = curvatures(False)
     assert values[-1] / values[0] > 1e4
+
+
+def test_a_low_rank_has_the_level_of_the_other_directions() -> None:
+    """Five stiff directions are most of the diagonal, so that it leaves all others at 1/40.
+
+    A diagonal of the whole Hessian cannot make these others equal. So the condition number is
+    compared with that of a root of the same form from the exact diagonal and eigenvectors.
+    """
+    precision, _, _ = few_directions((0.02,) * 5)
+    matrix = jnp.asarray(precision)
+    kernel = SGHMC(potential_fn=lambda z: z @ matrix @ z / 2)
+    scale = kernel.init(random.key(0), 10, jnp.zeros(300), (), {}).scale
+    root = np.asarray(jax.vmap(lambda v: times(scale.root, v))(jnp.eye(300))).T
+    diagonal = np.diagonal(precision) ** -0.5
+    values, vectors = np.linalg.eigh(diagonal[:, None] * precision * diagonal)
+    level = np.median(values)
+    factors = np.where(values > 4 * values[-6], np.sqrt(level / values), 1)  # of the five
+    exact = diagonal[:, None] * (vectors * factors) @ vectors.T
+    found, best = (np.linalg.cond(x.T @ precision @ x) for x in (root, exact))
+    assert np.sum(factors != 1) == 5
+    assert found < 1.5 * best
 
 
 @pytest.mark.usefixtures("optimised")
