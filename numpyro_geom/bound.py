@@ -19,7 +19,7 @@ from ._util import ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
-from .model.arrowhead import Layout, are_separate, find_layout
+from .model.arrowhead import Layout, are_groups, find_layouts
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
@@ -350,12 +350,15 @@ def _layout(bound: Bound, position: PyTree) -> Layout | None:
         for site in (() if bound.plan is None else bound.plan.sites)
         if site.name in position
     }
-    layout = find_layout({name: jnp.shape(x) for name, x in position.items()}, plates)
     flat, to_sites = ravel(position)
     vector = in_coordinates(potential, to_sites)
-    if layout is None or not are_separate(vector, layout, flat.dtype):
-        return None
-    return layout
+    crossed = None
+    for layout in find_layouts({name: jnp.shape(x) for name, x in position.items()}, plates):
+        separate, nested = are_groups(vector, layout, flat.dtype)
+        if separate and (nested or layout.rest is None):
+            return layout
+        crossed = layout if separate else crossed
+    return crossed
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

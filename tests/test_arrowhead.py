@@ -24,7 +24,8 @@ from numpyro_geom.model.arrowhead import (
     Arrowhead,
     Layout,
     derivatives_at,
-    find_layout,
+    find_layouts,
+    find_parents,
     root_of,
     unit_root,
 )
@@ -40,25 +41,37 @@ ROUNDING = 1e-11
 GROUPS = 9
 SHAPES = {"a": (GROUPS,), "b": (2, GROUPS), "m": (3,), "s": ()}
 PLATES = {"a": [("p", 0)], "b": [("p", 1)]}
+INNER = 23
+PARENTS = np.random.default_rng(0).integers(0, GROUPS, INNER)
+NESTED = {**SHAPES, "c": (INNER, 2)}, {**PLATES, "c": [("q", 0)]}
 
 
-@pytest.fixture
-def layout() -> Layout:
-    found = find_layout(SHAPES, PLATES)
-    assert found is not None
-    return found
+@pytest.fixture(params=[(SHAPES, PLATES), NESTED], ids=["groups", "nested"])
+def layout(request: Any) -> Layout:
+    return find_layouts(*request.param)[0]
 
 
-def coupled(layout: Layout, strength: float = 0.0) -> Any:
-    """A convex energy whose groups depend on the shared parameters, and on each other if asked."""
-    width = layout.num_local + layout.num_shared
-    matrix = 0.3 * random.normal(random.key(1), (GROUPS, 20, width))
+def size_of(layout: Layout) -> int:
+    return sum(int(np.prod(shape)) for shape in layout.shapes)
+
+
+def coupled(layout: Layout, strength: float = 0.0, parents: Any = PARENTS) -> Any:
+    """A convex energy whose groups depend on what contains them, and on each other if asked."""
+
+    def of_groups(key: int, local: jax.Array, *others: jax.Array) -> jax.Array:
+        both = jnp.concatenate([local, *others], 1)
+        matrix = 0.3 * random.normal(random.key(key), (len(both), 20, both.shape[1]))
+        return jnp.sum(jnp.cosh(jnp.einsum("gij,gj->gi", matrix, both)))
 
     def energy(vector: jax.Array) -> jax.Array:
-        shared, local = layout.split(vector)
-        both = jnp.concatenate([local, jnp.broadcast_to(shared, (GROUPS, shared.size))], 1)
-        own = jnp.sum(jnp.cosh(jnp.einsum("gij,gj->gi", matrix, both)))
-        return own + strength * jnp.sum(local[1:] * local[:-1])
+        shared, groups, *inner = layout.parts(vector)
+        own = of_groups(1, groups, jnp.broadcast_to(shared, (len(groups), shared.size)))
+        for local in inner:
+            own += of_groups(
+                2, local, groups[parents], jnp.broadcast_to(shared, (len(local), shared.size))
+            )
+        last = [groups, *inner][-1]
+        return own + strength * jnp.sum(last[1:] * last[:-1])
 
     return energy
 
@@ -73,34 +86,42 @@ def coupled(layout: Layout, strength: float = 0.0) -> Any:
         (
             {"person": (50,), "item": (9,), "mean": ()},
             {"person": [("persons", 0)], "item": [("items", 0)]},
-            "50 groups of 1 (person) and 10 shared",
+            "50 groups of 1 (person), 9 groups of 1 (item) and 1 shared"
+            " or 50 groups of 1 (person) and 10 shared",
         ),
         # the inner one of two nested plates
         (
             {"school": (20, 10), "district": (10,)},
             {"school": [("schools", 0), ("districts", 1)], "district": [("districts", 0)]},
-            "200 groups of 1 (school) and 10 shared",
+            "200 groups of 1 (school), 10 groups of 1 (district) and 0 shared"
+            " or 200 groups of 1 (school) and 10 shared",
         ),
         ({"w": (300,), "s": ()}, {}, "300 groups of 1 (w) and 1 shared"),
-        ({"w": (7,)}, {"w": [("p", 0)]}, "None"),  # too few groups
-        ({"u": (300,), "v": (310,)}, {"u": [("p", 0)], "v": [("q", 0)]}, "None"),
+        ({"w": (7,)}, {"w": [("p", 0)]}, ""),  # too few groups
+        (
+            {"u": (300,), "v": (310,)},
+            {"u": [("p", 0)], "v": [("q", 0)]},
+            "310 groups of 1 (v), 300 groups of 1 (u) and 0 shared",
+        ),
     ],
 )
 def test_layout(shapes: dict, plates: dict, expected: str) -> None:
-    found = find_layout(shapes, plates)
-    assert str(found) == expected
-    if found is not None:
-        size = sum(int(np.prod(shape)) for shape in shapes.values())
-        vector = jnp.arange(size, dtype=float)
-        np.testing.assert_array_equal(found.join(*found.split(vector)), vector)
+    found = find_layouts(shapes, plates)
+    assert " or ".join(map(str, found)) == expected
+    for layout in found:
+        vector = jnp.arange(size_of(layout), dtype=float)
+        np.testing.assert_array_equal(layout.whole(layout.parts(vector)), vector)
 
 
 def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     energy = coupled(layout)
-    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    size = size_of(layout)
     vector, unit = random.normal(random.key(0), (size,)), jnp.eye(size)
     potential = function_potential(energy)
-    value, gradient, found, misfit = derivatives_at(potential, vector, layout)
+    parents = find_parents(potential, vector, layout)
+    start = unit_root(layout, vector.dtype, parents)
+    np.testing.assert_array_equal(jax.vmap(start.times)(unit), unit)
+    value, gradient, found, misfit = derivatives_at(potential, vector, layout, start)
     hessian = jax.hessian(energy)(vector)
     np.testing.assert_allclose(value, energy(vector), rtol=ROUNDING)
     np.testing.assert_allclose(gradient, jax.grad(energy)(vector), rtol=ROUNDING, atol=1e-9)
@@ -113,26 +134,27 @@ def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     np.testing.assert_allclose(jax.vmap(root.solve)(unit).T @ matrix, unit, atol=ROUNDING)
     np.testing.assert_allclose(root.variances(), jnp.diag(matrix @ matrix.T), rtol=ROUNDING)
     corner = random.normal(random.key(3), (4, 4))
-    width = jnp.exp(random.normal(random.key(4), (GROUPS, 3)))
+    width = jnp.exp(random.normal(random.key(4), (size,)))
     new = root.then((corner, jnp.linalg.inv(corner)), width)
-    further = jax.vmap(
-        lambda x: layout.join(corner @ layout.split(x)[0], width * layout.split(x)[1])
-    )(unit).T
+    shared_first = jax.vmap(lambda x: corner @ layout.parts(x)[0])(unit)
+    each = jax.vmap(layout.parts)(jnp.diag(width))[1:]
+    further = jax.vmap(lambda *parts: layout.whole(parts))(shared_first, *each).T
     again = jax.vmap(new.times)(unit).T
     np.testing.assert_allclose(again, matrix @ further, atol=1e-9)
     np.testing.assert_allclose(jax.vmap(new.solve)(unit).T @ again, unit, atol=1e-9)
 
 
 def test_misfit_tells_of_groups_that_depend_on_each_other(x64: None, layout: Layout) -> None:
-    vector = jnp.zeros(sum(int(np.prod(shape)) for shape in SHAPES.values()))
-    unit = unit_root(layout, vector.dtype)
-    energy = function_potential(coupled(layout, 0.1))
-    assert derivatives_at(energy, vector, layout, unit)[3] > 0.01
+    vector = jnp.zeros(size_of(layout))
+    for strength, low, high in ((0.0, 0, ROUNDING), (0.1, 0.01, 1)):
+        energy = function_potential(coupled(layout, strength))
+        unit = unit_root(layout, vector.dtype, find_parents(energy, 1 + vector, layout))
+        assert low <= derivatives_at(energy, vector, layout, unit)[3] <= high
 
 
 def test_a_hessian_that_is_not_exact_is_not_used(x64: None, layout: Layout) -> None:
     potential = function_potential(coupled(layout))
-    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    size = size_of(layout)
     first, second = random.normal(random.key(0), (2, size))
     anchor = anchor_at(potential, first, layout)
     curvature: Any = anchor.curvature
@@ -248,6 +270,72 @@ def test_chains_have_the_exact_moments(batch_size: int | None) -> None:
     assert ("misfit" in printed) == (batch_size is not None)
 
 
+DISTRICTS, SCHOOLS = 40, 300
+
+
+def schools(y: Any, school: Any, district: Any, crossed: bool = False) -> None:
+    """Pupils in schools in districts; or two plates that cross."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("districts", int(district.max()) + 1):
+        a = numpyro.sample("a", dist.Normal(mu, 0.7))
+    with numpyro.plate("schools", int(school.max()) + 1):
+        b = numpyro.sample("b", dist.Normal(0 if crossed else a[district], 0.5))
+    with numpyro.plate("rows", len(y)) as i:
+        mean = b[school[i]] + (a[district[i]] if crossed else 0)
+        numpyro.sample("y", dist.Normal(mean, NOISE), obs=y[i])
+
+
+@pytest.mark.usefixtures("optimised")
+def test_schools_in_districts_have_the_exact_moments() -> None:
+    """All is normal, so the moments follow from the matrix of second derivatives."""
+    rng = np.random.default_rng(0)
+    district = rng.integers(0, DISTRICTS, SCHOOLS)
+    district[0] = DISTRICTS - 1
+    school = rng.permutation(np.repeat(np.arange(SCHOOLS), 10))
+    y = (1 + rng.normal(size=SCHOOLS)[school] + rng.normal(size=school.size)).astype("f4")
+    size = DISTRICTS + SCHOOLS + 1
+    # a row of each factor: the parameters' weights, then the number it is compared with
+    eye = np.eye(size)
+    a, b, mu = eye[:DISTRICTS], eye[DISTRICTS:-1], eye[-1:]
+    weights = np.concatenate([mu / 5, (a - mu) / 0.7, (b - a[district]) / 0.5, b[school] / NOISE])
+    sights = np.concatenate([np.zeros(size), y / NOISE])
+    covariance = np.linalg.inv(weights.T @ weights)
+    mean, sd = covariance @ weights.T @ sights, np.sqrt(np.diag(covariance))
+    kernel = SGHMC(schools, batch_size=512, control_variate=2, bias_tolerance=0.02)
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=1500, progress_bar=False)
+    mcmc.run(random.key(2), jnp.asarray(y), school, district)
+    assert str(kernel.settings.layout) == (
+        f"{SCHOOLS} groups of 1 (b), {DISTRICTS} groups of 1 (a) and 1 shared"
+    )
+    assert mcmc.last_state.control.anchor.curvature.misfit < 1e-4
+    np.testing.assert_array_equal(mcmc.last_state.scale.root.edges.parents, district)
+    draws = mcmc.get_samples()
+    found = np.concatenate([draws["a"], draws["b"], draws["mu"][:, None]], 1).astype(float)
+    ess = effective_sample_size(found[None])
+    assert np.min(ess) > 200
+    z = (found.mean(0) - mean) / sd * np.sqrt(ess)
+    # 341 numbers: 4.5 standard errors is one false alarm in 400 runs
+    assert np.abs(z).max() < 4.5
+    spread = np.abs(np.log(found.std(0) / sd)) * np.sqrt(2 * ess)
+    assert spread.max() < 4.5 + 0.01 * np.sqrt(2 * 1500)
+
+
+def test_two_large_plates_that_cross_keep_their_own_blocks() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, [[300], [280]], (2, 4000))
+    first[0], second[0] = 299, 279
+    kernel = SGHMC(schools)
+    args = jnp.asarray(rng.normal(size=4000), jnp.float32), first, second, True
+    state = kernel.init(random.key(0), 100, None, args, {})
+    assert str(kernel.settings.layout) == "300 groups of 1 (b), 280 groups of 1 (a) and 1 shared"
+    assert (state.scale.root.edges.parents == 280).all()
+    # the precision of each effect without the effects of the other plate
+    count = np.bincount(first)
+    np.testing.assert_allclose(
+        state.scale.root.variances()[280:580], 1 / (count / NOISE**2 + 4), rtol=1e-4
+    )
+
+
 def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:
     groups = 12
     y = data_of(groups)
@@ -256,7 +344,7 @@ def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:
     layout, before = kernel.settings.layout, state.scale.root.variances()
     # a million draws with variance 4 of the levels, and 9 of both shared parameters
     count = 10**6
-    squares = 9.0 * count * jnp.eye(2), jnp.full((groups, 1), 4.0 * count)
+    squares = 9.0 * count * jnp.eye(2), jnp.full(groups + 2, 4.0 * count)
     scale = state.scale._replace(squares=squares, num_draws=jnp.asarray(count))
     due = what_is_due(jnp.asarray(50), jnp.asarray(100), True)
     renewed = renew_scale(

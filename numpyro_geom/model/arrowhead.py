@@ -10,7 +10,7 @@ Its root costs O(G k (k + d) + d^3) operations and O(G k (k + d) + d^2) numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -32,26 +32,22 @@ MOST_LOCAL = 32
 """Most parameters of one group."""
 FEWEST_GROUPS = 8
 PRODUCTS_AT_ONCE = 8
+LEAST_NESTED = 0.9
+"""Share of groups that must lie within one outer group each, for the groups to count as nested."""
+MOST_MIXED = 0.01
+"""Largest relative error of a digit of a group that counts as within one outer group."""
 
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
-# On a CPU a batch of small products is slow. One long product and sums of products are fast.
-
-
-def _spread(edges: jax.Array, shared: jax.Array) -> jax.Array:
-    """C p, shape (G, k)."""
-    return _matmul(edges.reshape(-1, shared.size), shared).reshape(edges.shape[:2])
-
-
-def _gathered(edges: jax.Array, local: jax.Array) -> jax.Array:
-    """C' q, shape (d,)."""
-    return _matmul(local.ravel(), edges.reshape(local.size, edges.shape[2]))
+def _times(matrix: Any, vector: jax.Array) -> jax.Array:
+    """A product with an array, or with an object that has ``times``."""
+    return _matmul(matrix, vector) if isinstance(matrix, jax.Array) else matrix.times(vector)
 
 
 def _by_group(blocks: jax.Array, local: jax.Array) -> jax.Array:
-    """N q, shape (G, k)."""
+    """N q, shape (G, k). On a CPU, sums of products are faster than a batch of small products."""
     return jnp.sum(blocks * local[:, None, :], axis=2)
 
 
@@ -62,14 +58,16 @@ class Layout:
     Attributes:
         names: names of the sites.
         shapes: shape of each site.
-        axes: the axes of each site that run over the groups; empty for a shared site.
+        axes: the axes of each site that run over the groups; empty for other sites.
         num_groups: G.
+        rest: the layout of all sites that belong to no group, if they belong to outer groups.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     axes: tuple[tuple[int, ...], ...]
     num_groups: int
+    rest: Layout | None = None
 
     @property
     def num_local(self) -> int:
@@ -79,11 +77,28 @@ class Layout:
 
     @property
     def num_shared(self) -> int:
-        """D, parameters that belong to no group."""
+        """D, parameters that belong to no group, nor to an outer one."""
+        if self.rest is not None:
+            return self.rest.num_shared
         return sum(prod(x) for x, axes in zip(self.shapes, self.axes, strict=True) if not axes)
 
+    @property
+    def num_products(self) -> int:
+        """Products with vectors that give the Hessian."""
+        return self.num_local + (self.num_shared if self.rest is None else self.rest.num_products)
+
+    def parts(self, vector: jax.Array) -> list[jax.Array]:
+        """The shared parameters, those of the outer groups if there are any, and those of groups."""
+        rest, local = self.split(vector)
+        return [*([rest] if self.rest is None else self.rest.parts(rest)), local]
+
+    def whole(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of `parts`."""
+        *others, local = parts
+        return self.join(others[0] if self.rest is None else self.rest.whole(others), local)
+
     def split(self, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The shared parameters, shape (d,), and those of the groups, shape (G, k)."""
+        """The parameters of no group, in one vector, and those of the groups, shape (G, k)."""
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         shared, local = [], []
         for part, shape, axes in zip(
@@ -124,18 +139,18 @@ class Layout:
 
     def __repr__(self) -> str:
         sites = [n for n, axes in zip(self.names, self.axes, strict=True) if axes]
-        return (
-            f"{self.num_groups} groups of {self.num_local} ({', '.join(sites)}) and "
-            f"{self.num_shared} shared"
-        )
+        groups = f"{self.num_groups} groups of {self.num_local} ({', '.join(sites)})"
+        rest = f"{self.num_shared} shared" if self.rest is None else repr(self.rest)
+        return f"{groups}{' and ' if self.rest is None else ', '}{rest}"
 
 
-def find_layout(
+def find_layouts(
     shapes: Mapping[str, tuple[int, ...]], plates: Mapping[str, Sequence[tuple[str, int]]]
-) -> Layout | None:
-    """The layout with the fewest products for its Hessian, from shapes alone; None without groups.
+) -> list[Layout]:
+    """At most one layout with outer groups and one without, from shapes alone.
 
-    Shapes do not tell whether groups are separate: see `are_separate`.
+    Each is the one with the fewest products for its Hessian. Shapes do not tell whether groups are
+    separate, nor whether the outer groups contain the others: see `try_groups`.
 
     Args:
         shapes: shapes of the unconstrained sites.
@@ -143,6 +158,24 @@ def find_layout(
             belongs to groups if one axis is as long as the plate of another site, or as any axis
             of the model if no site has a plate.
     """
+    both = [], []
+    for layout in _layouts(shapes, plates):
+        both[1].append(layout)
+        others = [n for n, axes in zip(layout.names, layout.axes, strict=True) if not axes]
+        if any(plates.get(n) for n in others):
+            outer = _layouts({n: shapes[n] for n in others}, plates)
+            both[0].extend(replace(layout, rest=rest) for rest in outer)
+    found = [[x for x in layouts if x.num_shared <= MOST_SHARED] for layouts in both]
+    return [
+        min(layouts, key=lambda x: (x.num_products, -x.num_groups, str(x)))
+        for layouts in found
+        if layouts
+    ]
+
+
+def _layouts(
+    shapes: Mapping[str, tuple[int, ...]], plates: Mapping[str, Sequence[tuple[str, int]]]
+) -> list[Layout]:
     names = tuple(sorted(shapes))
     shapes_of = tuple(tuple(shapes[n]) for n in names)
     candidates: set[tuple[tuple[str, ...], int]] = set()
@@ -164,12 +197,7 @@ def find_layout(
         for key, size in candidates
         if size >= FEWEST_GROUPS
     ]
-    found = [
-        layout
-        for layout in found
-        if 0 < layout.num_local <= MOST_LOCAL and layout.num_shared <= MOST_SHARED
-    ]
-    return min(found, key=lambda x: (x.num_shared + x.num_local, str(x)), default=None)
+    return [layout for layout in found if 0 < layout.num_local <= MOST_LOCAL]
 
 
 def _axes(
@@ -182,31 +210,151 @@ def _axes(
     return next(((axis,) for axis, length in enumerate(shape) if length == size), ())
 
 
-def are_separate(potential: Potential, layout: Layout, dtype: Any) -> bool:
-    """Whether the groups of a layout are groups: the Hessian has no entry between two of them.
+def are_groups(potential: Potential, layout: Layout, dtype: Any) -> tuple[bool, bool]:
+    """Whether the groups of a layout are groups, and whether the outer groups contain the others.
 
     A plate may as well hold the coefficients of a regression, which all rows have in common. So the
-    groups are tried: the product with a random vector on some of the groups must vanish on all
-    others. It is taken on some rows, at a random place. Within a transformation of JAX that hides
-    the data there is no trial, and the answer is no.
+    groups are tried: the Hessian has no entry between two of them. The product with a random vector
+    on some of the groups must vanish on all others. It is taken on some rows, at a random place.
+    Within a transformation of JAX that hides the data there is no trial, and the answer is no.
     """
-    groups = np.random.default_rng(0).uniform(size=(layout.num_groups, 1)) < 0.5
+    rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval():
-        size = layout.num_shared + layout.num_local * layout.num_groups
+        size = sum(map(prod, layout.shapes))
         position, direction = (scattered_floats(jnp.uint32(k), size, dtype) for k in range(2))
-        shared, local = layout.split(direction)
-        direction = layout.join(0 * shared, jnp.where(groups, local, 0))
+        parts = layout.parts(direction)
+        some = [rng.uniform(size=(len(x), 1)) < 0.5 for x in parts]
+        levels = range(1, len(parts))
 
-        def product(position: jax.Array, direction: jax.Array) -> jax.Array:
+        def on_some(level: int) -> jax.Array:
+            chosen = [jnp.where(some[k] & (k == level), x, 0) for k, x in enumerate(parts) if k]
+            return layout.whole([0 * parts[0], *chosen])
+
+        def products(position: jax.Array, directions: jax.Array) -> jax.Array:
             rows = potential.curvature_batch(random.key(0))
-            return jvp(jax.grad(lambda x: potential.energy(x, rows)), position, direction)[1]
+            push = linearize(jax.grad(lambda x: potential.energy(x, rows)), position)[1]
+            return lax.map(push, directions)
 
-        found = layout.split(compiled(product, position, direction))[1]
-    if is_traced(found):
-        return False
-    found = np.abs(np.asarray(found))
-    inside, outside = np.max(found * groups), np.max(found * ~groups)
-    return bool(outside <= 8 * jnp.finfo(dtype).eps * inside)
+        found = compiled(products, position, jnp.stack([on_some(k) for k in levels]))
+        if is_traced(found):
+            return False, False
+        for product, level in zip(found, levels, strict=True):
+            sizes = np.abs(np.asarray(layout.parts(product)[level]))
+            inside, outside = np.max(sizes * some[level]), np.max(sizes * ~some[level])
+            if not outside <= 8 * jnp.finfo(dtype).eps * inside:
+                return False, False
+        if layout.rest is None:
+            return True, False
+        parents = compiled(lambda x: find_parents(potential, x, layout), position)
+        return True, bool(np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED)
+
+
+def find_parents(potential: Potential, position: jax.Array, layout: Layout) -> jax.Array | None:
+    """The outer group that contains each group, shape (G,); their number where there is none.
+
+    It follows from a product of the Hessian with each binary digit of the outer groups' numbers. A
+    group that depends on several outer groups has none. Without outer groups the answer is None.
+    """
+    if layout.rest is None:
+        return None
+    count = layout.rest.num_groups
+    digits = np.arange(count) >> np.arange((count - 1).bit_length())[:, None] & 1
+    patterns = jnp.asarray(np.stack([np.ones(count), *digits]), position.dtype)
+    weights = jnp.linspace(1, 2, layout.rest.num_local, dtype=position.dtype)
+
+    def product(potential: Potential, rows: Any, pattern: jax.Array) -> jax.Array:
+        parts = [jnp.zeros_like(x) for x in layout.parts(position)]
+        direction = layout.whole([parts[0], pattern[:, None] * weights, parts[2]])
+        gradient = jax.grad(lambda x: potential.energy(x, rows))
+        return layout.split(jvp(gradient, position, direction)[1])[1]
+
+    found = potential.on_all_rows(  # type: ignore[misc]
+        lambda rows: lax.map(lambda x: product(potential, rows, x), patterns)
+    )
+    largest = jnp.argmax(jnp.abs(found[0]), axis=1)
+    whole, *ones = jnp.take_along_axis(found, largest[None, :, None], axis=2)[..., 0]
+    ones = [x / jnp.where(whole == 0, 1, whole) for x in ones]
+    number = sum((x > 0.5).astype(jnp.int32) << k for k, x in enumerate(ones))
+    mixed = [jnp.minimum(jnp.abs(x), jnp.abs(x - 1)) > MOST_MIXED for x in ones]
+    none = sum(mixed, whole == 0) | (number >= count)
+    return jnp.where(none, count, number)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["shared", "outer", "parents"],
+    meta_fields=["layout"],
+)
+@dataclass(frozen=True)
+class Edges:
+    """The entries of an arrowhead between the groups and all other parameters.
+
+    Attributes:
+        shared: C, entries with the shared parameters, shape (G, k, d).
+        outer: entries with the j parameters of the outer group, shape (G, k, j); None without.
+        parents: the outer group of each group, shape (G,); their number for a group without.
+        layout: the parameters that belong to groups.
+    """
+
+    shared: jax.Array
+    outer: jax.Array | None
+    parents: jax.Array | None
+    layout: Layout
+
+    def times(self, rest: jax.Array) -> jax.Array:
+        """C p, shape (G, k)."""
+        if self.layout.rest is None:
+            return _matmul(self.shared.reshape(-1, rest.size), rest).reshape(self.shared.shape[:2])
+        shared, outer = self.layout.rest.split(rest)
+        near = jnp.sum(self.outer * self.of_parents(outer)[:, None, :], axis=2)
+        return replace(self, layout=self._alone).times(shared) + near
+
+    def transposed_times(self, local: jax.Array) -> jax.Array:
+        """C' q, a vector of the parameters of no group."""
+        shared = _matmul(local.ravel(), self.shared.reshape(local.size, self.shared.shape[2]))
+        if self.layout.rest is None:
+            return shared
+        outer = self.by_parents(jnp.sum(self.outer * local[:, :, None], axis=1))
+        return self.layout.rest.join(shared, outer)
+
+    def from_left(self, blocks: jax.Array) -> Edges:
+        """A block, shape (G, k, k), times the entries of each group."""
+        shared, outer = (
+            None if x is None else _einsum("gkj,gjd->gkd", blocks, x)
+            for x in (self.shared, self.outer)
+        )
+        return replace(self, shared=shared, outer=outer)
+
+    def over(self, width: jax.Array) -> Edges:
+        """The entries of each parameter of the groups over its width, shape (G, k)."""
+        shared, outer = (
+            None if x is None else x / width[:, :, None] for x in (self.shared, self.outer)
+        )
+        return replace(self, shared=shared, outer=outer)
+
+    def explained(self, corner: Any) -> Any:
+        """The corner without C' C."""
+        shared = _einsum("gkd,gke->de", self.shared, self.shared)
+        if self.outer is None:
+            return corner - shared
+        across = self.by_parents(_einsum("gkj,gkd->gjd", self.outer, self.shared))
+        within = self.by_parents(_einsum("gkj,gki->gji", self.outer, self.outer))
+        edges = replace(corner.edges, shared=corner.edges.shared - across)
+        return replace(
+            corner, corner=corner.corner - shared, edges=edges, blocks=corner.blocks - within
+        )
+
+    def of_parents(self, outer: jax.Array) -> jax.Array:
+        """The values of each group's outer group, 0 without one."""
+        return outer.at[self.parents].get(mode="fill", fill_value=0)
+
+    def by_parents(self, values: jax.Array) -> jax.Array:
+        """The sum over the groups within each outer group."""
+        return jax.ops.segment_sum(values, self.parents, self.layout.rest.num_groups)
+
+    @property
+    def _alone(self) -> Layout:
+        return replace(self.layout, rest=None)
 
 
 @partial(
@@ -219,23 +367,24 @@ class Arrowhead:
     """A symmetric matrix with a corner, and with a block and an edge for each group.
 
     Attributes:
-        corner: shape (d, d).
-        edges: shape (G, k, d).
+        corner: the entries of the parameters of no group: shape (d, d), or an arrowhead of the
+            outer groups.
+        edges: the entries between them and the groups.
         blocks: shape (G, k, k).
         layout: the parameters that belong to groups.
     """
 
-    corner: jax.Array
-    edges: jax.Array
+    corner: Any
+    edges: Edges
     blocks: jax.Array
     layout: Layout
 
     def times(self, vector: jax.Array) -> jax.Array:
         """The product with a vector, shape (D,)."""
-        shared, local = self.layout.split(vector)
+        rest, local = self.layout.split(vector)
         return self.layout.join(
-            _matmul(self.corner, shared) + _gathered(self.edges, local),
-            _spread(self.edges, shared) + _by_group(self.blocks, local),
+            _times(self.corner, rest) + self.edges.transposed_times(local),
+            self.edges.times(rest) + _by_group(self.blocks, local),
         )
 
 
@@ -248,88 +397,115 @@ class Arrowhead:
 class ArrowRoot:
     """L with L L' = |H|^-1 for an `Arrowhead` H, a map of vectors.
 
-    With phi = (p, q) it gives the shared parameters M p, and N (q - C M p) in each group.
+    With phi = (p, q) it gives the parameters of no group M p, and N (q - C M p) in each group.
 
     Attributes:
-        corner: M, shape (d, d).
-        corner_inverse: M^-1.
-        edges: C, shape (G, k, d).
+        corner: M, shape (d, d), or the root of the outer groups.
+        corner_inverse: M^-1; empty for a root of outer groups.
+        edges: C.
         blocks: N, shape (G, k, k).
         blocks_inverse: N^-1.
         layout: the parameters that belong to groups.
     """
 
-    corner: jax.Array
-    corner_inverse: jax.Array
-    edges: jax.Array
+    corner: Any
+    corner_inverse: Any
+    edges: Edges
     blocks: jax.Array
     blocks_inverse: jax.Array
     layout: Layout
 
     def times(self, vector: jax.Array) -> jax.Array:
         """L phi."""
-        shared, local = self.layout.split(vector)
-        shared = _matmul(self.corner, shared)
-        local = local - _spread(self.edges, shared)
-        return self.layout.join(shared, _by_group(self.blocks, local))
+        rest, local = self.layout.split(vector)
+        rest = _times(self.corner, rest)
+        return self.layout.join(rest, _by_group(self.blocks, local - self.edges.times(rest)))
 
     def transposed_times(self, vector: jax.Array) -> jax.Array:
         """L' v."""
-        shared, local = self.layout.split(vector)
+        rest, local = self.layout.split(vector)
         local = _by_group(jnp.swapaxes(self.blocks, 1, 2), local)
-        shared = shared - _gathered(self.edges, local)
-        return self.layout.join(_matmul(shared, self.corner), local)
+        rest = rest - self.edges.transposed_times(local)
+        nested = isinstance(self.corner, ArrowRoot)
+        rest = self.corner.transposed_times(rest) if nested else _matmul(rest, self.corner)
+        return self.layout.join(rest, local)
 
     def solve(self, vector: jax.Array) -> jax.Array:
         """L^-1 theta."""
-        shared, local = self.layout.split(vector)
-        local = _by_group(self.blocks_inverse, local) + _spread(self.edges, shared)
-        return self.layout.join(_matmul(self.corner_inverse, shared), local)
+        rest, local = self.layout.split(vector)
+        local = _by_group(self.blocks_inverse, local) + self.edges.times(rest)
+        nested = isinstance(self.corner, ArrowRoot)
+        rest = self.corner.solve(rest) if nested else _matmul(self.corner_inverse, rest)
+        return self.layout.join(rest, local)
 
     def variances(self) -> jax.Array:
         """The diagonal of L L', shape (D,); for a batch of chains one each."""
-        if self.corner.ndim > 2:
+        if self.blocks.ndim > 3:
             return jax.vmap(ArrowRoot.variances)(self)
-        across = _einsum("gkj,gjd,de->gke", self.blocks, self.edges, self.corner)
-        local = jnp.sum(self.blocks**2, axis=2) + jnp.sum(across**2, axis=2)
-        return self.layout.join(jnp.sum(self.corner**2, axis=1), local)
+        return self.layout.whole([jnp.diagonal(x, 0, -2, -1) for x in self._covariances()[::2]])
+
+    def _covariances(self) -> list[jax.Array]:
+        """Blocks of L L': of the shared parameters, then by level of groups, outer groups first:
+        with the shared parameters, shape (G, k, d), and within a group, shape (G, k, k).
+        """
+        edges = self.edges.from_left(self.blocks)
+        own = _einsum("gkj,gij->gki", self.blocks, self.blocks)
+        nested = isinstance(self.corner, ArrowRoot)
+        before = self.corner._covariances() if nested else [_einsum("de,fe->df", *[self.corner] * 2)]
+        shared = before[0]
+        across = _einsum("gkd,de->gke", edges.shared, shared)
+        within = own + _einsum("gkd,gjd->gkj", across, edges.shared)
+        if nested:
+            outer_shared, outer = map(edges.of_parents, before[1:])
+            both = _einsum("gkj,gjd->gkd", edges.outer, outer_shared)
+            across += both
+            mixed = _einsum("gkd,gjd->gkj", both, edges.shared)
+            within += mixed + jnp.swapaxes(mixed, 1, 2)
+            within += _einsum("gkj,gji,gli->gkl", edges.outer, outer, edges.outer)
+        return [*before, -across, within]
 
     def then(self, corner: tuple[jax.Array, jax.Array], width: jax.Array) -> ArrowRoot:
         """L R, where R scales the shared parameters by a matrix and the others one by one.
 
         Args:
             corner: the matrix and its inverse, shapes (d, d).
-            width: factors of the parameters of the groups, shape (G, k).
+            width: factors of the parameters of groups, in a vector of all, shape (D,).
         """
+        rest, local = self.layout.split(width)
+        if isinstance(self.corner, ArrowRoot):
+            both = self.corner.then(corner, rest), ()
+        else:
+            both = _matmul(self.corner, corner[0]), _matmul(corner[1], self.corner_inverse)
         return ArrowRoot(
-            _matmul(self.corner, corner[0]),
-            _matmul(corner[1], self.corner_inverse),
-            self.edges / width[:, :, None],
-            self.blocks * width[:, None, :],
-            self.blocks_inverse / width[:, :, None],
+            *both,
+            self.edges.over(local),
+            self.blocks * local[:, None, :],
+            self.blocks_inverse / local[:, :, None],
             self.layout,
         )
 
 
-def unit_root(layout: Layout, dtype: Any) -> ArrowRoot:
-    """The identity."""
-    groups, local, shared = layout.num_groups, layout.num_local, layout.num_shared
-    corner = jnp.eye(shared, dtype=dtype)
-    blocks = jnp.broadcast_to(jnp.eye(local, dtype=dtype), (groups, local, local))
-    return ArrowRoot(
-        corner, corner, jnp.zeros((groups, local, shared), dtype), blocks, blocks, layout
-    )
+def unit_root(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> ArrowRoot:
+    """The identity. `parents` are the outer groups' numbers, by default none."""
+    unit = _diagonal(layout, jnp.ones((), dtype), parents)
+    both = unit.corner, unit.corner
+    if layout.rest is not None:
+        both = unit_root(layout.rest, dtype), ()
+    return ArrowRoot(*both, unit.edges, unit.blocks, unit.blocks, layout)
 
 
 def root_of(matrix: Arrowhead) -> ArrowRoot:
     """L with L L' = H^-1. Blocks, and the corner without what they explain, count as positive."""
     block, block_inverse = jax.vmap(balanced_roots)(matrix.blocks)
-    edges = _einsum("gkj,gjd->gkd", block_inverse, matrix.edges)
-    corner = matrix.corner - _einsum("gkd,gke->de", edges, edges)
-    corner, corner_inverse = balanced_roots((corner + corner.T) / 2)
+    edges = matrix.edges.from_left(block_inverse)
+    rest = edges.explained(matrix.corner)
+    if isinstance(rest, Arrowhead):
+        both: tuple = root_of(rest), ()
+    else:
+        corner, corner_inverse = balanced_roots((rest + rest.T) / 2)
+        both = corner_inverse.T, corner.T
     return ArrowRoot(
-        corner_inverse.T,
-        corner.T,
+        *both,
         edges,
         jnp.swapaxes(block_inverse, 1, 2),
         jnp.swapaxes(block, 1, 2),
@@ -337,15 +513,23 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
     )
 
 
-def no_arrowhead(layout: Layout, dtype: Any) -> Arrowhead:
-    """The matrix of zeros."""
+def no_arrowhead(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> Arrowhead:
+    """The matrix of zeros. `parents` are the outer groups' numbers, by default none."""
+    return _diagonal(layout, jnp.zeros((), dtype), parents)
+
+
+def _diagonal(layout: Layout, value: jax.Array, parents: jax.Array | None) -> Arrowhead:
     groups, local, shared = layout.num_groups, layout.num_local, layout.num_shared
-    return Arrowhead(
-        jnp.zeros((shared, shared), dtype),
-        jnp.zeros((groups, local, shared), dtype),
-        jnp.zeros((groups, local, local), dtype),
-        layout,
-    )
+    edges = Edges(jnp.zeros((groups, local, shared), value.dtype), None, None, layout)
+    corner: Any = value * jnp.eye(shared, dtype=value.dtype)
+    if layout.rest is not None:
+        corner = _diagonal(layout.rest, value, None)
+        if parents is None:
+            parents = jnp.full(groups, layout.rest.num_groups, jnp.int32)
+        outer = jnp.zeros((groups, local, layout.rest.num_local), value.dtype)
+        edges = replace(edges, outer=outer, parents=parents)
+    blocks = jnp.broadcast_to(value * jnp.eye(local, dtype=value.dtype), (groups, local, local))
+    return Arrowhead(corner, edges, blocks, layout)
 
 
 def derivatives_at(
@@ -353,26 +537,28 @@ def derivatives_at(
 ) -> tuple[jax.Array, jax.Array, Arrowhead, jax.Array]:
     """U, its gradient and its Hessian at a vector, on all rows, with the Hessian's misfit.
 
-    The pass over all rows evaluates d + k products with vectors, and one more for the misfit. The
-    Hessian H counts as an arrowhead A. Its misfit is the relative error in a random direction v of
-    the posterior, |L'(H - A) v| / |L'A v|. Without groups it is 0.
+    The pass over all rows evaluates d + k products with vectors, j more for outer groups, and one
+    more for the misfit. The Hessian H counts as an arrowhead A. Its misfit is the relative error in
+    a random direction v of the posterior, |L'(H - A) v| / |L'A v|. Without groups it is 0.
 
     Args:
         potential: of vectors.
         position: shape (D,).
         layout: the parameters that belong to groups.
-        root: L, about a root of the inverse Hessian, for the misfit; by default the identity.
+        root: L, about a root of the inverse Hessian, for the misfit and the outer groups' numbers;
+            by default the identity, without outer groups' numbers.
     """
     dtype = position.dtype
-    groups, local, shared = layout.num_groups, layout.num_local, layout.num_shared
     root = unit_root(layout, dtype) if root is None else root
-    each = jnp.eye(local, dtype=dtype)[:, None] * jnp.ones((groups, 1), dtype)
-    none = jnp.zeros((shared + local, groups, local), dtype)
-    directions = jax.vmap(layout.join)(
-        jnp.eye(shared + local, shared, dtype=dtype), none.at[shared:].set(each)
-    )
+    zeros = [jnp.zeros_like(x) for x in layout.parts(position)]
+
+    def direction(level: int, k: int) -> jax.Array:
+        parts = [x.at[..., k].set(1) if i == level else x for i, x in enumerate(zeros)]
+        return layout.whole(parts)
+
     trial = root.times(scattered_floats(jnp.zeros((), jnp.uint32), position.size, dtype))
-    directions = jnp.concatenate([directions, trial[None]]) if groups else directions
+    names = [(level, k) for level, x in enumerate(zeros) for k in range(x.shape[-1])]
+    directions = jnp.stack([*(direction(*x) for x in names), *[trial] * bool(layout.num_groups)])
 
     def on_rows(rows: Any) -> tuple:
         value_and_grad = jax.value_and_grad(lambda x: potential.energy(x, rows))
@@ -381,12 +567,26 @@ def derivatives_at(
         return *found, products
 
     energy, gradient, products = potential.on_all_rows(on_rows)  # type: ignore[misc]
-    in_shared, in_local = jax.vmap(layout.split)(products[: shared + local])
-    edges, blocks = in_local[:shared].transpose(1, 2, 0), in_local[shared:].transpose(1, 2, 0)
-    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
-    found = Arrowhead(in_shared[:shared], edges, blocks, layout)
-    if not groups:
+    found = _from_products(products[: len(names)], layout, root.edges.parents)
+    if not layout.num_groups:
         return energy, gradient, found, jnp.zeros((), dtype)
     expected = found.times(trial)
     away, whole = map(root.transposed_times, (products[-1] - expected, expected))
     return energy, gradient, found, jnp.linalg.norm(away) / jnp.linalg.norm(whole)
+
+
+def _from_products(
+    products: jax.Array, layout: Layout, parents: jax.Array | None = None
+) -> Arrowhead:
+    """The matrix whose products with the unit vectors of each part of the layout are given."""
+    num_rest = len(products) - layout.num_local
+    rest, local = jax.vmap(layout.split)(products)
+    blocks = local[num_rest:].transpose(1, 2, 0)
+    blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
+    near = local[:num_rest].transpose(1, 2, 0)
+    edges = Edges(near[..., : layout.num_shared], None, parents, layout)
+    if layout.rest is None:
+        return Arrowhead(rest[:num_rest], edges, blocks, layout)
+    within = (parents < layout.rest.num_groups)[:, None, None]
+    edges = replace(edges, outer=jnp.where(within, near[..., layout.num_shared :], 0))
+    return Arrowhead(_from_products(rest[:num_rest], layout.rest), edges, blocks, layout)

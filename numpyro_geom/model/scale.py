@@ -93,8 +93,7 @@ class Scale(NamedTuple):
         inverse: L^-1, in the shape of ``root``; empty for a root that has both.
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', in the shape of ``root``; for an `ArrowRoot` of the shared
-            parameters, shape (d, d), and the diagonal for those of groups, shape (G, k); for a
-            `LowRankRoot` the diagonal.
+            parameters, shape (d, d), and the diagonal of all; for a `LowRankRoot` the diagonal.
         num_draws: draws in the window.
         last: phi of the last draw, shape (D,).
         changes: sum of squared changes of phi from draw to draw, shape (D,).
@@ -162,7 +161,8 @@ def scale_about(centre: jax.Array, root: Any, inverse: Any = ()) -> Scale:
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
     squares: Any
     if isinstance(root, ArrowRoot):
-        squares = jnp.zeros_like(root.corner), root.layout.split(zeros)[1]
+        shared = root.layout.parts(zeros)[0]
+        squares = shared[:, None] * shared, zeros
     else:
         squares = zeros if isinstance(root, LowRankRoot) else jnp.zeros_like(root)
     return Scale(centre, root, inverse, zeros, squares, count, zeros, zeros)

@@ -171,8 +171,8 @@ def with_draw(state: SGState) -> Scale:
 def _squares(scale: Scale, phi: jax.Array) -> Any:
     """Phi phi', in the shape of `Scale.squares`."""
     if scale.is_structured:
-        shared, local = scale.root.layout.split(phi)
-        return shared[:, None] * shared, local**2
+        shared = scale.root.layout.parts(phi)[0]
+        return shared[:, None] * shared, phi**2
     return phi[:, None] * phi if scale.is_dense else phi**2
 
 
@@ -181,7 +181,7 @@ def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
     count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
     squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
     if scale.is_structured:
-        squares = scale.root.layout.join(jnp.diagonal(scale.squares[0]), scale.squares[1])
+        squares = scale.squares[1]
     tiny = jnp.finfo(count.dtype).tiny
     variance = jnp.maximum(squares / count - (scale.total / count) ** 2, tiny)
     found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
@@ -218,9 +218,9 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 
         centre = scale.centre + times(scale.root, mean)
         if scale.is_structured:
-            shared, local = covariances
+            shared, each = covariances
             corner = roots(known(shared, True), dense=True)
-            root = scale.root.then(corner, jnp.sqrt(known(local, False)))
+            root = scale.root.then(corner, jnp.sqrt(known(each, False)))
             new = scale_about(centre, root)
         elif scale.has_both:
             new = scale_about(centre, scale.root.then(jnp.sqrt(known(covariances, False))))

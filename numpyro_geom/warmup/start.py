@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ from ..model.arrowhead import (
     ArrowRoot,
     Layout,
     derivatives_at,
+    find_parents,
     no_arrowhead,
     root_of,
     unit_root,
@@ -460,6 +462,9 @@ def find_arrow(
 
     num_rounds = LAW_ROUNDS if searching else 1
 
+    def between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return (1 - share) * x + share * y if jnp.issubdtype(x.dtype, jnp.floating) else y
+
     def one_round(k: jax.Array, carry: tuple) -> tuple:
         centre, mean, root, width, _ = carry
         closing = k == num_rounds  # stays at the centre
@@ -471,10 +476,10 @@ def find_arrow(
             return derivatives_at(potential, centre + side * away, layout, root)
 
         both = lax.map(look, jnp.array([1.0, -1.0], dtype))
-        seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), both)
+        seen = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), both)
         _, gradient, hessian, _ = seen
         share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
-        hessian = jax.tree.map(lambda x, y: (1 - share) * x + share * y, mean, hessian)
+        hessian = jax.tree.map(partial(between, share), mean, hessian)
         new = root_of(hessian)
         longest = LONGEST_STEP * tau**0.5
         step = jnp.clip(new.transposed_times(gradient), -longest, longest)
@@ -484,9 +489,10 @@ def find_arrow(
         width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
         return *kept, width, seen
 
-    none, zero = no_arrowhead(layout, dtype), jnp.zeros((), dtype)
+    parents = find_parents(potential, position, layout)
+    none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
-    start = position, none, unit_root(layout, dtype), width, (zero, position, none, zero)
+    start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
     centre, _, root, _, seen = lax.fori_loop(0, 1 + num_rounds, one_round, start)
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
