@@ -524,6 +524,18 @@ def test_a_low_rank_is_found_far_from_the_mass() -> None:
     assert values[-1] / values[0] > 1e4
 
 
+def condition_over_best(root: Any, precision: np.ndarray, stiff: int) -> float:
+    """Condition number, over that of a root of the same form with exact values of its parts."""
+    size = len(precision)
+    root = np.asarray(jax.vmap(lambda v: times(root, v))(jnp.eye(size))).T
+    diagonal = np.diagonal(precision) ** -0.5
+    values, vectors = np.linalg.eigh(diagonal[:, None] * precision * diagonal)
+    factors = np.where(np.arange(size) >= size - stiff, np.sqrt(np.median(values) / values), 1)
+    exact = diagonal[:, None] * (vectors * factors) @ vectors.T
+    found, best = (np.linalg.cond(x.T @ precision @ x) for x in (root, exact))
+    return found / best
+
+
 def test_a_low_rank_has_the_level_of_the_other_directions() -> None:
     """Five stiff directions are most of the diagonal, so that it leaves all others at 1/40.
 
@@ -534,15 +546,28 @@ def test_a_low_rank_has_the_level_of_the_other_directions() -> None:
     matrix = jnp.asarray(precision)
     kernel = SGHMC(potential_fn=lambda z: z @ matrix @ z / 2)
     scale = kernel.init(random.key(0), 10, jnp.zeros(300), (), {}).scale
-    root = np.asarray(jax.vmap(lambda v: times(scale.root, v))(jnp.eye(300))).T
-    diagonal = np.diagonal(precision) ** -0.5
-    values, vectors = np.linalg.eigh(diagonal[:, None] * precision * diagonal)
-    level = np.median(values)
-    factors = np.where(values > 4 * values[-6], np.sqrt(level / values), 1)  # of the five
-    exact = diagonal[:, None] * (vectors * factors) @ vectors.T
-    found, best = (np.linalg.cond(x.T @ precision @ x) for x in (root, exact))
-    assert np.sum(factors != 1) == 5
-    assert found < 1.5 * best
+    assert condition_over_best(scale.root, precision, 5) < 1.5
+
+
+def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:
+    """A regression on twenty common factors. The curvature is measured on a tenth of the rows.
+
+    On these rows the smallest eigenvalue is a half of the smallest on all rows, by chance alone.
+    """
+    rng = np.random.default_rng(0)
+    rows, size, count = 20_000, 300, 20
+    factors = rng.normal(size=(rows, count)) @ rng.normal(size=(count, size)) * 2 / count**0.5
+    X = (factors + rng.normal(size=(rows, size))).astype("f4")
+
+    def model(X: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([size]).to_event(1))
+        with numpyro.plate("rows", rows) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=jnp.zeros(len(i)))
+
+    scale = SGHMC(model, batch_size=256).init(random.key(0), 10, None, (jnp.asarray(X),), {}).scale
+    precision = X.T.astype(float) @ X + np.eye(size)
+    assert np.sum(scale.root.factors != 1) == count
+    assert condition_over_best(scale.root, precision, count) < 1.5
 
 
 @pytest.mark.usefixtures("optimised")

@@ -5,11 +5,15 @@ rows of one group do not depend on the parameters of another. So the Hessian is 
 corner of the d shared parameters, G blocks of k x k, and G edges of k x d between them. It follows
 from d + k products with vectors, because one vector can set the same parameter in every group.
 Its root costs O(G k (k + d) + d^3) operations and O(G k (k + d) + d^2) numbers.
+
+Plates may be nested, such as schools in districts. Then the parameters of no school are themselves
+an arrowhead of the districts, and a school has an edge to its own district only. Which district
+that is follows from products as well, one for each binary digit of the districts' numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -88,7 +92,7 @@ class Layout:
         return self.num_local + (self.num_shared if self.rest is None else self.rest.num_products)
 
     def parts(self, vector: jax.Array) -> list[jax.Array]:
-        """The shared parameters, those of the outer groups if there are any, and those of groups."""
+        """The shared parameters, those of outer groups if there are any, and those of groups."""
         rest, local = self.split(vector)
         return [*([rest] if self.rest is None else self.rest.parts(rest)), local]
 
@@ -158,7 +162,7 @@ def find_layouts(
             belongs to groups if one axis is as long as the plate of another site, or as any axis
             of the model if no site has a plate.
     """
-    both = [], []
+    both: tuple[list, list] = [], []
     for layout in _layouts(shapes, plates):
         both[1].append(layout)
         others = [n for n, axes in zip(layout.names, layout.axes, strict=True) if not axes]
@@ -297,17 +301,22 @@ class Edges:
     """
 
     shared: jax.Array
-    outer: jax.Array | None
-    parents: jax.Array | None
+    outer: Any
+    parents: Any
     layout: Layout
 
     def times(self, rest: jax.Array) -> jax.Array:
         """C p, shape (G, k)."""
         if self.layout.rest is None:
-            return _matmul(self.shared.reshape(-1, rest.size), rest).reshape(self.shared.shape[:2])
+            return self._of_shared(rest)
         shared, outer = self.layout.rest.split(rest)
         near = jnp.sum(self.outer * self.of_parents(outer)[:, None, :], axis=2)
-        return replace(self, layout=self._alone).times(shared) + near
+        return self._of_shared(shared) + near
+
+    def _of_shared(self, shared: jax.Array) -> jax.Array:
+        # on a CPU one long product is fast, and a batch of small products is slow
+        found = _matmul(self.shared.reshape(-1, shared.size), shared)
+        return found.reshape(self.shared.shape[:2])
 
     def transposed_times(self, local: jax.Array) -> jax.Array:
         """C' q, a vector of the parameters of no group."""
@@ -319,18 +328,15 @@ class Edges:
 
     def from_left(self, blocks: jax.Array) -> Edges:
         """A block, shape (G, k, k), times the entries of each group."""
-        shared, outer = (
-            None if x is None else _einsum("gkj,gjd->gkd", blocks, x)
-            for x in (self.shared, self.outer)
-        )
-        return replace(self, shared=shared, outer=outer)
+        return self._each(lambda x: _einsum("gkj,gjd->gkd", blocks, x))
 
     def over(self, width: jax.Array) -> Edges:
         """The entries of each parameter of the groups over its width, shape (G, k)."""
-        shared, outer = (
-            None if x is None else x / width[:, :, None] for x in (self.shared, self.outer)
-        )
-        return replace(self, shared=shared, outer=outer)
+        return self._each(lambda x: x / width[:, :, None])
+
+    def _each(self, fn: Callable) -> Edges:
+        outer = None if self.outer is None else fn(self.outer)
+        return replace(self, shared=fn(self.shared), outer=outer)
 
     def explained(self, corner: Any) -> Any:
         """The corner without C' C."""
@@ -350,11 +356,8 @@ class Edges:
 
     def by_parents(self, values: jax.Array) -> jax.Array:
         """The sum over the groups within each outer group."""
-        return jax.ops.segment_sum(values, self.parents, self.layout.rest.num_groups)
-
-    @property
-    def _alone(self) -> Layout:
-        return replace(self.layout, rest=None)
+        rest: Any = self.layout.rest
+        return jax.ops.segment_sum(values, self.parents, rest.num_groups)
 
 
 @partial(
@@ -445,17 +448,20 @@ class ArrowRoot:
         return self.layout.whole([jnp.diagonal(x, 0, -2, -1) for x in self._covariances()[::2]])
 
     def _covariances(self) -> list[jax.Array]:
-        """Blocks of L L': of the shared parameters, then by level of groups, outer groups first:
-        with the shared parameters, shape (G, k, d), and within a group, shape (G, k, k).
+        """Blocks of L L': shared parameters, shape (d, d), then those of groups, outer ones first.
+
+        Groups have a block with the shared parameters, shape (G, k, d), and one within each group.
         """
         edges = self.edges.from_left(self.blocks)
         own = _einsum("gkj,gij->gki", self.blocks, self.blocks)
-        nested = isinstance(self.corner, ArrowRoot)
-        before = self.corner._covariances() if nested else [_einsum("de,fe->df", *[self.corner] * 2)]
+        if isinstance(self.corner, ArrowRoot):
+            before = self.corner._covariances()
+        else:
+            before = [_einsum("de,fe->df", self.corner, self.corner)]
         shared = before[0]
         across = _einsum("gkd,de->gke", edges.shared, shared)
         within = own + _einsum("gkd,gjd->gkj", across, edges.shared)
-        if nested:
+        if len(before) > 1:
             outer_shared, outer = map(edges.of_parents, before[1:])
             both = _einsum("gkj,gjd->gkd", edges.outer, outer_shared)
             across += both
@@ -473,7 +479,7 @@ class ArrowRoot:
         """
         rest, local = self.layout.split(width)
         if isinstance(self.corner, ArrowRoot):
-            both = self.corner.then(corner, rest), ()
+            both: tuple[Any, Any] = self.corner.then(corner, rest), ()
         else:
             both = _matmul(self.corner, corner[0]), _matmul(corner[1], self.corner_inverse)
         return ArrowRoot(
@@ -488,7 +494,7 @@ class ArrowRoot:
 def unit_root(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> ArrowRoot:
     """The identity. `parents` are the outer groups' numbers, by default none."""
     unit = _diagonal(layout, jnp.ones((), dtype), parents)
-    both = unit.corner, unit.corner
+    both: tuple[Any, Any] = unit.corner, unit.corner
     if layout.rest is not None:
         both = unit_root(layout.rest, dtype), ()
     return ArrowRoot(*both, unit.edges, unit.blocks, unit.blocks, layout)
@@ -500,7 +506,7 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
     edges = matrix.edges.from_left(block_inverse)
     rest = edges.explained(matrix.corner)
     if isinstance(rest, Arrowhead):
-        both: tuple = root_of(rest), ()
+        both: tuple[Any, Any] = root_of(rest), ()
     else:
         corner, corner_inverse = balanced_roots((rest + rest.T) / 2)
         both = corner_inverse.T, corner.T
@@ -575,9 +581,7 @@ def derivatives_at(
     return energy, gradient, found, jnp.linalg.norm(away) / jnp.linalg.norm(whole)
 
 
-def _from_products(
-    products: jax.Array, layout: Layout, parents: jax.Array | None = None
-) -> Arrowhead:
+def _from_products(products: jax.Array, layout: Layout, parents: Any = None) -> Arrowhead:
     """The matrix whose products with the unit vectors of each part of the layout are given."""
     num_rest = len(products) - layout.num_local
     rest, local = jax.vmap(layout.split)(products)

@@ -172,6 +172,8 @@ def measure(
         0, num_looks, lambda j, found: look(looks[j], found), (zero, zero, zero)
     )
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
+    if flat.size > DENSE_LIMIT:  # what chance explains is not flat
+        flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)
     if known_noise is not None:
         # keep at least half of the injected noise, so that there is rarely too little to reduce
         diagonal = ravel(known_noise)[0]
@@ -446,13 +448,29 @@ def diagonal_curvature(
     return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
 
 
+def _parts(potential: Potential, size: int) -> int:
+    """Number of sets of rows that measure the curvature of this many parameters."""
+    rows = min(ROWS_PER_PARAMETER * size, potential.num_data)
+    return 1 if potential.deterministic else -(-rows // min(CURVATURE_ROWS, potential.num_data))
+
+
+def chance(potential: Potential, size: int) -> tuple[float, float]:
+    """Smallest and largest eigenvalue that chance gives `hessian_at` where all should be 1.
+
+    They are the edges (1 -+ sqrt(D / n))^2 of the law of Marchenko and Pastur (1967), for n rows.
+    """
+    rows = CURVATURE_ROWS * _parts(potential, size)
+    if potential.deterministic or rows >= potential.num_data:
+        return 1.0, 1.0
+    away = (size / rows) ** 0.5
+    return max(1 - away, 0) ** 2, (1 + away) ** 2
+
+
 def hessian_at(
     potential: Potential, position: PyTree, rng_key: jax.Array
 ) -> Callable[[PyTree], PyTree]:
     """The product with the Hessian at a position, on `ROWS_PER_PARAMETER` or on all rows."""
-    size, most = ravel(position)[0].size, potential.num_data
-    rows = min(CURVATURE_ROWS, most)
-    parts = 1 if potential.deterministic else -(-min(ROWS_PER_PARAMETER * size, most) // rows)
+    parts = _parts(potential, ravel(position)[0].size)
 
     def grad_on(rng_key: jax.Array) -> Callable:
         batch = potential.curvature_batch(rng_key)

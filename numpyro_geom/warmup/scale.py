@@ -26,17 +26,18 @@ from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
 from ..sampling.target import Target
-from .curvature import diagonal_curvature, hessian_at, roots, within_reach
+from .curvature import chance, diagonal_curvature, hessian_at, roots, within_reach
 from .lanczos import ritz_vectors
 
 PyTree = Any
 
-LOW_RANK_PRODUCTS = 32
+LOW_RANK_PRODUCTS = 64
 """Products with the Hessian, and so the most directions of a low rank."""
 MOST_COUPLED = 0.1
 """Largest curvature, relative to 1, by which a direction is coupled to others after scaling."""
 OUTLIER = 1.5
-"""A direction is scaled apart from the others if its sd differs from theirs by this factor."""
+"""A direction is scaled apart from the others if its sd differs from theirs by this factor, and by
+what chance explains."""
 STANDARD_ERRORS = 2.0
 """Number of standard errors of a correlation that chance may explain, at least."""
 
@@ -105,10 +106,12 @@ def low_rank_root(
         rng_key: for the rows.
     """
     product = hessian_at(potential, flat, rng_key)
+    low, high = chance(potential, flat.size)
 
     def closer(_: jax.Array, seen: tuple) -> tuple:
         diagonal, (values, vectors, errors) = seen
-        stiff = (errors <= MOST_COUPLED * values) & (values > OUTLIER**2 * jnp.median(values))
+        stiff = values > OUTLIER**2 * high * jnp.median(values)
+        stiff &= errors <= MOST_COUPLED * values
         stiff = jnp.where(stiff, values, 0)
         diagonal = diagonal_curvature(potential, flat, rng_key, (vectors / diagonal, stiff)) ** -0.5
         found = ritz_vectors(
@@ -127,8 +130,11 @@ def low_rank_root(
     spread = jnp.sqrt(jnp.where(usable, jnp.maximum(sizes, least), 1))
     level = jnp.median(spread)  # of all other directions
     known = usable & (values > least) & (errors <= MOST_COUPLED * spread * level)
-    known &= jnp.abs(jnp.log(spread / level)) > np.log(OUTLIER)
-    return LowRankRoot(diagonal / level, vectors, level / spread, jnp.ones_like(flat)), known
+    apart = spread / (OUTLIER * level)
+    known &= (apart > high**0.5) | (apart * OUTLIER**2 < low**0.5)
+    # a flat direction is as flat as chance does not explain
+    factors = jnp.where(spread < level, low**0.5, 1) * level / spread
+    return LowRankRoot(diagonal / level, vectors, factors, jnp.ones_like(flat)), known
 
 
 def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) -> SGState:
