@@ -19,8 +19,15 @@ from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.gamma import divergence_from_probe, has_divergence, probe
 from ..sampling.schedules import Constant
-from ..sampling.settings import Settings, one_of
+from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
+from .auxiliary import (
+    auxiliary_kick,
+    check_auxiliary,
+    check_thirds,
+    init_auxiliary,
+    pull_curvature,
+)
 from .momentum import (
     INTEGRATORS,
     Momentum,
@@ -41,7 +48,7 @@ from .noise_correction import (
     noise_factor,
 )
 
-MASS_MODES = ("frozen", "corrected", "none")
+MASS_MODES = ("frozen", "auxiliary", "corrected", "none")
 """Whether the metric moves with the position, and whether this movement is corrected."""
 
 
@@ -121,7 +128,7 @@ class SGHMC(SGKernel):
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
         integrator: Literal["baoab", "euler"] = "baoab",
-        gamma: Literal["frozen", "corrected", "none"] = "frozen",
+        gamma: Literal["frozen", "auxiliary", "corrected", "none"] | None = None,
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
@@ -139,7 +146,10 @@ class SGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(locals(), {"integrator": one_of(INTEGRATORS), "gamma": one_of(MASS_MODES)})
+        super().__init__(
+            locals(),
+            {"integrator": one_of(INTEGRATORS), "gamma": optional(one_of(MASS_MODES))},
+        )
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -206,9 +216,18 @@ class PXSGHMC(SGKernel):
 
 def _algorithm(settings: Settings) -> Algorithm:
     """The algorithm of both kernels."""
-    corrects = settings.noise_correction
+    corrects, auxiliary = settings.noise_correction, settings.gamma == "auxiliary"
     others: dict[str, Any] = {}
+    extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
+    if auxiliary:
+        extra = init_auxiliary
+        # the force uses two of three parts of the batch
+        others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
+        others["second_order"] = lambda dynamics, potential: pull_curvature(
+            dynamics.extra, settings, potential.num_data
+        )
     if corrects:
+        extra = init_noise
         others = {"noise_factor": noise_factor(settings), "check": check_halves}
         others["known_noise"] = lambda dynamics: noise_diagonal(dynamics.extra)
 
@@ -216,9 +235,7 @@ def _algorithm(settings: Settings) -> Algorithm:
         settings,
         _step(settings),
         settings.integrator,
-        init=lambda position, rng_key: init_momentum(
-            settings, position, rng_key, init_noise(position) if corrects else ()
-        ),
+        init=lambda position, rng_key: init_momentum(settings, position, rng_key, extra(position)),
         settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
         **others,
     )
@@ -241,11 +258,18 @@ def _step(settings: Settings) -> Step:
         position, old = chain.position, chain.dynamics
         h, tau, extra = step_size, temperature, old.extra
         with_gamma = settings.gamma == "corrected" and has_divergence(metric, position)
+        auxiliary = settings.gamma == "auxiliary"
 
         def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, batch)
 
-        if settings.noise_correction:
+        if auxiliary:
+            rng_key, key_v = _random.split(rng_key)
+            new, force = auxiliary_kick(
+                metric, key_v, potential, batch, chain, extra, tau, learning
+            )
+            energy, grad, extra, metric_state = new.energy, new.grad, new.state, new.metric_state
+        elif settings.noise_correction:
             energy, grad, extra = halves(potential, position, batch, extra)
         elif with_gamma:
             rng_key, key_probe = _random.split(rng_key)
@@ -253,8 +277,9 @@ def _step(settings: Settings) -> Step:
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
             energy, grad = value_and_grad(position)
-        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        force = metric.apply_inverse_sqrt(metric_state, grad)
+        if not auxiliary:
+            metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
+            force = metric.apply_inverse_sqrt(metric_state, grad)
         if with_gamma:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
@@ -305,6 +330,8 @@ def _step(settings: Settings) -> Step:
 
 def _check(settings: Settings) -> None:
     """Raise for combinations that do not work."""
+    if settings.gamma == "auxiliary":
+        check_auxiliary(settings)
     if settings.noise_correction:
         check_noise_correction(settings)
         if settings.gamma != "frozen":
