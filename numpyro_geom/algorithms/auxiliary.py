@@ -41,7 +41,7 @@ class AuxiliaryState(NamedTuple):
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
         weight: weight of the three running means; they start at zero.
-        num_steps: steps so far.
+        num_steps: steps since V was last drawn independently of the past.
     """
 
     gradient: PyTree
@@ -312,6 +312,11 @@ def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Calla
     """Value and gradient, and the Hessian-vector product, from one pass."""
     pair, tangent = linearize(value_and_grad, position)
     return pair, lambda v: tangent(v)[1]
+
+
+def renewed_next(state: AuxiliaryState) -> AuxiliaryState:
+    """The state after a step that was undone: the next step draws V whatever it was."""
+    return state._replace(num_steps=jnp.zeros_like(state.num_steps))
 
 
 def pull_curvature(state: AuxiliaryState, settings: Settings, num_data: Any) -> jax.Array:

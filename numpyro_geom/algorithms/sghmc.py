@@ -27,10 +27,12 @@ from .auxiliary import (
     check_thirds,
     init_auxiliary,
     pull_curvature,
+    renewed_next,
 )
 from .momentum import (
     INTEGRATORS,
     Momentum,
+    at_rest,
     friction_scale,
     init_momentum,
     kinetic_temperature,
@@ -225,6 +227,9 @@ def _algorithm(settings: Settings) -> Algorithm:
         others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
         others["second_order"] = lambda dynamics, potential: pull_curvature(
             dynamics.extra, settings, potential.num_data
+        )
+        others["at_rest"] = lambda dynamics: at_rest(
+            dynamics._replace(extra=renewed_next(dynamics.extra))
         )
     if corrects:
         extra = init_noise

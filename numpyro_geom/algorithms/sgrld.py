@@ -36,6 +36,7 @@ from .auxiliary import (
     check_thirds,
     init_auxiliary,
     pull_curvature,
+    renewed_next,
 )
 from .langevin import langevin_move, metropolis
 from .noise_correction import (
@@ -152,6 +153,7 @@ class SGRLD(SGKernel):
             others["second_order"] = lambda state, potential: pull_curvature(
                 state, settings, potential.num_data
             )
+            others["at_rest"] = renewed_next
             others["init"] = lambda position, _: init_auxiliary(position)
         else:
             step = _langevin_step(settings)
