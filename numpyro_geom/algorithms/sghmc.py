@@ -75,11 +75,20 @@ class SGHMC(SGKernel):
     ``friction="auto"`` keep both errors below ``bias_tolerance``, see the page on momentum. The
     momentum persists from step to step and from draw to draw.
 
-    ``gamma="frozen"`` adapts the metric in warm-up only. With ``"corrected"`` the metric always
-    moves with the position, as in SGRHMC. The kick is - h A^{1/2} grad Uhat + tau h div A^{1/2},
-    the law as h -> 0 is the same, and a step takes a Hessian-vector product. With ``"none"`` the
-    metric moves without the correction, and the law differs: in one dimension it is exp(-U / tau)
-    over A^{1/2}. The errors of either are of first order in h, and of h over 1 - decay.
+    The metric is constant after warm-up, or it moves with the position, depending on ``gamma``:
+
+    - ``"frozen"``: the metric adapts in warm-up only.
+    - ``"auxiliary"``: the metric always moves. A is a function of an auxiliary gradient V that is
+      part of the chain and is drawn between the two half-kicks, see the page on momentum. The law
+      as h -> 0 is the same at any decay, and errors are of second order in h, as in a constant
+      metric. A step takes two Hessian-vector products.
+    - ``"corrected"``: SGRHMC. A is a function of a running average of gradients, and the kick is
+      - h A^{1/2} grad Uhat + tau h div A^{1/2}. The law as h -> 0 is the same. But it is far off
+      where the average cannot follow the position, that is where 1 / (1 - decay) steps are more
+      than 1 / (h lam^{1/2}) for the largest lam: a run ends with a warning. Errors are of first
+      order in h. A step takes one Hessian-vector product.
+    - ``"none"``: the same without the divergence. The law is another one: in one dimension
+      exp(-U / tau) over A^{1/2}.
 
     Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step (with
     ``control_variate=True`` or large batches). A relaxation then takes about the square root of
@@ -88,7 +97,8 @@ class SGHMC(SGKernel):
 
     Args:
         integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
-        gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, see above.
+        gamma: how the metric moves, see above. None takes the metric's own choice: ``"auxiliary"``
+            for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
 
     Raises:
@@ -119,7 +129,8 @@ class SGHMC(SGKernel):
         keeps the law of theta and needs one gradient per step). Deviations: in ``"euler"`` the
         position moves with the new momentum, and friction acts on G^{-1/2} r.
         Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
-        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}).
+        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}). The
+        auxiliary metric is ours.
     """
 
     def __init__(
