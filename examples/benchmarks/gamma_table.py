@@ -128,7 +128,8 @@ def momentum_cells(metric: str, mode: str, given: bool, small: bool) -> list[str
         small: a quick look.
     """
     posterior, groups = banana(), len(STEPS) if given else 1
-    num_chains, length = (20, 10) if small else (200, 50)  # chains of a group, half of the draws
+    # chains of a group, and draws of warm-up, which are half of the others
+    num_chains, length = (20, 10) if small else (100, 50) if given else (200, 100)
     table = jnp.asarray(STEPS, jnp.float32)
     fixed: dict = {}
     if given:
@@ -170,9 +171,9 @@ def momentum_cells(metric: str, mode: str, given: bool, small: bool) -> list[str
 def momentum_table(small: bool) -> str:
     """The Markdown table of `SGHMC`."""
     lines = [
-        "Variances of a banana that has 1 and 0.75, with Monte Carlo errors. `SGHMC`, 200 chains "
-        "of 50 + 100 draws; friction 1 and 200 steps per draw where the step size is given; "
-        f"metrics with their defaults; jax {jax.__version__}.",
+        "Variances of a banana that has 1 and 0.75, with Monte Carlo errors. `SGHMC`. Where the "
+        "step size is given: 100 chains of 50 + 100 draws of 200 steps, friction 1. Automatic: "
+        f"200 chains of 100 + 200 draws. Metrics with their defaults; jax {jax.__version__}.",
         "",
         "| metric | gamma | " + " | ".join(f"h = {h}" for h in STEPS) + " | automatic |",
         "|---" * (3 + len(STEPS)) + "|",

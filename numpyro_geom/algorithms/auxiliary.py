@@ -2,7 +2,7 @@
 
 The law of theta, V and a momentum p is exp(-U(theta) / tau) N(V; m(theta), s^2 I) N(p; 0, tau I),
 with m = grad U / N. A step draws V given theta, and then moves theta (and p) given V. The metric
-A(V) is constant in this part. The page on Gamma has the derivation.
+A(V) is constant in this part. The pages on Gamma and on momentum have the derivations.
 """
 
 from __future__ import annotations
@@ -167,13 +167,7 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
             tau,
             learning,
         )
-        energy, grad, state, metric_state, s = (
-            new.energy,
-            new.grad,
-            new.state,
-            new.metric_state,
-            new.s,
-        )
+        energy, state, metric_state = new.energy, new.state, new.metric_state
         apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
         apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
         accept_prob, squared_drift = jnp.ones_like(energy), jnp.zeros_like(energy)
@@ -185,8 +179,8 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
                     lambda q: jax.value_and_grad(potential.energy)(q, batch), p
                 )
                 gap = jax.tree.map(lambda v, m: v - scale * m, state.gradient, du)
-                force = product(tree_scale(scale / s**2, gap))
-                return u + tau * tree_vdot(gap, gap) / (2 * s**2), jax.tree.map(
+                force = product(tree_scale(scale / new.s**2, gap))
+                return u + tau * tree_vdot(gap, gap) / (2 * new.s**2), jax.tree.map(
                     lambda a, b: a - tau * b, du, force
                 )
 
@@ -204,9 +198,9 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
             noise = apply_root(_random.tree_normal(key_move, position))
             drift = apply_inverse(new.force_of(state.gradient))
             position = langevin_move(position, drift, noise, h, tau)
-            squared_drift = h * tree_vdot(grad, drift) / 2
+            squared_drift = h * tree_vdot(new.grad, drift) / 2
         return Chain(position, metric_state, state), StepReport(
-            energy, grad, squared_drift, accept_prob
+            energy, new.grad, squared_drift, accept_prob
         )
 
     return step
@@ -234,18 +228,14 @@ def auxiliary_kick(
     def whitened(gradient: PyTree, metric_state: Any) -> PyTree:
         return metric.apply_inverse_sqrt(metric_state, new.force_of(gradient))
 
-    gradient, metric_state = new.state.gradient, new.metric_state
-    # before the first step there is no V
-    first = old.num_steps == 0
-    before = (
-        tree_where(first, gradient, old.gradient),
-        tree_where(first, metric_state, chain.metric_state),
-    )
-    opening = closing = whitened(*before)
+    opening = closing = whitened(old.gradient, chain.metric_state)
+    present = new.state.gradient, new.metric_state
     if metric.interval == 1:
-        opening = whitened(gradient, metric_state)
+        opening = whitened(*present)
     else:
-        opening = lazy_cond(new.due, lambda _, *of: whitened(*of), closing, gradient, metric_state)
+        opening = lazy_cond(new.due, lambda _, *present: whitened(*present), closing, *present)
+    # before the first step there is no V
+    closing = tree_where(old.num_steps == 0, opening, closing)
     return new, jax.tree.map(lambda a, b: (a + b) / 2, closing, opening)
 
 
@@ -315,7 +305,7 @@ def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Calla
 
 
 def renewed_next(state: AuxiliaryState) -> AuxiliaryState:
-    """The state after a step that was undone: the next step draws V whatever it was."""
+    """The state after a step that was undone: the next step draws V independently of the past."""
     return state._replace(num_steps=jnp.zeros_like(state.num_steps))
 
 
@@ -329,7 +319,7 @@ def check_auxiliary(settings: Settings) -> None:
     """Raise for a metric or for batches of which V cannot be made."""
     if not settings.metric.has_auxiliary:
         raise TypeError(
-            f"gamma='auxiliary' needs a metric with a method from_gradient, and "
+            "gamma='auxiliary' needs a metric with a method from_gradient, and "
             f"{settings.metric!r} has none: add it, or use gamma='frozen'"
         )
     if settings.batching == "stratified":
