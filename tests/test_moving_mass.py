@@ -108,7 +108,6 @@ def test_the_correction_of_a_metric_that_is_no_diagonal() -> None:
     assert np.all(errors[2:4] < 0.02)
 
 
-# Without the force of V on theta the variance of a is 1.14 and 1.09 for RMSprop, 1.31 for Monge.
 AUXILIARY = {
     "rmsprop": RMSprop(decay=0.5),
     "rmsprop, long memory": RMSprop(decay=0.95),
@@ -120,21 +119,26 @@ AUXILIARY = {
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", short(AUXILIARY, kept=["rmsprop", "rmsprop, long memory"]))
 def test_an_auxiliary_metric_has_the_law_at_any_decay(name: str) -> None:
-    a, noise = random.normal(random.key(1), (2, 1000))
-    draws = draws_of(
-        lambda x: banana(x, 0.5, 0.5),
-        jnp.stack([a, a**2 / 2 + noise / 2], 1),
-        0.05,
-        gamma="auxiliary",
+    """Chains start in the law: b given a ~ N(a^2 / 2, 1 / 4).
+
+    Without the force of V on theta the variance of a is 1.24 and 1.11 for RMSprop, 1.5 for Monge.
+    """
+    kernel = SGHMC(
+        potential_fn=lambda x: banana(x, 0.5, 0.5),
         metric=AUXILIARY[name],
-        chains=1000,
+        gamma="auxiliary",
+        step_size=0.05,
+        friction=1.0,
+        num_steps=100,
     )
-    a, b = np.moveaxis(draws.reshape(1000, -1, 2).astype(np.float64), -1, 0)
-    of_chains = np.stack([a, b, a**2, (b - 0.5) ** 2]).mean(2)
-    errors = of_chains.std(1) / np.sqrt(1000)
-    assert np.all(np.abs(of_chains.mean(1) - [0, 0.5, 1, 0.75]) < 5 * errors)
-    assert errors[2] < 0.018
-    assert np.std(a[:, -1] - a[:, 0]) > 1  # they move
+    a, noise = random.normal(random.key(1), (2, 4000))
+    state = chains.start(kernel, jnp.stack([a, a**2 / 2 + noise / 2], 1), seed=2)
+    _, draws = chains.run(kernel, chains.past_warmup(state, scale=2.0), 5)
+    assert draws.diverging.mean() < 1e-3  # the curvature of this target has no bound
+    a, b = np.moveaxis(draws.z.astype(np.float64), -1, 0)
+    values = np.stack([a, b, a**2, (b - 0.5) ** 2], -1)
+    assert np.abs(chains.scores(values, np.array([0, 0.5, 1, 0.75]))).max() < 5
+    assert np.corrcoef(a[0], a[-1])[0, 1] < 0.8  # they move
 
 
 @pytest.mark.slow
