@@ -33,7 +33,7 @@ from .model.minibatch import AllRows, Subsampling
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
-from .wreck import check_arrival, fault_at, warn_of_wrecks
+from .wreck import check_arrival, fault_at, warn_of_run
 
 PyTree = Any
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
@@ -301,17 +301,17 @@ class SGKernel(MCMCKernel):
         return constrain
 
     def after_run(self, states: dict[str, PyTree], last_state: SGState) -> None:
-        """Warn if a chain of a run is a wreck; called at the end of `MCMC.run`.
+        """Warn if a chain of a run is a wreck or its metric lags; called at the end of `MCMC.run`.
 
         Args:
             states: the fields of the draws, arrays of shape (chains, draws, ...).
             last_state: the last state, or the last states of several chains.
 
         Warns:
-            SamplingWarning: see `numpyro_geom.wreck.warn_of_wrecks`.
+            SamplingWarning: see `numpyro_geom.wreck.warn_of_run`.
         """
         if self.bound.point is None:  # otherwise there is nothing that could move
-            warn_of_wrecks(self.settings, states, last_state)
+            warn_of_run(self.settings, self.facts, states, last_state)
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Re-estimate energy and gradient norm for changed model arguments."""

@@ -3,9 +3,10 @@
 Starts raise an error before the first draw. Chains are told of at the end of `MCMC.run`.
 
 A run that is merely biased or too short is for `numpyro_geom.diagnose`. Here are only runs that
-nobody should read a summary of. The evidence is in the fields that NumPyro collects with every draw
-and in the last state, so the check costs nothing during the run. It is called at the end of the run
-(`numpyro_geom._numpyro`), outside of any compiled program, so it works under every chain method.
+nobody should read a summary of, and a metric whose correction cannot be right. The evidence is in
+the fields that NumPyro collects with every draw and in the last state, so the check costs nothing
+during the run. It is called at the end of the run (`numpyro_geom._numpyro`), outside of any
+compiled program, so it works under every chain method.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ._util import is_traced, named
 from ._warning import warn_outside
 from .bound import Bound
 from .model.programs import compiled
-from .sampling.algorithm import rule_temperature
+from .sampling.algorithm import Algorithm, adapts, rule_temperature
 from .sampling.settings import Settings
 from .sampling.state import SGState
 
@@ -132,17 +133,21 @@ def _are_known(tree: PyTree) -> bool:
 # Chains
 
 
-def warn_of_wrecks(settings: Settings, states: Mapping[str, PyTree], last: SGState) -> None:
-    """Warn, once for all chains, if a chain of a run is a wreck.
+def warn_of_run(
+    settings: Settings, algorithm: Algorithm, states: Mapping[str, PyTree], last: SGState
+) -> None:
+    """Warn, once for all chains, if a chain of a run is a wreck, or else if its metric lags.
 
     Args:
         settings: the kernel's settings.
+        algorithm: the kernel's algorithm.
         states: the fields of the draws, arrays of shape (chains, draws, ...).
         last: the last state, or the last states of several chains.
 
     Warns:
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its
-            energy stays far above the energy where it started.
+            energy stays far above the energy where it started; or if statistics of a metric that
+            moves cannot follow the position.
     """
     if not _are_known((states, last)):
         return
@@ -159,10 +164,47 @@ def warn_of_wrecks(settings: Settings, states: Mapping[str, PyTree], last: SGSta
         like_it = f" ({wrecked.sum()} of {chains} chains are like it)" if chains > 1 else ""
         warn_outside(
             f"chain {worst} is a wreck, do not use its draws: {text.format(size[worst])}{like_it}. "
-            f"{_farthest(last.z, worst)}. Use {by_hand if settings.schedule else automatic}, or "
+            f"{_farthest(last.z, worst)}. Use {_exact_gamma(settings)}"
+            f"{by_hand if settings.schedule else automatic}, or "
             "start from init_params of higher density"
         )
         return
+    memory, lag = 1 / (1 - settings.metric.decay), _lag(settings, algorithm, last)
+    if lag > 1:
+        warn_outside(
+            f"the draws are biased: with gamma='corrected' the statistic of {settings.metric!r} "
+            f"averages {memory:.3g} steps, and the gradient changes within {memory / lag:.2g}. Use "
+            f"{_exact_gamma(settings)}a step_size that is more than {lag:.2g} times smaller"
+        )
+
+
+def _exact_gamma(settings: Settings) -> str:
+    """A remedy where the correction of a metric that moves needs statistics without memory."""
+    if not _is_corrected(settings):
+        return ""
+    return "gamma='auxiliary', " if settings.metric.has_auxiliary else "gamma='frozen', "
+
+
+def _is_corrected(settings: Settings) -> bool:
+    return getattr(settings, "gamma", None) == "corrected"
+
+
+def _lag(settings: Settings, algorithm: Algorithm, last: SGState) -> float:
+    """Memory of a corrected metric, over the steps in which the gradient changes; 0 for others.
+
+    The gradient in the stiffest direction changes in 1 / (h lam_H) steps, or with a momentum in
+    1 / (h lam_H^1/2) steps. Where no curvature was measured, the length of the drift tells of it.
+    """
+    if not _is_corrected(settings) or not jax.tree.leaves(last.metric_state.statistic):
+        return 0.0
+    h, drift = np.asarray(last.step_size), np.mean(np.asarray(last.drift_ratio))
+    curvature = np.asarray(last.adaptation.curvature)
+    if algorithm.momentum:
+        squared = h**2 * curvature if adapts(settings, algorithm) else drift
+        steps = np.sqrt(squared)
+    else:
+        steps = h * curvature if adapts(settings, algorithm) else 2 * drift
+    return float(np.median(steps)) / (1 - settings.metric.decay)
 
 
 def _findings(

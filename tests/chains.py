@@ -17,6 +17,7 @@ from jax import random
 
 from numpyro_geom import SGKernel, SGState
 from numpyro_geom.algorithms.auxiliary import SOFTNESS
+from numpyro_geom.algorithms.momentum import Momentum
 
 PyTree = Any
 CHAIN_STEPS = 1 << 24
@@ -61,7 +62,8 @@ def past_warmup(
             )
         )
     if scale is not None:
-        known = state.dynamics
+        with_momentum = isinstance(state.dynamics, Momentum)
+        known = state.dynamics.extra if with_momentum else state.dynamics
         one = jnp.ones_like(known.weight)
         known = known._replace(
             second_moment=one * (scale / SOFTNESS) ** 2,
@@ -70,6 +72,7 @@ def past_warmup(
             ),
             weight=one,
         )
+        known = state.dynamics._replace(extra=known) if with_momentum else known
         state = state._replace(dynamics=known)
     return state._replace(i=state.i + 1)
 

@@ -356,6 +356,13 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "splits a batch in three.*'data': 2.*at least 3",
     ),
+    "auxiliary with a momentum, batch of 2": (
+        lambda: SGHMC(normal_mean, gamma="auxiliary", batch_size=2).init(
+            random.key(0), 1, None, (Y,), {}
+        ),
+        ValueError,
+        "splits a batch in three.*'data': 2.*at least 3",
+    ),
     "auxiliary, stratified": (
         model(gamma="auxiliary", metric="rmsprop", batching="stratified"),
         ValueError,
@@ -836,7 +843,16 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
     "SGHMC": [
         *BIASED,
         ({"gamma": "published"}, ValueError, "gamma must be .*'frozen'.*got 'published'"),
-        ({"gamma": None}, ValueError, "gamma must be .*'frozen'.*got None"),
+        (
+            {"gamma": "auxiliary", "metric": Bare()},
+            TypeError,
+            "needs a metric with a method from_gradient",
+        ),
+        (
+            {"gamma": "auxiliary", "batching": "stratified"},
+            ValueError,
+            "part of a stratified batch.*'replacement' or 'epoch'",
+        ),
         ({"integrator": "badodab"}, ValueError, r"one of \['baoab', 'euler'\], got 'badodab'"),
         ({"noise_correction": "yes"}, TypeError, "noise_correction must be True or False, got 'ye"),
         ({"noise_correction": 1}, TypeError, "noise_correction must be True or False, got 1"),
@@ -894,7 +910,7 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ),
         ({"step_size": EXPLORING}, ValueError, "SGNHT needs noise at.*use explore=0, or SGHMC"),
         ({"noise_correction": True}, TypeError, "unexpected keyword argument 'noise_correction'"),
-        ({"gamma": "frozen"}, TypeError, "unexpected keyword argument 'gamma'"),
+        ({"gamma": "frozen"}, TypeError, "argument 'gamma': its metric is constant.*SGHMC"),
     ],
     "GGMC": [
         ({"target_accept": 0}, ValueError, f"target_accept {A_POSITIVE}0"),

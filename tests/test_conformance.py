@@ -81,6 +81,7 @@ CASES: dict[str, Case] = {
     **of_metrics("ggmc", GGMC, {**DAMPED, "step_size": 1e-5}),
     # Gamma of Shampoo is unbounded where its statistic is small, as it is at first
     "corrected": option(SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", gamma="corrected"),
+    "auxiliary": option(SGHMC, DAMPED, metric="rmsprop", gamma="auxiliary"),
     # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
@@ -97,6 +98,7 @@ TRACED_SHORT = [
     "sgrld monge",
     "sgnht wenzel",
     "corrected",
+    "auxiliary",
     "isgd",
     "adam",
     "noise correction",

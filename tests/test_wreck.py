@@ -18,7 +18,7 @@ from targets import normal_mean
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.wreck import LEAST_DRAWS, MOST_UNDONE, warn_of_wrecks
+from numpyro_geom.wreck import LEAST_DRAWS, MOST_UNDONE, warn_of_run
 
 METHODS = ["sequential", "vectorized", "parallel"]
 DRAWS = 2 * LEAST_DRAWS
@@ -183,7 +183,7 @@ def after() -> Any:
 def told(settings: Any, states: dict, last: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_wrecks(settings, states, last)
+        warn_of_run(settings, SGRLD(normal_mean).facts, states, last)
     return [str(w.message) for w in caught]
 
 

@@ -1,4 +1,9 @@
-"""The step of ``gamma="auxiliary"``: the metric is a function of a gradient V in the chain."""
+"""The steps of ``gamma="auxiliary"``: the metric is a function of a gradient V in the chain.
+
+The law of theta, V and a momentum p is exp(-U(theta) / tau) N(V; m(theta), s^2 I) N(p; 0, tau I),
+with m = grad U / N. A step draws V given theta, and then moves theta (and p) given V. The metric
+A(V) is constant in this part. The pages on Gamma and on momentum have the derivations.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import _random
-from .._util import lazy_cond, tree_scale, tree_vdot
+from .._util import lazy_cond, tree_scale, tree_vdot, tree_where
 from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
 from ..sampling.gamma import probe
+from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
 from .langevin import langevin_move, metropolis
 
@@ -35,7 +41,7 @@ class AuxiliaryState(NamedTuple):
         noise_variance: running mean of the variance of g from one part of the batch, per entry,
             times ``weight``.
         weight: weight of the three running means; they start at zero.
-        num_steps: steps so far.
+        num_steps: steps since V was last drawn independently of the past.
     """
 
     gradient: PyTree
@@ -46,12 +52,97 @@ class AuxiliaryState(NamedTuple):
     num_steps: jax.Array
 
 
-def auxiliary_step(metric: Any, adjusted: bool) -> Step:
-    """Draw V given theta, then move theta given V in the constant metric A(V).
+class Renewed(NamedTuple):
+    """What a step knows after it has drawn V: `renew_auxiliary`.
+
+    Attributes:
+        energy: U at the position, from the whole batch or two of its parts.
+        grad: grad U, likewise.
+        state: the state with the new V.
+        metric_state: the metric's state as a function of the new V.
+        due: whether V has been drawn; between the metric's intervals it stays.
+        s: standard deviation of V given theta.
+        force_of: V -> grad U - tau H_N (V - m) / s^2, minus the force on theta given V.
+    """
+
+    energy: jax.Array
+    grad: PyTree
+    state: AuxiliaryState
+    metric_state: Any
+    due: jax.Array | bool
+    s: jax.Array
+    force_of: Callable[[PyTree], PyTree]
+
+
+def renew_auxiliary(
+    metric: Any,
+    rng_key: jax.Array,
+    potential: Potential,
+    batch: Any,
+    position: PyTree,
+    metric_state: Any,
+    old: AuxiliaryState,
+    tau: jax.Array | float,
+    learning: jax.Array,
+) -> Renewed:
+    """Draw V given theta; this leaves the law of V given theta invariant.
 
     With minibatches three disjoint parts of the batch give V, m = grad U / N, and the Hessian. So
-    given theta and V the drift is unbiased, and V carries a known noise.
+    given theta and any earlier or new V the force is unbiased, and V carries a known noise.
     """
+    scale = 1 / potential.num_data
+    key_v, key_scale = _random.split(rng_key)
+
+    def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
+        return jax.value_and_grad(potential.energy)(p, rows)
+
+    if potential.deterministic:
+        (energy, grad), hvp = _linearize(lambda p: value_and_grad(p, batch), position)
+        mean_v = mean = tree_scale(scale, grad)
+        part_variance = jax.tree.map(jnp.zeros_like, mean)
+    else:
+        rows_v, rows_m, rows_h = potential.split(batch, 3)
+        _, grad_v = value_and_grad(position, rows_v)
+        energy_m, grad_m = value_and_grad(position, rows_m)
+        (energy_h, grad_h), hvp = _linearize(lambda p: value_and_grad(p, rows_h), position)
+        energy = (energy_m + energy_h) / 2
+        grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
+        mean_v, mean = tree_scale(scale, grad_v), tree_scale(scale, grad_m)
+        part_variance = jax.tree.map(lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h)
+    z = probe(key_scale, position)
+    trace = lazy_cond(
+        learning,
+        lambda zero, z: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
+        jnp.zeros_like(old.weight),
+        z,
+    )
+    state = _learn_scale(old, tree_scale(scale, grad), trace, part_variance, learning)
+    s = auxiliary_scale(state, metric.decay)
+
+    interval = metric.interval
+    decay = jnp.where(state.num_steps == 0, 0.0, metric.decay).astype(s.dtype)
+
+    def renew(pair: tuple[PyTree, PyTree], key: jax.Array) -> tuple[PyTree, PyTree]:
+        gradient = _draw_auxiliary(key, pair[0], mean_v, state, decay, s)
+        return gradient, metric.from_gradient(pair[1], gradient, s)
+
+    pair, due = (old.gradient, metric_state), True
+    if interval == 1:
+        gradient, metric_state = renew(pair, key_v)
+    else:
+        due = state.num_steps % interval == 0
+        gradient, metric_state = lazy_cond(due, renew, pair, key_v)
+
+    def force_of(gradient: PyTree) -> PyTree:
+        pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
+        return jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
+
+    state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
+    return Renewed(energy, grad, state, metric_state, due, s, force_of)
+
+
+def auxiliary_step(metric: Any, adjusted: bool) -> Step:
+    """Draw V given theta, then move theta given V in the constant metric A(V)."""
 
     def step(
         rng_key: jax.Array,
@@ -62,52 +153,21 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
         tau: jax.Array | float,
         learning: jax.Array,
     ) -> tuple[Chain, StepReport]:
-        position, old = chain.position, chain.dynamics
+        position = chain.position
         scale = 1 / potential.num_data
-        key_v, key_move, key_scale = _random.split(rng_key, 3)
-
-        def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
-            return jax.value_and_grad(potential.energy)(p, rows)
-
-        if potential.deterministic:
-            (energy, grad), hvp = _linearize(lambda p: value_and_grad(p, batch), position)
-            mean_v = mean = tree_scale(scale, grad)
-            part_variance = jax.tree.map(jnp.zeros_like, mean)
-        else:
-            rows_v, rows_m, rows_h = potential.split(batch, 3)
-            _, grad_v = value_and_grad(position, rows_v)
-            energy_m, grad_m = value_and_grad(position, rows_m)
-            (energy_h, grad_h), hvp = _linearize(lambda p: value_and_grad(p, rows_h), position)
-            energy = (energy_m + energy_h) / 2
-            grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
-            mean_v, mean = tree_scale(scale, grad_v), tree_scale(scale, grad_m)
-            part_variance = jax.tree.map(
-                lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h
-            )
-        z = probe(key_scale, position)
-        trace = lazy_cond(
+        key_v, key_move = _random.split(rng_key)
+        new = renew_auxiliary(
+            metric,
+            key_v,
+            potential,
+            batch,
+            position,
+            chain.metric_state,
+            chain.dynamics,
+            tau,
             learning,
-            lambda zero, z: zero + (tau * scale**2 * tree_vdot(z, hvp(z))).astype(zero.dtype),
-            jnp.zeros_like(old.weight),
-            z,
         )
-        state = _learn_scale(old, tree_scale(scale, grad), trace, part_variance, learning)
-        s = auxiliary_scale(state, metric.decay)
-
-        interval = metric.interval
-        decay = jnp.where(state.num_steps == 0, 0.0, metric.decay).astype(s.dtype)
-
-        def renew(pair: tuple[PyTree, PyTree], key: jax.Array) -> tuple[PyTree, PyTree]:
-            gradient = _draw_auxiliary(key, pair[0], mean_v, state, decay, s)
-            return gradient, metric.from_gradient(pair[1], gradient, s)
-
-        pair = (old.gradient, chain.metric_state)
-        if interval == 1:
-            gradient, metric_state = renew(pair, key_v)
-        else:
-            gradient, metric_state = lazy_cond(state.num_steps % interval == 0, renew, pair, key_v)
-
-        pull = jax.tree.map(lambda v, m: (v - m) * scale / s**2, gradient, mean)
+        energy, state, metric_state = new.energy, new.state, new.metric_state
         apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
         apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
         accept_prob, squared_drift = jnp.ones_like(energy), jnp.zeros_like(energy)
@@ -115,10 +175,12 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
 
             def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
                 """Energy U + tau |V - m|^2 / 2 s^2 of theta given V, and its gradient."""
-                (u, du), product = _linearize(lambda q: value_and_grad(q, batch), p)
-                gap = jax.tree.map(lambda v, m: v - scale * m, gradient, du)
-                force = product(tree_scale(scale / s**2, gap))
-                return u + tau * tree_vdot(gap, gap) / (2 * s**2), jax.tree.map(
+                (u, du), product = _linearize(
+                    lambda q: jax.value_and_grad(potential.energy)(q, batch), p
+                )
+                gap = jax.tree.map(lambda v, m: v - scale * m, state.gradient, du)
+                force = product(tree_scale(scale / new.s**2, gap))
+                return u + tau * tree_vdot(gap, gap) / (2 * new.s**2), jax.tree.map(
                     lambda a, b: a - tau * b, du, force
                 )
 
@@ -133,17 +195,48 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
                 tau,
             )
         else:
-            force = jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
             noise = apply_root(_random.tree_normal(key_move, position))
-            drift = apply_inverse(force)
+            drift = apply_inverse(new.force_of(state.gradient))
             position = langevin_move(position, drift, noise, h, tau)
-            squared_drift = h * tree_vdot(grad, drift) / 2
-        state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
+            squared_drift = h * tree_vdot(new.grad, drift) / 2
         return Chain(position, metric_state, state), StepReport(
-            energy, grad, squared_drift, accept_prob
+            energy, new.grad, squared_drift, accept_prob
         )
 
     return step
+
+
+def auxiliary_kick(
+    metric: Any,
+    rng_key: jax.Array,
+    potential: Potential,
+    batch: Any,
+    chain: Chain,
+    old: AuxiliaryState,
+    tau: jax.Array | float,
+    learning: jax.Array,
+) -> tuple[Renewed, PyTree]:
+    """Draw V, and the mean of two whitened forces at one position: of the old V and of the new.
+
+    One half of a kick closes a step in the metric of the old V, the other half opens a step in that
+    of the new V. A whole kick in one of both would be a bias of first order in the step size.
+    """
+    new = renew_auxiliary(
+        metric, rng_key, potential, batch, chain.position, chain.metric_state, old, tau, learning
+    )
+
+    def whitened(gradient: PyTree, metric_state: Any) -> PyTree:
+        return metric.apply_inverse_sqrt(metric_state, new.force_of(gradient))
+
+    opening = closing = whitened(old.gradient, chain.metric_state)
+    present = new.state.gradient, new.metric_state
+    if metric.interval == 1:
+        opening = whitened(*present)
+    else:
+        opening = lazy_cond(new.due, lambda _, *present: whitened(*present), closing, *present)
+    # before the first step there is no V
+    closing = tree_where(old.num_steps == 0, opening, closing)
+    return new, jax.tree.map(lambda a, b: (a + b) / 2, closing, opening)
 
 
 def _draw_auxiliary(
@@ -209,3 +302,38 @@ def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Calla
     """Value and gradient, and the Hessian-vector product, from one pass."""
     pair, tangent = linearize(value_and_grad, position)
     return pair, lambda v: tangent(v)[1]
+
+
+def renewed_next(state: AuxiliaryState) -> AuxiliaryState:
+    """The state after a step that was undone: the next step draws V independently of the past."""
+    return state._replace(num_steps=jnp.zeros_like(state.num_steps))
+
+
+def pull_curvature(state: AuxiliaryState, settings: Settings, num_data: Any) -> jax.Array:
+    """The factor of H^2 in (H / N)^2 tau / s^2, the Hessian of V's pull on theta."""
+    s = auxiliary_scale(state, settings.metric.decay)
+    return settings.temperature / (num_data * s) ** 2
+
+
+def check_auxiliary(settings: Settings) -> None:
+    """Raise for a metric or for batches of which V cannot be made."""
+    if not settings.metric.has_auxiliary:
+        raise TypeError(
+            "gamma='auxiliary' needs a metric with a method from_gradient, and "
+            f"{settings.metric!r} has none: add it, or use gamma='frozen'"
+        )
+    if settings.batching == "stratified":
+        raise ValueError(
+            "gamma='auxiliary' splits a batch in three, and a part of a stratified batch does "
+            "not represent all rows: expected batching='replacement' or 'epoch'"
+        )
+
+
+def check_thirds(plan: Any) -> None:
+    """Raise if batches cannot be split in three."""
+    small = {} if plan is None else {p: b for p, b in plan.batch_sizes.items() if b < 3}
+    if small:
+        raise ValueError(
+            f"gamma='auxiliary' splits a batch in three, and these are smaller: {small}. "
+            "Expected batch_size of at least 3"
+        )

@@ -19,11 +19,20 @@ from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.gamma import divergence_from_probe, has_divergence, probe
 from ..sampling.schedules import Constant
-from ..sampling.settings import Settings, one_of
+from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
+from .auxiliary import (
+    auxiliary_kick,
+    check_auxiliary,
+    check_thirds,
+    init_auxiliary,
+    pull_curvature,
+    renewed_next,
+)
 from .momentum import (
     INTEGRATORS,
     Momentum,
+    at_rest,
     friction_scale,
     init_momentum,
     kinetic_temperature,
@@ -41,7 +50,7 @@ from .noise_correction import (
     noise_factor,
 )
 
-MASS_MODES = ("frozen", "corrected", "none")
+MASS_MODES = ("frozen", "auxiliary", "corrected", "none")
 """Whether the metric moves with the position, and whether this movement is corrected."""
 
 
@@ -66,11 +75,20 @@ class SGHMC(SGKernel):
     ``friction="auto"`` keep both errors below ``bias_tolerance``, see the page on momentum. The
     momentum persists from step to step and from draw to draw.
 
-    ``gamma="frozen"`` adapts the metric in warm-up only. With ``"corrected"`` the metric always
-    moves with the position, as in SGRHMC. The kick is - h A^{1/2} grad Uhat + tau h div A^{1/2},
-    the law as h -> 0 is the same, and a step takes a Hessian-vector product. With ``"none"`` the
-    metric moves without the correction, and the law differs: in one dimension it is exp(-U / tau)
-    over A^{1/2}. The errors of either are of first order in h, and of h over 1 - decay.
+    The metric is constant after warm-up, or it moves with the position, depending on ``gamma``:
+
+    - ``"frozen"``: the metric adapts in warm-up only.
+    - ``"auxiliary"``: the metric always moves. A is a function of an auxiliary gradient V that is
+      part of the chain and is drawn between the two half-kicks, see the page on momentum. The law
+      as h -> 0 is the same at any decay, and errors are of second order in h, as in a constant
+      metric. A step takes two Hessian-vector products.
+    - ``"corrected"``: SGRHMC. A is a function of a running average of gradients, and the kick is
+      - h A^{1/2} grad Uhat + tau h div A^{1/2}. The law as h -> 0 is the same. But it is far off
+      where the average cannot follow the position, that is where 1 / (1 - decay) steps are more
+      than 1 / (h lam^{1/2}) for the largest lam: a run ends with a warning. Errors are of first
+      order in h. A step takes one Hessian-vector product.
+    - ``"none"``: the same without the divergence. The law is another one: in one dimension
+      exp(-U / tau) over A^{1/2}.
 
     Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step (with
     ``control_variate=True`` or large batches). A relaxation then takes about the square root of
@@ -79,7 +97,8 @@ class SGHMC(SGKernel):
 
     Args:
         integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
-        gamma: ``"frozen"``, ``"corrected"`` or ``"none"``, see above.
+        gamma: how the metric moves, see above. None takes the metric's own choice: ``"auxiliary"``
+            for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
 
     Raises:
@@ -110,7 +129,8 @@ class SGHMC(SGKernel):
         keeps the law of theta and needs one gradient per step). Deviations: in ``"euler"`` the
         position moves with the new momentum, and friction acts on G^{-1/2} r.
         Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
-        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}).
+        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}). The
+        auxiliary metric is ours.
     """
 
     def __init__(
@@ -121,7 +141,7 @@ class SGHMC(SGKernel):
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
         integrator: Literal["baoab", "euler"] = "baoab",
-        gamma: Literal["frozen", "corrected", "none"] = "frozen",
+        gamma: Literal["frozen", "auxiliary", "corrected", "none"] | None = None,
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
@@ -139,7 +159,10 @@ class SGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(locals(), {"integrator": one_of(INTEGRATORS), "gamma": one_of(MASS_MODES)})
+        super().__init__(
+            locals(),
+            {"integrator": one_of(INTEGRATORS), "gamma": optional(one_of(MASS_MODES))},
+        )
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -206,9 +229,21 @@ class PXSGHMC(SGKernel):
 
 def _algorithm(settings: Settings) -> Algorithm:
     """The algorithm of both kernels."""
-    corrects = settings.noise_correction
+    corrects, auxiliary = settings.noise_correction, settings.gamma == "auxiliary"
     others: dict[str, Any] = {}
+    extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
+    if auxiliary:
+        extra = init_auxiliary
+        # the force uses two of three parts of the batch
+        others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
+        others["second_order"] = lambda dynamics, potential: pull_curvature(
+            dynamics.extra, settings, potential.num_data
+        )
+        others["at_rest"] = lambda dynamics: at_rest(
+            dynamics._replace(extra=renewed_next(dynamics.extra))
+        )
     if corrects:
+        extra = init_noise
         others = {"noise_factor": noise_factor(settings), "check": check_halves}
         others["known_noise"] = lambda dynamics: noise_diagonal(dynamics.extra)
 
@@ -216,9 +251,7 @@ def _algorithm(settings: Settings) -> Algorithm:
         settings,
         _step(settings),
         settings.integrator,
-        init=lambda position, rng_key: init_momentum(
-            settings, position, rng_key, init_noise(position) if corrects else ()
-        ),
+        init=lambda position, rng_key: init_momentum(settings, position, rng_key, extra(position)),
         settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
         **others,
     )
@@ -241,11 +274,18 @@ def _step(settings: Settings) -> Step:
         position, old = chain.position, chain.dynamics
         h, tau, extra = step_size, temperature, old.extra
         with_gamma = settings.gamma == "corrected" and has_divergence(metric, position)
+        auxiliary = settings.gamma == "auxiliary"
 
         def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, batch)
 
-        if settings.noise_correction:
+        if auxiliary:
+            rng_key, key_v = _random.split(rng_key)
+            new, force = auxiliary_kick(
+                metric, key_v, potential, batch, chain, extra, tau, learning
+            )
+            energy, grad, extra, metric_state = new.energy, new.grad, new.state, new.metric_state
+        elif settings.noise_correction:
             energy, grad, extra = halves(potential, position, batch, extra)
         elif with_gamma:
             rng_key, key_probe = _random.split(rng_key)
@@ -253,8 +293,9 @@ def _step(settings: Settings) -> Step:
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
         else:
             energy, grad = value_and_grad(position)
-        metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        force = metric.apply_inverse_sqrt(metric_state, grad)
+        if not auxiliary:
+            metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
+            force = metric.apply_inverse_sqrt(metric_state, grad)
         if with_gamma:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
@@ -305,6 +346,8 @@ def _step(settings: Settings) -> Step:
 
 def _check(settings: Settings) -> None:
     """Raise for combinations that do not work."""
+    if settings.gamma == "auxiliary":
+        check_auxiliary(settings)
     if settings.noise_correction:
         check_noise_correction(settings)
         if settings.gamma != "frozen":

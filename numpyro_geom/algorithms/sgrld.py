@@ -30,7 +30,14 @@ from ..sampling.gamma import GAMMA_MODES, divergence_from_probe, has_divergence,
 from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
-from .auxiliary import auxiliary_scale, auxiliary_step, init_auxiliary
+from .auxiliary import (
+    auxiliary_step,
+    check_auxiliary,
+    check_thirds,
+    init_auxiliary,
+    pull_curvature,
+    renewed_next,
+)
 from .langevin import langevin_move, metropolis
 from .noise_correction import (
     NOISE_SETTLING_STEPS,
@@ -142,7 +149,11 @@ class SGRLD(SGKernel):
         if settings.gamma == "auxiliary":
             step = auxiliary_step(metric, settings.adjusted)
             # the drift uses two of three parts of the batch
-            others = {"noise_factor": 1.5, "second_order": _pull(settings)}
+            others = {"noise_factor": 1.5}
+            others["second_order"] = lambda state, potential: pull_curvature(
+                state, settings, potential.num_data
+            )
+            others["at_rest"] = renewed_next
             others["init"] = lambda position, _: init_auxiliary(position)
         else:
             step = _langevin_step(settings)
@@ -231,33 +242,15 @@ def _langevin_step(settings: Settings) -> Step:
     return step
 
 
-def _pull(settings: Settings) -> Callable:
-    """Return the factor of H^2 in (H / N)^2 tau / s^2, the Hessian of V's pull on theta."""
-
-    def second_order(dynamics: PyTree, potential: Potential) -> jax.Array:
-        s = auxiliary_scale(dynamics, settings.metric.decay)
-        return settings.temperature / (potential.num_data * s) ** 2
-
-    return second_order
-
-
 def _check(settings: Settings) -> None:
     """Raise for combinations that have no invariant law."""
     gamma, metric = settings.gamma, settings.metric
-    if gamma == "auxiliary" and not metric.has_auxiliary:
-        raise TypeError(
-            f"gamma='auxiliary' needs a metric with a method from_gradient, and {metric!r} has "
-            "none: add it, or use gamma='frozen'"
-        )
+    if gamma == "auxiliary":
+        check_auxiliary(settings)
     if gamma == "published" and isinstance(metric, BySite):
         raise ValueError(
             "gamma='published' multiplies Gamma by 1 - decay, and each metric by site has a decay "
             "of its own: use gamma='corrected', or one metric for all sites"
-        )
-    if gamma == "auxiliary" and settings.batching == "stratified":
-        raise ValueError(
-            "gamma='auxiliary' splits a batch in three, and a part of a stratified batch does "
-            "not represent all rows: expected batching='replacement' or 'epoch'"
         )
     if settings.adjusted:
         _check_adjusted(settings)
@@ -302,10 +295,5 @@ def _check_potential(settings: Settings, potential: Potential, plan: Any) -> Non
             "adjusted=True needs the full-data energy, and the model subsamples its rows (or "
             "potential_fn takes a key): use all rows, or drop adjusted"
         )
-    if settings.gamma == "auxiliary" and plan is not None:
-        small = {p: b for p, b in plan.batch_sizes.items() if b < 3}
-        if small:
-            raise ValueError(
-                f"gamma='auxiliary' splits a batch in three, and these are smaller: {small}. "
-                "Expected batch_size of at least 3"
-            )
+    if settings.gamma == "auxiliary":
+        check_thirds(plan)

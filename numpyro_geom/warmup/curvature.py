@@ -98,7 +98,7 @@ def measure(
         def product(v: jax.Array) -> jax.Array:
             v = ravel(hvp(unravel(root(v))))[0]
             if second_order is not None:
-                v = v + second_order * ravel(hvp(unravel(root(root(v)))))[0]
+                v = v + second_order * ravel(hvp(unravel(v)))[0]
             return root(v)
 
         return product
