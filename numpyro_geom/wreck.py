@@ -19,7 +19,7 @@ import numpy as np
 import numpyro
 from jax import random
 
-from ._util import is_traced, named
+from ._util import are_known, is_traced, named
 from ._warning import warn_outside
 from .bound import Bound
 from .model.programs import compiled
@@ -89,7 +89,7 @@ def check_arrival(bound: Bound, state: SGState) -> None:
     model, several = bound.model, np.ndim(state.i) > 0
     if model is None or bound.point is not None or model.on_host:
         return
-    if not _are_known((state, model.args, model.kwargs)):
+    if not are_known((state, model.args, model.kwargs)):
         return
     states = {n: np.asarray(x) if several else np.asarray(x)[None] for n, x in state.z.items()}
     far = [np.any(np.abs(x) > SUSPICIOUS, tuple(range(1, x.ndim))) for x in states.values()]
@@ -123,13 +123,6 @@ def _one(values: Any) -> str:
     return f"{flat[np.argmax(np.where(np.isfinite(flat), np.abs(flat), np.inf))]:.3g}"
 
 
-def _are_known(tree: PyTree) -> bool:
-    """Whether values are known here: not traced, and not on other processes."""
-    if is_traced(tree):
-        return False
-    return all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree))
-
-
 # Chains
 
 
@@ -149,7 +142,7 @@ def warn_of_run(
             energy stays far above the energy where it started; or if statistics of a metric that
             moves cannot follow the position.
     """
-    if not _are_known((states, last)):
+    if not are_known((states, last)):
         return
     chains, draws = np.shape(states["diverging"])
     if draws < LEAST_DRAWS:

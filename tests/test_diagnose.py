@@ -800,6 +800,30 @@ def test_gradients_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPat
     mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=20, progress_bar=False)
     mcmc.run(random.key(0))
     assert not any("not looked at" in check.where for check in diagnose(mcmc).checks)
-    monkeypatch.setattr("numpyro_geom.diagnostics.gradients.MAX_OPERATIONS", 10)
+    monkeypatch.setattr(gradients, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(gradients, "MOST_SECONDS", 0.0)
     found = {check.name: check for check in diagnose(mcmc).undecided}
     assert "not looked at" in found["scaled virial, less 1"].where
+
+
+def test_time_is_what_limits_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> None:
+        numpyro.sample("x", dist.Normal(0, 1))
+
+    turns = iter(range(10))
+    monkeypatch.setattr(gradients.time, "perf_counter", lambda: next(turns))
+    monkeypatch.setattr(gradients, "MOST_SECONDS", 100.0)
+    posterior = {"x": normal(CHAINS, DRAWS)}
+    read = replay.unchecked(model, (), {})
+    # compiling takes 1 s of 34; a block of 64 gradients takes 1 s, so there is time for 2,112
+    arrays, told = gradients.gradients_at_draws(read, posterior, seconds=34)
+    assert told.pop("energy_jump") == 0  # on 4 lines, the fewest
+    assert told == {"gradients_every": 2}
+    assert arrays["grad_U.x"].shape == (CHAINS, DRAWS // 2)
+    np.testing.assert_allclose(arrays["grad_U.x"], posterior["x"][:, ::2], rtol=1e-6)
+    turns = iter(range(10))  # 3 s after a short run: 192 gradients
+    _, told = gradients.gradients_at_draws(read, posterior, seconds=1)
+    assert told == {"gradients_every": 11}
+    turns = iter(range(10))  # 8 draws of each chain would be 400
+    found = gradients.gradients_at_draws(read, {"x": normal(50, 40)}, least_draws=8, seconds=1)
+    assert found == ({}, {"gradient_seconds": 1 / 64})

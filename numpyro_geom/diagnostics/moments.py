@@ -84,9 +84,9 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         )
         jump, where = run.attributes["energy_jump"], "the largest on lines between draws, in nats"
         yield at_most("jump of the energy", jump, checks.LARGEST_JUMP, where, advice)
-    if "gradient_operations" in run.attributes:
-        many = checks.digits(float(run.attributes["gradient_operations"]))
-        where = f"not looked at: a gradient on all rows takes {many} operations"
+    if "gradient_seconds" in run.attributes:
+        each = checks.digits(float(run.attributes["gradient_seconds"]))
+        where = f"not looked at: a gradient on all rows takes {each} s"
         for name in ("scaled force", "scaled virial, less 1"):
             yield Check(name, np.nan, None, "about 0", None, where)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
