@@ -42,6 +42,10 @@ NOISE = 5.0
 """Changes of the energy between draws by which the rise must exceed `FAR_ABOVE`: with minibatches,
 the energy at the start is as noisy as later energies."""
 
+BRIDGED = 10.0
+"""Difference between the energies of chains that sampling can bridge, in units of tau, besides the
+spread D / 2 of the energies in a target."""
+
 SUSPICIOUS, SUSPICIOUS_REAL = 10.0, 1e6
 """Distance from 0 in the unconstrained space from which a search may have run away: exp(10) is
 22,000. A site that is real there as here may be in small units."""
@@ -126,6 +130,25 @@ def _one(values: Any) -> str:
 # Chains
 
 
+def bridged(temperature: float, parameters: int) -> float:
+    """The largest difference in nats between the energies of chains that see the same modes."""
+    return rule_temperature(temperature) * (BRIDGED + parameters / 2)
+
+
+def above_the_best(energies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By how much each chain's median energy exceeds the lowest one, and what noise explains.
+
+    Args:
+        energies: of the draws, shape (chains, draws); with minibatches each one has its own noise.
+
+    Returns:
+        The excesses and `NOISE` standard errors, in nats, both of shape (chains,).
+    """
+    middles = np.median(energies, 1)
+    noise = np.median(np.abs(np.diff(energies, axis=1)), 1) / energies.shape[1] ** 0.5
+    return middles - middles.min(), NOISE * (noise + noise[np.argmin(middles)])
+
+
 def warn_of_run(
     settings: Settings, algorithm: Algorithm, states: Mapping[str, PyTree], last: SGState
 ) -> None:
@@ -139,8 +162,8 @@ def warn_of_run(
 
     Warns:
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its
-            energy stays far above the energy where it started; or if statistics of a metric that
-            moves cannot follow the position.
+            energy stays far above the energy where it started, or above that of other chains; or if
+            statistics of a metric that moves cannot follow the position.
     """
     if not are_known((states, last)):
         return
@@ -234,6 +257,15 @@ def _findings(
         "its energy stays {:.3g} nats above the energy where it started",
         "a larger num_warmup, a smaller bias_tolerance",
         smaller,
+    )
+    above, noise = above_the_best(energies)
+    others = "the draws of the other chains"
+    yield (
+        above > bridged(settings.temperature, parameters) + noise,
+        above,
+        "its energy stays {:.3g} nats above that of another chain, in a mode with less mass",
+        others,
+        others,
     )
 
 

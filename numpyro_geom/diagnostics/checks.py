@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
+from ..wreck import above_the_best
 from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
 from .monte_carlo import effective_size
 from .record import SITE_TEMPERATURE, RunRecord
@@ -176,11 +177,38 @@ def span(values: Any) -> str:
 
 def run_checks(run: RunRecord) -> Iterator[Check]:
     """All checks that need neither the draws of a chain nor gradients at the draws."""
+    yield from _starts(run)
     yield from _temperatures(run)
     yield from _step_size(run)
     yield from _length(run)
     yield from _trouble(run)
     yield from _guide(run)
+
+
+def _starts(run: RunRecord) -> Iterator[Check]:
+    """Searches that ended in worse modes, and chains in a worse mode than others; if there are any.
+
+    Energies differ between chains by more than sampling can bridge if one is in a mode with less
+    mass.
+    """
+    attrs = run.attributes
+    if np.max(attrs.get("searches_above", 0)) > 0:
+        count, gap = span(attrs["searches_above"]), digits(float(np.max(attrs["search_gap"])))
+        where = f"per chain; {count} of them ended in other modes, up to {gap} nats above"
+        yield Check("searches for a start", float(attrs["searches"]), where=where)
+    energies = run.sample_stats.get("energy")
+    if energies is None or "bridged" not in attrs or energies.shape[1] < LEAST_PER_CHAIN:
+        return
+    above, noise = above_the_best(np.asarray(energies, float))
+    worst = int(np.argmax(above))
+    if above[worst] > float(attrs["bridged"]) + noise[worst]:
+        advice = (
+            f"chain {worst} is in another mode than chain {np.argmin(above)}, of much less mass by "
+            "its energy, and does not cross: leave it out, or start it from init_params among the "
+            "draws of the better chain"
+        )
+        name, value = "energy above the best chain, in nats", float(above[worst])
+        yield at_most(name, value, float(attrs["bridged"]), f"chain {worst}", advice)
 
 
 def _tolerance(run: RunRecord) -> float:
