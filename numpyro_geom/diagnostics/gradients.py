@@ -148,13 +148,18 @@ def gradients_at_draws(
         shape = (chains, -(-draws // every), *x.shape[1:])
         found[POSITION + name] = x.reshape(shape)
         found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
-    jumps = energy_jumps(in_blocks, z, min(num_lines, size // LINE_POINTS))
+    jumps = energy_jumps(in_blocks, z, min(num_lines, size // LINE_POINTS), chains)
     told = {} if jumps is None else {"energy_jump": float(np.max(jumps))}
     return found, told | {"gradients_every": every}
 
 
-def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:
+def energy_jumps(
+    energies: Callable, z: dict[str, np.ndarray], num_lines: int, chains: int = 1
+) -> np.ndarray | None:
     """Jumps of U along lines between draws, in nats: changes that its gradient does not explain.
+
+    Both ends of a line are draws of one chain. A line between chains in different modes could lead
+    far out of the posterior, where U is so large that its rounding looks like a jump.
 
     Each line is cut into cells. The cell with the largest error of the trapezoidal rule is cut
     again. In the smaller cells, the error of the rule is much smaller, also at a kink, but a jump
@@ -162,16 +167,19 @@ def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -
 
     Args:
         energies: ``z -> (U, gradient)``, with a leading axis of positions.
-        z: unconstrained draws, with a leading axis of draws.
+        z: unconstrained draws, with a leading axis of draws, chain after chain.
         num_lines: number of lines.
+        chains: number of chains.
 
     Returns:
         The largest jump of each line, or 0 if rounding explains it; None without lines.
     """
     count = next(iter(z.values())).shape[0]
-    if num_lines < FEWEST_LINES or count < 2 * num_lines:
+    if num_lines < FEWEST_LINES or count < 2 * num_lines or count < 2 * chains:
         return None
-    pairs = np.random.default_rng(0).permutation(count)[: 2 * num_lines].reshape(2, num_lines)
+    rng, draws = np.random.default_rng(0), count // chains
+    ends_of = [rng.choice(draws, 2, replace=False) for _ in range(num_lines)]
+    pairs = np.transpose(ends_of) + draws * (np.arange(num_lines) % chains)
     ends = {name: x[pairs] for name, x in z.items()}
     for _ in range(LINE_ROUNDS):
         shares = np.linspace(0.0, 1.0, LINE_POINTS)

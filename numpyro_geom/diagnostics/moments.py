@@ -142,10 +142,8 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
     elif "final_step_size" not in attrs:
         other = "increase num_samples, reparametrise, or let the sampler take smaller steps"
     else:
-        other = (
-            "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
-            "control_variate=True, or increase num_samples"
-        )
+        remedies = [checks.smaller_step(attrs), checks.less_noise(attrs)]
+        other = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
     if attrs.get("gamma") in ("none", "published"):
         other = (
             f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "
