@@ -194,7 +194,8 @@ def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: flo
         f"the run takes about {duration(seconds)}: {plan.draws:,} draws with warm-up{chains}, "
         f"{steps:,} steps per draw, {_short(step)} per step. "
     )
-    rows = "" if bound.plan is None else f" on all {bound.plan.num_data:,} rows"
+    num_data = 1 if bound.plan is None else bound.plan.num_data  # 1 if it is not known
+    rows = f" on all {num_data:,} rows" if num_data > 1 else ""
     if bound.plan is not None and bound.plan.batch_sizes:
         rows = f" on {max(bound.plan.batch_sizes.values()):,} rows"
     if steps < MANY_STEPS:
