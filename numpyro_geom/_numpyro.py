@@ -1,11 +1,12 @@
-"""Private names of NumPyro and its `MCMC`, and the end of its runs: no other module uses them."""
+"""Private names of NumPyro and its `MCMC`, and the ends of its runs: no other module uses them."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpyro import distributions as dist
 from numpyro.infer import MCMC
@@ -14,10 +15,13 @@ from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 PyTree = Any
 __all__ = [
     "LazyMCMC",
+    "Plan",
     "arguments_of",
     "fields_of",
     "holding",
+    "plan_of",
     "sample_field",
+    "seconds_of",
     "states_of",
     "traces_arguments",
     "unconstrained_value",
@@ -72,24 +76,60 @@ def holding(
     return new
 
 
-def with_end(run: Callable[..., None]) -> Callable[..., None]:
-    """`MCMC.run` with a call of the kernel's ``after_run`` at its end, if there is one.
+class Plan(NamedTuple):
+    """What a run will do.
 
-    NumPyro calls nothing at the end of a run. A callback in the sampling loop could not know which
-    draw is the last one, and programs with callbacks are compiled again for every run.
+    Attributes:
+        draws: draws of a chain, warm-up included.
+        repeats: number of chains that run one after the other.
+        bar: whether the kernel is asked for a text for the progress bar after every draw.
+    """
+
+    draws: int
+    repeats: int
+    bar: bool
+
+
+def plan_of(mcmc: MCMC) -> Plan:
+    """The next run of an MCMC."""
+    resumes = mcmc._warmup_state is not None
+    draws = mcmc.num_samples if resumes else mcmc._collection_params["upper"]
+    repeats = mcmc.num_chains if mcmc.chain_method == "sequential" else 1
+    return Plan(draws, repeats, bool(mcmc.progress_bar) and repeats == mcmc.num_chains)
+
+
+def seconds_of(mcmc: MCMC) -> float | None:
+    """Seconds of the last run, compilation included, or at least a part of them; None if unknown.
+
+    NumPyro's own kernels may still be running when `MCMC.run` returns.
+    """
+    return getattr(mcmc, "_seconds", None)
+
+
+def with_ends(run: Callable[..., None]) -> Callable[..., None]:
+    """`MCMC.run` with calls of the kernel's ``before_run`` and ``after_run``, if there are any.
+
+    NumPyro calls nothing at the ends of a run, and does not tell a kernel the number of draws. A
+    callback in the sampling loop could not know which draw is the last one, and programs with
+    callbacks are compiled again for every run.
     """
 
     @functools.wraps(run)
     def to_the_end(self: MCMC, *args: Any, **kwargs: Any) -> None:
+        begin = time.perf_counter()
+        before_run = getattr(self.sampler, "before_run", None)
+        if before_run is not None:
+            before_run(plan_of(self))
         run(self, *args, **kwargs)
         after_run = getattr(self.sampler, "after_run", None)
         if after_run is not None:
             after_run(self._states, self._last_state)
+        self._seconds = time.perf_counter() - begin
 
     return to_the_end
 
 
-MCMC.run = with_end(MCMC.run)
+MCMC.run = with_ends(MCMC.run)
 
 
 class LazyMCMC(MCMC):

@@ -64,6 +64,13 @@ def is_traced(tree: PyTree) -> bool:
     return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
 
 
+def are_known(tree: PyTree) -> bool:
+    """Whether values are known here: not traced, and not on other processes."""
+    if is_traced(tree):
+        return False
+    return all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree))
+
+
 def named(path: tuple) -> str:
     """The site or the parameter that a path of a position leads to, in words."""
     if len(path) == 1 and isinstance(path[0], jax.tree_util.DictKey):

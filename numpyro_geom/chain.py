@@ -184,9 +184,11 @@ def init_chain(
     key_search = _random.split(key_state, 4)[3]
     anchors = target.controlled and settings.anchor_interval is None
     searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
-    z, energy, control, scale = find_bulk(
-        target, settings, position, state.control, key_search, searching
+    often = moving and settings.starts_anywhere
+    z, energy, control, scale, ends = find_bulk(
+        target, settings, position, state.control, key_search, searching, often
     )
+    state = state._replace(adaptation=state.adaptation._replace(ends=ends))
     if potential.full_energy is None:
         energy = jnp.asarray(first_energy() if energy is None else energy, dtype)
         state = state._replace(potential_energy=energy)

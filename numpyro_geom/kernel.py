@@ -23,6 +23,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
+from ._numpyro import Plan
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
@@ -30,6 +31,7 @@ from .chain import decide, for_new_arguments, next_draw, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
+from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -78,6 +80,7 @@ class SGKernel(MCMCKernel):
         self._sample_fn: Callable | None = None
         self._constrain_cache: tuple | None = None
         self._chosen: tuple | None = None
+        self._clock: Clock | None = None
 
     @abstractmethod
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -162,7 +165,7 @@ class SGKernel(MCMCKernel):
             text += f". acc. prob={float(state.accept_prob):.2f}"
         if int(state.num_diverging) > 0:
             text += f". {int(state.num_diverging)} failed"
-        return text
+        return text if self._clock is None else text + self._clock.left(self.bound, state)
 
     @differentiated()
     def init(
@@ -208,6 +211,9 @@ class SGKernel(MCMCKernel):
             check_arrival(bound, state)
         if bound.undecided:
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
+        if self._clock is not None:
+            bound = self.bound.on(args, kwargs)
+            self._clock.foretell(bound, self.algorithm(bound.settings), state)
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state
 
@@ -300,6 +306,14 @@ class SGKernel(MCMCKernel):
             self._constrain_cache = (given, constrain)
         return constrain
 
+    def before_run(self, plan: Plan) -> None:
+        """Note what a run will do; called at the start of `MCMC.run`.
+
+        Args:
+            plan: its draws and chains, and whether it shows a progress bar.
+        """
+        self._clock = Clock(plan)
+
     def after_run(self, states: dict[str, PyTree], last_state: SGState) -> None:
         """Warn if a chain of a run is a wreck or its metric lags; called at the end of `MCMC.run`.
 
@@ -310,6 +324,7 @@ class SGKernel(MCMCKernel):
         Warns:
             SamplingWarning: see `numpyro_geom.wreck.warn_of_run`.
         """
+        self._clock = None
         if self.bound.point is None:  # otherwise there is nothing that could move
             warn_of_run(self.settings, self.facts, states, last_state)
 
@@ -337,7 +352,7 @@ class SGKernel(MCMCKernel):
         return self.replace(model=wrapper(self.settings.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constrain_cache": None, "_chosen": None}
+        return {**self.__dict__, "_constrain_cache": None, "_chosen": None, "_clock": None}
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         bound = self.bound.on(args, kwargs)

@@ -19,7 +19,7 @@ import numpy as np
 import numpyro
 from jax import random
 
-from ._util import is_traced, named
+from ._util import are_known, is_traced, named
 from ._warning import warn_outside
 from .bound import Bound
 from .model.programs import compiled
@@ -41,6 +41,10 @@ spread by (D / 2)^1/2 tau, and their mean is tau D / 2 above the lowest energy o
 NOISE = 5.0
 """Changes of the energy between draws by which the rise must exceed `FAR_ABOVE`: with minibatches,
 the energy at the start is as noisy as later energies."""
+
+BRIDGED = 10.0
+"""Difference between the energies of chains that sampling can bridge, in units of tau, besides the
+spread D / 2 of the energies in a target."""
 
 SUSPICIOUS, SUSPICIOUS_REAL = 10.0, 1e6
 """Distance from 0 in the unconstrained space from which a search may have run away: exp(10) is
@@ -89,7 +93,7 @@ def check_arrival(bound: Bound, state: SGState) -> None:
     model, several = bound.model, np.ndim(state.i) > 0
     if model is None or bound.point is not None or model.on_host:
         return
-    if not _are_known((state, model.args, model.kwargs)):
+    if not are_known((state, model.args, model.kwargs)):
         return
     states = {n: np.asarray(x) if several else np.asarray(x)[None] for n, x in state.z.items()}
     far = [np.any(np.abs(x) > SUSPICIOUS, tuple(range(1, x.ndim))) for x in states.values()]
@@ -123,14 +127,26 @@ def _one(values: Any) -> str:
     return f"{flat[np.argmax(np.where(np.isfinite(flat), np.abs(flat), np.inf))]:.3g}"
 
 
-def _are_known(tree: PyTree) -> bool:
-    """Whether values are known here: not traced, and not on other processes."""
-    if is_traced(tree):
-        return False
-    return all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree))
-
-
 # Chains
+
+
+def bridged(temperature: float, parameters: int) -> float:
+    """The largest difference in nats between the energies of chains that see the same modes."""
+    return rule_temperature(temperature) * (BRIDGED + parameters / 2)
+
+
+def above_the_best(energies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By how much each chain's median energy exceeds the lowest one, and what noise explains.
+
+    Args:
+        energies: of the draws, shape (chains, draws); with minibatches each one has its own noise.
+
+    Returns:
+        The excesses and `NOISE` standard errors, in nats, both of shape (chains,).
+    """
+    middles = np.median(energies, 1)
+    noise = np.median(np.abs(np.diff(energies, axis=1)), 1) / energies.shape[1] ** 0.5
+    return middles - middles.min(), NOISE * (noise + noise[np.argmin(middles)])
 
 
 def warn_of_run(
@@ -146,10 +162,10 @@ def warn_of_run(
 
     Warns:
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its
-            energy stays far above the energy where it started; or if statistics of a metric that
-            moves cannot follow the position.
+            energy stays far above the energy where it started, or above that of other chains; or if
+            statistics of a metric that moves cannot follow the position.
     """
-    if not _are_known((states, last)):
+    if not are_known((states, last)):
         return
     chains, draws = np.shape(states["diverging"])
     if draws < LEAST_DRAWS:
@@ -241,6 +257,15 @@ def _findings(
         "its energy stays {:.3g} nats above the energy where it started",
         "a larger num_warmup, a smaller bias_tolerance",
         smaller,
+    )
+    above, noise = above_the_best(energies)
+    others = "the draws of the other chains"
+    yield (
+        above > bridged(settings.temperature, parameters) + noise,
+        above,
+        "its energy stays {:.3g} nats above that of another chain, in a mode with less mass",
+        others,
+        others,
     )
 
 

@@ -20,7 +20,7 @@ from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
-from numpyro_geom.diagnostics.checks import weight_checks
+from numpyro_geom.diagnostics.checks import draw_checks, run_checks, weight_checks
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
 from numpyro_geom.diagnostics.record import RunRecord
@@ -800,6 +800,125 @@ def test_gradients_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPat
     mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=20, progress_bar=False)
     mcmc.run(random.key(0))
     assert not any("not looked at" in check.where for check in diagnose(mcmc).checks)
-    monkeypatch.setattr("numpyro_geom.diagnostics.gradients.MAX_OPERATIONS", 10)
+    monkeypatch.setattr(gradients, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(gradients, "MOST_SECONDS", 0.0)
     found = {check.name: check for check in diagnose(mcmc).undecided}
     assert "not looked at" in found["scaled virial, less 1"].where
+
+
+def test_time_is_what_limits_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> None:
+        numpyro.sample("x", dist.Normal(0, 1))
+
+    turns = iter(range(10))
+    monkeypatch.setattr(gradients.time, "perf_counter", lambda: next(turns))
+    monkeypatch.setattr(gradients, "MOST_SECONDS", 100.0)
+    posterior = {"x": normal(CHAINS, DRAWS)}
+    read = replay.unchecked(model, (), {})
+    # compiling takes 1 s of 34; a block of 64 gradients takes 1 s, so there is time for 2,112
+    arrays, told = gradients.gradients_at_draws(read, posterior, seconds=34)
+    assert told.pop("energy_jump") == 0  # on 4 lines, the fewest
+    assert told == {"gradients_every": 2}
+    assert arrays["grad_U.x"].shape == (CHAINS, DRAWS // 2)
+    np.testing.assert_allclose(arrays["grad_U.x"], posterior["x"][:, ::2], rtol=1e-6)
+    turns = iter(range(10))  # 3 s after a short run: 192 gradients
+    _, told = gradients.gradients_at_draws(read, posterior, seconds=1)
+    assert told == {"gradients_every": 11}
+    turns = iter(range(10))  # 8 draws of each chain would be 400
+    found = gradients.gradients_at_draws(read, {"x": normal(50, 40)}, least_draws=8, seconds=1)
+    assert found == ({}, {"gradient_seconds": 1 / 64})
+
+
+def swapped(*shape: int) -> np.ndarray:
+    """Two chains in different modes, each of independent draws."""
+    return normal(2, *shape) + 9.0 * np.arange(2).reshape(2, *[1] * len(shape))
+
+
+AUTO = {"final_step_size": 0.1, "step_size": "auto", "bias_tolerance": 0.1}
+BY_HAND = {"final_step_size": 0.1, "step_size": "constant(0.1)"}
+ROWS = {"num_data": 900, "batch_sizes": '{"data": 9}'}
+WRONG = {"z.w": 3 * normal(4, 500, 3), "grad_U.w": 3 * normal(4, 500, 3)}
+FUNNEL = {"curvature_ratio": 99.0}
+ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
+    "too wide, auto": (
+        "relative error of the sd",
+        WRONG,
+        AUTO,
+        "use a smaller bias_tolerance",
+        "auto",
+    ),
+    "too wide, by hand": (
+        "relative error of the sd",
+        WRONG,
+        BY_HAND,
+        "use step_size='auto'",
+        "toler",
+    ),
+    "too wide, on rows": (
+        "relative error of the sd",
+        WRONG,
+        AUTO | ROWS,
+        "control_variate=True",
+        "auto",
+    ),
+    "too wide, on all rows": (
+        *("relative error of the sd", WRONG, AUTO | ROWS | {"batch_sizes": "{}"}),
+        *("bias_tolerance, or increase num_samples", "batch_size"),
+    ),
+    "too wide, controlled": (
+        *("relative error of the sd", WRONG, AUTO | ROWS | {"control_variate": 1}),
+        *("a larger batch_size", "control_variate"),
+    ),
+    "one site": ("largest over smallest", {}, FUNNEL, "standardise the inputs", "hierarchy"),
+    "two sites": (
+        *("largest over smallest", {"a": normal(4, 500), "b": normal(4, 500)}, FUNNEL),
+        *("a non-centred hierarchy", "standardise"),
+    ),
+    "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
+    "slow chains": (
+        *("R-hat", {"a": np.cumsum(normal(2, 500), 1)}, {}),
+        *("increase num_samples", "labellings"),
+    ),
+    "stuck, auto": (
+        "entries that change",
+        {"a": np.ones((4, 500))},
+        AUTO,
+        "bias_tolerance",
+        "auto",
+    ),
+    "stuck, by hand": (
+        "entries that change",
+        {"a": np.ones((4, 500))},
+        {},
+        "step_size='auto'",
+        "toler",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "attrs", "given", "not_given"), ADVICE.values(), ids=ADVICE
+)
+def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
+    unconstrained = arrays if any(n.startswith("z.") for n in arrays) else {}
+    posterior = {"w": normal(4, 500)} if unconstrained or not arrays else arrays
+    run = RunRecord(posterior, {}, attrs, unconstrained)
+    every = (*draw_checks(posterior, run, None), *run_checks(run), *moment_checks(run))
+    (found,) = [check for check in every if check.name.startswith(name)]
+    assert found.ok is False
+    assert given in found.advice
+    assert not_given not in found.advice
+
+
+def test_lines_for_jumps_stay_within_a_chain() -> None:
+    def energies(z: dict) -> tuple:
+        return 9.0 * (z["x"] > 50), {"x": np.zeros_like(z["x"])}
+
+    draws = normal(400)
+    for shift, jump in ((0.0, 0.0), (100.0, 9.0)):
+        between = {
+            "x": np.concatenate([draws[:200], 100 + draws[200:] - shift * (draws[200:] > 0)])
+        }
+        found = gradients.energy_jumps(energies, between, 15, chains=2)
+        assert found is not None
+        assert found.max() == jump

@@ -1,17 +1,23 @@
-"""Progress bars: shown if requested, and not otherwise."""
+"""Progress bars: shown if requested, and not otherwise; runs that take long say so."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import SGRLD, RiemannianLaplace, run
+from numpyro_geom import SGRLD, RiemannianLaplace, pace, run
+from numpyro_geom._numpyro import Plan
 from numpyro_geom.laplace import draw
+from numpyro_geom.laplace.geodesic import Geodesic
 from numpyro_geom.runs import mesh
 
 Y = jnp.arange(6.0)
@@ -57,3 +63,107 @@ def test_predictions_obey_their_argument(asked: bool, monkeypatch: pytest.Monkey
     guide.predictive(random.key(1), params, Y, num_samples=3, progress_bar=asked)
     guide.sample_posterior(random.key(1), params, sample_shape=(3,), progress_bar=asked)
     assert shown == [asked, asked]
+
+
+# Runs that take long
+
+
+def narrow_and_wide() -> None:
+    numpyro.sample("x", dist.Normal(0, jnp.array([1e-3, 1.0])).to_event(1))
+
+
+SECONDS = 0.5
+"""Pretended time of a gradient."""
+
+
+def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLOWEST", 1.0)  # any gradient could take hours
+    monkeypatch.setattr(pace, "_seconds", lambda *_: SECONDS)
+
+
+LONG: dict[str, tuple[dict[str, Any], str]] = {
+    # 40 draws of 100 steps of half a second
+    "given": ({"step_size": 1e-7, "num_steps": 100}, "100 steps per draw, 0.5 s .*was given"),
+    # relaxation takes 2 / (h 1e-6) steps, with h about .1 / 1
+    "curvature": (
+        {"dense_mass": False, "inverse_mass_matrix": jnp.ones(2)},
+        r"1,000 steps per draw, 0.5 s .*differ by a factor of 1e\+06.*Reparametrise",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "match"), LONG.values(), ids=LONG.keys())
+def test_a_long_run_without_a_bar_is_told_of_before_the_first_draw(
+    settings: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_runs(monkeypatch)
+    steps = settings.get("num_steps", 1000)
+    expected = pace.duration(40 * steps * (SECONDS + pace.LEAST_STEP))
+    mcmc = MCMC(SGRLD(narrow_and_wide, **settings), num_warmup=20, num_samples=20)
+    mcmc.progress_bar = False
+    with pytest.warns(UserWarning, match=f"takes about {expected}: 40 draws.*{match}") as told:
+        mcmc.run(random.key(0))
+    assert len(told) == 1
+
+
+def test_a_cheap_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> float:
+        raise AssertionError
+
+    monkeypatch.setattr(pace, "_seconds", fail)
+    kernel = SGRLD(normal_mean, step_size=0.01, num_steps=100)
+    MCMC(kernel, num_warmup=1, num_samples=2000, progress_bar=False).run(random.key(0), Y)
+
+
+def test_the_time_of_a_gradient_is_measured() -> None:
+    def slow(z: dict) -> jax.Array:
+        return jnp.sum(jnp.linalg.inv(jnp.eye(200) * (1 + z["x"] ** 2)))
+
+    def fast(z: dict) -> jax.Array:
+        return z["x"] ** 2
+
+    seconds = []
+    for potential_fn in (slow, fast):
+        kernel = SGRLD(potential_fn=potential_fn, step_size=0.01, num_steps=1)
+        state = kernel.init(random.key(0), 0, {"x": jnp.ones(())}, (), {})
+        seconds.append(pace._seconds(kernel.bound.potential(), state))
+    # two products and an inverse of matrices of 200 columns: some 3e7 operations, against 10
+    assert 3e-5 < seconds[0] < 10
+    assert seconds[0] > 10 * seconds[1]
+
+
+def test_the_bar_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    kernel = SGRLD(normal_mean, step_size=0.01, num_steps=10)
+    state = kernel.init(random.key(0), 0, None, (Y,), {})
+    plain = kernel.get_diagnostics_str(state)
+    assert "left" not in plain
+    kernel.before_run(Plan(draws=1000, repeats=1, bar=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the first draw is compiled, and a few seconds are too few
+        for seconds in (100.0, 0.1, 0.1):
+            now[0] += seconds
+            text = kernel.get_diagnostics_str(state)
+    assert text == f"{plain}. about 100 seconds left"  # 997 draws of a tenth of a second
+    longer = state._replace(num_steps=jnp.asarray(1000))
+    now[0] += 10.0
+    with pytest.warns(UserWarning, match="takes about 3 hours: 1,000 draws"):
+        kernel.get_diagnostics_str(longer)
+    now[0] += 10.0  # told once
+    assert kernel.get_diagnostics_str(longer).endswith(". about 3 hours left")
+
+
+def test_weighted_draws_that_take_long_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(draw.time, "perf_counter", lambda: now[0])
+
+    def follow(draws: jax.Array, squares: jax.Array, limit: int) -> tuple:
+        now[0] += 50.0
+        ends = Geodesic(draws, squares >= 0, jnp.ones_like(squares, int))
+        return ends, squares
+
+    given = follow, jnp.zeros((40, 2)), jnp.zeros(40), 2, 64
+    with pytest.warns(UserWarning, match="other 36 of 40 draws take about 15 minutes") as told:
+        draw.follow_in_chunks(*given, progress_bar=False)
+    assert len(told) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.infer import init_to_median, init_to_uniform
 from targets import assert_trees_equal, run
 from tiers import short
 
-from numpyro_geom import SGRLD, Monge
+from numpyro_geom import SGHMC, SGRLD, Monge
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.target import Target
@@ -193,3 +195,68 @@ def test_searches_where_warm_up_chooses_the_step_only(data):
         starts[name] = kernel.init(random.key(0), 10, None, data, {}).z
     assert_trees_equal(starts["fixed"], starts["no warm-up"])
     assert all(np.all(starts["searched"][k] != x) for k, x in starts["fixed"].items())
+
+
+# Several searches
+
+
+def three_normals(y):
+    loc = numpyro.sample("loc", dist.Normal(0, 5).expand([3]).to_event(1))
+    sd = numpyro.sample("sd", dist.HalfNormal(2).expand([3]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]) as i:
+        parts = dist.MixtureSameFamily(dist.Categorical(jnp.ones(3) / 3), dist.Normal(loc, sd))
+        numpyro.sample("y", parts, obs=y[i])
+
+
+def test_several_searches_find_the_mode_with_the_mass():
+    rng = np.random.default_rng(0)
+    component = rng.choice(3, 200, p=[0.3, 0.4, 0.3])
+    centres, sds = np.array([-3.0, 0.0, 4.0]), np.array([0.5, 1.0, 0.7])
+    y = jnp.asarray(centres[component] + sds[component] * rng.normal(size=200), jnp.float32)
+    kernel = SGHMC(three_normals)
+    state = kernel.init(random.split(random.key(0), 8), 100, None, (y,), {})
+    ends = np.asarray(state.adaptation.ends)
+    assert ends.shape == (8, warmup.MOST_SEARCHES)
+    # one search of three ends where a component is lost, with tens of nats more
+    assert (ends > ends.min() + 20).mean() > 0.1
+    assert np.all(ends[:, 0] < ends.min() + 10)
+    constrain = kernel.bound.on((y,), {}).model.constrain
+    loc = np.sort(np.asarray(jax.vmap(constrain)(state.z)["loc"]), axis=1)
+    # draws of the posterior, whose standard deviations are some .1, about means with these errors
+    np.testing.assert_allclose(loc, np.broadcast_to(centres, loc.shape), atol=0.6)
+
+
+def test_an_end_is_chosen_by_its_mass():
+    log_masses = np.log([0.8, 0.2])
+
+    def energy(z):
+        return -jax.nn.logsumexp(log_masses - (z[0] - jnp.array([-1.0, 1.0])) ** 2 / 2e-2)
+
+    target = Target(function_potential(energy), 1.0)
+    keys = random.split(random.key(0), 400)
+    starts = jax.vmap(uniform(1))(random.split(random.key(1), 400))
+
+    def one(z, key):
+        (law, *_), ends = warmup.search_often(target, z, key, True, 3)
+        return law.position[0], ends
+
+    found, ends = map(np.asarray, jax.jit(jax.vmap(one))(starts, keys))
+    # normal laws of one width, of which each search comes within `NEAR`
+    losses = -log_masses[(found > 0).astype(int)]
+    np.testing.assert_allclose(ends[:, 0] - ends.min(), losses - losses.min(), atol=2 * warmup.NEAR)
+    # k of 3 searches end at the first mode, each with the chance 1 / 2, up to the boundary
+    first = np.mean(ends < ends.min() + 0.5)
+    chance = sum(
+        math.comb(3, k) * first**k * (1 - first) ** (3 - k) * 0.8 * k / (0.8 * k + 0.2 * (3 - k))
+        for k in range(4)
+    )
+    assert abs(np.mean(found < 0) - chance) < 4 * (chance * (1 - chance) / 400) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "several"),
+    [(init_to_uniform, True), (init_to_uniform(radius=1), True), (init_to_median, False)],
+)
+def test_a_given_strategy_has_one_search(strategy, several):
+    kernel = SGHMC(lambda: numpyro.sample("x", dist.Normal()), init_strategy=strategy)
+    assert kernel.settings.starts_anywhere is several

@@ -38,6 +38,12 @@ def well() -> None:
     numpyro.factor("depth", 1000 * jnp.exp(-(x**2) / 2))
 
 
+def modes() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 100))
+    far = jnp.logaddexp(-(x**2) / 2, -50 - (x - 100) ** 2 / 2)
+    numpyro.factor("modes", far + x**2 / (2 * 100**2))
+
+
 WRECKS: dict[str, tuple[Any, list[float], str]] = {
     "undone": (
         SGRLD(narrow, step_size=1.0, num_steps=2),
@@ -61,6 +67,12 @@ WRECKS: dict[str, tuple[Any, list[float], str]] = {
         SGRLD(well, step_size=8.0, num_steps=2),
         [0.0, 0.0],
         r"its energy stays 1e\+03 nats above .* \(2 of 2.*site 'x'.*step_size='auto'",
+    ),
+    "mode": (
+        SGRLD(modes, step_size=0.3, num_steps=5),
+        [0.0, 100.0],
+        r"chain 1 is a wreck, .*: its energy stays (49|50|51)(\.\d)? nats above that of another "
+        r"chain, .*\(1 of 2 .*site 'x', at (9\d|10\d).*Use the draws of the other chains",
     ),
 }
 

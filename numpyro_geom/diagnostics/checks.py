@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
+from ..wreck import above_the_best
 from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
 from .monte_carlo import effective_size
 from .record import SITE_TEMPERATURE, RunRecord
@@ -43,6 +44,9 @@ BINDING = 0.8
 kernels with a momentum aim at tolerance / (1 + tolerance)."""
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short; 50 of them give about 25 independent draws."""
+APART = 1.2
+"""R-hat above which chains that are long enough for themselves are in different places: their means
+differ by about a standard deviation."""
 MOST_LONGER = 25.0
 """Largest factor by which a run may have to be longer if the advice is to draw more."""
 WIDE_CURVATURE = 15.0
@@ -174,13 +178,66 @@ def span(values: Any) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+# Remedies: each is written once, with the condition under which it is one
+
+
+def smaller_step(attrs: Mapping[str, Any]) -> str:
+    """How to get smaller steps; what the run does already is not advised."""
+    if attrs.get("step_size") != "auto":
+        return "step_size='auto' or a smaller step_size"
+    return "a larger target_accept" if "target_accept" in attrs else "a smaller bias_tolerance"
+
+
+def less_noise(attrs: Mapping[str, Any]) -> str:
+    """How to get less minibatch noise; empty for a run on all rows."""
+    if "num_data" in attrs and attrs.get("batch_sizes", "{}") == "{}":
+        return ""
+    corrected = attrs.get("control_variate", False)
+    return "a larger batch_size" + ("" if corrected else " or control_variate=True")
+
+
+def other_coordinates(run: RunRecord) -> str:
+    """How to get a posterior that is easier; a hierarchy has at least two sites."""
+    sites = [x for x in run.posterior.values() if x.dtype.kind == "f"]
+    if len(sites) == 1:
+        return "standardise the inputs, or give a prior that is less wide"
+    return "reparametrise the model (a non-centred hierarchy, for instance)"
+
+
 def run_checks(run: RunRecord) -> Iterator[Check]:
     """All checks that need neither the draws of a chain nor gradients at the draws."""
+    yield from _starts(run)
     yield from _temperatures(run)
     yield from _step_size(run)
     yield from _length(run)
     yield from _trouble(run)
     yield from _guide(run)
+
+
+def _starts(run: RunRecord) -> Iterator[Check]:
+    """Searches that ended in worse modes, and chains in a worse mode than others; if there are any.
+
+    Energies differ between chains by more than sampling can bridge if one is in a mode with less
+    mass.
+    """
+    attrs = run.attributes
+    if np.max(attrs.get("searches_above", 0)) > 0:
+        count, gap = span(attrs["searches_above"]), digits(float(np.max(attrs["search_gap"])))
+        where = f"per chain; {count} of them ended in other modes, up to {gap} nats above"
+        yield Check("searches for a start", float(attrs["searches"]), where=where)
+    energies = run.sample_stats.get("energy")
+    if energies is None or "bridged" not in attrs or energies.shape[1] < LEAST_PER_CHAIN:
+        return
+    above, noise = above_the_best(np.asarray(energies, float))
+    worst = int(np.argmax(above))
+    if above[worst] > float(attrs["bridged"]) + noise[worst]:
+        advice = (
+            f"chain {worst} is in another mode than chain {np.argmin(above)}, of much less mass by "
+            "its energy, and does not cross: leave it out, or start it from init_params among the "
+            "draws of the better chain"
+        )
+        name, value = "energy above the best chain, in nats", float(above[worst])
+        yield at_most(name, value, float(attrs["bridged"]), f"chain {worst}", advice)
 
 
 def _tolerance(run: RunRecord) -> float:
@@ -217,11 +274,9 @@ def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
     """What to do about a temperature that is not the target's."""
     if not too_hot:
         return "noise is missing, or the chain has not reached the target: use a larger num_warmup"
-    automatic = run.attributes.get("step_size") == "auto"
-    smaller = "a smaller bias_tolerance" if automatic else "step_size='auto' or a smaller step_size"
     return (
-        f"the steps are too large, or the chain has not reached the target: use {smaller}, or a "
-        "larger num_warmup"
+        "the steps are too large, or the chain has not reached the target: use "
+        f"{smaller_step(run.attributes)}, or a larger num_warmup"
     )
 
 
@@ -267,7 +322,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
         if "step_size" in run.sample_stats and total > 0:
             h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
             advice += f", a step_size of at most {h:.2g}"
-    advice += ", a larger batch_size or control_variate=True" if noisy else " or another metric"
+    advice += f", {less_noise(attrs) or 'more rows'}" if noisy else " or another metric"
     name, threshold = "bias of variances, both", f"at most {tolerance:g}"
     yield Check(name, total, None, threshold, ok, where, advice)
 
@@ -310,8 +365,7 @@ def _length(run: RunRecord) -> Iterator[Check]:
             closer = "or compare with a run at a tenth of the bias_tolerance"
         advice = (
             "one step size does not fit all of the posterior, and where the curvature is largest "
-            "the draws are the most biased. Reparametrise the model (a non-centred hierarchy, for "
-            f"instance), {closer}"
+            f"the draws are the most biased: {other_coordinates(run)}, {closer}"
         )
         name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
         where = "in late warm-up, median chain"
@@ -332,7 +386,7 @@ def advice_on_length(run: RunRecord) -> str:
     """Advice for too few effective draws: draw more, unless far too many would be needed."""
     attrs = run.attributes
     if "relaxations" not in attrs:
-        return "increase num_samples, or reparametrise the model"
+        return f"increase num_samples, or {other_coordinates(run)}"
     spanned = _relaxations(run)
     capped = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
     if spanned >= ENOUGH_RELAXATIONS or (
@@ -343,12 +397,13 @@ def advice_on_length(run: RunRecord) -> str:
     if capped:
         slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
-    how = "step_size='auto' and dense_mass=True, which learn the posterior's scale"
+    automatic = "" if attrs.get("step_size") == "auto" else "step_size='auto' and "
+    how = f"{automatic}dense_mass=True, which learns the posterior's scale"
     if "scale_condition" in attrs:
         how = "a larger num_warmup, from whose draws the scale is learned"
     return (
         f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
-        f"use {how}, standardise the inputs, or reparametrise the model"
+        f"use {how}, standardise the inputs, or {other_coordinates(run)}"
     )
 
 
@@ -367,7 +422,9 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
             aim = float(attrs["target_accept"])
-            where, advice = f"the aim is {aim:g}", "use step_size='auto', or a smaller step_size"
+            where, advice = f"the aim is {aim:g}", f"use {smaller_step(attrs)}"
+            if attrs.get("step_size") == "auto":
+                advice = "use a larger num_warmup, in which the step size is found"
             yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where, advice)
         else:
             yield Check(name, rate)
@@ -420,7 +477,7 @@ def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Ite
         advice = "nothing can be said about so few draws: increase num_samples"
         yield at_least("draws per chain", values.shape[1], LEAST_PER_CHAIN, "", advice)
     elif not moving.any():
-        advice = "the chain does not move: use step_size='auto', or a smaller step_size"
+        advice = f"the chain does not move: use {smaller_step(run.attributes)}"
         yield at_least("entries that change from draw to draw", 0, 1, "", advice)
     else:
         yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
@@ -432,6 +489,13 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
     longer = advice_on_length(run)
     if "rhat" in found:
         worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
+        if found["rhat"][worst] > APART and _within_chains(values[..., worst]) >= LEAST_ESS / 4:
+            advice = (
+                "each chain is long enough for itself, but they are in different places: in "
+                "different modes, or in different labellings of parts that can be exchanged. "
+                "Longer chains do not help: order the parts, or look at what does not depend on "
+                "labels"
+            )
         bound = largest_rhat(values.shape[0])
         yield at_most("R-hat", found["rhat"][worst], bound, names[worst], advice)
     for kind in ("bulk", "tail"):
@@ -442,6 +506,12 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
         yield Check("effective draws per gradient", bulk / gradients, where=_batches(run))
     if seconds is not None:
         yield Check("effective draws per second", bulk / seconds)
+
+
+def _within_chains(values: np.ndarray) -> float:
+    """Effective draws of an entry about each chain's own mean, in all chains together."""
+    own = values - values.mean(1, keepdims=True)
+    return float(effective_size(own[..., None])[0]) if own.std() > 0 else 0.0
 
 
 def _arviz_figures(values: np.ndarray) -> Arrays:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from ..model.jaxprs import work
 from ..model.model import Model
 from .draws import Arrays, host
 from .replay import latent_draws, summed_out
@@ -18,11 +19,19 @@ POSITION, GRADIENT = "z.", "grad_U."
 """Prefixes of the names of a site's arrays."""
 MAX_WORK = 2**28
 """Largest number of observed values times draws for gradients; beyond it, draws are left out."""
-MAX_OPERATIONS = 2**37
-"""Largest number of floating-point operations of all gradients: at most half a minute on one
-core."""
-BLOCK_DRAWS = 1024
+MOST_SECONDS = 30.0
+"""Longest time for gradients. It is the time of the run if that is shorter."""
+LEAST_SECONDS = 3.0
+"""Time for gradients after a short run; compiling them comes on top."""
+AT_ONCE = 64
 """Number of positions at which the gradient is evaluated together."""
+UNKNOWN_LOOP = 100
+"""Turns of a loop whose length is not known, for the number of positions."""
+MOST_LINES = 15
+"""Number of lines between draws, unless they would take more than `LINE_SHARE` of the time."""
+LINE_SHARE = 0.25
+LINE_ROUNDS = 2
+"""Number of times that a line is cut."""
 LINE_POINTS = 65
 """Points of a line between two draws at which U is compared with its gradient."""
 FEWEST_LINES = 4
@@ -34,22 +43,33 @@ hidden."""
 
 
 def gradients_at_draws(
-    model: Model, posterior: Mapping[str, np.ndarray], *, least_draws: int = 1
+    model: Model,
+    posterior: Mapping[str, np.ndarray],
+    *,
+    least_draws: int = 1,
+    seconds: float | None = None,
 ) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
     For each latent site ``w`` with entries, there are the arrays ``z.w`` and ``grad_U.w`` (in
     nats), shaped (chains, draws, ...). All draws are used, unless they need more than `MAX_WORK`
-    rows in total or more than `MAX_OPERATIONS` operations. There are no arrays if fewer than
-    ``least_draws`` of each chain would be left. The gradient is NaN in coordinates that the
-    constrained draws, as floating-point numbers, do not determine (the small entries of a sparse
-    simplex in float32).
+    rows in total, or more time than there is: one block of gradients is timed, and draws are left
+    out accordingly. There are no arrays if fewer than ``least_draws`` of each chain would be left.
+    The gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
+    determine (the small entries of a sparse simplex in float32).
+
+    Args:
+        model: the model with its arguments.
+        posterior: draws by site, shaped (chains, draws, ...).
+        least_draws: fewest draws of a chain that are worth their time.
+        seconds: of the run; None if unknown. See `MOST_SECONDS` and `LEAST_SECONDS`.
 
     Returns:
         The arrays and a dict. If there are arrays, the dict has ``gradients_every``, k if every
         k-th draw is used, and ``energy_jump``, the largest of `energy_jumps`, unless there are too
-        few draws. Otherwise it has ``gradient_operations``, the operations of one gradient.
+        few draws or too little time. Otherwise it has ``gradient_seconds``, of one gradient.
     """
+    begin = time.perf_counter()
     summed = summed_out(model, posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
@@ -59,17 +79,15 @@ def gradients_at_draws(
         )
     chains, draws = next(iter(posterior.values())).shape[:2]
     rows = 1 + sum(int(np.prod(model.sites[n].shape)) for n in model.of_kind("observed"))
-    operations = _operations(model, latent_draws(model, posterior, summed))
-    if chains * min(draws, least_draws) * operations > MAX_OPERATIONS and least_draws > 1:
-        return {}, {"gradient_operations": operations}
-    rows_in_all, in_all = chains * draws * rows, chains * draws * operations
-    every = max(-(-rows_in_all // MAX_WORK), -(-in_all // MAX_OPERATIONS))
-    values = latent_draws(model, {name: x[:, ::every] for name, x in posterior.items()}, summed)
-    places = {name: jnp.asarray(x) for name, x in values.items()}
+    every = -(-chains * draws * rows // MAX_WORK)
+    arrays: Any = model.arrays
+
+    def places_of(every: int) -> dict[str, jax.Array]:
+        some = {name: x[:, ::every] for name, x in posterior.items()}
+        return {name: jnp.asarray(x) for name, x in latent_draws(model, some, summed).items()}
+
+    places = places_of(every)
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
-    places = {name: x for name, x in places.items() if name not in empty}
-    count = next(iter(places.values())).shape[0]
-    block = min(count, BLOCK_DRAWS)
 
     @jax.jit
     def positions(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple[dict, dict]:
@@ -83,22 +101,44 @@ def gradients_at_draws(
         z = jax.vmap(unconstrained)(draws)
         return z, jax.tree.map(jnp.subtract, jax.vmap(unconstrained)(following), z)
 
-    @jax.jit
-    def energies(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
+    def gradients(arrays: list[jax.Array], z: dict[str, jax.Array]) -> tuple[jax.Array, dict]:
         known = model.with_arrays(arrays)
-        energy = jax.value_and_grad(lambda z: known.energy(z | empty))
-        at_once = max(1, min(64, MAX_WORK // max(256 * rows, operations)))
-        return lax.map(energy, z, batch_size=at_once)
+        return jax.vmap(jax.value_and_grad(lambda z: known.energy(z | empty)))(z)
+
+    def filled(places: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {name: x for name, x in places.items() if name not in empty}
+
+    z, rounding = jax.tree.map(host, positions(arrays, filled(places)))
+    at_once = min(len(next(iter(z.values()))), AT_ONCE, max(1, MAX_WORK // (256 * rows)))
+    one = {name: x[:1] for name, x in z.items()}
+    operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, UNKNOWN_LOOP)
+    at_once = max(1, min(at_once, int(MAX_WORK / operations)))
+    block = {name: x[:at_once] for name, x in z.items()}
+    energies = jax.jit(gradients).lower(arrays, block).compile()
+    compiled = time.perf_counter()
+    jax.block_until_ready(energies(arrays, block))
+    each = (time.perf_counter() - compiled) / at_once
+    left = min(MOST_SECONDS if seconds is None else seconds, MOST_SECONDS) - (compiled - begin)
+    affordable = int(max(left, LEAST_SECONDS) / each)
+    if chains * min(draws, least_draws) > affordable and least_draws > 1:
+        return {}, {"gradient_seconds": each}
+    per_line = LINE_ROUNDS * LINE_POINTS
+    num_lines = min(MOST_LINES, int(LINE_SHARE * affordable / per_line))
+    num_lines = num_lines if num_lines >= FEWEST_LINES else 0
+    fewer = -(-chains * draws // max(1, affordable - num_lines * per_line))
+    if fewer > every:
+        every = fewer
+        z, rounding = jax.tree.map(host, positions(arrays, filled(places_of(every))))
+    size = next(iter(z.values())).shape[0]
 
     def in_blocks(z: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         size = next(iter(z.values())).shape[0]
         parts = []
-        for first in range(0, size, block):
-            index = np.minimum(np.arange(first, first + block), size - 1)
-            parts.append(energies(model.arrays, {name: x[index] for name, x in z.items()}))
+        for first in range(0, size, at_once):
+            index = np.minimum(np.arange(first, first + at_once), size - 1)
+            parts.append(energies(arrays, {name: x[index] for name, x in z.items()}))
         return jax.tree.map(lambda *x: np.concatenate([host(y) for y in x])[:size], *parts)
 
-    z, rounding = jax.tree.map(host, positions(model.arrays, places))
     _, grad = in_blocks(z)
     found: Arrays = {}
     for name, x in z.items():
@@ -108,25 +148,18 @@ def gradients_at_draws(
         shape = (chains, -(-draws // every), *x.shape[1:])
         found[POSITION + name] = x.reshape(shape)
         found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)
-    jumps = energy_jumps(in_blocks, z, block // LINE_POINTS)
+    jumps = energy_jumps(in_blocks, z, min(num_lines, size // LINE_POINTS), chains)
     told = {} if jumps is None else {"energy_jump": float(np.max(jumps))}
     return found, told | {"gradients_every": every}
 
 
-def _operations(model: Model, draws: Arrays) -> int:
-    """Floating-point operations of one gradient on all rows."""
-
-    def gradient(arrays: list[jax.Array], draw: dict[str, jax.Array]) -> Any:
-        known = model.with_arrays(arrays)
-        return jax.grad(known.energy)(known.unconstrain(draw))
-
-    one = {name: jnp.asarray(x[0]) for name, x in draws.items()}
-    counted = jax.jit(gradient).lower(model.arrays, one).cost_analysis()
-    return int((counted or {}).get("flops", 0.0))
-
-
-def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -> np.ndarray | None:
+def energy_jumps(
+    energies: Callable, z: dict[str, np.ndarray], num_lines: int, chains: int = 1
+) -> np.ndarray | None:
     """Jumps of U along lines between draws, in nats: changes that its gradient does not explain.
+
+    Both ends of a line are draws of one chain. A line between chains in different modes could lead
+    far out of the posterior, where U is so large that its rounding looks like a jump.
 
     Each line is cut into cells. The cell with the largest error of the trapezoidal rule is cut
     again. In the smaller cells, the error of the rule is much smaller, also at a kink, but a jump
@@ -134,18 +167,21 @@ def energy_jumps(energies: Callable, z: dict[str, np.ndarray], num_lines: int) -
 
     Args:
         energies: ``z -> (U, gradient)``, with a leading axis of positions.
-        z: unconstrained draws, with a leading axis of draws.
+        z: unconstrained draws, with a leading axis of draws, chain after chain.
         num_lines: number of lines.
+        chains: number of chains.
 
     Returns:
         The largest jump of each line, or 0 if rounding explains it; None without lines.
     """
     count = next(iter(z.values())).shape[0]
-    if num_lines < FEWEST_LINES or count < 2 * num_lines:
+    if num_lines < FEWEST_LINES or count < 2 * num_lines or count < 2 * chains:
         return None
-    pairs = np.random.default_rng(0).permutation(count)[: 2 * num_lines].reshape(2, num_lines)
+    rng, draws = np.random.default_rng(0), count // chains
+    ends_of = [rng.choice(draws, 2, replace=False) for _ in range(num_lines)]
+    pairs = np.transpose(ends_of) + draws * (np.arange(num_lines) % chains)
     ends = {name: x[pairs] for name, x in z.items()}
-    for _ in range(2):
+    for _ in range(LINE_ROUNDS):
         shares = np.linspace(0.0, 1.0, LINE_POINTS)
         points = {n: _between(x, shares).reshape(-1, *x.shape[2:]) for n, x in ends.items()}
         energy, grad = energies(points)

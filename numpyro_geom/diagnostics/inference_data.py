@@ -17,6 +17,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
+from .._numpyro import seconds_of
 from ..laplace.draw import LaplaceDraws
 from ..model.arguments import by_name
 from ..model.model import Model
@@ -190,7 +191,9 @@ def to_inference_data(
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
-        groups["unconstrained_posterior"], told = gradients_at_draws(model, posterior)
+        seconds = None if of_guide else seconds_of(mcmc)
+        found, told = gradients_at_draws(model, posterior, seconds=seconds)
+        groups["unconstrained_posterior"] = found
         run = run._replace(attributes={**run.attributes, **told})
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")

@@ -84,9 +84,9 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         )
         jump, where = run.attributes["energy_jump"], "the largest on lines between draws, in nats"
         yield at_most("jump of the energy", jump, checks.LARGEST_JUMP, where, advice)
-    if "gradient_operations" in run.attributes:
-        many = checks.digits(float(run.attributes["gradient_operations"]))
-        where = f"not looked at: a gradient on all rows takes {many} operations"
+    if "gradient_seconds" in run.attributes:
+        each = checks.digits(float(run.attributes["gradient_seconds"]))
+        where = f"not looked at: a gradient on all rows takes {each} s"
         for name in ("scaled force", "scaled virial, less 1"):
             yield Check(name, np.nan, None, "about 0", None, where)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
@@ -142,10 +142,8 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
     elif "final_step_size" not in attrs:
         other = "increase num_samples, reparametrise, or let the sampler take smaller steps"
     else:
-        other = (
-            "use step_size='auto', a smaller bias_tolerance, a larger batch_size or "
-            "control_variate=True, or increase num_samples"
-        )
+        remedies = [checks.smaller_step(attrs), checks.less_noise(attrs)]
+        other = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
     if attrs.get("gamma") in ("none", "published"):
         other = (
             f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "

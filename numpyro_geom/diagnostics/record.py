@@ -20,6 +20,7 @@ from numpyro.infer import MCMC, NUTS
 from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
 from ..model.potential import takes_rng_key
+from ..wreck import bridged
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
 
 SITE_TEMPERATURE = "configurational_temperature."
@@ -252,6 +253,10 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
 
         - ``gradients`` and ``passes``: gradients, and passes over the data, of a chain;
         - ``target_accept``;
+        - ``bridged``: difference between the energies of chains that sampling can bridge, in nats;
+        - ``searches``: searches for a start of each chain, if there were several;
+          ``searches_above``: how many ended higher than can be bridged; ``search_gap``: the
+          largest of these differences, in nats;
         - ``clamped``: share of entries with more minibatch noise than injected noise;
         - ``relaxation_steps``: steps in which the slowest direction relaxes; ``relaxations``: how
           many such times a chain spans;
@@ -277,6 +282,16 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         found["passes"] = (taken + trajectories) / epoch + trajectories
     if kernel.facts.adjusted:
         found["target_accept"] = kernel.facts.target_accept
+    tau, z = kernel.settings.temperature, state.z
+    chains = np.size(state.i)
+    allowed = bridged(tau, sum(x.size for x in jax.tree.leaves(z)) // chains)
+    found["bridged"] = allowed
+    ends = np.atleast_2d(adaptation.ends)
+    if ends.shape[1] > 1:
+        above = ends - ends[:, :1]
+        found["searches"] = ends.shape[1]
+        found["searches_above"] = np.sum(above > allowed, 1)
+        found["search_gap"] = np.max(np.where(np.isfinite(above), above, 0.0), 1)
     clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
     if clamped is not None:
         found["clamped"] = np.mean(clamped)

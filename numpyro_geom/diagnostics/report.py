@@ -14,6 +14,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
+from .._numpyro import seconds_of
 from .._warning import warn_outside
 from .checks import Check, draw_checks, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen
@@ -34,6 +35,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "divergences": ("Step", "trajectories diverged"),
     "acceptance rate": ("Step", "too many steps are rejected"),
     "jump of the energy": ("Bias", "the density jumps where gradients do not see it"),
+    "energy above the best chain": ("Mixing", "a chain is in a worse mode"),
     "entries that change from draw to draw": ("Mixing", "the chains do not move"),
     "bias of variances": ("Bias", "the step is too large"),
     "clamped noise": ("Bias", "minibatch noise is larger than the noise to inject"),
@@ -52,6 +54,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Pareto shape of weights": ("Bias", "the guide is far from the posterior"),
     "draws with a finite gradient": ("Bias", "gradients are not finite at the draws"),
     "coordinates with a gradient": ("Bias", "gradients are not finite at the draws"),
+    "searches for a start": ("Mixing", ""),
     "step size": ("Step", ""),
     "steps per draw": ("Step", ""),
     "rows per step": ("Step", ""),
@@ -228,9 +231,11 @@ def diagnose(
         var_names: names of the variables of ``posterior`` for R-hat and effective sample sizes;
             None for all.
         gradients: if True, and ``source`` is an MCMC, evaluate the gradient on all rows at the
-            draws, for the checks of moments. It costs one pass over the data per draw. The
-            checks are undecided if eight draws of each chain would take more than about half a
-            minute.
+            draws, for the checks of moments. It costs one pass over the data per draw, and some
+            for lines between draws. One gradient is timed. All of them take at most as long as
+            the run, and at most half a minute (but three seconds are always allowed); draws are
+            left out accordingly. The checks are undecided if fewer than eight draws of each chain
+            would be left.
         seconds: sampling time in seconds, for effective draws per second. None for the attribute
             ``sampling_time`` of ``posterior``, if there is one.
 
@@ -302,7 +307,8 @@ def _gradients(mcmc: MCMC, run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
-    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN)
+    seconds = seconds_of(mcmc)
+    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN, seconds=seconds)
 
 
 def _check_container(source: Any) -> None:

@@ -22,6 +22,12 @@ CALLS = (
 )  # fmt: skip
 """Operations that call a program once, with all of their inputs."""
 
+FACTORISATIONS = {
+    "cholesky": 1 / 3, "triangular_solve": 1.0, "lu": 2 / 3, "geqrf": 4 / 3, "eigh": 9.0,
+    "svd": 20.0, "eig": 25.0,
+}  # fmt: skip
+"""Operations per entry of the result and column of the matrix: LAPACK's, about."""
+
 
 def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs within an equation."""
@@ -35,8 +41,13 @@ def length(jaxpr: Jaxpr) -> int:
     return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
 
 
-def work(jaxpr: Jaxpr) -> float:
-    """About the number of operations of a program; bodies of loops of unknown length count once."""
+def work(jaxpr: Jaxpr, unknown: int = 1) -> float:
+    """About the number of operations of a program.
+
+    Args:
+        jaxpr: the program.
+        unknown: number of turns of a loop whose length is not known.
+    """
     total = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -47,9 +58,11 @@ def work(jaxpr: Jaxpr) -> float:
             per_number = 2 * prod(shapes[0][k] for k in contracted)
         elif name == "conv_general_dilated":
             per_number = 2 * prod(shapes[1]) / shapes[1][params["dimension_numbers"].rhs_spec[0]]
+        elif name in FACTORISATIONS:
+            per_number = FACTORISATIONS[name] * shapes[0][-1]
         total += per_number * sum(prod(getattr(x.aval, "shape", ())) for x in equation.outvars)
-        repeats = params["length"] if name == "scan" else 1
-        total += repeats * sum(map(work, inner(equation)))
+        repeats = {"scan": params.get("length", 1), "while": unknown}.get(name, 1)
+        total += repeats * sum(work(part, unknown) for part in inner(equation))
     return total
 
 

@@ -103,6 +103,12 @@ class Settings:
         return None if isinstance(self.step_size, str) else self.step_size
 
     @property
+    def starts_anywhere(self) -> bool:
+        """Whether chains start at uniform positions, so that any other is as good."""
+        strategy = self.init_strategy
+        return getattr(strategy, "func", strategy) is init_to_uniform
+
+    @property
     def given_num_steps(self) -> int | None:
         """Steps per draw; None if they are automatic."""
         return None if isinstance(self.num_steps, str) else self.num_steps

@@ -8,6 +8,8 @@
    coordinates. If scales differ strongly, Adam ends many standard deviations off the mode. The
    scale and the noise that are measured there do not fit the posterior. Newton's steps do not
    depend on scales. The scale and the control variate's anchor are placed there (`find_bulk`).
+   A search can end in a mode without mass. So if it is cheap, `search_often` repeats it from other
+   positions.
 3. `find_arrow`: with groups in more dimensions, the normal law that is nearest in Kullback-Leibler
    divergence takes the place of Newton's steps.
 4. `choose`: rows per step, and the order of the control variate.
@@ -58,6 +60,7 @@ from ..model.control_variate import (
     replace_anchor,
     with_control_variate,
 )
+from ..model.jaxprs import work
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
@@ -104,6 +107,15 @@ NEAR = 0.02
 """The approach ends if the next step promises a smaller fall of U than this, in units of tau. This
 is 0.2 of a standard deviation."""
 
+MOST_SEARCHES = 8
+"""Number of searches of a chain, if they are cheap."""
+SEARCH_OPERATIONS = 3e9
+"""Operations that the searches after the first one may take together: about half a second."""
+USUAL_ROUNDS = 40
+"""Rounds of a search, for its cost."""
+WIDTH = 2.0
+"""Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
+
 SEARCH_WIDTH = 0.3
 """Standard deviation of the law over which the search for a target with groups takes means."""
 LAW_ROUNDS = 15
@@ -138,7 +150,8 @@ def find_bulk(
     control: Any,
     rng_key: jax.Array,
     searching: bool,
-) -> tuple[PyTree, jax.Array | None, Any, Any]:
+    often: bool = False,
+) -> tuple[PyTree, jax.Array | None, Any, Any, jax.Array]:
     """Move near the bulk, and place the scale and the control variate's anchor there.
 
     Args:
@@ -148,9 +161,11 @@ def find_bulk(
         control: the control variate's state, empty without one.
         rng_key: for the rows.
         searching: whether to search at all.
+        often: whether to search from other positions too, if that is cheap.
 
     Returns:
-        A position, U at the given one if it was needed, the control variate's state, and the scale.
+        A position, U at the given one if it was needed, the control variate's state, the scale, and
+        where the searches ended, see `search_often`; infinity if that is not known.
     """
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
@@ -158,8 +173,10 @@ def find_bulk(
     key_scale = _random.fold_in(rng_key, 0)
     energy: Any = None
     scale: Any = ()
+    ends = jnp.full(1, jnp.inf, position.dtype)
     if settings.finds_scale and settings.layout is None and position.size <= DENSE_LIMIT:
-        law, energy, typical = find_law(target, position, rng_key, searching)
+        number = _number_of_searches(target, position, rng_key) if searching and often else 1
+        (law, energy, typical), ends = search_often(target, position, rng_key, searching, number)
         if target.controlled:
             anchor = Anchor(law.position, law.energy, law.gradient)
             if control.anchor.curvature:
@@ -189,7 +206,7 @@ def find_bulk(
             scale = scale_of_diagonal(target, settings, position, key_scale)
         elif settings.scales:
             scale = given_scale(settings, to_sites(position))
-    return to_sites(position), energy, control, scale
+    return to_sites(position), energy, control, scale, ends
 
 
 def _with_anchors(
@@ -425,6 +442,75 @@ def find_law(
     if searching:
         typical += share * tau**0.5 * times(place.root, noise)
     return place, first, typical
+
+
+def search_often(
+    target: Target, position: jax.Array, rng_key: jax.Array, searching: bool, number: int
+) -> tuple[tuple[Place, jax.Array, jax.Array], jax.Array]:
+    """`find_law` from several positions, and the choice of one end, in one loop.
+
+    An end is chosen with the probability of its normal law, exp(-loss / tau). So a mode without
+    mass is not chosen if another search has found the mass, and chains start in different modes if
+    these have about the same mass, as in Pathfinder (Zhang et al. 2022, JMLR 23(306), section 2.4).
+
+    Args:
+        target: of a vector in the model's coordinates.
+        position: where the first search starts, shape (D,). The others start at uniform positions.
+        rng_key: for starts and rows.
+        searching: whether to move at all.
+        number: number of searches.
+
+    Returns:
+        What `find_law` returns, and the loss of each end in nats, shape (number,), the chosen one
+        first: U - tau log |det L|, minus the log mass of its normal law. Infinite where a search
+        has found nothing finite.
+    """
+    if number == 1:
+        found = find_law(target, position, rng_key, searching)
+        return found, found[0].loss[None]
+
+    tau, dtype = rule_temperature(target.temperature), position.dtype
+
+    def one(carry: tuple) -> tuple:
+        k, ends, kept, best = carry
+        key = _random.fold_in(rng_key, k)
+        other = _random.uniform(_random.fold_in(key, 3), position.shape, dtype)
+        start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
+        found = find_law(target, start, key, True)
+        loss = jnp.where(jnp.isfinite(found[0].loss), found[0].loss, jnp.inf)
+        chance = _random.uniform(_random.fold_in(key, 4), (), dtype)
+        rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
+        score = rare - loss / tau  # the largest one has the probability of its normal law
+        better = (k == 0) | (score > best)
+        ends = ends.at[k].set(jnp.where(better, ends[0], loss))
+        ends = ends.at[0].set(jnp.where(better, loss, ends[0]))
+        first = jnp.where(k == 0, found[1], kept[1])
+        law, _, typical = tree_where(better, found, kept)
+        return k + 1, ends, (law, first, typical), jnp.where(better, score, best)
+
+    law = nowhere(position, Around(jnp.zeros((), dtype), jnp.zeros((), dtype)))
+    none = jnp.full((), -jnp.inf, dtype)
+    ends, kept = jnp.full(number, jnp.inf, dtype), (law, none, position)
+    start = jnp.zeros((), jnp.int32), ends, kept, none
+    # a loop of unknown length: programs with much work take longer to compile
+    _, ends, kept, _ = lax.while_loop(lambda carry: carry[0] < number, one, start)
+    return kept, ends
+
+
+def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array) -> int:
+    """As many searches as take few operations; one if U is not known on all rows."""
+    potential = target.potential
+    if potential.on_all_rows is None or potential.on_host:
+        return 1
+
+    def operations(batch: Any) -> float:
+        return work(jax.make_jaxpr(jax.grad(potential.energy))(position, batch).jaxpr)
+
+    stream = jax.eval_shape(potential.init_stream, rng_key)
+    step = operations(jax.eval_shape(potential.draw, rng_key, stream)[0])
+    look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
+    one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look)
+    return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))
 
 
 def find_arrow(
