@@ -156,9 +156,14 @@ def outcomes(name: str, rng: np.random.Generator, predictor: np.ndarray) -> tupl
 
 def unconstrained_zeros(model: Callable, args: tuple) -> tuple[jax.Array, Callable]:
     """A vector of zeros for the unconstrained sites, and how to take one apart."""
-    sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
-    latent = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    return ravel_pytree({n: jnp.zeros(s["value"].shape) for n, s in latent.items()})
+
+    def latent(*args: Any) -> dict:
+        sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
+        kept = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+        return {n: s["value"] for n, s in kept.items()}
+
+    shapes = jax.eval_shape(latent, *args)
+    return ravel_pytree({n: np.zeros(x.shape, x.dtype) for n, x in shapes.items()})
 
 
 def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:

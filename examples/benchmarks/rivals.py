@@ -379,29 +379,13 @@ def of_guide(problem: Problem, seconds: float, clock: Clock) -> Measured:
 
 
 def of_laplace(problem: Problem, seconds: float, clock: Clock) -> Measured:
-    """The guide of this package, and its importance weights."""
+    """The guide of this package. Its draws are independent, and have no weights by default."""
     guide = RiemannianLaplace(problem.model)
     params = guide.fit(random.key(1), *problem.data)
     start = clock.lap()
-    parts, sampling, size = [], 0.0, 0.0
-    while not parts or (size < GOAL and not clock.over):
-        found = guide.draw(
-            random.key(2 + len(parts)),
-            params,
-            sample_shape=(GOAL,),
-            log_weight=True,
-            progress_bar=False,
-        )
-        keep = np.asarray(found.success)
-        parts.append((to_vectors(problem, found.samples)[keep], found.log_weight[keep]))
-        draws, logs = (np.concatenate(x) for x in zip(*parts, strict=True))
-        weights = np.exp(np.asarray(logs, np.float64) - logs.max())
-        weights = weights / weights.sum()
-        size = 1 / np.sum(weights**2)
-        sampling += clock.lap()
-    k = float(psis_weights(jnp.asarray(logs))[1])
-    wrong = f"k of the weights {k:.2f}" if not k < LARGEST_K else ""
-    return Measured([start, 0, 0, sampling], draws, size, None, weights, wrong)
+    found = guide.draw(random.key(2), params, sample_shape=(GOAL,), progress_bar=False)
+    draws = to_vectors(problem, found.samples)[np.asarray(found.success)]
+    return Measured([start, 0, 0, clock.lap()], draws, len(draws))
 
 
 def to_vectors(problem: Problem, sites: dict) -> np.ndarray:
@@ -505,7 +489,7 @@ def make(name: str, num_rows: int, condition: float, folder: Path) -> Problem:
     predictor = X @ (vectors @ (0.2 * rng.normal(size=len(values)) / values**0.25))
     y, other = families.outcomes(name, rng, predictor)
     data = (X, y, other)
-    return Problem(MODELS[name], data, *exact(MODELS[name], data, 4000))
+    return Problem(MODELS[name], data, *exact(MODELS[name], data, 2000))
 
 
 def save(problem: Problem, folder: Path) -> None:
@@ -728,7 +712,7 @@ def draw(style: str, path: Path) -> None:
         plt.close(figure)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the problems, or draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("problems", nargs="*", help=f"some of {', '.join(MODELS)}")
@@ -741,7 +725,7 @@ def main() -> None:
     parser.add_argument("--no-table", action="store_true", help="print only")
     parser.add_argument("--figure", action="store_true", help="draw the figure")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.one:
         name, method, folder = given.one
         one(name, method, Path(folder), given.seconds, given.limit)
