@@ -37,7 +37,8 @@ COLUMNS = 15
 GROUPS = 1000
 PRIOR_SD = 2.5
 
-# Models. ``other`` is the logarithm of a row's exposure, or its group.
+# Models. ``other`` is the logarithm of a row's exposure, or its group. The first two are in the
+# tables of `rivals.py` only.
 
 
 def coefficients(X: Any, prior_sd: float) -> Any:

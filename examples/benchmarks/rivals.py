@@ -10,8 +10,8 @@ samples for ``--seconds`` and until 1,000 effective draws, or until ``--limit`` 
 into docs/tables/rivals_*.md as soon as they are measured; other lines there stay. The figure is
 drawn from the table of the logistic regression.
 
-nutpie is no dependency of this package: `pip install nutpie`. Without it, its two lines are left
-out, which is printed.
+nutpie is no dependency of this package, because it wants an ArviZ below 1: `pip install nutpie`.
+Without it, its lines are left out, which is printed.
 """
 
 from __future__ import annotations
