@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,3 +33,35 @@ def test_quickstart_runs_small(tmp_path):
     assert "faster" in done.stdout
     assert (tmp_path / "sghmc.nc").stat().st_size > 0
     assert (tmp_path / "time_to_accuracy.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_rivals_runs_small(tmp_path, monkeypatch, capsys):
+    for name in ("blackjax", "matplotlib"):
+        pytest.importorskip(name, reason="the examples extra is not installed")
+    rivals = load_script("benchmarks/rivals")
+    monkeypatch.setattr(rivals, "DOCS", tmp_path)
+    for folder in ("tables", "figures"):
+        (tmp_path / folder).mkdir()
+    small = ["--rows", "1000", "--condition", "1", "--seconds", "0.1", "--limit", "100"]
+    methods = ["NUTS, dense", "MAMS", "SGHMC"]
+    rivals.main(["bernoulli", *small, "--methods", *methods])
+    (title, (lines, _)), *rest = rivals.read(tmp_path / "tables" / "rivals_families.md").items()
+    assert not rest
+    assert title.startswith("**`bernoulli`, 1,000 rows, condition ")
+    assert [rivals.SHORT[x] for x in lines] == methods
+    assert all(re.fullmatch(r"[\d.]+", x.split("|")[5].strip()) for x in lines.values()), lines
+    # a method that does not end in time says so
+    rivals.main(["bernoulli", *small[:-1], "1", "--methods", "NUTS, dense", "--no-table"])
+    assert "not done in 1 s" in capsys.readouterr().out
+    # the figure has what has reached the goal on a badly scaled regression
+    for rows, seconds in (("1,000", 5.0), ("10,000", 50.0)):
+        r = {"seconds": [1, 1, 1, seconds], "draws": 9, "size": 1e3, "gradients": None, "error": 0}
+        good = rivals.line("NUTS(model)", {**r, "ratios": [1, 1], "wrong": ""}, 1)
+        title = f"**`logistic`, {rows} rows, condition 4.0e+06**"
+        rivals.put(rivals.path_of("logistic"), title, "NUTS(model)", good, "2000-01-01")
+    bad = rivals.line("GGMC(model)", {**r, "ratios": [1, 1], "wrong": "moments"}, 1)
+    rivals.put(rivals.path_of("logistic"), title, "GGMC(model)", bad, "2000-01-01")
+    assert rivals.points() == {"NUTS": [(1000, 8.0), (10_000, 53.0)]}
+    rivals.main(["--figure"])
+    assert (tmp_path / "figures" / "time_to_accuracy_dark.png").stat().st_size > 0

@@ -37,28 +37,49 @@ COLUMNS = 15
 GROUPS = 1000
 PRIOR_SD = 2.5
 
-# Models. ``other`` is the logarithm of a row's exposure, or its group.
+# Models. ``other`` is the logarithm of a row's exposure, or its group. The first two are in the
+# tables of `rivals.py` only.
 
 
-def poisson(X: Any, y: Any, other: Any) -> None:
+def coefficients(X: Any, prior_sd: float) -> Any:
+    """A coefficient for each column."""
+    return numpyro.sample("w", dist.Normal(0, prior_sd).expand([X.shape[1]]).to_event(1))
+
+
+def normal(X: Any, y: Any, other: Any, prior_sd: float = PRIOR_SD) -> None:
+    """Measurements of unknown scale."""
+    w = coefficients(X, prior_sd)
+    scale = numpyro.sample("scale", dist.HalfNormal(PRIOR_SD))
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ w, scale), obs=y[i])
+
+
+def bernoulli(X: Any, y: Any, other: Any, prior_sd: float = PRIOR_SD) -> None:
+    """Labels of two kinds."""
+    w = coefficients(X, prior_sd)
+    with numpyro.plate("rows", X.shape[0]) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def poisson(X: Any, y: Any, other: Any, prior_sd: float = PRIOR_SD) -> None:
     """Counts."""
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([COLUMNS]).to_event(1))
+    w = coefficients(X, prior_sd)
     with numpyro.plate("rows", X.shape[0]) as i:
         numpyro.sample("y", dist.Poisson(jnp.exp(other[i] + X[i] @ w)), obs=y[i])
 
 
-def negative_binomial(X: Any, y: Any, other: Any) -> None:
+def negative_binomial(X: Any, y: Any, other: Any, prior_sd: float = PRIOR_SD) -> None:
     """Counts with an unknown dispersion."""
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([COLUMNS]).to_event(1))
+    w = coefficients(X, prior_sd)
     concentration = numpyro.sample("concentration", dist.Gamma(2, 0.5))
     with numpyro.plate("rows", X.shape[0]) as i:
         mean = jnp.exp(other[i] + X[i] @ w)
         numpyro.sample("y", dist.NegativeBinomial2(mean, concentration), obs=y[i])
 
 
-def robust(X: Any, y: Any, other: Any) -> None:
+def robust(X: Any, y: Any, other: Any, prior_sd: float = PRIOR_SD) -> None:
     """Measurements with outliers, of unknown scale and degrees of freedom."""
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([COLUMNS]).to_event(1))
+    w = coefficients(X, prior_sd)
     degrees = numpyro.sample("degrees", dist.Gamma(2, 0.1))
     scale = numpyro.sample("scale", dist.HalfNormal(PRIOR_SD))
     with numpyro.plate("rows", X.shape[0]) as i:
@@ -116,22 +137,41 @@ def rows(name: str, num_rows: int) -> tuple[np.ndarray, ...]:
         mean = X[:, :-1] @ w[:-1] + intercept[group] + slope[group] * X[:, -1]
         return X, (mean + rng.normal(size=num_rows)).astype("f4"), group.astype("i4")
     w[-1] = -1.0
-    other = rng.normal(size=num_rows).astype("f4")
+    return X, *outcomes(name, rng, X @ w)
+
+
+def outcomes(name: str, rng: np.random.Generator, predictor: np.ndarray) -> tuple:
+    """Outcomes and logarithms of the exposures, given the linear predictor of each row."""
+    other = rng.normal(size=len(predictor)).astype("f4")
+    if name == "normal":
+        return (predictor + rng.normal(size=len(predictor))).astype("f4"), other
     if name == "robust":
-        return X, (X @ w + rng.standard_t(4, size=num_rows)).astype("f4"), other
-    rate = np.exp(other + X @ w)
+        return (predictor + rng.standard_t(4, size=len(predictor))).astype("f4"), other
+    if name == "bernoulli":
+        return (rng.uniform(size=len(predictor)) < 1 / (1 + np.exp(-predictor))).astype("i4"), other
+    rate = np.exp(other + predictor)
     if name == "negative_binomial":
-        rate = rate * rng.gamma(2.0, size=num_rows) / 2.0
-    return X, rng.poisson(rate).astype("i4"), other
+        rate = rate * rng.gamma(2.0, size=len(predictor)) / 2.0
+    return rng.poisson(rate).astype("i4"), other
+
+
+def unconstrained_zeros(model: Callable, args: tuple) -> tuple[jax.Array, Callable]:
+    """A vector of zeros for the unconstrained sites, and how to take one apart."""
+
+    def latent(*args: Any) -> dict:
+        sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
+        kept = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+        return {n: s["value"] for n, s in kept.items()}
+
+    shapes = jax.eval_shape(latent, *args)
+    return ravel_pytree({n: np.zeros(x.shape, x.dtype) for n, x in shapes.items()})
 
 
 def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations in float64, by Newton's method with downhill steps."""
+    """Mode and inverse Hessian in float64, by Newton's method with downhill steps."""
     with jax.enable_x64(True):
         args = tuple(jnp.asarray(x, np.float64 if x.dtype.kind == "f" else None) for x in data)
-        sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
-        latent = {n: s for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-        flat, unravel = ravel_pytree({n: jnp.zeros(s["value"].shape) for n, s in latent.items()})
+        flat, unravel = unconstrained_zeros(model, args)
 
         def of(x: Any, args: tuple) -> Any:
             return potential_energy(model, args, {}, unravel(x))
@@ -148,7 +188,7 @@ def laplace(model: Callable, data: tuple) -> tuple[np.ndarray, np.ndarray]:
             position = position - size * step
             if gradient @ step < 1e-10:
                 break
-    return position, np.sqrt(np.diag(np.linalg.inv(precision)))
+    return position, np.linalg.inv(precision)
 
 
 def exact_two_level(data: tuple, num_steps: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
@@ -270,7 +310,11 @@ def rates_of(text: str) -> list[float] | None:
 def run(name: str, arguments: argparse.Namespace) -> None:
     """Measure a model's methods, and write each line to the table when it is done."""
     model, data = MODELS[name], rows(name, arguments.rows)
-    mean, sd = exact_two_level(data) if name == "two_level" else laplace(model, data)
+    if name == "two_level":
+        mean, sd = exact_two_level(data)
+    else:
+        mean, covariance = laplace(model, data)
+        sd = np.sqrt(np.diag(covariance))
     parts = read()
     title = f"**`{name}`: {arguments.rows:,} rows, {len(mean):,} parameters**"
     old = parts.get(name, Part(title, {}, []))

@@ -96,7 +96,8 @@ def of_kernel(make: Callable, num_warmup: int, chunk: int, *more: Any) -> Entran
 
     def advance(state: Any, data: tuple) -> tuple:
         state = kernel.sample(state, (*data, *more), {})
-        return state, ravel_pytree(state.z)[0]
+        # HMCECS's own ``z`` has the rows of the step beside the parameters
+        return state, ravel_pytree(getattr(state, "hmc_state", state).z)[0]
 
     return Entrant(start, advance, num_warmup, chunk)
 
