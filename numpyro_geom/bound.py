@@ -20,6 +20,7 @@ from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
 from .model.arrowhead import Layout, are_groups, find_layouts
+from .model.centring import Shares
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
@@ -74,6 +75,16 @@ class Bound:
         if self.model is None:
             return self
         return dataclasses.replace(self, model=self.model.replace(args=args, kwargs=kwargs))
+
+    @property
+    def shares(self) -> Shares:
+        """Sites that are not centred, see `numpyro_geom.model.centring`."""
+        return {} if self.model is None else self.model.shares
+
+    def with_shares(self, shares: Shares) -> Bound:
+        """The same with sites that are not centred."""
+        model: Any = self.model
+        return dataclasses.replace(self, model=model.replace(shares=shares))
 
     def potential(self) -> Potential:
         """U of the model's sites."""

@@ -14,6 +14,7 @@ from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
 from .model.arrowhead import Layout
+from .model.centring import Shares, find_shares
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -65,6 +66,21 @@ def start_chains(
         return init_chain(target, algorithm, settings, rng_key, num_warmup, position, moving)
 
     return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
+
+
+def shares_at(bound: Bound, state: SGState) -> Shares:
+    """The sites that should not be centred, by the scale of the first chain at its start.
+
+    There are none with a scale that the user gives, and within a transformation.
+    """
+    scale: Any = state.scale
+    if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
+        return {}
+    if is_traced(state):
+        return {}
+    centre = scale.centre if is_prng_key(state.rng_key) else scale.centre[0]
+    one = state.z if is_prng_key(state.rng_key) else jax.tree.map(lambda x: x[0], state.z)
+    return find_shares(bound.model, bound.potential(), ravel(one)[1](centre))
 
 
 def decide(

@@ -27,7 +27,7 @@ from ._numpyro import Plan
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
-from .chain import decide, for_new_arguments, next_draw, start_chains
+from .chain import decide, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
@@ -80,6 +80,7 @@ class SGKernel(MCMCKernel):
         self._sample_fn: Callable | None = None
         self._constrain_cache: tuple | None = None
         self._chosen: tuple | None = None
+        self._shares: tuple | None = None
         self._clock: Clock | None = None
 
     @abstractmethod
@@ -197,15 +198,21 @@ class SGKernel(MCMCKernel):
                 "is none, so the step size is a first guess. Pass num_warmup of some hundred "
                 "draws, or a step_size"
             )
-        state = start_chains(
-            bound.target(),
-            self.algorithm(self.settings),
-            bound,
-            key_state,
-            num_warmup,
-            position,
-            unknown=init_params is None,
-        )
+
+        def start(bound: Bound) -> SGState:
+            unknown, algorithm = init_params is None, self.algorithm(self.settings)
+            return start_chains(
+                bound.target(), algorithm, bound, key_state, num_warmup, position, unknown=unknown
+            )
+
+        state = start(bound)
+        if init_params is None and not bound.shares:
+            shares = shares_at(bound, state)
+            if shares:
+                self._bound = self.bound.with_shares(shares)
+                self._shares = jax.tree.flatten((args, kwargs)), shares
+                bound = self.bound.on(args, kwargs)
+                state = start(bound)
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:
             check_arrival(bound, state)
@@ -275,6 +282,9 @@ class SGKernel(MCMCKernel):
         bound, position = bind(
             self._settings, rng_key, num_warmup, init_params, args, kwargs, batched=batched
         )
+        given = jax.tree.flatten((args, kwargs))
+        if self._shares is not None and init_params is None and _is_same(self._shares[0], given):
+            bound = bound.with_shares(self._shares[1])
         self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
         return position
 

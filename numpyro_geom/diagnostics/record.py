@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, NUTS
 
 from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
+from ..model.centring import Shares
 from ..model.potential import takes_rng_key
 from ..wreck import bridged
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
@@ -261,7 +262,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         - ``relaxation_steps``: steps in which the slowest direction relaxes; ``relaxations``: how
           many such times a chain spans;
         - ``scale_condition``: condition number of the covariance of the scaled coordinates (of its
-          diagonal if it is structured); ``scale_structure``: that structure, in words;
+          diagonal if it is structured); ``scale_structure``: that structure, and
+          sites that are not centred, in words;
         - ``noise_without_control_variate`` and ``noise_with_control_variate``: largest eigenvalues
           of the minibatch noise, if the control variate was chosen automatically;
         - ``curvature_ratio``: largest over smallest curvature in the second half of warm-up;
@@ -303,7 +305,7 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
     if (choice := kernel.bound.choice) is not None:
         found["noise_without_control_variate"], found["noise_with_control_variate"] = choice.noise
     text = {"bias_note": _without_bias(kernel)}
-    if structure := _structure(state):
+    if structure := _structure(state, kernel.bound.shares):
         text["scale_structure"] = structure
     if is_measured(mcmc):
         rate = _by_chain(kernel.facts.rate(adaptation.slowest, dynamics))
@@ -352,17 +354,19 @@ def learned_scale(mcmc: MCMC) -> xr.DataArray | None:
     )
 
 
-def _structure(state: Any) -> str:
-    """The structure of the scale in words; empty for a matrix, a diagonal and no scale."""
-    scale = getattr(state, "scale", ())
-    if not scale or not scale.has_both:
-        return ""
-    if not scale.is_structured:
+def _structure(state: Any, shares: Shares) -> str:
+    """The structure of the coordinates in words; empty for a matrix, a diagonal and no scale."""
+    scale, found = getattr(state, "scale", ()), []
+    if scale and scale.is_structured:
+        curvature = state.control.anchor.curvature if state.control else ()
+        misfit = f", misfit {np.max(np.asarray(curvature.misfit)):.1g}" if curvature else ""
+        found.append(f"{scale.root.layout!r}{misfit}")
+    elif scale and scale.has_both:
         most = int(np.max(np.sum(np.asarray(scale.root.factors) != 1, axis=-1)))
-        return f"a diagonal and {most} other directions"
-    curvature = state.control.anchor.curvature if state.control else ()
-    misfit = f", misfit {np.max(np.asarray(curvature.misfit)):.1g}" if curvature else ""
-    return f"{scale.root.layout!r}{misfit}"
+        found.append(f"a diagonal and {most} other directions")
+    for name, share in shares.items():
+        found.append(f"{name} not centred (share of rows {share.min():.2g} to {share.max():.2g})")
+    return "; ".join(found)
 
 
 def _by_chain(x: Any) -> np.ndarray:

@@ -34,6 +34,7 @@ from ..rows.host_rows import (
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
+from .centring import InShares, Shares, coordinates
 from .digests import Digests
 from .enumeration import enumerating
 from .expansion import WithoutPrior
@@ -110,6 +111,7 @@ class Model:
         transforms: map from an unconstrained position to site values; None if this map needs a run
             of the model.
         replaced: sites with a flat prior, because an expansion has a prior on their factors.
+        shares: sites that are not centred, with the share of the rows in each entry's precision.
     """
 
     fn: Callable
@@ -119,6 +121,7 @@ class Model:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     transforms: Callable | None = None
     replaced: tuple[str, ...] = ()
+    shares: Shares = dataclasses.field(default_factory=dict)
 
     # What the model is
 
@@ -220,6 +223,7 @@ class Model:
         rows = {} if rows is None else rows
         fn = self.runnable if rng_key is None else handlers.seed(self.runnable, rng_key)
         if unconstrained:
+            fn = InShares(fn, self.shares) if self.shares else fn
             values = minibatch.gather_local(self.plan, dict(values), rows)
             fn = handlers.substitute(fn, substitute_fn=partial(unconstrained_value, values))
         else:
@@ -249,7 +253,8 @@ class Model:
 
     @property
     def _with_flat_priors(self) -> Callable:
-        return WithoutPrior(self.runnable, self.replaced) if self.replaced else self.runnable
+        run = InShares(self.runnable, self.shares) if self.shares else self.runnable
+        return WithoutPrior(run, self.replaced) if self.replaced else run
 
     def log_prob(
         self, values: Mapping[str, Any], rows: Batch, names: Sequence[str]
@@ -303,17 +308,20 @@ class Model:
         If the map needs a run of the model, the run is on all rows. Rows that no requested site
         needs are never computed.
         """
-        return self.replay if self.transforms is None else self.transforms
+        return self.replay if self.transforms is None or self.shares else self.transforms
 
     @cached_property
     def replay(self) -> Callable:
         """The map from a position to the values of all sites, by a run of the model on all rows."""
-        run = SubsamplePlates(self.runnable)
 
         def constrain(position: PyTree) -> PyTree:
+            shared = InShares(self.runnable, self.shares)
             # in a composite kernel, sites of the other kernels are requested, and need a key
-            seeded = handlers.seed(run, random.key(0))
-            return constrain_fn(seeded, self.args, self.kwargs, position, return_deterministic=True)
+            seeded = handlers.seed(SubsamplePlates(shared), random.key(0))
+            found = constrain_fn(
+                seeded, self.args, self.kwargs, position, return_deterministic=True
+            )
+            return found | shared.values
 
         # compiled even if NumPyro calls it eagerly, so that unused rows are not gathered
         return jax.jit(constrain)
@@ -322,6 +330,9 @@ class Model:
         """The position of the latent sites for values in their supports."""
         seeded = handlers.seed(SubsamplePlates(self.runnable), random.key(0))
         found = unconstrain_fn(seeded, self.args, self.kwargs, dict(values))
+        if self.shares:
+            trace = self.trace(values, rng_key=random.key(0))
+            found = found | coordinates(trace, self.shares)
         return {name: found[name] for name in values}
 
     # All rows

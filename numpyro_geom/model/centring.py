@@ -1,0 +1,159 @@
+"""Centred or not: the coordinates of the values of many groups, given the parameters of their law.
+
+The value x_g ~ N(m, s) of a group is centred if its coordinate is x_g, and non-centred if it is
+(x_g - m) / s. Where rows say little about a group, x_g follows s, and a chain in x_g cannot reach a
+small s (a funnel). Where rows say much, (x_g - m) / s follows s instead. In between, the coordinate
+
+    u_g = c_g m + s^{c_g - 1} (x_g - m),    u_g ~ N(c_g m, s^{c_g}),
+
+depends least on s if c_g is the share of the rows in the precision of x_g (Papaspiliopoulos,
+Roberts, Skoeld 2007, A general framework for the parametrization of hierarchical models). The share
+is measured group by group, where the search before the first draw has ended. If it is above a half
+for all groups of a site, the site stays as the model has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import lax
+from numpyro.primitives import Messenger
+
+from .._util import is_traced, ravel, scattered
+from .derivatives import jvp
+from .jaxprs import needed
+from .potential import Potential
+from .programs import compiled
+
+PyTree = Any
+Shares = Mapping[str, np.ndarray]
+
+MUCH = 0.5
+"""A site whose groups have at least this share from rows stays centred."""
+PROBES = 4
+STEPS = 16
+"""Shares are multiples of one over this number, so that rounding errors do not change them."""
+
+
+def normal_of(law: Any) -> dist.Normal | None:
+    """The normal law of a site's entries, if they are independent given its parameters."""
+    while isinstance(law, dist.ExpandedDistribution | dist.Independent):
+        law = law.base_dist
+    return law if type(law) is dist.Normal else None
+
+
+class InShares(Messenger):
+    """A model whose sites have the coordinates u in the place of their values x.
+
+    Attributes:
+        values: x of the sites of the last run.
+    """
+
+    def __init__(self, fn: Any, shares: Shares) -> None:
+        super().__init__(fn)
+        self.shares = shares
+        self.values: dict[str, jax.Array] = {}
+        self._laws: dict[str, dist.Normal] = {}
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Give the site the law of u."""
+        if msg["type"] != "sample" or msg["name"] not in self.shares:
+            return
+        share, law = self.shares[msg["name"]], msg["fn"]
+        normal: Any = normal_of(law)
+        self._laws[msg["name"]] = normal
+        of_u = dist.Normal(share * normal.loc, normal.scale**share)
+        msg["fn"] = of_u.expand(law.shape()).to_event(law.event_dim)
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Give x to the model. The records of other handlers keep u."""
+        if msg["type"] != "sample" or msg["name"] not in self.shares:
+            return
+        share, normal = self.shares[msg["name"]], self._laws[msg["name"]]
+        away = msg["value"] - share * normal.loc
+        msg["value"] = self.values[msg["name"]] = normal.loc + normal.scale ** (1 - share) * away
+
+
+def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array]:
+    """U of the sites, from a record of the model at their values x."""
+    found = {}
+    for name, share in shares.items():
+        normal: Any = normal_of(trace[name]["fn"])
+        away = trace[name]["value"] - normal.loc
+        found[name] = share * normal.loc + normal.scale ** (share - 1) * away
+    return found
+
+
+def find_shares(model: Any, potential: Potential, position: PyTree) -> Shares:
+    """The shares c of the sites that should not be centred; empty within a transformation.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        potential: its energy.
+        position: where the shares are measured.
+    """
+    plan = model.plan
+    if plan.is_random or model.on_host or model.replaced or any(s.discrete for s in plan.sites):
+        return {}
+    rows = potential.curvature_batch(jax.random.key(0))
+
+    def scales(position: PyTree) -> dict[str, jax.Array]:
+        trace = model.trace(position, rows, unconstrained=True)
+        laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
+        return {
+            name: jnp.broadcast_to(law.scale, position[name].shape)
+            for name, law in laws.items()
+            if law is not None and position[name].size > 1 and name not in plan.local_axes
+        }
+
+    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position)
+    jaxpr = traced.jaxpr
+    names = [
+        name
+        for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
+        if not needed(jaxpr, [out], lambda _: False)[1].isdisjoint(jaxpr.invars)
+    ]
+    if not names:
+        return {}
+    signs = {
+        name: 1.0 - 2.0 * (scattered(jnp.uint32(k), PROBES * position[name].size) >> 31)
+        for k, name in enumerate(names)
+    }
+
+    def measured(position: PyTree) -> dict[str, jax.Array]:
+        flat, unravel = ravel(position)
+        zero = jax.tree.map(jnp.zeros_like, position)
+        each = {
+            n: x.reshape(PROBES, *position[n].shape).astype(flat.dtype) for n, x in signs.items()
+        }
+        probes = jnp.stack(
+            [ravel(zero | {n: x[k]})[0] for n, x in each.items() for k in range(PROBES)]
+        )
+
+        def on_rows(rows: Any) -> jax.Array:
+            gradient = jax.grad(lambda x: potential.energy(unravel(x), rows))
+            return lax.map(lambda v: jvp(gradient, flat, v)[1], probes)
+
+        products = potential.on_all_rows(on_rows)  # type: ignore[misc]
+        products = jax.vmap(unravel)(products)
+        scale = scales(position)
+        found = {}
+        for k, name in enumerate(names):
+            own = products[name][k * PROBES : (k + 1) * PROBES] * each[name]
+            found[name] = 1 - 1 / (scale[name] ** 2 * jnp.mean(own, axis=0))
+        return found
+
+    found = compiled(measured, position)
+    if is_traced(found):
+        return {}
+    shares = {}
+    for name, share in found.items():
+        share = np.round(np.clip(np.nan_to_num(np.asarray(share), nan=1.0), 0, 1) * STEPS) / STEPS
+        if share.min() < MUCH:
+            shares[name] = share
+    return shares

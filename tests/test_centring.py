@@ -1,0 +1,146 @@
+"""Sites that are not centred: their coordinates, the measured shares, and the law of chains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from jax import random
+from numpyro import distributions as dist
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC
+from numpyro.infer.util import log_density
+
+from numpyro_geom import GGMC, SGHMC, SGRLD
+from numpyro_geom.model.centring import find_shares
+from numpyro_geom.model.model import read
+
+SDS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+EFFECTS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+
+
+def schools(sds: Any, effects: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", len(sds)):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("effect", dist.Normal(theta, sds), obs=effects)
+
+
+def test_a_density_in_other_coordinates(x64: None) -> None:
+    """The density of u is that of x times |dx/du|, and the two maps are inverse."""
+
+    def model() -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+        with numpyro.plate("groups", 3):
+            a = numpyro.sample("a", dist.Normal(mu, tau))
+        b = numpyro.sample("b", dist.Normal(a.sum(), tau).expand([2, 4]).to_event(2))
+        numpyro.deterministic("sum", a.sum())
+        numpyro.sample("y", dist.StudentT(3, a.mean() + b, 1).to_event(2), obs=jnp.ones((2, 4)))
+
+    shares = {"a": np.array([0.0, 0.3, 1.0]), "b": np.full((2, 4), 0.25)}
+    changed = read(model).replace(shares=shares)
+    position = dict(zip("abmt", random.normal(random.key(0), (4,)), strict=True))
+    position = {
+        "a": random.normal(random.key(1), (3,)),
+        "b": random.normal(random.key(2), (2, 4)),
+        "mu": position["m"],
+        "tau": position["t"],
+    }
+    values = changed.constrain(position)
+    np.testing.assert_allclose(values["sum"], values["a"].sum())
+    back = changed.unconstrain({name: values[name] for name in position})
+    for name, x in position.items():
+        np.testing.assert_allclose(back[name], x, rtol=1e-10)
+
+    def flat_values(flat: jax.Array) -> jax.Array:
+        found = changed.constrain(unravel(flat))
+        return jax.flatten_util.ravel_pytree({name: found[name] for name in position})[0]
+
+    flat, unravel = jax.flatten_util.ravel_pytree(position)
+    jacobian = jax.jacobian(flat_values)(flat)
+    expected = -log_density(model, (), {}, values)[0] - jnp.linalg.slogdet(jacobian)[1]
+    np.testing.assert_allclose(changed.energy(position), expected, rtol=1e-10)
+
+
+def groups_of(sizes: Any, y: Any) -> None:
+    tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+    with numpyro.plate("groups", len(sizes)):
+        level = numpyro.sample("level", dist.Normal(0, tau))
+    with numpyro.plate("fixed", len(sizes)):
+        numpyro.sample("other", dist.Normal(0, 0.1))  # a scale that is known makes no funnel
+    group = jnp.repeat(jnp.arange(len(sizes)), jnp.asarray(sizes), total_repeat_length=len(y))
+    with numpyro.plate("rows", len(y)) as i:
+        numpyro.sample("y", dist.Normal(level[group[i]], 2), obs=y[i])
+
+
+@pytest.mark.parametrize(("sizes", "found"), [((1, 4, 36), True), ((4, 8, 36), False)])
+def test_shares_are_those_of_the_rows(sizes: tuple, found: bool) -> None:
+    y = jnp.zeros(sum(sizes))
+    model = read(groups_of, (sizes, y))
+    position = {"level": jnp.ones(3), "other": jnp.zeros(3), "tau": jnp.zeros(())}  # tau is 1
+    shares = find_shares(model, model.potential(), position)
+    precision = np.array(sizes) / 4
+    expected = {"level": precision / (1 + precision)} if found else {}
+    assert shares.keys() == expected.keys()
+    for name, share in shares.items():
+        np.testing.assert_allclose(share, expected[name], atol=1 / 32)
+    within = jax.jit(lambda z: (find_shares(model, model.potential(), z), z)[1])
+    assert within(position)["tau"] == 0
+
+
+def exact_log_tau() -> tuple[float, float]:
+    """Mean and sd of log tau by quadrature over mu and log tau."""
+    mu = np.linspace(-25, 35, 601)[:, None, None]
+    log_tau = np.linspace(-9, 6, 1501)[:, None]
+    variance = np.exp(2 * log_tau) + SDS**2
+    log_p = -0.5 * (np.log(variance) + (EFFECTS - mu) ** 2 / variance).sum(-1)
+    log_p += -0.5 * mu[..., 0] ** 2 / 25 - np.log1p(np.exp(2 * log_tau[:, 0]) / 25) + log_tau[:, 0]
+    p = np.exp(log_p - log_p.max()).sum(0)
+    p /= p.sum()
+    mean = (p * log_tau[:, 0]).sum()
+    return mean, ((p * (log_tau[:, 0] - mean) ** 2).sum()) ** 0.5
+
+
+@pytest.mark.parametrize("kernel", [GGMC, SGHMC])
+def test_eight_schools_as_everybody_writes_them(kernel: Any) -> None:
+    """Centred, log tau has an effective sample size of 3 and of 70, and an sd of 1.0."""
+    mean, sd = exact_log_tau()
+    mcmc = MCMC(
+        kernel(schools),
+        num_warmup=1000,
+        num_samples=4000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), jnp.asarray(SDS), jnp.asarray(EFFECTS))
+    assert mcmc.get_samples().keys() == {"mu", "tau", "theta"}
+    x = np.log(np.asarray(mcmc.get_samples(group_by_chain=True)["tau"], float))
+    ess = effective_sample_size(x)
+    assert ess > 1000
+    assert abs(x.mean() - mean) / sd * ess**0.5 < 4
+    # the fourth moment of log tau is 6.1 times the squared variance, by quadrature
+    assert abs(x.var() / sd**2 - 1) < 0.1 * (kernel is SGHMC) + 4 * (5.1 / ess) ** 0.5
+
+
+def test_other_starts_and_metrics() -> None:
+    data = jnp.asarray(SDS), jnp.asarray(EFFECTS)
+    kernel = SGRLD(schools, metric="rmsprop", dense_mass=False)
+    kernel.init(random.key(0), 10, None, data, {})
+    assert kernel.bound.shares.keys() == {"theta"}
+    first = kernel.bound.shares["theta"]
+    state = kernel.init(random.key(1), 10, None, data, {})  # another chain of the same run
+    np.testing.assert_array_equal(kernel.bound.shares["theta"], first)
+    # values of the user are the model's own
+    given = {"mu": 1.0, "tau": 0.5, "theta": np.arange(8.0)}
+    given = {name: jnp.asarray(x) for name, x in given.items()}
+    state = kernel.init(random.key(0), 10, given, data, {})
+    assert not kernel.bound.shares
+    values = kernel.postprocess_fn(data, {})(state.z)
+    np.testing.assert_allclose(values["theta"], given["theta"])
