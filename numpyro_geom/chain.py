@@ -78,9 +78,15 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
         return {}
     if is_traced(state):
         return {}
-    centre = scale.centre if is_prng_key(state.rng_key) else scale.centre[0]
-    one = state.z if is_prng_key(state.rng_key) else jax.tree.map(lambda x: x[0], state.z)
-    return find_shares(bound.model, bound.potential(), ravel(one)[1](centre))
+    parts = state.z, scale.centre, state.control and state.control.anchor.curvature
+    z, centre, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    unravel = ravel(z)[1]
+    diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
+    return find_shares(bound.model, bound.potential(), unravel(centre), diagonal)
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return x[0]
 
 
 def decide(

@@ -126,6 +126,7 @@ def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     np.testing.assert_allclose(value, energy(vector), rtol=ROUNDING)
     np.testing.assert_allclose(gradient, jax.grad(energy)(vector), rtol=ROUNDING, atol=1e-9)
     np.testing.assert_allclose(jax.vmap(found.times)(unit), hessian, atol=ROUNDING)
+    np.testing.assert_allclose(found.diagonal(), jnp.diag(hessian), atol=ROUNDING)
     assert misfit < ROUNDING
     root = root_of(found)
     matrix = jax.vmap(root.times)(unit).T

@@ -94,6 +94,21 @@ def test_shares_are_those_of_the_rows(sizes: tuple, found: bool) -> None:
     assert within(position)["tau"] == 0
 
 
+def test_coefficients_of_a_ridge_regression_stay() -> None:
+    """Their columns are nearly equal, so the precision of one says nothing about its own rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 1)) + 0.1 * rng.normal(size=(50, 6))
+
+    def model(X: Any) -> None:
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        w = numpyro.sample("w", dist.Normal(0, tau).expand([6]).to_event(1))
+        with numpyro.plate("rows", 50) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 10), obs=jnp.ones(len(i)))
+
+    found = read(model, (jnp.asarray(X),))
+    assert not find_shares(found, found.potential(), {"tau": jnp.zeros(()), "w": jnp.zeros(6)})
+
+
 def exact_log_tau() -> tuple[float, float]:
     """Mean and sd of log tau by quadrature over mu and log tau."""
     mu = np.linspace(-25, 35, 601)[:, None, None]

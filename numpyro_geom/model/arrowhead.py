@@ -382,6 +382,12 @@ class Arrowhead:
     blocks: jax.Array
     layout: Layout
 
+    def diagonal(self) -> jax.Array:
+        """The diagonal, shape (D,)."""
+        nested = isinstance(self.corner, Arrowhead)
+        rest = self.corner.diagonal() if nested else jnp.diagonal(self.corner)
+        return self.layout.join(rest, jnp.diagonal(self.blocks, axis1=1, axis2=2))
+
     def times(self, vector: jax.Array) -> jax.Array:
         """The product with a vector, shape (D,)."""
         rest, local = self.layout.split(vector)

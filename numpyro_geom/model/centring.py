@@ -35,7 +35,11 @@ Shares = Mapping[str, np.ndarray]
 
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
-PROBES = 4
+PROBES = 2
+"""Products per site, with vectors of random signs. They agree where entries are independent."""
+MOST_COUPLED = 0.2
+"""Largest relative difference of two products' entries of a site that may be changed. In a ridge
+regression, entries depend on each other, and their precisions do not follow from few products."""
 STEPS = 16
 """Shares are multiples of one over this number, so that rounding errors do not change them."""
 
@@ -89,13 +93,16 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     return found
 
 
-def find_shares(model: Any, potential: Potential, position: PyTree) -> Shares:
+def find_shares(
+    model: Any, potential: Potential, position: PyTree, diagonal: PyTree | None = None
+) -> Shares:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
     Args:
         model: the `numpyro_geom.model.model.Model`.
         potential: its energy.
         position: where the shares are measured.
+        diagonal: the Hessian's diagonal there, if it is known, in the structure of ``position``.
     """
     plan = model.plan
     if plan.is_random or model.on_host or model.replaced or any(s.discrete for s in plan.sites):
@@ -120,40 +127,44 @@ def find_shares(model: Any, potential: Potential, position: PyTree) -> Shares:
     ]
     if not names:
         return {}
-    signs = {
-        name: 1.0 - 2.0 * (scattered(jnp.uint32(k), PROBES * position[name].size) >> 31)
-        for k, name in enumerate(names)
-    }
+
+    def share(scale: jax.Array, precision: jax.Array) -> jax.Array:
+        found = jnp.clip(1 - 1 / (scale**2 * precision), 0, 1)
+        return jnp.where(jnp.isfinite(found), found, 1)  # what is not known stays
 
     def measured(position: PyTree) -> dict[str, jax.Array]:
+        scale = scales(position)
+        if diagonal is not None:
+            return {name: share(scale[name], diagonal[name]) for name in names}
         flat, unravel = ravel(position)
         zero = jax.tree.map(jnp.zeros_like, position)
-        each = {
-            n: x.reshape(PROBES, *position[n].shape).astype(flat.dtype) for n, x in signs.items()
+        signs = {
+            n: 1
+            - 2 * (scattered(jnp.uint32(k), PROBES * position[n].size) >> 31).astype(flat.dtype)
+            for k, n in enumerate(names)
         }
-        probes = jnp.stack(
-            [ravel(zero | {n: x[k]})[0] for n, x in each.items() for k in range(PROBES)]
-        )
+        signs = {n: x.reshape(PROBES, *position[n].shape) for n, x in signs.items()}
+        probes = [ravel(zero | {n: x[k]})[0] for n, x in signs.items() for k in range(PROBES)]
 
         def on_rows(rows: Any) -> jax.Array:
             gradient = jax.grad(lambda x: potential.energy(unravel(x), rows))
-            return lax.map(lambda v: jvp(gradient, flat, v)[1], probes)
+            return lax.map(lambda v: jvp(gradient, flat, v)[1], jnp.stack(probes))
 
-        products = potential.on_all_rows(on_rows)  # type: ignore[misc]
-        products = jax.vmap(unravel)(products)
-        scale = scales(position)
+        products = jax.vmap(unravel)(potential.on_all_rows(on_rows))  # type: ignore[misc]
         found = {}
-        for k, name in enumerate(names):
-            own = products[name][k * PROBES : (k + 1) * PROBES] * each[name]
-            found[name] = 1 - 1 / (scale[name] ** 2 * jnp.mean(own, axis=0))
+        for k, (name, sign) in enumerate(signs.items()):
+            first, second = products[name][k * PROBES : (k + 1) * PROBES] * sign
+            mean, away = (first + second) / 2, jnp.abs(first - second)
+            alone = jnp.all(away <= MOST_COUPLED * jnp.abs(mean))
+            found[name] = jnp.where(alone, share(scale[name], mean), 1)
         return found
 
     found = compiled(measured, position)
     if is_traced(found):
         return {}
     shares = {}
-    for name, share in found.items():
-        share = np.round(np.clip(np.nan_to_num(np.asarray(share), nan=1.0), 0, 1) * STEPS) / STEPS
-        if share.min() < MUCH:
-            shares[name] = share
+    for name, each in found.items():
+        rounded = np.round(np.asarray(each) * STEPS) / STEPS
+        if rounded.min() < MUCH:
+            shares[name] = rounded
     return shares
