@@ -137,6 +137,7 @@ def test_stationary_law(integrator: str, name: str, tau: float) -> None:
     kernel = SGHMC(
         potential_fn=energy,
         metric=metric,
+        gamma="frozen",
         integrator=integrator,
         temperature=tau,
         step_size=lambda t: jnp.asarray(SIZES)[t // chains.CHAIN_STEPS],

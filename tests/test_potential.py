@@ -617,7 +617,7 @@ MEASURED: dict[str, dict] = {
 )
 def test_no_array_of_a_step_has_as_many_entries_as_there_are_rows(name: str, batching: str) -> None:
     num_rows = 1_000_000
-    X, y = jnp.zeros((num_rows, 3)), jnp.zeros(num_rows)
+    X, y = jnp.zeros((num_rows, 3)), jnp.ones(num_rows)
     kernel = SGRLD(regression, batch_size=16, batching=batching, **MEASURED[name])
     state = kernel.init(random.key(0), 100, None, (X, y), {})
     jaxpr = jax.make_jaxpr(kernel.sample)(state, (X, y), {})

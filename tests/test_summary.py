@@ -438,9 +438,11 @@ def test_more_draws_are_advised_where_they_help(
     )
     # effective sample sizes are too small for the same reason
     draws = np.random.default_rng(0).normal(size=(2, 20))
-    checks_of_draws = draw_checks({"x": draws}, run._replace(posterior={"x": draws}), None)
+    run = run._replace(posterior={"x": draws})
+    checks_of_draws = draw_checks({"x": draws}, run, None)
     sizes = [check for check in checks_of_draws if check.name.startswith("effective sample")]
     assert [check.advice for check in sizes] == [advice_on_length(run)] * 2
+    assert advice_on_length(run).count("standardise") == (not more_draws)
 
 
 def test_a_chain_that_has_hardly_moved_needs_other_coordinates() -> None:

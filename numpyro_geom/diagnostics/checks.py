@@ -196,11 +196,14 @@ def less_noise(attrs: Mapping[str, Any]) -> str:
     return "a larger batch_size" + ("" if corrected else " or control_variate=True")
 
 
+STANDARDISE = "standardise the inputs"
+
+
 def other_coordinates(run: RunRecord) -> str:
     """How to get a posterior that is easier; a hierarchy has at least two sites."""
     sites = [x for x in run.posterior.values() if x.dtype.kind == "f"]
     if len(sites) == 1:
-        return "standardise the inputs, or give a prior that is less wide"
+        return f"{STANDARDISE}, or give a prior that is less wide"
     return "reparametrise the model (a non-centred hierarchy, for instance)"
 
 
@@ -401,9 +404,10 @@ def advice_on_length(run: RunRecord) -> str:
     how = f"{automatic}dense_mass=True, which learns the posterior's scale"
     if "scale_condition" in attrs:
         how = "a larger num_warmup, from whose draws the scale is learned"
+    others = other_coordinates(run).removeprefix(f"{STANDARDISE}, or ")
     return (
         f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
-        f"use {how}, standardise the inputs, or {other_coordinates(run)}"
+        f"use {how}, {STANDARDISE}, or {others}"
     )
 
 
