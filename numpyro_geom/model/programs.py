@@ -34,8 +34,9 @@ from .jaxprs import length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
-MUCH_WORK = 3e7
-"""Operations from which on a program is worth the time of an optimising compiler."""
+MUCH_WORK = 1e6
+"""Operations for each line of a program from which on an optimising compiler is worth its time. The
+length of most loops is not known, so the body of a loop counts once."""
 NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
 """Parameters of operations that are only names."""
 PLACES = {
@@ -89,7 +90,7 @@ def compiled(
         jaxpr = traced.jaxpr
         _programs[key] = jax.jit(
             lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat),
-            compiler_options=_quick() if work(jaxpr) < MUCH_WORK else None,
+            compiler_options=_quick() if work(jaxpr) < MUCH_WORK * length(jaxpr) else None,
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
