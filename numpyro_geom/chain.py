@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from numpyro.util import is_prng_key
 
@@ -14,7 +15,7 @@ from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
 from .model.arrowhead import Layout
-from .model.centring import Shares, find_shares
+from .model.centring import MUCH, Shares, find_shares
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -68,10 +69,15 @@ def start_chains(
     return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
 
 
+ALIKE = 0.1
+"""Shares that differ by less count as equal."""
+
+
 def shares_at(bound: Bound, state: SGState) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
-    There are none with a scale that the user gives, and within a transformation.
+    There are none with a scale that the user gives, and within a transformation. Shares that differ
+    little from those in use stay as they are.
     """
     scale: Any = state.scale
     if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
@@ -81,8 +87,21 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
     parts = state.z, scale.centre, state.control and state.control.anchor.curvature
     z, centre, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
     unravel = ravel(z)[1]
-    diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
-    return find_shares(bound.model, bound.potential(), unravel(centre), diagonal)
+    used, position = bound.shares, unravel(centre)
+    if not used:
+        diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
+        found = find_shares(bound.model, bound.potential(), position, diagonal)
+        # the search in a funnel ends at too large a scale, so that shares are too large
+        return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
+    values = bound.model.constrain(position)
+    plain = bound.with_shares({})
+    found = find_shares(
+        plain.model, plain.potential(), position | {name: values[name] for name in used}
+    )
+    alike = found.keys() == used.keys() and all(
+        np.abs(found[name] - used[name]).max() < ALIKE for name in used
+    )
+    return used if alike else found
 
 
 def _first(x: jax.Array) -> jax.Array:

@@ -38,6 +38,8 @@ from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .wreck import check_arrival, fault_at, warn_of_run
 
 PyTree = Any
+MOST_RESTARTS = 3
+"""Starts in other coordinates: the shares of groups are known better after each."""
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
 
 
@@ -207,12 +209,14 @@ class SGKernel(MCMCKernel):
 
         state = start(bound)
         if init_params is None and not bound.shares:
-            shares = shares_at(bound, state)
-            if shares:
+            for _ in range(MOST_RESTARTS):
+                shares = shares_at(bound, state)
+                if shares is bound.shares or not (shares or bound.shares):
+                    break
                 self._bound = self.bound.with_shares(shares)
-                self._shares = jax.tree.flatten((args, kwargs)), shares
                 bound = self.bound.on(args, kwargs)
                 state = start(bound)
+            self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:
             check_arrival(bound, state)

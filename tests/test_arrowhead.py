@@ -281,7 +281,7 @@ def test_chains_have_the_exact_moments(kind: Any, batch_size: int | None, tau: f
         assert mcmc.last_state.control.anchor.curvature.misfit < 1e-4
     printed = " ".join(str(step_size_summary(mcmc)).split())
     assert "300 groups of 1 (level) and 2 shared" in printed
-    assert ("level not centred (share of rows 0.31 to 0.31)" in printed) == (tau < 1)
+    assert ("level not centred (share of rows 0." in printed) == (tau < 1)
     assert ("misfit" in printed) == (batch_size is not None)
 
 

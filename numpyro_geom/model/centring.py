@@ -9,7 +9,8 @@ small s (a funnel). Where rows say much, (x_g - m) / s follows s instead. In bet
 depends least on s if c_g is the share of the rows in the precision of x_g (Papaspiliopoulos,
 Roberts, Skoeld 2007, A general framework for the parametrization of hierarchical models). The share
 is measured group by group, where the search before the first draw has ended. If it is above a half
-for all groups of a site, the site stays as the model has it.
+for all groups of a site, the site stays as the model has it. Otherwise it is measured again after a
+search with the groups below a half non-centred: a search in a funnel ends at too large a scale.
 """
 
 from __future__ import annotations
