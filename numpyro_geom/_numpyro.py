@@ -16,6 +16,7 @@ PyTree = Any
 __all__ = [
     "LazyMCMC",
     "Plan",
+    "announce",
     "arguments_of",
     "fields_of",
     "holding",
@@ -98,6 +99,13 @@ def plan_of(mcmc: MCMC) -> Plan:
     return Plan(draws, repeats, bool(mcmc.progress_bar) and repeats == mcmc.num_chains)
 
 
+def announce(mcmc: MCMC, plan: Plan) -> None:
+    """Tell the kernel what the next run will do, if it has a method ``before_run``."""
+    before_run = getattr(mcmc.sampler, "before_run", None)
+    if before_run is not None:
+        before_run(plan)
+
+
 def seconds_of(mcmc: MCMC) -> float | None:
     """Seconds of the last run, compilation included, or at least a part of them; None if unknown.
 
@@ -117,9 +125,7 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(run)
     def to_the_end(self: MCMC, *args: Any, **kwargs: Any) -> None:
         begin = time.perf_counter()
-        before_run = getattr(self.sampler, "before_run", None)
-        if before_run is not None:
-            before_run(plan_of(self))
+        announce(self, plan_of(self))
         run(self, *args, **kwargs)
         after_run = getattr(self.sampler, "after_run", None)
         if after_run is not None:

@@ -122,6 +122,28 @@ def exact_log_tau() -> tuple[float, float]:
     return mean, ((p * (log_tau[:, 0] - mean) ** 2).sum()) ** 0.5
 
 
+@pytest.mark.slow
+def test_a_search_in_a_funnel_does_not_decide() -> None:
+    """400 groups of 5 answers: by one measurement the share is .31, as at tau = .6."""
+    group = np.repeat(np.arange(400), 5)
+    rng = np.random.default_rng(0)
+    p = 1 / (1 + np.exp(-0.5 * rng.normal(size=400)[group]))
+
+    def answers(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        tau = numpyro.sample("tau", dist.LogNormal(-1, 1))
+        with numpyro.plate("levels", 400):
+            level = numpyro.sample("level", dist.Normal(mu, tau))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=level[jnp.asarray(group)[i]]), obs=y[i])
+
+    kernel = SGHMC(answers)
+    y = jnp.asarray(rng.uniform(size=group.size) < p, jnp.float32)
+    kernel.init(random.key(1), 1000, None, (y,), {})
+    # NUTS finds tau between .08 and .5 in nine of ten draws: shares of .01 to .24
+    assert kernel.bound.shares["level"].max() < 0.25
+
+
 @pytest.mark.parametrize("kernel", [GGMC, SGHMC])
 def test_eight_schools_as_everybody_writes_them(kernel: Any) -> None:
     """Centred, log tau has an effective sample size of 3 and of 70, and an sd of 1.0."""

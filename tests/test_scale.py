@@ -31,10 +31,11 @@ from numpyro_geom import (
 )
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
-from numpyro_geom.model.potential import function_potential
+from numpyro_geom.model.potential import function_potential, in_coordinates
 from numpyro_geom.model.scale import LowRankRoot, times
+from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.sampling.target import Target
-from numpyro_geom.warmup.curvature import diagonal_curvature
+from numpyro_geom.warmup.curvature import chance, diagonal_curvature, hessian_at, measure
 from numpyro_geom.warmup.start import find_law
 
 PyTree = Any
@@ -547,6 +548,29 @@ def test_a_low_rank_has_the_level_of_the_other_directions() -> None:
     kernel = SGHMC(potential_fn=lambda z: z @ matrix @ z / 2)
     scale = kernel.init(random.key(0), 10, jnp.zeros(300), (), {}).scale
     assert condition_over_best(scale.root, precision, 5) < 1.5
+
+
+def test_chance_is_the_spread_of_few_rows() -> None:
+    size, rows = 300, 20_000
+    X = jnp.asarray(np.random.default_rng(1).normal(size=(rows, size)), jnp.float32)
+
+    def model(X: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([size]).to_event(1))
+        with numpyro.plate("rows", rows) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=jnp.zeros(len(i)))
+
+    kernel = SGHMC(model, batch_size=256)
+    kernel.bind(random.key(0), 10, None, (X,), {})
+    potential = in_coordinates(kernel.bound.on((X,), {}).potential(), lambda w: {"w": w})
+    product = hessian_at(potential, jnp.zeros(size), random.key(3))
+    values = np.linalg.eigvalsh(jax.vmap(product)(jnp.eye(size))) / rows
+    np.testing.assert_allclose(chance(potential, size), values[[0, -1]], rtol=0.05)
+    assert chance(potential._replace(num_data=2000), size) == (1.0, 1.0)  # all rows are measured
+    # the flattest direction is not as flat as on these rows, where it is .49 of what it is on all
+    exact = np.linalg.eigvalsh(np.asarray(X.T @ X, float) / rows)[0]
+    start = init_adaptation(10, jnp.float32)
+    found = measure(potential, jnp.zeros(size), lambda v: v / rows**0.5, random.key(3), start)
+    assert 0.8 < found.flattest / exact < 1.5
 
 
 def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:

@@ -26,7 +26,7 @@ from jax import lax, random
 
 from .._linalg import balanced_roots
 from .._util import is_traced, scattered_floats
-from .derivatives import jvp, linearize
+from .derivatives import linearize
 from .potential import Potential
 from .programs import compiled
 
@@ -154,7 +154,7 @@ def find_layouts(
     """At most one layout with outer groups and one without, from shapes alone.
 
     Each is the one with the fewest products for its Hessian. Shapes do not tell whether groups are
-    separate, nor whether the outer groups contain the others: see `try_groups`.
+    separate, nor whether the outer groups contain the others: see `are_groups`.
 
     Args:
         shapes: shapes of the unconstrained sites.
@@ -266,15 +266,18 @@ def find_parents(potential: Potential, position: jax.Array, layout: Layout) -> j
     patterns = jnp.asarray(np.stack([np.ones(count), *digits]), position.dtype)
     weights = jnp.linspace(1, 2, layout.rest.num_local, dtype=position.dtype)
 
-    def product(potential: Potential, rows: Any, pattern: jax.Array) -> jax.Array:
-        parts = [jnp.zeros_like(x) for x in layout.parts(position)]
-        direction = layout.whole([parts[0], pattern[:, None] * weights, parts[2]])
-        gradient = jax.grad(lambda x: potential.energy(x, rows))
-        return layout.split(jvp(gradient, position, direction)[1])[1]
+    shared, _, inner = (jnp.zeros_like(x) for x in layout.parts(position))
 
-    found = potential.on_all_rows(  # type: ignore[misc]
-        lambda rows: lax.map(lambda x: product(potential, rows, x), patterns)
-    )
+    def on_rows(rows: Any) -> jax.Array:
+        push = linearize(jax.grad(lambda x: potential.energy(x, rows)), position)[1]
+
+        def product(pattern: jax.Array) -> jax.Array:
+            direction = layout.whole([shared, pattern[:, None] * weights, inner])
+            return layout.split(push(direction))[1]
+
+        return lax.map(product, patterns)
+
+    found = potential.on_all_rows(on_rows)  # type: ignore[misc]
     largest = jnp.argmax(jnp.abs(found[0]), axis=1)
     whole, *ones = jnp.take_along_axis(found, largest[None, :, None], axis=2)[..., 0]
     ones = [x / jnp.where(whole == 0, 1, whole) for x in ones]

@@ -11,6 +11,9 @@ Roberts, Skoeld 2007, A general framework for the parametrization of hierarchica
 is measured group by group, where the search before the first draw has ended. If it is above a half
 for all groups of a site, the site stays as the model has it. Otherwise it is measured again after a
 search with the groups below a half non-centred: a search in a funnel ends at too large a scale.
+
+NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
+and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from jax import lax
 from numpyro.primitives import Messenger
 
 from .._util import is_traced, ravel, scattered
-from .derivatives import jvp
+from .derivatives import linearize
 from .jaxprs import needed
 from .potential import Potential
 from .programs import compiled
@@ -148,8 +151,8 @@ def find_shares(
         probes = [ravel(zero | {n: x[k]})[0] for n, x in signs.items() for k in range(PROBES)]
 
         def on_rows(rows: Any) -> jax.Array:
-            gradient = jax.grad(lambda x: potential.energy(unravel(x), rows))
-            return lax.map(lambda v: jvp(gradient, flat, v)[1], jnp.stack(probes))
+            push = linearize(jax.grad(lambda x: potential.energy(unravel(x), rows)), flat)[1]
+            return lax.map(push, jnp.stack(probes))
 
         products = jax.vmap(unravel)(potential.on_all_rows(on_rows))  # type: ignore[misc]
         found = {}

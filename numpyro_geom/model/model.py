@@ -223,7 +223,7 @@ class Model:
         rows = {} if rows is None else rows
         fn = self.runnable if rng_key is None else handlers.seed(self.runnable, rng_key)
         if unconstrained:
-            fn = InShares(fn, self.shares) if self.shares else fn
+            fn = InShares(fn, self.shares)
             values = minibatch.gather_local(self.plan, dict(values), rows)
             fn = handlers.substitute(fn, substitute_fn=partial(unconstrained_value, values))
         else:
@@ -253,7 +253,7 @@ class Model:
 
     @property
     def _with_flat_priors(self) -> Callable:
-        run = InShares(self.runnable, self.shares) if self.shares else self.runnable
+        run = InShares(self.runnable, self.shares)
         return WithoutPrior(run, self.replaced) if self.replaced else run
 
     def log_prob(

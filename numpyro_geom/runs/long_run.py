@@ -23,7 +23,7 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from .._checks import check_int, check_keys
-from .._numpyro import plan_of
+from .._numpyro import announce, plan_of
 from .._util import PyTree
 from .._warning import warn_outside
 from ..model.bad_rows import checked_rows
@@ -155,9 +155,7 @@ def run(
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
     given = {"draws_per_segment": draws_per_segment, "directory": directory, "resume": resume}
     check_alike(layout.processes, job, **given)
-    before_run = getattr(mcmc.sampler, "before_run", None)
-    if before_run is not None:
-        before_run(plan_of(mcmc)._replace(bar=False))
+    announce(mcmc, plan_of(mcmc)._replace(bar=False))
     with source_errors((args, kwargs)), contextlib.ExitStack() as held:
         if directory is None:
             return _all_of_it(InMemory(job, draws_per_segment, layout), monitor)
