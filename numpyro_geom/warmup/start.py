@@ -119,6 +119,8 @@ WIDTH = 2.0
 SEARCH_WIDTH = 0.3
 """Standard deviation of the law over which the search for a target with groups takes means."""
 LAW_ROUNDS = 15
+MOST_LAW_ROUNDS = 100
+"""Rounds follow the first ones while a shared parameter moves by the longest step."""
 LEAST_SHARE = 0.3
 """Share of the newest Hessian in the mean Hessian, at least; 1 / k in round k."""
 STEP = 0.6
@@ -546,14 +548,13 @@ def find_arrow(
         found = search(potential._replace(energy=smooth), position, rng_key, target.temperature)
         position = jnp.where(target.is_usable(found), found, position)
 
-    num_rounds = LAW_ROUNDS if searching else 1
+    fewest, most = (LAW_ROUNDS, MOST_LAW_ROUNDS) if searching else (1, 1)
 
     def between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return (1 - share) * x + share * y if jnp.issubdtype(x.dtype, jnp.floating) else y
 
-    def one_round(k: jax.Array, carry: tuple) -> tuple:
-        centre, mean, root, width, _ = carry
-        closing = k == num_rounds  # stays at the centre
+    def one_round(carry: tuple) -> tuple:
+        k, closing, _, (centre, mean, root, width, _) = carry  # the closing round does not move
         width = jnp.where(closing, 0, width)
         noise = _random.normal(_random.fold_in(rng_key, 2 + k), (size,), dtype)
         away = width * tau**0.5 * root.times(noise)
@@ -569,17 +570,22 @@ def find_arrow(
         new = root_of(hessian)
         longest = LONGEST_STEP * tau**0.5
         step = jnp.clip(new.transposed_times(gradient), -longest, longest)
+        far = jnp.any(jnp.abs(layout.parts(step)[0]) >= longest)
         ahead = centre - STEP * new.times(step) if searching else centre
         good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
         kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
         width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
-        return *kept, width, seen
+        k += 1
+        near = (k >= fewest) & (settled(~far) | (k >= most))
+        return k, near, closing, (*kept, width, seen)
 
     parents = find_parents(potential, position, layout)
     none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
     start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
-    centre, _, root, _, seen = lax.fori_loop(0, 1 + num_rounds, one_round, start)
+    begun = jnp.int32(0), jnp.asarray(False), jnp.asarray(False), start
+    _, _, _, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
+    centre, _, root, _, seen = found
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
 
