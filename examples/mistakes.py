@@ -10,6 +10,7 @@ the page "What is refused". The tests check that every message names the argumen
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ import numpyro_geom
 from numpyro_geom import diagnostics
 
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
+LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
+"""Names of all arguments or fields, which the table leaves out."""
 
 
 class Mistake(NamedTuple):
@@ -381,6 +384,7 @@ def table() -> str:
         for mistake in mistakes:
             error = raised(mistake, known)
             text = " ".join(str(error).split()).replace("|", "\\|")
+            text = LONG_LIST.sub("[...]", text)
             rows.append(f"| `{mistake.code}` | `{type(error).__name__}`: {text} |")
     return "\n".join(rows)
 

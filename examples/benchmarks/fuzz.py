@@ -24,11 +24,11 @@ from fuzz_outcomes import FAILURES, KINDS, Outcome, outcome_of
 
 CASES_PER_CLEARING = 100
 """Cases after which compiled programs are dropped; a process cannot keep any number of them."""
-PARTS: dict[str, tuple[Callable[[np.random.Generator], Any], str]] = {
-    "arguments": (fuzz_arguments.random_case, "call"),
-    "models": (fuzz_models.random_case, "kernel"),
+PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
+    "arguments": fuzz_arguments.random_case,
+    "models": fuzz_models.random_case,
 }
-"""For each part: what draws a case, and the attribute that names the row of the table."""
+"""What draws a case of each part."""
 
 
 def show(case: Any, outcome: Outcome) -> None:
@@ -38,17 +38,16 @@ def show(case: Any, outcome: Outcome) -> None:
 
 
 def fuzz(seed: int, seconds: float, parts: list[str]) -> Counter:
-    """Number of cases by row of the table and kind of outcome."""
+    """Number of cases by part and kind of outcome."""
     counts: Counter = Counter()
     for part in parts:
-        draw, name = PARTS[part]
         rng, until = np.random.default_rng(seed), time.monotonic() + seconds / len(parts)
         for number in range(10**9):
             if time.monotonic() >= until:
                 break
-            case = draw(rng)
+            case = PARTS[part](rng)
             outcome = outcome_of(case)
-            counts[f"{part}: `{getattr(case, name)}`", outcome.kind] += 1
+            counts[part, outcome.kind] += 1
             if outcome.kind in FAILURES:
                 show(case, outcome)
             if number % CASES_PER_CLEARING == 0:
@@ -57,26 +56,20 @@ def fuzz(seed: int, seconds: float, parts: list[str]) -> Counter:
 
 
 def table_of(counts: Counter) -> str:
-    """The numbers of outcomes, with the sums first."""
-    rows = {name: [counts[name, kind] for kind in KINDS] for name in sorted({n for n, _ in counts})}
-    sums = {
-        f"**all {part}**": np.sum([r for n, r in rows.items() if n.startswith(part)], 0)
-        for part in PARTS
-        if any(n.startswith(part) for n in rows)
-    }
+    """The numbers of outcomes of each part."""
+    rows = {part: [counts[part, kind] for kind in KINDS] for part in sorted({n for n, _ in counts})}
     lines = [f"| cases | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|"]
-    lines += [f"| {n} | {' | '.join(map(str, row))} |" for n, row in {**sums, **rows}.items()]
+    lines += [f"| {n} | {' | '.join(map(str, row))} |" for n, row in rows.items()]
     return "\n".join(lines) + "\n"
 
 
 def counts_in(table: Path) -> Counter:
-    """The numbers in a table, without its sums."""
+    """The numbers in a table."""
     rows = [line.strip("| ").split(" | ") for line in table.read_text().splitlines()[2:]]
     return Counter(
         {
             (name, kind): int(number)
             for name, *numbers in rows
-            if not name.startswith("**")
             for kind, number in zip(KINDS, numbers, strict=True)
         }
     )

@@ -102,18 +102,13 @@ def verdict(found: dict[str, Any]) -> str:
     return "between, too few draws" if too_few else "between, flagged" if flagged else "between"
 
 
-def line(title: str, label: str, found: dict[str, Any]) -> str:
-    """A row of the table."""
+def cell(found: dict[str, Any]) -> str:
+    """A cell of the table."""
     if "failed" in found:
-        return f"| {title} | {label} | {found['failed']} | | | | | | |"
-    flags = [f"{name} {figure}" for name, figure in found["flags"].items()]
-    more = f", and {len(flags) - 1} more" if len(flags) > 1 else ""
-    low, high = found["ratio"]
-    return (
-        f"| {title} | {label} | {found['gradients'] / S.CHAINS / S.DRAWS:.1f} | "
-        f"{found['ess']:.0f} | {found['seconds']:.0f} | {found['mean']:.2f} | "
-        f"{low:.2f} to {high:.2f} | {verdict(found)} | {''.join(flags[:1])}{more} |"
-    )
+        return found["failed"]
+    said, gradients = verdict(found), found["gradients"] / S.CHAINS / S.DRAWS
+    off = "" if said.startswith("right") else f" ({found['mean']:.2f} sd)"
+    return f"{found['ess']:.0f} by {gradients:.1f}: {said}{off}"
 
 
 HEADER = f"""\
@@ -124,28 +119,25 @@ float64 (for baseball, of the exact law). Positive parameters are compared by th
 networks by their values at five inputs. A run is wrong where a mean is off by more than
 {WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
 {RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
-the reference. The last column has the first check that `diagnose` flags. "Too few draws" means that
-R-hat, an effective sample size or the number of relaxation times is flagged: these ask for a longer
-run. Seconds are those of one core, with compiling.
+the reference. A cell has ESS, gradients per draw, the verdict and, unless the run is right, the
+largest error of a mean in posterior sd. "Flagged" is by `diagnose`. "Too few draws" means that R-hat, an effective
+sample size or the number of relaxation times is flagged: these ask for a longer run.
 """
 
 
 def table(folder: Path, seed: int) -> str:
     """All finished runs, as Markdown."""
-    lines = [
-        "| model | kernel | gradients per draw | ESS | seconds | error of a mean (sd) | sd ratios "
-        "| | flagged |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
     verdicts: dict[str, list[str]] = {}
     for name, make in MODELS.items():
-        title = make().name
+        cells = []
         for label in KERNELS:
             path = result_path(folder, name, label, seed)
-            if path.exists():
-                found = json.loads(path.read_text())
-                lines.append(line(title, label, found))
+            found = json.loads(path.read_text()) if path.exists() else {}
+            cells.append(cell(found) if found else "–")
+            if found:
                 verdicts.setdefault(label, []).append(verdict(found))
+        lines.append(f"| {make().name} | {' | '.join(cells)} |")
     lines += [
         "",
         "| kernel | right | too few draws | flagged without need | between | too few draws "
@@ -191,7 +183,7 @@ def main() -> None:
             if options.again or not path.exists():
                 in_process(name, label, options.seed, folder, options.seconds)
                 found = json.loads(path.read_text())
-                print(line(name, label, found), found.get("learned"), flush=True)
+                print(name, label, cell(found), found.get("flags"), found.get("learned"), flush=True)
     text = HEADER + "\n" + table(folder, options.seed)
     TABLE.write_text(text)
     print(text)

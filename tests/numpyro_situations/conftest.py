@@ -18,9 +18,9 @@ from methods import KERNELS, LAPLACE, METHODS
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "tables" / "numpyro_tests.md"
 HEAD = """\
 Situations that NumPyro's own tests cover, written anew and run with the kernels and the guide of
-this package. Every cell is a test: *holds* means that the result is what a user of NumPyro expects,
-and *refused* means an error that says what to do instead. A dash marks a situation that only
-kernels have, or only guides.
+this package. Each situation is a test: *holds* means that the result is what a user of NumPyro
+expects, and *refused* means an error that says what to do instead. A dash marks a situation that
+only kernels have, or only guides.
 """
 
 Cell = tuple[str, int, str, str]
@@ -93,17 +93,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def table(results: dict[Cell, set[str]]) -> str:
-    """The table as Markdown, with shares of each method before it and errors after it."""
+    """The counts of each method, the situations that one of them refuses, and their errors."""
     columns = [m.name for m in METHODS]
     rows = sorted({cell[:3] for cell in results})
     errors: dict[str, int] = {}
-    lines, section = [], ""
+    lines = []
     for row in rows:
-        if row[0] != section:
-            section = row[0]
-            lines.append(f"| **{section}** |" + " |" * len(columns))
         cells = [_cell(results.get((*row, column), set()), errors) for column in columns]
-        lines.append(f"| {row[2]} | {' | '.join(cells)} |")
+        if set(cells) - {"holds", "–"}:
+            lines.append(f"| {row[2]} | {' | '.join(cells)} |")
     text = HEAD + "\n| |" + "".join(f" {c} |" for c in columns) + "\n|---|" + "---|" * len(columns)
     for name, test in (
         ("hold", lambda found: found == {"holds"}),
