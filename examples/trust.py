@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
-from numpyro_geom.diagnostics import bias_vs_step, compare, plots, predictive, stein
+from numpyro_geom.diagnostics import bias_vs_step, compare, plots, stein
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -208,101 +208,6 @@ def modes_seen() -> str:
     return "\n".join(rows)
 
 
-class Refused(NamedTuple):
-    """An input that raises an error.
-
-    Attributes:
-        code: the user's code.
-        call: function that runs it.
-    """
-
-    code: str
-    call: Callable[[], Any]
-
-
-def refused(mcmc: MCMC) -> list[Refused]:
-    """Inputs that raise errors."""
-    draws = mcmc.get_samples(group_by_chain=True)
-    broken = {**draws, "b": np.where(np.arange(draws["b"].shape[1]) == 3, np.nan, draws["b"])}
-    x = np.random.default_rng(0).normal(size=(50, 2))
-    p = np.full((3, 4, 2), 0.5)
-    key = jax.random.key(0)
-    fresh = MCMC(SGRLD(model), num_warmup=1, num_samples=1, progress_bar=False)
-    X, y = data()
-    adjusted, cold = SGRLD(model, adjusted=True), SGRLD(model, temperature=0.0)
-    return [
-        Refused("diagnose(mcmc)  # not run", lambda: diagnose(fresh)),
-        Refused("diagnose(mcmc.get_samples())", lambda: diagnose(mcmc.get_samples())),
-        Refused('diagnose(mcmc, var_names="v")', lambda: diagnose(mcmc, var_names="v")),
-        Refused("diagnose(mcmc, seconds=0)", lambda: diagnose(mcmc, seconds=0)),
-        Refused("compare(mcmc, mcmc.get_samples())", lambda: compare(mcmc, mcmc.get_samples())),
-        Refused('compare({"b": b}, {"w": w})', lambda: compare(_only("b"), _only("w"))),
-        Refused("compare(draws, mcmc)  # a NaN in them", lambda: compare(broken, mcmc)),
-        Refused("compare(mcmc, [1.0, 2.0])", lambda: compare(mcmc, [1.0, 2.0])),
-        Refused("bias_vs_step(NUTS(model), key, X, y)", lambda: bias_vs_step(NUTS(model), key)),
-        Refused("bias_vs_step(SGRLD(model), X, y)", lambda: bias_vs_step(SGRLD(model), X, y)),
-        Refused(
-            "bias_vs_step(SGRLD(model), key, X, y, factors=(1, 0.5))",
-            lambda: bias_vs_step(SGRLD(model), key, X, y, factors=(1, 0.5)),
-        ),
-        Refused(
-            "bias_vs_step(SGRLD(model, adjusted=True), key, X, y)",
-            lambda: bias_vs_step(adjusted, key, X, y),
-        ),
-        Refused(
-            "bias_vs_step(SGRLD(model, temperature=0), key, X, y)",
-            lambda: bias_vs_step(cold, key, X, y),
-        ),
-        Refused("stein.ksd(x, scores[:10])", lambda: stein.ksd(x, -x[:10])),
-        Refused("stein.ksd(x[:, 0], scores[:, 0])", lambda: stein.ksd(x[:, 0], -x[:, 0])),
-        Refused("stein.ksd_test(x, scores, 0)", lambda: stein.ksd_test(x, -x, 0)),
-        Refused(
-            "stein.scores(model, mcmc, X, y, batch_size=64)",
-            lambda: stein.scores(model, mcmc, X, y, batch_size=64),
-        ),
-        Refused(
-            'stein.scores(model, {"w": w}, X, y)',
-            lambda: stein.scores(model, {"w": draws["w"]}, X, y),
-        ),
-        Refused(
-            "predictive.classification(logits, labels)",
-            lambda: predictive.classification(4 * p, np.zeros(4, int)),
-        ),
-        Refused(
-            "predictive.classification(p, labels)  # p has no axis of draws",
-            lambda: predictive.classification(p[0, 0], np.zeros(4, int)),
-        ),
-        Refused(
-            "predictive.classification(p, labels)  # labels 0 to 2",
-            lambda: predictive.classification(p, np.array([0, 1, 2, 0])),
-        ),
-        Refused("plots.plot_temperatures(mcmc)", lambda: plots.plot_temperatures(mcmc)),
-        Refused("plots.plot_bias(report)", lambda: plots.plot_bias(None)),
-    ]
-
-
-def _only(name: str) -> dict[str, np.ndarray]:
-    return {name: np.random.default_rng(0).normal(size=(2, 20))}
-
-
-def refused_table(mcmc: MCMC) -> str:
-    """Call each of them, and tabulate the messages.
-
-    Raises:
-        RuntimeError: if one is accepted.
-    """
-    rows = ["| call | error |", "|---|---|"]
-    for item in refused(mcmc):
-        try:
-            item.call()
-        except (TypeError, ValueError) as error:
-            text = " ".join(str(error).split()).replace("|", "\\|")
-            rows.append(f"| `{item.code}` | `{type(error).__name__}`: {text} |")
-        else:
-            raise RuntimeError(f"accepted, and should not be: {item.code}")
-    return "\n".join(rows)
-
-
 # --- figures
 
 
@@ -401,7 +306,6 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
     yield "traces.png", traces(idatas)
     yield "plane.png", plane(planes)
     yield "modes.md", modes_seen()
-    yield "refused.md", refused_table(mcmc)
     curves = {}
     for name in [name for name in ENDS if name in effort.runs]:
         curves[name] = bias_vs_step(

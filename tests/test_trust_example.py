@@ -1,4 +1,4 @@
-"""The trust example: the output of a quick run, the contents of the page, and refused inputs."""
+"""The trust example: the output of a quick run, and the contents of the page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def example() -> ModuleType:
 
 @pytest.mark.slow
 def test_quick_run_writes_tables_and_figures(example: ModuleType, tmp_path: Path) -> None:
-    """No input of the table of errors is accepted, or the run itself raises."""
     example.main(["--quick", "--out", str(tmp_path)])
     tables = {path.name for path in (tmp_path / "tables").iterdir()}
-    named = ("step", "compare_step", "summary", "modes", "refused", "bias_step")
+    named = ("step", "compare_step", "summary", "modes", "bias_step")
     assert tables == {f"trust_{name}.md" for name in named}
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert figures == {f"trust_{name}.png" for name in ("step", "traces", "plane", "bias")}
@@ -53,11 +52,3 @@ def test_page_includes_every_table_and_figure() -> None:
     files = list((ROOT / "docs/figures").glob("trust_*.png"))
     assert shown == {f"figures/{p.name}" for p in files}
     assert all(p.stat().st_size < 150_000 for p in files)
-
-
-def test_an_input_that_is_accepted_is_an_error(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(example, "refused", lambda mcmc: [example.Refused("f()", lambda: None)])
-    with pytest.raises(RuntimeError, match=r"accepted, and should not be: f\(\)"):
-        example.refused_table(None)

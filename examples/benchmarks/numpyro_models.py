@@ -120,8 +120,9 @@ networks by their values at five inputs. A run is wrong where a mean is off by m
 {WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
 {RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
 the reference. A cell has ESS, gradients per draw, the verdict and, unless the run is right, the
-largest error of a mean in posterior sd. "Flagged" is by `diagnose`. "Too few draws" means that R-hat, an effective
-sample size or the number of relaxation times is flagged: these ask for a longer run.
+largest error of a mean in posterior sd. "Flagged" is by `diagnose`. "Too few draws" means that
+R-hat, an effective sample size or the number of relaxation times is flagged: these ask for a longer
+run.
 """
 
 
@@ -183,7 +184,7 @@ def main() -> None:
             if options.again or not path.exists():
                 in_process(name, label, options.seed, folder, options.seconds)
                 found = json.loads(path.read_text())
-                print(name, label, cell(found), found.get("flags"), found.get("learned"), flush=True)
+                print(name, label, cell(found), found.get("flags"), flush=True)
     text = HEADER + "\n" + table(folder, options.seed)
     TABLE.write_text(text)
     print(text)

@@ -406,48 +406,36 @@ def learned(mcmc: MCMC) -> dict[str, list[float]]:
     return {name: np.round(np.asarray(x, float), 4).tolist() for name, x in fields.items()}
 
 
-def line(name: str, label: str, found: dict[str, Any], base: dict[str, Any]) -> str:
-    """A row of the table."""
+def cell(found: dict[str, Any], base: dict[str, Any]) -> str:
+    """A cell of the table: ESS, ESS per gradient over that of NUTS, and the verdict."""
     efficiency, other = (x["ess"] / x["gradients"] for x in (found, base))
-    low, high = found["ratio"]
-    flags = ", ".join(f"{name} {figure}" for name, figure in found["flags"].items())
     verdict = "wrong" if found["wrong"] else "right" if found["right"] else "between"
-    return (
-        f"| {name} | {label} | {found['gradients'] / CHAINS / DRAWS:.1f} | {found['ess']:.0f} | "
-        f"{efficiency:.3f} | {efficiency / other:.2f} | {found['mean']:.2f} +- "
-        f"{found['mean_error']:.2f} | {low:.2f} to {high:.2f} +- {found['ratio_error']:.2f} | "
-        f"{verdict} | {flags} |"
-    )
+    ratio = "" if found is base else f" ({efficiency / other:.2f})"
+    return f"{found['ess']:.0f}{ratio}: {verdict}{', flagged' * bool(found['flags'])}"
 
 
 HEADER = """\
 4 vectorized chains of 1,000 draws after 1,000 of warm-up, all rows, float32, default settings;
-NUTS has `dense_mass=True`. ESS is that of the worst scalar in all chains together, and "over NUTS"
-the ratio of ESS per gradient evaluation. Errors are the largest over the scalars, with their Monte
-Carlo errors, against exact moments or 20,000 draws of NUTS in float64. A run is "wrong" where a
-mean is off by more than 0.25 sd or an sd by more than 15%, "right" where ESS is above 400 and
-errors are below 0.1 sd and 6%, both up to three Monte Carlo errors. The last column is what
-`diagnose` flags. NUTS is flagged by the same rules, so far as they apply.
+NUTS has `dense_mass=True`. A cell has ESS, that of the worst scalar in all chains together, in
+brackets ESS per gradient over that of NUTS, and the verdict, against exact moments or 20,000 draws
+of NUTS in float64. A run is "wrong" where a mean is off by more than 0.25 sd or an sd by more than
+15%, "right" where ESS is above 400 and errors are below 0.1 sd and 6%, both up to three Monte Carlo
+errors. "Flagged" is by `diagnose`; NUTS is flagged by the same rules, so far as they apply.
 """
 
 
 def table(done: dict[str, Any]) -> str:
     """All finished runs, as Markdown."""
-    lines = [
-        "| model | kernel | gradients per draw | ESS | ESS per gradient | over NUTS | error of a "
-        "mean (sd) | sd ratios | | flagged |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
     ours = []
     for name in MODELS:
         if name not in done:
             continue
         entry = done[name]
-        for label in KERNELS:
-            if label in entry["runs"]:
-                found = entry["runs"][label]
-                lines.append(line(entry["title"], label, found, entry["runs"]["NUTS"]))
-                ours += [(label, found, entry["runs"]["NUTS"])] * (label != "NUTS")
+        runs = entry["runs"]
+        cells = [cell(runs[x], runs["NUTS"]) if x in runs else "–" for x in KERNELS]
+        lines.append(f"| {entry['title']} | {' | '.join(cells)} |")
+        ours += [(x, runs[x], runs["NUTS"]) for x in KERNELS if x in runs and x != "NUTS"]
     lines.append("")
     for label in KERNELS:
         runs = [(found, base) for kernel, found, base in ours if kernel == label]
@@ -490,7 +478,7 @@ def main() -> None:
                 continue
             found = judge(posterior, KERNELS[label](posterior.model), entry["truth"], options.seed)
             entry["runs"][label] = found
-            print(line(posterior.name, label, found, entry["runs"]["NUTS"]))
+            print(posterior.name, label, cell(found, entry["runs"]["NUTS"]), found["flags"])
             print("    ", f"{found['seconds']:.1f} s", found["learned"], flush=True)
             if options.cache is not None:
                 options.cache.write_text(json.dumps(done))
