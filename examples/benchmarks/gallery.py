@@ -1,6 +1,6 @@
-"""Figures of the gallery page, from the tables in docs/tables that other scripts have written.
+"""Figures of pages, from the tables in docs/tables that other scripts have written, or small runs.
 
-    python examples/benchmarks/gallery.py
+    python examples/benchmarks/gallery.py [NAME ...]
 
 Writes docs/figures/gallery_*.png, transparent and in grey ink, for light and dark pages.
 """
@@ -8,13 +8,25 @@ Writes docs/figures/gallery_*.png, transparent and in grey ink, for light and da
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC
+from numpyro.infer.util import log_density
+
+from numpyro_geom import SGHMC, SGRLD
 
 DOCS = Path(__file__).parents[2] / "docs"
-GREY, COLOURS = "#808080", ("#e07b39", "#5c7cfa", "#808080")
+GREY, COLOURS = "#808080", ("#e07b39", "#5c7cfa", "#808080", "#15aabf")
 STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), GREY),
     **dict.fromkeys(("xtick.color", "ytick.color"), GREY),
@@ -109,8 +121,98 @@ def digits(ax: plt.Axes) -> None:
     ax.set(xlabel="negative log-likelihood of test digits")
 
 
-def main() -> None:
-    for draw in (mnist, uci, laplace_weights, laplace_digits, networks, digits):
+def progress(ax: plt.Axes) -> None:
+    """Means of four chains as their draws come in."""
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("data", X.shape[0]) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+    X = jax.random.normal(jax.random.key(0), (20_000, 3))
+    y = dist.Bernoulli(logits=X @ jnp.array([1.0, -1.0, 0.0])).sample(jax.random.key(1))
+    mcmc = MCMC(
+        SGHMC(model, batch_size=64),
+        num_warmup=200,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(2), X, y)
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"][..., 0])
+    number = np.arange(1, draws.shape[1] + 1)
+    for k, chain in enumerate(draws, 1):
+        ax.plot(np.cumsum(chain) / number, label=f"chain {k}")
+    share = float(effective_sample_size(draws)) / draws.size
+    error = 2 * draws.std() / np.sqrt(share * number)
+    band = {"color": GREY, "alpha": 0.2, "label": "two standard errors"}
+    ax.fill_between(number, draws.mean() - error, draws.mean() + error, **band)
+    ax.set(xlabel="draws so far, after warm-up", ylabel="mean of w[0]", xlim=(0, number[-1]))
+    ax.set_ylim(draws.mean() - 2 * draws.std(), draws.mean() + 2 * draws.std())
+    ax.legend()
+
+
+def blocks(ax: plt.Axes) -> None:
+    """Entries of a Hessian: schools in districts, each with an intercept and a slope."""
+    districts = jnp.repeat(jnp.arange(4), 5)
+    school = jnp.tile(jnp.arange(20), 10)
+    x, y = jax.random.normal(jax.random.key(0), (2, 200))
+
+    def model():
+        mu = numpyro.sample("a", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("districts", 4):
+            district = numpyro.sample("b", dist.Normal(mu[0], 1))
+        with numpyro.plate("schools", 20):
+            level = numpyro.sample("c", dist.Normal(district[districts], 1))
+            slope = numpyro.sample("d", dist.Normal(mu[1], 1))
+        scale = jnp.exp(mu[2])
+        numpyro.sample("y", dist.Normal(level[school] + slope[school] * x, scale), obs=y)
+
+    sizes = {"a": 3, "b": 4, "c": 20, "d": 20}
+    start = {name: jax.random.normal(jax.random.key(k), (n,)) for k, (name, n) in
+             enumerate(sizes.items())}  # fmt: skip
+    flat, unravel = ravel_pytree(start)
+    H = jax.hessian(lambda z: -log_density(model, (), {}, unravel(z))[0])(flat)
+    own = np.arange(20)
+    order = np.concatenate([np.arange(7), np.stack([7 + own, 27 + own], 1).ravel()])
+    there = np.where(np.abs(H[order][:, order]) > 1e-6, 1.0, np.nan)
+    ax.imshow(there, cmap=mpl.colors.ListedColormap([COLOURS[1]]))
+    for end in (2.5, 6.5):
+        ax.axhline(end, color=GREY, linewidth=0.5)
+        ax.axvline(end, color=GREY, linewidth=0.5)
+    ticks = [1, 4.5, 26.5]
+    ax.set_xticks(ticks, ["", "", ""])
+    ax.set_yticks(ticks, ["shared", "districts", "schools"])
+    ax.set(xlabel="entries of the Hessian that are not zero")
+
+
+def energy(ax: plt.Axes) -> None:
+    """Energy along the steps of some draws of a Gaussian with the condition number 100."""
+    sds = jnp.linspace(1, 10, 10)
+    friction, num_steps = 0.1, 120
+    kernels = {
+        "SGRLD": (SGRLD, {"step_size": 0.2}, num_steps),
+        "SGHMC": (SGHMC, {"step_size": 0.6, "friction": friction}, 17),
+    }
+    for (name, (kind, settings, every)), color in zip(kernels.items(), COLOURS, strict=False):
+        kernel = kind(potential_fn=lambda z: jnp.sum((z / sds) ** 2) / 2, num_steps=1, **settings)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=2 * num_steps, progress_bar=False)
+        mcmc.run(jax.random.key(5), init_params=sds, extra_fields=("potential_energy",))
+        U = np.asarray(mcmc.get_extra_fields()["potential_energy"])
+        kept = np.arange(every - 1, len(U), every)
+        ax.plot(U, color=color, linewidth=0.8, label=f"{name}: a draw every {every} steps")
+        ax.plot(kept, U[kept], "o", color=color)
+    ax.axhline(len(sds) / 2, color=GREY, linewidth=0.8, linestyle="--", label="mean of the target")
+    ax.set(xlabel="step", ylabel="energy U (nats)", ylim=(0, None))
+    ax.legend(fontsize=8)
+
+
+def main(names: list[str]) -> None:
+    figures = (mnist, uci, laplace_weights, laplace_digits, networks, digits)
+    for draw in (*figures, progress, blocks, energy):
+        if names and draw.__name__ not in names:
+            continue
         with mpl.rc_context(STYLE):
             figure, ax = plt.subplots(figsize=(5.6, 3.6), constrained_layout=True)
             draw(ax)
@@ -120,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
