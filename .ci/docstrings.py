@@ -10,6 +10,7 @@ from typing import Any
 import griffe
 
 RULER = re.compile(r"=+( +=+)+$")
+POWER = re.compile(r"(`[^`]*`)|\^\{([^{}]*)\}")
 
 
 def table(lines: list[str]) -> list[str]:
@@ -37,6 +38,8 @@ def markdown(text: str) -> str:
             blocks[i] = "\n".join(table(lines))
         elif block.startswith(">>> "):
             blocks[i] = f"```pycon\n{block}\n```"
+        elif not block.startswith("    "):  # a literal block stays as it is
+            blocks[i] = POWER.sub(lambda m: m[1] or f"<sup>{m[2]}</sup>", block)
     return "\n\n".join(blocks)
 
 
