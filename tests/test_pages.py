@@ -88,7 +88,7 @@ QUESTIONS = {
     "how to plot in ArviZ": ("how_to/arviz.md", ["to_inference_data", "az.plot_trace"]),
     "my own kernel or metric": ("extending.md", ["## A kernel", "## A metric"]),
     "data from a file": ("how_to/data.md", ["read_csv", "Parquet", "DataLoader"]),
-    "more rows than memory": ("large_data.md", ["HostRows(np.load", "Private memory does not grow"]),
+    "more rows than memory": ("large_data.md", ["HostRows(np.load", "Private memory"]),
     "hierarchies": ("how_to/hierarchical.md", ["Centred or not?", "200,000 rows"]),
     "which call": ("cheat_sheet.md", ["leaves invariant", "cost"]),
     "short answers": ("faq.md", ["Is it faster than NUTS?"]),
