@@ -689,6 +689,15 @@ def points() -> dict[str, list[tuple[int, float]]]:
     return {m: sorted(found[m]) for m in SHORT.values() if m in found}
 
 
+def failures() -> list[str]:
+    """Names of the methods in those tables that have no seconds in any of them."""
+    tables = read(path_of("logistic")).items()
+    run = {
+        method for title, (lines, _) in tables for method in lines if about(title)[2] > BADLY_SCALED
+    }
+    return [SHORT[method] for method in METHODS if method in run and SHORT[method] not in points()]
+
+
 def summary(found: dict[str, list[tuple[int, float]]]) -> str:
     """The figure's numbers as a table, with a line for each number of rows."""
     lines = [f"| rows | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
@@ -723,6 +732,7 @@ def draw(style: str, path: Path) -> None:
                 label=name,
                 color=OURS[name] if ours else next(theirs),
             )
+        ax.plot([], [], " ", label="\n".join(["wrong, or not in time:", *failures()]))
         ax.set(xlabel="rows", ylabel="seconds to 1,000 effective draws")
         ax.yaxis.set_major_locator(mpl.ticker.LogLocator(10, (1, 2, 5)))
         ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
