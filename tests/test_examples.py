@@ -63,5 +63,6 @@ def test_the_benchmark_of_rivals_runs_small(tmp_path, monkeypatch, capsys):
     bad = rivals.line("GGMC(model)", {**r, "ratios": [1, 1], "wrong": "moments"}, 1)
     rivals.put(rivals.path_of("logistic"), title, "GGMC(model)", bad, "2000-01-01")
     assert rivals.points() == {"NUTS": [(1000, 8.0), (10_000, 53.0)]}
+    assert rivals.failures() == ["GGMC"]
     rivals.main(["--figure"])
     assert (tmp_path / "figures" / "time_to_accuracy_dark.png").stat().st_size > 0
