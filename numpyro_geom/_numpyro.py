@@ -6,9 +6,11 @@ import copy
 import functools
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from numpyro import distributions as dist
+from numpyro import util
 from numpyro.infer import MCMC
 from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 
@@ -126,7 +128,11 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
     def to_the_end(self: MCMC, *args: Any, **kwargs: Any) -> None:
         begin = time.perf_counter()
         announce(self, plan_of(self))
-        run(self, *args, **kwargs)
+        token = _jit_of_loops.set(getattr(self.sampler, "jit", None))
+        try:
+            run(self, *args, **kwargs)
+        finally:
+            _jit_of_loops.reset(token)
         after_run = getattr(self.sampler, "after_run", None)
         if after_run is not None:
             after_run(self._states, self._last_state)
@@ -135,7 +141,22 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
     return to_the_end
 
 
+_jit_of_loops: ContextVar[Callable | None] = ContextVar("jit_of_loops", default=None)
+
+
+def with_jit_of_kernels(maybe_jit: Callable) -> Callable:
+    """NumPyro's `jax.jit` of the sampling loop, or a kernel's own one, its attribute ``jit``."""
+
+    @functools.wraps(maybe_jit)
+    def jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
+        own = None if util._DISABLE_CONTROL_FLOW_PRIM else _jit_of_loops.get()
+        return (own or maybe_jit)(fn, *args, **kwargs)
+
+    return jit
+
+
 MCMC.run = with_ends(MCMC.run)
+util.maybe_jit = with_jit_of_kernels(util.maybe_jit)
 
 
 class LazyMCMC(MCMC):

@@ -31,6 +31,7 @@ from .chain import decide, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
+from .model.programs import loop_program
 from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
@@ -59,6 +60,8 @@ class SGKernel(MCMCKernel):
         TypeError: for arguments of the wrong type.
         ValueError: for values out of range.
     """
+
+    jit = staticmethod(loop_program)  # of NumPyro's loop
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         # each subclass has its own signature: this refuses other arguments, with a remedy

@@ -9,9 +9,9 @@ There are two kinds of identity. A `Program` says what is computed; it stays the
 devices and in other processes. An exact digest adds all that decides how: placement, devices, and
 functions on the host by identity. Compiled programs are kept by exact digests.
 
-NumPyro compiles its sampling loop at every ``run``, because a model is a function and may have
-changed: its closed-over data, or a global that it reads. So programs are also traced again here,
-which is cheap. If the trace is the same, the compiled program is used again.
+A model is a function and may have changed: its closed-over data, or a global that it reads. So
+programs are traced again at every call, which is cheap. If the trace is the same, the compiled
+program is used again. NumPyro's sampling loop is such a program too (`loop_program`).
 """
 
 from __future__ import annotations
@@ -73,44 +73,111 @@ def compiled(
             compiled once for each shape. This is faster if ``fn`` runs once and repeats its
             operations, like a deep network.
     """
-    leaves, treedef = jax.tree.flatten(args)
-    if is_traced(leaves):
+    if is_traced(args):
         return fn(*args)
-    traced, shape = jax.make_jaxpr(
-        lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
-    )(*leaves)
+    traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     if is_traced(traced.consts):
         return fn(*args)
     if length(traced.jaxpr) > at_most:
         return (otherwise or fn)(*args)
+    program = _program(traced, args, shape)
+    return jax.jit(fn)(*args) if program is None else program(traced.consts, *args)
+
+
+def loop_program(
+    fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int = 0
+) -> Callable:
+    """`jax.jit` for the sampling loop of NumPyro, as a program that runs with equal traces share.
+
+    Data are inputs of the program. As constants, they would be copied into the program while it
+    compiles, and other data would need another program.
+
+    Args:
+        fn: the loop, or one of its iterations.
+        static_argnums: numbers of the first arguments, if they are no arrays.
+        donate_argnums: number of the argument whose memory the result may use.
+    """
+    call: Callable | None = None
+
+    def run(*args: Any) -> PyTree:
+        nonlocal call
+        static, args = args[: len(static_argnums)], args[len(static_argnums) :]
+        if call is None:
+            call = find(static, args)
+        return call(*args)
+
+    def find(static: tuple, args: tuple) -> Callable:
+        if static:
+            once: Any = traced_once(partial(fn, *static))
+        else:  # NumPyro keeps this function from run to run
+            once = vars(fn).setdefault("_traced_once", traced_once(fn))
+        if is_traced(args):
+            return once
+        traced, shape, _ = once.trace(*args)
+        donated = donate_argnums - len(static)
+        program = None if is_traced(traced.consts) else _program(traced, args, shape, donated)
+        if program is None:
+            options = _without_emitters()
+            return jax.jit(partial(fn, *static), donate_argnums=donated, compiler_options=options)
+        return partial(program, traced.consts)
+
+    return run
+
+
+def _program(
+    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: int | None = None
+) -> Callable | None:
+    """The program of a trace, as a function of its constants and arguments.
+
+    None if it cannot be shared, because it calls a function on the host.
+    """
     key = None if traced.effects else _exact(traced.jaxpr)
     if key is None:
-        return jax.jit(fn)(*args)
+        return None
+    treedefs = jax.tree.structure(args), jax.tree.structure(shape)
+    key += *treedefs, donated
     if key not in _programs:
         jaxpr = traced.jaxpr
+
+        def run(consts: list, *args: PyTree) -> PyTree:
+            flat = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves(args))
+            return jax.tree.unflatten(treedefs[1], flat)
+
+        short = donated is None and work(jaxpr) < MUCH_WORK * length(jaxpr)
         _programs[key] = jax.jit(
-            lambda consts, flat: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*flat),
-            compiler_options=_quick() if work(jaxpr) < MUCH_WORK * length(jaxpr) else None,
+            run,
+            donate_argnums=() if donated is None else 1 + donated,
+            compiler_options=_quick() if short else _without_emitters(),
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
-    return jax.tree.unflatten(jax.tree.structure(shape), _programs[key](traced.consts, leaves))
+    return _programs[key]
 
 
 @cache
-def _quick() -> dict[str, Any] | None:
-    """Options for a fourth of the CPU's compile time, and code that is 2 to 4 times slower."""
-    if jax.default_backend() != "cpu":
-        return None
-    level, older = {"xla_backend_optimization_level": 0}, {"xla_cpu_use_fusion_emitters": False}
-    for options in (level | older, level):
-        try:  # not every version of the compiler knows all
-            jax.jit(lambda x: -x, compiler_options=options)(0.0)
+def _known_options(*options: tuple[str, Any]) -> dict[str, Any] | None:
+    """Those of some options of the CPU's compiler that this version knows."""
+    known = {}
+    for name, value in options if jax.default_backend() == "cpu" else ():
+        try:
+            jax.jit(lambda x: -x, compiler_options={name: value})(0.0)
         except Exception:
             continue
-        return options
-    return None
+        known[name] = value
+    return known or None
+
+
+def _without_emitters() -> dict[str, Any] | None:
+    """Options for half of the compile time, and code that is as fast."""
+    return _known_options(("xla_cpu_use_fusion_emitters", False))
+
+
+def _quick() -> dict[str, Any] | None:
+    """Options for a fourth of the CPU's compile time, and code that is 2 to 4 times slower."""
+    return _known_options(
+        ("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)
+    )
 
 
 def traced_once(fn: Callable) -> Callable:
@@ -121,18 +188,20 @@ def traced_once(fn: Callable) -> Callable:
     """
     known: dict[Any, tuple] = {}
 
-    def run(*args: PyTree) -> PyTree:
+    def trace(*args: PyTree) -> tuple[ClosedJaxpr, PyTree, Callable]:
         leaves, treedef = jax.tree.flatten(args)
         key = treedef, *map(jax.typeof, leaves)
         if key not in known:
-            traced, shape = jax.make_jaxpr(
-                lambda *flat: fn(*jax.tree.unflatten(treedef, flat)), return_shape=True
-            )(*leaves)
-            call = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
-            known[key] = call, traced.consts, jax.tree.structure(shape)
-        call, consts, result = known[key]
-        return jax.tree.unflatten(result, call(consts, *leaves))
+            traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+            known[key] = traced, shape, jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
+        return known[key]
 
+    def run(*args: PyTree) -> PyTree:
+        traced, shape, call = trace(*args)
+        found = call(traced.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    run.trace = trace  # type: ignore[attr-defined]
     return run
 
 
