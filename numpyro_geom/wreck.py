@@ -19,7 +19,7 @@ import numpy as np
 import numpyro
 from jax import random
 
-from ._util import are_known, is_traced, named
+from ._util import are_known, is_traced, named, words
 from ._warning import warn_outside
 from .bound import Bound
 from .model.programs import compiled
@@ -167,6 +167,7 @@ def warn_of_run(
     """
     if not are_known((states, last)):
         return
+    last = jax.tree.map(lambda x: np.asarray(words(x)), last)
     chains, draws = np.shape(states["diverging"])
     if draws < LEAST_DRAWS:
         return
@@ -229,7 +230,7 @@ def _findings(
     """Wrecked chains, by how much, in words; remedies for an automatic step size and another."""
     chains, draws = np.shape(states["diverging"])
     smaller = "step_size='auto' or a step_size that is ten times smaller"
-    undone = np.mean(states["diverging"], 1)
+    undone = np.mean(np.asarray(states["diverging"]), 1)
     yield (
         undone > MOST_UNDONE,
         undone,

@@ -111,9 +111,11 @@ def find_shares(
     plan = model.plan
     if plan.is_random or model.on_host or model.replaced or any(s.discrete for s in plan.sites):
         return {}
-    rows = potential.curvature_batch(jax.random.key(0))
+    if len(position) < 2:  # no other site determines a scale
+        return {}
+    some_rows = jax.eval_shape(potential.curvature_batch, jax.random.key(0))
 
-    def scales(position: PyTree) -> dict[str, jax.Array]:
+    def scales(position: PyTree, rows: Any) -> dict[str, jax.Array]:
         trace = model.trace(position, rows, unconstrained=True)
         laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
         return {
@@ -122,12 +124,13 @@ def find_shares(
             if law is not None and position[name].size > 1 and name not in plan.local_axes
         }
 
-    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position)
+    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position, some_rows)
     jaxpr = traced.jaxpr
+    latent = jaxpr.invars[: len(position)]
     names = [
         name
         for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
-        if not needed(jaxpr, [out], lambda _: False)[1].isdisjoint(jaxpr.invars)
+        if not needed(jaxpr, [out])[1].isdisjoint(latent)
     ]
     if not names:
         return {}
@@ -137,7 +140,7 @@ def find_shares(
         return jnp.where(jnp.isfinite(found), found, 1)  # what is not known stays
 
     def measured(position: PyTree) -> dict[str, jax.Array]:
-        scale = scales(position)
+        scale = scales(position, potential.curvature_batch(jax.random.key(0)))
         if diagonal is not None:
             return {name: share(scale[name], diagonal[name]) for name in names}
         flat, unravel = ravel(position)
