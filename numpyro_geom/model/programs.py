@@ -113,7 +113,7 @@ def loop_program(
             once = vars(fn).setdefault("_traced_once", traced_once(fn))
         if is_traced(args):
             return once
-        traced, shape, _ = once.trace(*args)
+        traced, shape, _ = once.found(*args)
         donated = donate_argnums - len(static)
         program = None if is_traced(traced.consts) else _program(traced, args, shape, donated)
         if program is None:
@@ -188,7 +188,7 @@ def traced_once(fn: Callable) -> Callable:
     """
     known: dict[Any, tuple] = {}
 
-    def trace(*args: PyTree) -> tuple[ClosedJaxpr, PyTree, Callable]:
+    def found(*args: PyTree) -> tuple[ClosedJaxpr, PyTree, Callable]:
         leaves, treedef = jax.tree.flatten(args)
         key = treedef, *map(jax.typeof, leaves)
         if key not in known:
@@ -197,11 +197,11 @@ def traced_once(fn: Callable) -> Callable:
         return known[key]
 
     def run(*args: PyTree) -> PyTree:
-        traced, shape, call = trace(*args)
-        found = call(traced.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), found)
+        traced, shape, call = found(*args)
+        flat = call(traced.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), flat)
 
-    run.trace = trace  # type: ignore[attr-defined]
+    run.found = found  # type: ignore[attr-defined]
     return run
 
 
