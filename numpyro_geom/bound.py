@@ -19,7 +19,7 @@ from ._util import ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .metrics.identity import Identity
-from .model.arrowhead import Layout, are_groups, find_layouts
+from .model.arrowhead import Layout, accepted, find_layouts
 from .model.centring import Shares
 from .model.minibatch import Subsampling
 from .model.model import Model, read
@@ -363,13 +363,9 @@ def _layout(bound: Bound, position: PyTree) -> Layout | None:
     }
     flat, to_sites = ravel(position)
     vector = in_coordinates(potential, to_sites)
-    crossed = None
-    for layout in find_layouts({name: jnp.shape(x) for name, x in position.items()}, plates):
-        separate, nested = are_groups(vector, layout, flat.dtype)
-        if separate and (nested or layout.rest is None):
-            return layout
-        crossed = layout if separate else crossed
-    return crossed
+    shapes = {name: jnp.shape(x) for name, x in position.items()}
+    found = (accepted(vector, x, flat.dtype) for x in find_layouts(shapes, plates))
+    return next((layout for layout in found if layout is not None), None)
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

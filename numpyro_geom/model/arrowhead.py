@@ -6,6 +6,10 @@ corner of the d shared parameters, G blocks of k x k, and G edges of k x d betwe
 from d + k products with vectors, because one vector can set the same parameter in every group.
 Its root costs O(G k (k + d) + d^3) operations and O(G k (k + d) + d^2) numbers.
 
+Groups may be the times of a series, each of which depends on the times before and after it. Then
+the blocks are those of a block tridiagonal matrix, with links between neighbours, which follow from
+d + 3 k products. The recursions over time of its root take log G steps.
+
 Plates may be nested, such as schools in districts. Then the parameters of no school are themselves
 an arrowhead of the districts, and a school has an edge to its own district only. Which district
 that is follows from products as well, one for each binary digit of the districts' numbers.
@@ -35,7 +39,12 @@ MOST_SHARED = 256
 MOST_LOCAL = 32
 """Most parameters of one group."""
 FEWEST_GROUPS = 8
+FEWEST_TIMES = 32
 PRODUCTS_AT_ONCE = 8
+COLOURS = 3
+"""Two times with a distance of at least three have no neighbour in common."""
+TRIED = 0.3
+"""Share of the groups in the trial of a layout."""
 LEAST_NESTED = 0.9
 """Share of groups that must lie within one outer group each, for the groups to count as nested."""
 MOST_MIXED = 0.01
@@ -65,6 +74,7 @@ class Layout:
         axes: the axes of each site that run over the groups; empty for other sites.
         num_groups: G.
         rest: the layout of all sites that belong to no group, if they belong to outer groups.
+        is_series: whether groups are times, each with links to its neighbours.
     """
 
     names: tuple[str, ...]
@@ -72,6 +82,7 @@ class Layout:
     axes: tuple[tuple[int, ...], ...]
     num_groups: int
     rest: Layout | None = None
+    is_series: bool = False
 
     @property
     def num_local(self) -> int:
@@ -89,7 +100,13 @@ class Layout:
     @property
     def num_products(self) -> int:
         """Products with vectors that give the Hessian."""
-        return self.num_local + (self.num_shared if self.rest is None else self.rest.num_products)
+        rest = self.num_shared if self.rest is None else self.rest.num_products
+        return self.num_local * self.num_colours + rest
+
+    @property
+    def num_colours(self) -> int:
+        """Groups with a common product have numbers that are equal modulo this one."""
+        return COLOURS if self.is_series else 1
 
     def parts(self, vector: jax.Array) -> list[jax.Array]:
         """The shared parameters, those of outer groups if there are any, and those of groups."""
@@ -143,7 +160,8 @@ class Layout:
 
     def __repr__(self) -> str:
         sites = [n for n, axes in zip(self.names, self.axes, strict=True) if axes]
-        groups = f"{self.num_groups} groups of {self.num_local} ({', '.join(sites)})"
+        of_what = "times" if self.is_series else "groups"
+        groups = f"{self.num_groups} {of_what} of {self.num_local} ({', '.join(sites)})"
         rest = f"{self.num_shared} shared" if self.rest is None else repr(self.rest)
         return f"{groups}{' and ' if self.rest is None else ', '}{rest}"
 
@@ -154,7 +172,7 @@ def find_layouts(
     """At most one layout with outer groups and one without, from shapes alone.
 
     Each is the one with the fewest products for its Hessian. Shapes do not tell whether groups are
-    separate, nor whether the outer groups contain the others: see `are_groups`.
+    separate, nor whether the outer groups contain the others: see `accepted`.
 
     Args:
         shapes: shapes of the unconstrained sites.
@@ -214,20 +232,21 @@ def _axes(
     return next(((axis,) for axis, length in enumerate(shape) if length == size), ())
 
 
-def are_groups(potential: Potential, layout: Layout, dtype: Any) -> tuple[bool, bool]:
-    """Whether the groups of a layout are groups, and whether the outer groups contain the others.
+def accepted(potential: Potential, layout: Layout, dtype: Any) -> Layout | None:
+    """The layout if its groups are groups, or as a series of times; otherwise None.
 
     A plate may as well hold the coefficients of a regression, which all rows have in common. So the
-    groups are tried: the Hessian has no entry between two of them. The product with a random vector
-    on some of the groups must vanish on all others. It is taken on some rows, at a random place.
-    Within a transformation of JAX that hides the data there is no trial, and the answer is no.
+    groups are tried: the Hessian has no entry between two of them, or only between neighbours. The
+    product with a random vector on some of the groups must vanish on all others. It is taken on
+    some rows, at a random place. Outer groups that do not contain the others are left out. Within a
+    transformation of JAX that hides the data there is no trial, and the answer is None.
     """
     rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval():
         size = sum(map(prod, layout.shapes))
         position, direction = (scattered_floats(jnp.uint32(k), size, dtype) for k in range(2))
         parts = layout.parts(direction)
-        some = [rng.uniform(size=(len(x), 1)) < 0.5 for x in parts]
+        some = [rng.uniform(size=(len(x), 1)) < TRIED for x in parts]
         levels = range(1, len(parts))
 
         def on_some(level: int) -> jax.Array:
@@ -241,16 +260,24 @@ def are_groups(potential: Potential, layout: Layout, dtype: Any) -> tuple[bool, 
 
         found = compiled(products, position, jnp.stack([on_some(k) for k in levels]))
         if is_traced(found):
-            return False, False
-        for product, level in zip(found, levels, strict=True):
-            sizes = np.abs(np.asarray(layout.parts(product)[level]))
-            inside, outside = np.max(sizes * some[level]), np.max(sizes * ~some[level])
-            if not outside <= 8 * jnp.finfo(dtype).eps * inside:
-                return False, False
+            return None
+        sizes = [np.abs(np.asarray(layout.parts(x)[k])) for k, x in zip(levels, found, strict=True)]
+        near = some[-1] | np.roll(some[-1], 1, axis=0) | np.roll(some[-1], -1, axis=0)
+
+        def apart(sizes: np.ndarray, inside: np.ndarray) -> bool:
+            within, outside = np.max(sizes * inside), np.max(sizes * ~inside)
+            return bool(outside <= 8 * jnp.finfo(dtype).eps * within)
+
         if layout.rest is None:
-            return True, False
+            if apart(sizes[0], some[-1]):
+                return layout
+            many = layout.num_groups >= FEWEST_TIMES
+            return replace(layout, is_series=True) if many and apart(sizes[0], near) else None
+        if not all(map(apart, sizes, some[1:])):
+            return None
         parents = compiled(lambda x: find_parents(potential, x, layout), position)
-        return True, bool(np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED)
+        nested = np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED
+        return layout if nested else None
 
 
 def find_parents(potential: Potential, position: jax.Array, layout: Layout) -> jax.Array | None:
@@ -329,9 +356,9 @@ class Edges:
         outer = self.by_parents(jnp.sum(self.outer * local[:, :, None], axis=1))
         return self.layout.rest.join(shared, outer)
 
-    def from_left(self, blocks: jax.Array) -> Edges:
-        """A block, shape (G, k, k), times the entries of each group."""
-        return self._each(lambda x: _einsum("gkj,gjd->gkd", blocks, x))
+    def from_left(self, product: Callable) -> Edges:
+        """A linear function of all groups' parameters, shape (G, k), of each column."""
+        return self._each(lambda x: jax.vmap(product, -1, -1)(x) if x.size else x)
 
     def over(self, width: jax.Array) -> Edges:
         """The entries of each parameter of the groups over its width, shape (G, k)."""
@@ -365,7 +392,7 @@ class Edges:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["corner", "edges", "blocks"],
+    data_fields=["corner", "edges", "blocks", "links"],
     meta_fields=["layout"],
 )
 @dataclass(frozen=True)
@@ -377,12 +404,15 @@ class Arrowhead:
             outer groups.
         edges: the entries between them and the groups.
         blocks: shape (G, k, k).
+        links: entries between each time, its rows, and the time before it, shape (G, k, k), 0 for
+            the first time; None for groups.
         layout: the parameters that belong to groups.
     """
 
     corner: Any
     edges: Edges
     blocks: jax.Array
+    links: Any
     layout: Layout
 
     def diagonal(self) -> jax.Array:
@@ -396,27 +426,38 @@ class Arrowhead:
         rest, local = self.layout.split(vector)
         return self.layout.join(
             _times(self.corner, rest) + self.edges.transposed_times(local),
-            self.edges.times(rest) + _by_group(self.blocks, local),
+            self.edges.times(rest) + self._within(local),
         )
+
+    def _within(self, local: jax.Array) -> jax.Array:
+        own = _by_group(self.blocks, local)
+        if self.links is None:
+            return own
+        before = jnp.roll(local, 1, axis=0)
+        after = _by_group(jnp.swapaxes(self.links, 1, 2), local)
+        return own + _by_group(self.links, before) + jnp.roll(after, -1, axis=0)
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["corner", "corner_inverse", "edges", "blocks", "blocks_inverse"],
+    data_fields=["corner", "corner_inverse", "edges", "blocks", "blocks_inverse", "links"],
     meta_fields=["layout"],
 )
 @dataclass(frozen=True)
 class ArrowRoot:
     """L with L L' = |H|^-1 for an `Arrowhead` H, a map of vectors.
 
-    With phi = (p, q) it gives the parameters of no group M p, and N (q - C M p) in each group.
+    With phi = (p, q) it gives the parameters of no group M p, and N (q - C M p) for those of
+    groups. N' is the inverse of R, where R R' is H within the groups: its blocks are R_g, and for
+    times S_g stands to the left of R_g.
 
     Attributes:
         corner: M, shape (d, d), or the root of the outer groups.
         corner_inverse: M^-1; empty for a root of outer groups.
         edges: C.
-        blocks: N, shape (G, k, k).
-        blocks_inverse: N^-1.
+        blocks: R_g^-1 transposed, shape (G, k, k).
+        blocks_inverse: R_g transposed.
+        links: S_g, shape (G, k, k), 0 for the first time; None for groups.
         layout: the parameters that belong to groups.
     """
 
@@ -425,18 +466,19 @@ class ArrowRoot:
     edges: Edges
     blocks: jax.Array
     blocks_inverse: jax.Array
+    links: Any
     layout: Layout
 
     def times(self, vector: jax.Array) -> jax.Array:
         """L phi."""
         rest, local = self.layout.split(vector)
         rest = _times(self.corner, rest)
-        return self.layout.join(rest, _by_group(self.blocks, local - self.edges.times(rest)))
+        return self.layout.join(rest, self._within(local - self.edges.times(rest)))
 
     def transposed_times(self, vector: jax.Array) -> jax.Array:
         """L' v."""
         rest, local = self.layout.split(vector)
-        local = _by_group(jnp.swapaxes(self.blocks, 1, 2), local)
+        local = self._transposed_within(local)
         rest = rest - self.edges.transposed_times(local)
         nested = isinstance(self.corner, ArrowRoot)
         rest = self.corner.transposed_times(rest) if nested else _matmul(rest, self.corner)
@@ -445,10 +487,29 @@ class ArrowRoot:
     def solve(self, vector: jax.Array) -> jax.Array:
         """L^-1 theta."""
         rest, local = self.layout.split(vector)
-        local = _by_group(self.blocks_inverse, local) + self.edges.times(rest)
+        own = _by_group(self.blocks_inverse, local)
+        if self.links is not None:
+            own += jnp.roll(_by_group(jnp.swapaxes(self.links, 1, 2), local), -1, axis=0)
+        local = own + self.edges.times(rest)
         nested = isinstance(self.corner, ArrowRoot)
         rest = self.corner.solve(rest) if nested else _matmul(self.corner_inverse, rest)
         return self.layout.join(rest, local)
+
+    def _within(self, local: jax.Array) -> jax.Array:
+        """N q, shape (G, k)."""
+        own = _by_group(self.blocks, local)
+        if self.links is None:
+            return own
+        links = jnp.roll(jnp.swapaxes(self.links, 1, 2), -1, axis=0)
+        return _recursion(-_einsum("gkj,gji->gki", self.blocks, links), own, reverse=True)
+
+    def _transposed_within(self, local: jax.Array) -> jax.Array:
+        """N' q, shape (G, k)."""
+        blocks = jnp.swapaxes(self.blocks, 1, 2)
+        own = _by_group(blocks, local)
+        if self.links is None:
+            return own
+        return _recursion(-_einsum("gkj,gji->gki", blocks, self.links), own)
 
     def variances(self) -> jax.Array:
         """The diagonal of L L', shape (D,); for a batch of chains one each."""
@@ -461,8 +522,8 @@ class ArrowRoot:
 
         Groups have a block with the shared parameters, shape (G, k, d), and one within each group.
         """
-        edges = self.edges.from_left(self.blocks)
-        own = _einsum("gkj,gij->gki", self.blocks, self.blocks)
+        edges = self.edges.from_left(self._within)
+        own = self._own_covariances()
         if isinstance(self.corner, ArrowRoot):
             before = self.corner._covariances()
         else:
@@ -478,6 +539,20 @@ class ArrowRoot:
             within += mixed + jnp.swapaxes(mixed, 1, 2)
             within += _einsum("gkj,gji,gli->gkl", edges.outer, outer, edges.outer)
         return [*before, -across, within]
+
+    def _own_covariances(self) -> jax.Array:
+        """Blocks of N N', shape (G, k, k)."""
+        if self.links is None:
+            return _einsum("gkj,gij->gki", self.blocks, self.blocks)
+
+        def step(after: jax.Array, given: tuple) -> tuple[jax.Array, jax.Array]:
+            block, link = given  # the link is that of the time after
+            middle = jnp.eye(len(block), dtype=block.dtype) + _matmul(link.T, _matmul(after, link))
+            found = _matmul(block, _matmul(middle, block.T))
+            return found, found
+
+        links = jnp.roll(self.links, -1, axis=0)
+        return lax.scan(step, 0 * self.blocks[0], (self.blocks, links), reverse=True)[1]
 
     def then(self, corner: tuple[jax.Array, jax.Array], width: jax.Array) -> ArrowRoot:
         """L R, where R scales the shared parameters by a matrix and the others one by one.
@@ -496,6 +571,7 @@ class ArrowRoot:
             self.edges.over(local),
             self.blocks * local[:, None, :],
             self.blocks_inverse / local[:, :, None],
+            None if self.links is None else self.links / jnp.roll(local, 1, axis=0)[:, None, :],
             self.layout,
         )
 
@@ -506,26 +582,46 @@ def unit_root(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> A
     both: tuple[Any, Any] = unit.corner, unit.corner
     if layout.rest is not None:
         both = unit_root(layout.rest, dtype), ()
-    return ArrowRoot(*both, unit.edges, unit.blocks, unit.blocks, layout)
+    return ArrowRoot(*both, unit.edges, unit.blocks, unit.blocks, unit.links, layout)
+
+
+def _recursion(matrices: jax.Array, vectors: jax.Array, reverse: bool = False) -> jax.Array:
+    """X_g = A_g x_{g-1} + b_g for all g, or from the last with x_{g+1}; shapes (G, k)."""
+
+    def both(first: tuple, second: tuple) -> tuple:
+        (a, b), (c, d) = first, second
+        # sums of products, since batches of small products are slow on a CPU
+        product = jnp.sum(c[..., :, :, None] * a[..., None, :, :], axis=-2)
+        return product, jnp.sum(c * b[..., None, :], axis=-1) + d
+
+    return lax.associative_scan(both, (matrices, vectors), reverse=reverse)[1]
 
 
 def root_of(matrix: Arrowhead) -> ArrowRoot:
     """L with L L' = H^-1. Blocks, and the corner without what they explain, count as positive."""
-    block, block_inverse = jax.vmap(balanced_roots)(matrix.blocks)
-    edges = matrix.edges.from_left(block_inverse)
+    if matrix.links is None:
+        block, block_inverse = jax.vmap(balanced_roots)(matrix.blocks)
+        links = None
+    else:
+
+        def step(before: jax.Array, given: tuple) -> tuple[jax.Array, tuple]:
+            block, link = given
+            link = _matmul(link, before.T)
+            root, inverse = balanced_roots(block - _matmul(link, link.T))
+            return inverse, (root, inverse, link)
+
+        given = matrix.blocks, matrix.links
+        block, block_inverse, links = lax.scan(step, 0 * matrix.blocks[0], given)[1]
+    inverses = jnp.swapaxes(block_inverse, 1, 2), jnp.swapaxes(block, 1, 2), links
+    within = ArrowRoot((), (), (), *inverses, matrix.layout)
+    edges = matrix.edges.from_left(within._transposed_within)
     rest = edges.explained(matrix.corner)
     if isinstance(rest, Arrowhead):
         both: tuple[Any, Any] = root_of(rest), ()
     else:
         corner, corner_inverse = balanced_roots((rest + rest.T) / 2)
         both = corner_inverse.T, corner.T
-    return ArrowRoot(
-        *both,
-        edges,
-        jnp.swapaxes(block_inverse, 1, 2),
-        jnp.swapaxes(block, 1, 2),
-        matrix.layout,
-    )
+    return ArrowRoot(*both, edges, *inverses, matrix.layout)
 
 
 def no_arrowhead(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> Arrowhead:
@@ -544,7 +640,8 @@ def _diagonal(layout: Layout, value: jax.Array, parents: jax.Array | None) -> Ar
         outer = jnp.zeros((groups, local, layout.rest.num_local), value.dtype)
         edges = replace(edges, outer=outer, parents=parents)
     blocks = jnp.broadcast_to(value * jnp.eye(local, dtype=value.dtype), (groups, local, local))
-    return Arrowhead(corner, edges, blocks, layout)
+    links = jnp.zeros_like(blocks) if layout.is_series else None
+    return Arrowhead(corner, edges, blocks, links, layout)
 
 
 def derivatives_at(
@@ -552,8 +649,8 @@ def derivatives_at(
 ) -> tuple[jax.Array, jax.Array, Arrowhead, jax.Array]:
     """U, its gradient and its Hessian at a vector, on all rows, with the Hessian's misfit.
 
-    The pass over all rows evaluates d + k products with vectors, j more for outer groups, and one
-    more for the misfit. The Hessian H counts as an arrowhead A. Its misfit is the relative error in
+    The pass over all rows evaluates d + k products with vectors, d + 3 k for a series, j more for
+    outer groups, and one more for the misfit. The Hessian H counts as an arrowhead A. Its misfit is the relative error in
     a random direction v of the posterior, |L'(H - A) v| / |L'A v|. Without groups it is 0.
 
     Args:
@@ -567,12 +664,19 @@ def derivatives_at(
     root = unit_root(layout, dtype) if root is None else root
     zeros = [jnp.zeros_like(x) for x in layout.parts(position)]
 
-    def direction(level: int, k: int) -> jax.Array:
-        parts = [x.at[..., k].set(1) if i == level else x for i, x in enumerate(zeros)]
+    def direction(level: int, first: int, colours: int, k: int) -> jax.Array:
+        groups = (slice(first, None, colours),) if level else ()
+        parts = [x.at[*groups, k].set(1) if i == level else x for i, x in enumerate(zeros)]
         return layout.whole(parts)
 
     trial = root.times(scattered_floats(jnp.zeros((), jnp.uint32), position.size, dtype))
-    names = [(level, k) for level, x in enumerate(zeros) for k in range(x.shape[-1])]
+    colours = [1] * (len(zeros) - 1) + [layout.num_colours]
+    names = [
+        (level, first, colours[level], k)
+        for level, x in enumerate(zeros)
+        for first in range(colours[level])
+        for k in range(x.shape[-1])
+    ]
     directions = jnp.stack([*(direction(*x) for x in names), *[trial] * bool(layout.num_groups)])
 
     def on_rows(rows: Any) -> tuple:
@@ -592,14 +696,20 @@ def derivatives_at(
 
 def _from_products(products: jax.Array, layout: Layout, parents: Any = None) -> Arrowhead:
     """The matrix whose products with the unit vectors of each part of the layout are given."""
-    num_rest = len(products) - layout.num_local
+    colours, times = layout.num_colours, np.arange(layout.num_groups)
+    num_rest = len(products) - layout.num_local * colours
     rest, local = jax.vmap(layout.split)(products)
-    blocks = local[num_rest:].transpose(1, 2, 0)
+    columns = local[num_rest:].reshape(colours, layout.num_local, *local.shape[1:])
+    columns = columns.transpose(0, 2, 3, 1)  # of each colour, shape (G, k, k)
+    blocks = columns[times % colours, times]
     blocks = (blocks + jnp.swapaxes(blocks, 1, 2)) / 2
+    links = None
+    if layout.is_series:
+        links = columns[(times - 1) % colours, times].at[0].set(0)
     near = local[:num_rest].transpose(1, 2, 0)
     edges = Edges(near[..., : layout.num_shared], None, parents, layout)
     if layout.rest is None:
-        return Arrowhead(rest[:num_rest], edges, blocks, layout)
+        return Arrowhead(rest[:num_rest], edges, blocks, links, layout)
     within = (parents < layout.rest.num_groups)[:, None, None]
     edges = replace(edges, outer=jnp.where(within, near[..., layout.num_shared :], 0))
-    return Arrowhead(_from_products(rest[:num_rest], layout.rest), edges, blocks, layout)
+    return Arrowhead(_from_products(rest[:num_rest], layout.rest), edges, blocks, links, layout)
