@@ -6,6 +6,7 @@ with quadrature over the two parameters that all groups share.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -46,9 +47,10 @@ PARENTS = np.random.default_rng(0).integers(0, GROUPS, INNER)
 NESTED = {**SHAPES, "c": (INNER, 2)}, {**PLATES, "c": [("q", 0)]}
 
 
-@pytest.fixture(params=[(SHAPES, PLATES), NESTED], ids=["groups", "nested"])
+@pytest.fixture(params=["groups", "nested", "series"])
 def layout(request: Any) -> Layout:
-    return find_layouts(*request.param)[0]
+    found = find_layouts(*(NESTED if request.param == "nested" else (SHAPES, PLATES)))[0]
+    return replace(found, is_series=request.param == "series")
 
 
 def size_of(layout: Layout) -> int:
@@ -70,8 +72,10 @@ def coupled(layout: Layout, strength: float = 0.0, parents: Any = PARENTS) -> An
             own += of_groups(
                 2, local, groups[parents], jnp.broadcast_to(shared, (len(local), shared.size))
             )
+        if layout.is_series:
+            own += of_groups(3, groups[1:], groups[:-1])
         last = [groups, *inner][-1]
-        return own + strength * jnp.sum(last[1:] * last[:-1])
+        return own + strength * jnp.sum(last[2:] * last[:-2])
 
     return energy
 
@@ -165,6 +169,56 @@ def test_a_hessian_that_is_not_exact_is_not_used(x64: None, layout: Layout) -> N
         tried = anchor._replace(curvature=Curvature(wrong, jnp.asarray(misfit)))
         gradient = jax.grad(with_control_variate(potential, tried).energy)(second, {})
         assert np.allclose(gradient, exact, atol=ROUNDING) == unbiased
+
+
+# --- a series
+
+
+def walk(y: Any) -> None:
+    step = numpyro.sample("step", dist.LogNormal(-1, 1))
+    level = numpyro.sample("level", dist.GaussianRandomWalk(step, num_steps=len(y)))
+    numpyro.sample("y", dist.Normal(level, 1), obs=y)
+
+
+def walk_moments(y: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and sds by quadrature over the log of the step, given which all is Gaussian."""
+    log_step = np.linspace(-2.5, 0.5, 161)
+    log_p, means, squares = [], [], []
+    times = np.arange(len(y)) + 1.0
+    for x in np.exp(log_step):
+        prior = x**2 * np.minimum(times, times[:, None])
+        total = np.linalg.inv(prior + np.eye(len(y)))
+        log_p.append(0.5 * np.linalg.slogdet(total)[1] - 0.5 * y @ total @ y)
+        means.append(prior @ total @ y)
+        squares.append(np.diag(prior - prior @ total @ prior) + means[-1] ** 2)
+    weights = np.array(log_p) - (log_step + 1) ** 2 / 2
+    weights = np.exp(weights - weights.max())
+    weights /= weights.sum()
+    mean, level = weights @ log_step, weights @ np.array(means)
+    return {
+        "log_step": (mean, (weights @ log_step**2 - mean**2) ** 0.5),
+        "level": (level, (weights @ np.array(squares) - level**2) ** 0.5),
+    }
+
+
+@pytest.mark.usefixtures("optimised")
+def test_a_random_walk_has_the_exact_moments() -> None:
+    rng = np.random.default_rng(0)
+    y = (np.cumsum(0.5 * rng.normal(size=300)) + rng.normal(size=300)).astype("f4")
+    kernel = SGHMC(walk, bias_tolerance=0.02)
+    mcmc = MCMC(kernel, num_warmup=400, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(0), y)
+    assert str(kernel.settings.layout) == "300 times of 1 (level) and 1 shared"
+    draws = {k: np.asarray(x, np.float64)[None] for k, x in mcmc.get_samples().items()}
+    draws["log_step"] = np.log(draws["step"])
+    for name, (mean, sd) in walk_moments(y).items():
+        ess = effective_sample_size(draws[name])
+        assert np.min(ess) > 100, name
+        z = (draws[name].mean((0, 1)) - mean) / sd * np.sqrt(ess)
+        ratio = draws[name].std((0, 1)) / sd
+        # 301 numbers: 4.5 standard errors is one false alarm in 500 runs
+        assert np.abs(z).max() < 4.5, name
+        assert np.abs(np.log(ratio) * np.sqrt(2 * ess)).max() < 4.5 + 0.01 * np.sqrt(2 * 2000), name
 
 
 # --- a hierarchy of normal laws, where everything but two parameters can be integrated out
