@@ -331,7 +331,8 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
         if layout is None:
             raise ValueError(
                 "dense_mass='structured' needs a plate of at least 8 groups with up to 32 "
-                "parameters in each, of which no row sees two, and at most 256 other parameters. "
+                "parameters in each, of which no row sees two, or a series of at least 32 times "
+                "that depend on their neighbours only; and at most 256 other parameters. "
                 "The model has none: use dense_mass=False, or True with few parameters"
             )
         return layout
