@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..model.jaxprs import work
 from ..model.model import Model
+from ..model.programs import lean_options
 from .draws import Arrays, host
 from .replay import latent_draws, summed_out
 
@@ -89,7 +91,7 @@ def gradients_at_draws(
     places = places_of(every)
     empty = {name: x[0] for name, x in places.items() if x.size == 0}
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=lean_options())
     def positions(arrays: list[jax.Array], draws: dict[str, jax.Array]) -> tuple[dict, dict]:
         known = model.with_arrays(arrays)
 
@@ -114,7 +116,7 @@ def gradients_at_draws(
     operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, UNKNOWN_LOOP)
     at_once = max(1, min(at_once, int(MAX_WORK / operations)))
     block = {name: x[:at_once] for name, x in z.items()}
-    energies = jax.jit(gradients).lower(arrays, block).compile()
+    energies = jax.jit(gradients, compiler_options=lean_options()).lower(arrays, block).compile()
     compiled = time.perf_counter()
     jax.block_until_ready(energies(arrays, block))
     each = (time.perf_counter() - compiled) / at_once

@@ -27,6 +27,7 @@ from .._util import is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.bad_rows import check_finite
 from ..model.model import Model, read
+from ..model.programs import lean_options
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import FitReport, at_mode, find_modes, half_log_det
@@ -568,7 +569,9 @@ class RiemannianLaplace(Guide, AutoContinuous):
     def _run(self, fn: Callable, model: Model, params: dict, *inputs: Any, **static: Any) -> Any:
         """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
         learned, chosen = tuple(self._learned.items()), tuple(static.items())
-        key = (fn, chosen, model.signature, learned, self.settings.fingerprint)
+        given = model.arrays, {**model.fixed, **params}, *inputs
+        options = None if is_traced(given) else lean_options()
+        key = (fn, chosen, model.signature, learned, self.settings.fingerprint, options is None)
         if key not in self._programs:
 
             def program(arrays: list, params: dict, *inputs: Any) -> Any:
@@ -576,8 +579,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
                 loc = params.get(f"{self.prefix}_loc")
                 return fn(self.settings, posterior, loc, *inputs, **static)
 
-            self._programs[key] = jax.jit(program)
-        return self._programs[key](model.arrays, {**model.fixed, **params}, *inputs)
+            self._programs[key] = jax.jit(program, compiler_options=options)
+        return self._programs[key](*given)
 
     def _geodesics(
         self,

@@ -478,7 +478,7 @@ class ArrowRoot:
     def transposed_times(self, vector: jax.Array) -> jax.Array:
         """L' v."""
         rest, local = self.layout.split(vector)
-        local = self._transposed_within(local)
+        local = _transposed_within(self.blocks, self.links, local)
         rest = rest - self.edges.transposed_times(local)
         nested = isinstance(self.corner, ArrowRoot)
         rest = self.corner.transposed_times(rest) if nested else _matmul(rest, self.corner)
@@ -502,14 +502,6 @@ class ArrowRoot:
             return own
         links = jnp.roll(jnp.swapaxes(self.links, 1, 2), -1, axis=0)
         return _recursion(-_einsum("gkj,gji->gki", self.blocks, links), own, reverse=True)
-
-    def _transposed_within(self, local: jax.Array) -> jax.Array:
-        """N' q, shape (G, k)."""
-        blocks = jnp.swapaxes(self.blocks, 1, 2)
-        own = _by_group(blocks, local)
-        if self.links is None:
-            return own
-        return _recursion(-_einsum("gkj,gji->gki", blocks, self.links), own)
 
     def variances(self) -> jax.Array:
         """The diagonal of L L', shape (D,); for a batch of chains one each."""
@@ -597,6 +589,15 @@ def _recursion(matrices: jax.Array, vectors: jax.Array, reverse: bool = False) -
     return lax.associative_scan(both, (matrices, vectors), reverse=reverse)[1]
 
 
+def _transposed_within(blocks: jax.Array, links: Any, local: jax.Array) -> jax.Array:
+    """N' q of an `ArrowRoot`, shape (G, k)."""
+    inverses = jnp.swapaxes(blocks, 1, 2)
+    own = _by_group(inverses, local)
+    if links is None:
+        return own
+    return _recursion(-_einsum("gkj,gji->gki", inverses, links), own)
+
+
 def root_of(matrix: Arrowhead) -> ArrowRoot:
     """L with L L' = H^-1. Blocks, and the corner without what they explain, count as positive."""
     if matrix.links is None:
@@ -612,16 +613,15 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
 
         given = matrix.blocks, matrix.links
         block, block_inverse, links = lax.scan(step, 0 * matrix.blocks[0], given)[1]
-    inverses = jnp.swapaxes(block_inverse, 1, 2), jnp.swapaxes(block, 1, 2), links
-    within = ArrowRoot((), (), (), *inverses, matrix.layout)
-    edges = matrix.edges.from_left(within._transposed_within)
+    blocks, blocks_inverse = jnp.swapaxes(block_inverse, 1, 2), jnp.swapaxes(block, 1, 2)
+    edges = matrix.edges.from_left(partial(_transposed_within, blocks, links))
     rest = edges.explained(matrix.corner)
     if isinstance(rest, Arrowhead):
         both: tuple[Any, Any] = root_of(rest), ()
     else:
         corner, corner_inverse = balanced_roots((rest + rest.T) / 2)
         both = corner_inverse.T, corner.T
-    return ArrowRoot(*both, edges, *inverses, matrix.layout)
+    return ArrowRoot(*both, edges, blocks, blocks_inverse, links, matrix.layout)
 
 
 def no_arrowhead(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> Arrowhead:
@@ -650,8 +650,9 @@ def derivatives_at(
     """U, its gradient and its Hessian at a vector, on all rows, with the Hessian's misfit.
 
     The pass over all rows evaluates d + k products with vectors, d + 3 k for a series, j more for
-    outer groups, and one more for the misfit. The Hessian H counts as an arrowhead A. Its misfit is the relative error in
-    a random direction v of the posterior, |L'(H - A) v| / |L'A v|. Without groups it is 0.
+    outer groups, and one more for the misfit. The Hessian H counts as an arrowhead A. Its misfit is
+    the relative error in a random direction v of the posterior, |L'(H - A) v| / |L'A v|. Without
+    groups it is 0.
 
     Args:
         potential: of vectors.

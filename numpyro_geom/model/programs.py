@@ -117,7 +117,7 @@ def loop_program(
         donated = donate_argnums - len(static)
         program = None if is_traced(traced.consts) else _program(traced, args, shape, donated)
         if program is None:
-            options = _without_emitters()
+            options = lean_options()
             return jax.jit(partial(fn, *static), donate_argnums=donated, compiler_options=options)
         return partial(program, traced.consts)
 
@@ -147,7 +147,7 @@ def _program(
         _programs[key] = jax.jit(
             run,
             donate_argnums=() if donated is None else 1 + donated,
-            compiler_options=_quick() if short else _without_emitters(),
+            compiler_options=_quick() if short else lean_options(),
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
@@ -168,7 +168,7 @@ def _known_options(*options: tuple[str, Any]) -> dict[str, Any] | None:
     return known or None
 
 
-def _without_emitters() -> dict[str, Any] | None:
+def lean_options() -> dict[str, Any] | None:
     """Options for half of the compile time, and code that is as fast."""
     return _known_options(("xla_cpu_use_fusion_emitters", False))
 

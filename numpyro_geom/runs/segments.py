@@ -22,6 +22,7 @@ from numpyro.util import is_prng_key, nested_attrgetter
 from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key
 from ..model.arguments import split_arrays
+from ..model.programs import lean_options
 from .mesh import Layout
 
 MAX_SEGMENT_BYTES = 2**25
@@ -153,7 +154,9 @@ class Segments:
             shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
         self.shapes = {name: shapes[name] for name in self.fields}
-        self.program = jax.jit(self._segment, **layout.outputs(self.start))
+        self.program = jax.jit(
+            self._segment, compiler_options=lean_options(), **layout.outputs(self.start)
+        )
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
         self._mapped: dict[tuple[int, int], Callable] = {}
 

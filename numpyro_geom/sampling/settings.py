@@ -454,7 +454,8 @@ SHARED: dict[str, Setting] = {
         of the sites of a tuple together. None leaves the parameters as they are (unless a matrix is
         given). ``"structured"`` scales any directions of the parameters that all groups share, and
         of the parameters of each group, for a plate with a few parameters per group, or for a
-        series whose times depend on their neighbours only (see `numpyro_geom.model.arrowhead`). ``"low_rank"`` scales each parameter by itself, and then
+        series whose times depend on their neighbours only (see `numpyro_geom.model.arrowhead`).
+        ``"low_rank"`` scales each parameter by itself, and then
         those directions that Hessian products show to be the stiffest and the flattest (see
         `numpyro_geom.warmup.scale`). ``"auto"`` applies under ``step_size="auto"``: it means True
         up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model has
