@@ -214,8 +214,8 @@ def diagnose(
       more than ``bias_tolerance``, beyond Monte Carlo error.
     - **step size**: the bias of variances that the step size causes, to first order. It is the sum
       of h lam_H / 2 from discretisation, or its square with averaged noise, and
-      h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says). The sum must be at most ``bias_tolerance``. It is measured under
-      ``step_size="auto"`` or ``num_steps="auto"``.
+      h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says). The sum must be at
+      most ``bias_tolerance``. It is measured under ``step_size="auto"`` or ``num_steps="auto"``.
     - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
       15 in the median chain. Above 15, one step size does not fit the whole posterior.
