@@ -159,8 +159,9 @@ def kim_2025(
         "batch_size": 256,
     }
     if sampler in ("SGLD", "pSGLD"):
+        arguments["gamma"] = "none"  # also SGLD: its noise is not averaged
         if sampler == "pSGLD":
-            arguments |= {"metric": RMSprop(decay=0.99), "gamma": "none"}
+            arguments["metric"] = RMSprop(decay=0.99)
         return SGRLD(model, **arguments | settings)
     arguments |= {"integrator": "euler", "friction": friction}
     if sampler == "SGHMC":

@@ -149,7 +149,10 @@ def langevin_law(
 
     With J_b = I - h H_b over the equally likely batches b, at any h for which they exist::
 
-        mean = (E H_b)^-1 E r_b,    S = E[J_b S J_b'] + h^2 Cov(H_b mean - r_b) + 2 h tau I
+        mean = (E H_b)^-1 E r_b
+        S = E[J_b S J_b'] + h^2 Cov(H_b mean - r_b) + tau (2 h I - h^2 E H_b)
+
+    The last term is of averaged noise: its vector is also in the position, and J_b moves it.
     """
     num_rows, dim = energy.rows[1].shape
     batches = all_batches(num_rows, batch_size)
@@ -159,7 +162,8 @@ def langevin_law(
     mean, _ = energy.moments()
     gradients = hessians @ mean - slopes
     source = step_size**2 * gradients.T @ gradients / len(batches)
-    source += 2 * step_size * temperature * np.eye(dim)
+    averaged = 2 * np.eye(dim) - step_size * hessians.mean(0)
+    source += step_size * temperature * averaged
     jacobians = np.eye(dim) - step_size * hessians
     transfer = np.einsum("bij,bkl->ikjl", jacobians, jacobians) / len(batches)
     transfer = transfer.reshape(dim**2, dim**2)

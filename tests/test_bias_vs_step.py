@@ -37,7 +37,7 @@ def energy(z: jax.Array) -> jax.Array:
 
 @functools.cache
 def gaussian() -> BiasCurve:
-    kernel = SGRLD(potential_fn=energy, step_size=STEP, num_steps=10)
+    kernel = SGRLD(potential_fn=energy, step_size=STEP, num_steps=10, gamma="none")
     return bias_vs_step(
         kernel,
         random.key(0),
@@ -111,7 +111,13 @@ def test_minibatch_noise_and_the_automatic_step() -> None:
     y = random.normal(random.key(1), (100,))
     batch_size, factors = 10, (2.0, 1.0, 0.5)
     curve = bias_vs_step(
-        SGRLD(normal_mean, batch_size=batch_size, dense_mass=None, control_variate=False),
+        SGRLD(
+            normal_mean,
+            gamma="none",
+            batch_size=batch_size,
+            dense_mass=None,
+            control_variate=False,
+        ),
         random.key(3),
         y,
         factors=factors,

@@ -400,7 +400,6 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "effective sample size, tail",
         "effective draws per gradient",
         "error of the means, in sd",
-        "shift of the means by the step, in sd",
         "relative error of the sd",
         "configurational temperature",
         "configurational temperature, scale",

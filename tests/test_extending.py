@@ -72,6 +72,6 @@ def test_only_steps_of_euler_and_maruyama_record_what_their_shift_needs() -> Non
     plain = langevin_algorithm(SGRLD(potential_fn=potential).settings, lambda *_: None)
     own = langevin_algorithm(SGRLD(potential_fn=potential).settings, lambda *_: None, bias=len)
     assert (plain.shifts, own.shifts) == (True, False)
-    assert "squared_drift" in SGRLD(potential_fn=potential).default_fields
-    for kernel in (ISGD, SGHMC, GGMC, partial(SGRLD, adjusted=True)):
+    assert "squared_drift" in SGRLD(potential_fn=potential, gamma="none").default_fields
+    for kernel in (ISGD, SGHMC, GGMC, SGRLD, partial(SGRLD, adjusted=True)):
         assert "squared_drift" not in kernel(potential_fn=potential).default_fields

@@ -218,7 +218,6 @@ def test_sample_stats_of_a_stochastic_gradient_kernel(sgrld: MCMC) -> None:
         "grad_norm",
         "lp",
         "n_steps",
-        "squared_drift",
         "step_size",
     }
     np.testing.assert_array_equal(stats["energy"], fields["potential_energy"])

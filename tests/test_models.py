@@ -534,7 +534,7 @@ def test_param_sites_keep_their_values(model: Callable, scale: float) -> None:
     mean = residual.sum() / scale**2 / precision
     # targets.langevin_law in one dimension with the same Hessian for all batches
     noise = 5**2 / 2 * residual.var() / scale**4
-    variance = (2 * h + h**2 * noise) / (1 - (1 - h * precision) ** 2)
+    variance = 1 / precision + h**2 * noise / (1 - (1 - h * precision) ** 2)
     assert_moments(columns(draws, ("b",)), np.array([mean]), np.array([[variance]]))
 
 
@@ -554,7 +554,7 @@ def test_two_tables_with_batch_sizes_of_their_own() -> None:
     precision = 1 + 5 + 2 * 4
     mean = (y1.sum() + 2 * y2.sum()) / precision
     noise = 5**2 / 2 * y1.var() + 4**2 / 1 * (2 * y2).var()
-    variance = (2 * h + h**2 * noise) / (1 - (1 - h * precision) ** 2)
+    variance = 1 / precision + h**2 * noise / (1 - (1 - h * precision) ** 2)
     assert_moments(columns(draws, ("mu",)), np.array([mean]), np.array([[variance]]))
 
 
@@ -565,7 +565,7 @@ def test_models_that_subsample_themselves_get_their_batches() -> None:
     _, draws = last_draws(kernel, (y,), num_chains=4000)
     precision = 1 / 25 + 5
     noise = 5**2 / 2 * Y.var()
-    variance = (2 * h + h**2 * noise) / (1 - (1 - h * precision) ** 2)
+    variance = 1 / precision + h**2 * noise / (1 - (1 - h * precision) ** 2)
     assert_moments(columns(draws, ("mu",)), np.array([Y.sum() / precision]), np.array([[variance]]))
 
 

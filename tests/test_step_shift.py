@@ -61,7 +61,7 @@ def shift_in(report: Report) -> tuple[float, float, bool | None]:
 
 
 def test_shift_is_that_of_the_steps() -> None:
-    mcmc = run(SGRLD(log_gamma, step_size=0.1, num_steps=10))
+    mcmc = run(SGRLD(log_gamma, gamma="none", step_size=0.1, num_steps=10))
     value, error, ok = shift_in(diagnose(mcmc))
     exact = invariant_shift(0.1)
     assert value == pytest.approx(exact, abs=4 * error + exact**2)
@@ -71,16 +71,24 @@ def test_shift_is_that_of_the_steps() -> None:
 
 
 def test_a_shift_is_flagged() -> None:
-    report = diagnose(run(SGRLD(log_gamma, step_size=0.3, num_steps=10)))
+    report = diagnose(run(SGRLD(log_gamma, gamma="none", step_size=0.3, num_steps=10)))
     assert invariant_shift(0.3) < -0.15
     value, _, ok = shift_in(report)
     assert value < -0.15
     assert ok is False
 
 
+def test_averaged_noise_shifts_no_mean() -> None:
+    draws = run(SGRLD(log_gamma, step_size=0.3, num_steps=10)).get_samples()["x"]
+    mean, sd = 1 - np.euler_gamma, (np.pi**2 / 6 - 1) ** 0.5
+    # 8,000 draws whose correlation is about exp(-10 h / 2 var) = .1; a plain step is .15 off
+    assert abs(np.mean(draws) - mean) / sd < 5 * (1.2 / 8000) ** 0.5
+
+
 EXACT: dict[str, Callable[[], object]] = {
     "GGMC": lambda: GGMC(log_gamma),
     "SGHMC": lambda: SGHMC(log_gamma),
+    "SGRLD": lambda: SGRLD(log_gamma),
     "SGRLD adjusted": lambda: SGRLD(log_gamma, adjusted=True),
 }
 

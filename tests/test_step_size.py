@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from math import gamma as gamma_function
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from numpyro_geom.diagnostics import SamplingWarning, warn_if_unreliable
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential
-from numpyro_geom.sampling.algorithm import num_steps_from, step_size_from
+from numpyro_geom.sampling.algorithm import num_steps_from
 from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.warmup import curvature
 from numpyro_geom.warmup.adapt import what_is_due
@@ -137,8 +138,16 @@ def test_step_size_formula():
     learned = init_adaptation(10, jnp.float32)._replace(
         curvature=jnp.float32(4.0), noise=jnp.float32(6.0), slowest=jnp.float32(0.5)
     )
+    plain, averaged = (
+        SGRLD(potential_fn=lambda z: z @ z / 2, temperature=0.5, gamma=gamma).facts
+        for gamma in ("none", "frozen")
+    )
+    state = SimpleNamespace(step_size=None, dynamics=None)
     # 0.1 / (4 / 2 + 6 / (2 * 0.5))
-    assert float(step_size_from(learned, 0.1, 0.5, False)) == pytest.approx(0.1 / 8)
+    assert float(plain.propose(learned, state, None)[0]) == pytest.approx(0.1 / 8)
+    h = float(averaged.propose(learned, state, None)[0])
+    assert (h * 4 / 2) ** 2 + h * 6 / (2 * 0.5) == pytest.approx(0.1)
+    assert sum(averaged.bias(4.0, 6.0, h, None)[:2]) == pytest.approx(0.1)
     steps = num_steps_from(learned.slowest, jnp.float32(0.01))
     assert int(steps) == 100  # 0.5 / (0.01 * 0.5)
 

@@ -146,8 +146,8 @@ def _moment_advice(attrs: Mapping[str, Any]) -> tuple[str, str]:
         other = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
     if attrs.get("gamma") in ("none", "published"):
         other = (
-            f"gamma={attrs['gamma']!r} has another invariant distribution: leave gamma at its "
-            "default; or " + other
+            f"gamma={attrs['gamma']!r} has another invariant distribution if the metric moves: "
+            "leave gamma at its default; or " + other
         )
     longer = other if "guide" in attrs else "increase num_warmup and num_samples"
     return (

@@ -203,7 +203,7 @@ def diagnose(
       all correlations. The full S is used in up to 200 dimensions, and at most a tenth of the
       effective draws of half the run. Above that, S is its diagonal, the figures are called
       **scaled force** and **scaled virial**, and each is either flagged or undecided.
-    - **shift of the means**: only for Langevin kernels (`numpyro_geom.SGRLD`) without thinning. It
+    - **shift of the means**: only for Langevin steps without averaged noise, without thinning. It
       is the shift of the mean that the step size causes, to first order, in standard deviations:
       -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws, for the worst unconstrained
       coordinate. It is flagged above 0.15. It detects a scale that many parameters share when each
@@ -213,9 +213,9 @@ def diagnose(
       used. Both means are tau for the target. A temperature is flagged if it differs from tau by
       more than ``bias_tolerance``, beyond Monte Carlo error.
     - **step size**: the bias of variances that the step size causes, to first order. It is the sum
-      of h lam_H / 2 from discretisation and h lam_C / (2 tau) from minibatch noise (or as the
-      kernel's docstring says). The sum must be at most ``bias_tolerance``. It is measured under
-      ``step_size="auto"`` or ``num_steps="auto"``.
+      of h lam_H / 2 from discretisation, or its square with averaged noise, and
+      h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says). The sum must be at
+      most ``bias_tolerance``. It is measured under ``step_size="auto"`` or ``num_steps="auto"``.
     - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
       15 in the median chain. Above 15, one step size does not fit the whole posterior.
@@ -335,8 +335,8 @@ def step_size_summary(mcmc: MCMC) -> str:
     - temperatures against tau;
     - the step size and the steps per draw;
     - the bias of variances against ``bias_tolerance``, to first order in the worst direction:
-      h lam_H / 2 from discretisation plus h lam_C / (2 tau) from minibatch noise, which of the two
-      is the limit, and what to do;
+      h lam_H / 2 from discretisation, or its square with averaged noise, plus h lam_C / (2 tau)
+      from minibatch noise, which of the two is the limit, and what to do;
     - the number of relaxation times 1 / (h lam_min) that the run spans;
     - failed steps.
 

@@ -257,7 +257,8 @@ def bias_vs_step(
         >>> import jax
         >>> from numpyro_geom import SGRLD
         >>> from numpyro_geom.diagnostics import bias_vs_step
-        >>> kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.4, num_steps=5)
+        >>> kernel = SGRLD(potential_fn=lambda z: z**2 / 2, gamma="none", step_size=0.4,
+        ...                num_steps=5)
         >>> curve = bias_vs_step(kernel, jax.random.key(0), num_warmup=20, num_samples=500,
         ...                      num_chains=16, init_params=jax.numpy.zeros(16))
         >>> bool(curve.scalars[1].bias > 0.05)  # of the sd; 1 / sqrt(1 - h / 2) in theory

@@ -12,6 +12,8 @@ size h is too large by the factor 1 + h lam / 2 + h c / (2 tau), to first order.
 gives a step size, and the flattest direction gives the relaxation time::
 
     h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
+
+With averaged noise the first term is (h lam_H / 2)^2.
 """
 
 from __future__ import annotations
@@ -172,7 +174,12 @@ def adapts(settings: Settings, algorithm: Algorithm) -> bool:
 
 
 def langevin_algorithm(
-    settings: Settings, step: Step, *, adjusted: bool = False, **others: Any
+    settings: Settings,
+    step: Step,
+    *,
+    adjusted: bool = False,
+    averaged: bool = False,
+    **others: Any,
 ) -> Algorithm:
     """The algorithm of a Langevin step.
 
@@ -180,6 +187,8 @@ def langevin_algorithm(
         settings: the kernel's settings.
         step: the pure step.
         adjusted: whether the step has a Metropolis test.
+        averaged: whether a step's noise is the mean of its own and the previous step's xi. The
+            error of discretisation is then of second order.
         others: further fields of `Algorithm`.
     """
     tau = rule_temperature(settings.temperature)
@@ -187,14 +196,24 @@ def langevin_algorithm(
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
         h = state.step_size
         if settings.schedule is None:
-            h = step_size_from(adaptation, settings.bias_tolerance, settings.temperature, adjusted)
+            t = settings.bias_tolerance
+            bend, part = adaptation.curvature / 2, adaptation.noise / (2 * tau)
+            if adjusted:
+                h = 1 / bend
+            elif averaged:  # h bend squared plus h part is t
+                h = 2 * t / (part + jnp.hypot(part, 2 * t**0.5 * bend))
+            else:
+                h = t / (bend + part)
+            h = adaptation.shrink * h
         return h, adaptation.slowest, state.dynamics
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: PyTree) -> tuple[Any, Any, str]:
-        text = "h lam_H / 2 = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
-        return step_size * curvature / 2, step_size * noise / (2 * tau), text
+        bend, part = step_size * curvature / 2, step_size * noise / (2 * tau)
+        first, term = (bend**2, "(h lam_H / 2)^2") if averaged else (bend, "h lam_H / 2")
+        text = " = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
+        return first, part, term + text
 
-    euler = "bias" not in others and not adjusted
+    euler = "bias" not in others and not (adjusted or averaged)
     fields = {"propose": propose, "bias": bias, "shifts": euler, **others}
     observe = follow_acceptance if adjusted else halve_if_failed
     return Algorithm(step=step, adjusted=adjusted, observe=observe, **fields)
@@ -203,17 +222,6 @@ def langevin_algorithm(
 def rule_temperature(temperature: float) -> float:
     """Tau of the rules. At 0 there is no variance to bias, and noise counts as at tau = 1."""
     return temperature if temperature > 0 else 1.0
-
-
-def step_size_from(
-    adaptation: Adaptation, bias_tolerance: float, temperature: float, adjusted: bool
-) -> jax.Array:
-    """The step size h that keeps the first-order bias of variances within the tolerance."""
-    rate = adaptation.curvature / 2
-    if not adjusted:
-        rate = rate + adaptation.noise / (2 * rule_temperature(temperature))
-    tolerance = 1.0 if adjusted else bias_tolerance
-    return adaptation.shrink * tolerance / rate
 
 
 def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
