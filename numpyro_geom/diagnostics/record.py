@@ -23,6 +23,7 @@ from ..model.centring import Shares
 from ..model.potential import takes_rng_key
 from ..wreck import bridged
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
+from .replay import model_of
 
 SITE_TEMPERATURE = "configurational_temperature."
 """Prefix of the name of a site's temperature in ``sample_stats``."""
@@ -168,6 +169,9 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
         **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
         **package_versions(),
     }
+    model = model_of(mcmc)
+    if model is not None and not model.on_host:
+        attrs["hierarchy"] = int(model.is_hierarchy)
     if not hasattr(kernel, "facts"):
         return attrs
     attrs.update(_storable(kernel.settings.record()))

@@ -457,9 +457,9 @@ SHARED: dict[str, Setting] = {
         `numpyro_geom.model.arrowhead`). ``"low_rank"`` scales each parameter by itself, and then
         those directions that Hessian products show to be the stiffest and the flattest (see
         `numpyro_geom.warmup.scale`). ``"auto"`` applies under ``step_size="auto"``: it means True
-        up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model has
-        such a plate, else ``"low_rank"``, or False above 20,000 dimensions; and None with another
-        metric.""",
+        up to 256 dimensions; beyond, ``"structured"`` if the model has such a plate, else
+        ``"low_rank"``, or False above 20,000 dimensions; but None with a metric that is itself a
+        scale, such as RMSprop and Shampoo.""",
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),
