@@ -893,6 +893,10 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0}),
         *("a larger num_warmup, from", "dense_mass"),
     ),
+    "hardly moved, diagonal": (
+        *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0, "dense_mass": 0}),
+        *("dense_mass=True, or 'low_rank'", "num_warmup"),
+    ),
     "a jump": ("jump", {}, {"energy_jump": 1.0}, "Smooth the jump", "step_size"),
     "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
     "slow chains": (

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
+from ..sampling.settings import ANY_DIRECTION
 from ..wreck import above_the_best
 from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
 from .monte_carlo import effective_size
@@ -405,7 +406,9 @@ def advice_on_length(run: RunRecord) -> str:
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
     automatic = "" if attrs.get("step_size") == "auto" else "step_size='auto' and "
     how = f"{automatic}dense_mass=True, which learns the posterior's scale"
-    if "scale_condition" in attrs:
+    if attrs.get("dense_mass") == 0:
+        how = ANY_DIRECTION
+    elif "scale_condition" in attrs:
         how = "a larger num_warmup, from whose draws the scale is learned"
     others = other_coordinates(run).removeprefix(f"{STANDARDISE}, or ")
     return (
