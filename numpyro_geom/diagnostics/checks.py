@@ -57,9 +57,12 @@ place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that n
 flags, one has a ratio of 31."""
 LARGEST_CLAMPED = 0.05
 """Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
-LARGEST_FAILED = 0.006
-"""Largest share of a variance that lies at draws with failed steps. It is a tenth of what a
-tolerated error of the sd changes in a variance: the target may have more mass there than draws."""
+LARGEST_FAILED = 0.02
+"""Largest share of a variance that lies at draws with failed steps: a third of what a tolerated
+error of the sd changes in a variance, because the target may have more mass there than draws. Runs
+of the benchmark with an error of the sd below 3% have up to 0.015, and one has 0.046."""
+LARGEST_DIVERGING = 0.005
+"""The same for divergences. A trajectory that is rejected leaves no draw where it diverged."""
 LEAST_ACCEPTANCE = 0.5
 """Share of the target acceptance rate."""
 FEWEST_WEIGHTS = 25
@@ -452,7 +455,7 @@ def _failed(run: RunRecord) -> Check:
     where = f"of {diverging.size} draws"
     if mass > 0:
         where += f", where {mass:.2g} of the {most} is"
-    if 0 < mass <= LARGEST_FAILED:
+    if 0 < mass <= (LARGEST_DIVERGING if exact else LARGEST_FAILED):
         return Check(name, float(diverging.sum()), None, "few", True, where)
     if not run.of_this_package:
         advice = "use a larger target_accept_prob or another parametrisation"
