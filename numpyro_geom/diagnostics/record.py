@@ -6,6 +6,7 @@ a run and its export are judged by the same facts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from importlib import metadata
@@ -171,7 +172,8 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
     }
     model = model_of(mcmc)
     if model is not None and not model.on_host:
-        attrs["hierarchy"] = int(model.is_hierarchy)
+        with contextlib.suppress(Exception):  # a model can raise anything; this is only for advice
+            attrs["hierarchy"] = int(model.is_hierarchy)
     if not hasattr(kernel, "facts"):
         return attrs
     attrs.update(_storable(kernel.settings.record()))
