@@ -18,7 +18,6 @@ from ._checks import check_floating
 from ._util import ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
-from .metrics.identity import Identity
 from .model.arrowhead import Layout, accepted, find_layouts
 from .model.centring import Shares
 from .model.minibatch import Subsampling
@@ -343,7 +342,7 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
         return None
     if size <= DENSE_LIMIT:
         return True
-    if not isinstance(settings.metric, Identity):  # any other metric is already a scale
+    if settings.metric.scales:
         return None
     layout = None if settings.inverse_mass_matrix is not None else _layout(bound, position)
     if layout is not None:

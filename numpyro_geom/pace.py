@@ -27,6 +27,7 @@ from .model.jaxprs import work
 from .model.potential import Potential
 from .model.programs import compiled
 from .sampling.algorithm import MAX_NUM_STEPS, Algorithm, adapts
+from .sampling.settings import ANY_DIRECTION
 from .sampling.state import SGState
 from .warmup.adapt import before_draw, what_is_due
 from .warmup.start import GRADIENTS
@@ -208,6 +209,8 @@ def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: flo
     )
     slow = max(slowest, float(np.finfo(np.float32).tiny))
     relaxation = 1 / (slow * step_size)
+    if settings.dense_mass is False:
+        text += f"The scale is a diagonal: use {ANY_DIRECTION}. "
     text += f"The slowest direction relaxes in about {relaxation:,.0f} steps, because "
     if noise > curvature:
         more = "" if settings.control_variate else "control_variate=True or "

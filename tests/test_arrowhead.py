@@ -7,6 +7,7 @@ with quadrature over the two parameters that all groups share.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Scaled, step_size_summary
 from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
@@ -305,6 +306,7 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: i
         pytest.param(GGMC, 256, 1.0, marks=pytest.mark.slow),
         pytest.param(SGNHT, 256, 1.0, marks=pytest.mark.slow),
         pytest.param(SGRLD, 256, 1.0, marks=pytest.mark.slow),
+        pytest.param(partial(SGRLD, metric="monge"), None, 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_chains_have_the_exact_moments(kind: Any, batch_size: int | None, tau: float) -> None:
@@ -494,7 +496,7 @@ def events(y: Any, groups: int) -> None:
         numpyro.sample("y", dist.Normal(mean, NOISE), obs=jnp.asarray(y)[i])
 
 
-def bound_layout(kernel: SGHMC, *args: Any, traced: bool = False) -> Layout | None:
+def bound_layout(kernel: Any, *args: Any, traced: bool = False) -> Layout | None:
     bind = lambda key: kernel.bind(key, 10, None, args, {})  # noqa: E731
     (jax.jit(bind) if traced else bind)(random.key(0))
     return kernel.settings.layout
@@ -512,6 +514,15 @@ def test_coefficients_of_a_regression_are_no_groups(plate: bool) -> None:
 def test_groups_without_a_plate_are_found(traced: bool) -> None:
     found = bound_layout(SGHMC(events), data_of(150), 150, traced=traced)
     assert str(found) == "150 groups of 3 (a, c) and 4 shared"
+
+
+@pytest.mark.parametrize(
+    ("metric", "scaled"),
+    [("monge", True), ("wenzel", True), (Scaled(2.0), True), ("rmsprop", False)],
+)
+def test_metrics_that_are_no_scale_have_one(metric: Any, scaled: bool) -> None:
+    found = bound_layout(SGRLD(events, metric=metric), data_of(150), 150)
+    assert (found is not None) == scaled
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_weights_show_the_error_of_means_and_sds() -> None:
     assert abs(sd.value - 0.25) < 4 * sd.error < 0.2
     assert mean.where == sd.where == "x[0]"  # x[1] never changes
     # an error that is certain and small is fine
-    assert [check.ok for check in weight_checks(**weighted(0.1, 0.97))] == [True, True]
+    assert [check.ok for check in weight_checks(**weighted(0.1, 0.98))] == [True, True]
     # an equal weight for all, up to rounding
     equal = weighted(0.0, 1.0)
     assert [check.ok for check in weight_checks(**equal)] == [True, True]
@@ -838,6 +838,9 @@ BY_HAND = {"final_step_size": 0.1, "step_size": "constant(0.1)"}
 ROWS = {"num_data": 900, "batch_sizes": '{"data": 9}'}
 WRONG = {"z.w": 3 * normal(4, 500, 3), "grad_U.w": 3 * normal(4, 500, 3)}
 FUNNEL = {"curvature_ratio": 99.0}
+BIAS = {"bias_discretisation": 0.3, "bias_noise": 0.0}
+SHORT = {"relaxations": 20.0, "relaxation_steps": 9.0}
+SLOW = {"relaxations": 0.1, "relaxation_steps": 1e6}
 ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
     "too wide, auto": (
         "relative error of the sd",
@@ -873,6 +876,27 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("largest over smallest", {"a": normal(4, 500), "b": normal(4, 500)}, FUNNEL),
         *("a non-centred hierarchy", "standardise"),
     ),
+    "two sites, no hierarchy": (
+        *("largest over smallest", {"a": normal(4, 500), "b": normal(4, 500)}),
+        *(FUNNEL | {"hierarchy": 0}, "standardise the inputs", "hierarchy"),
+    ),
+    "large bias, auto": ("bias of variances, both", {}, AUTO | BIAS, "num_warmup", "auto"),
+    "large bias, by hand": (
+        *("bias of variances, both", {}, BY_HAND | BIAS),
+        *("use step_size='auto'", "num_warmup"),
+    ),
+    "too short": ("relaxation", {}, AUTO | SHORT, "increase num_samples", "dense_mass"),
+    "hardly moved, auto": ("relaxation", {}, AUTO | SLOW, "use dense_mass=True", "auto"),
+    "hardly moved, by hand": ("relaxation", {}, BY_HAND | SLOW, "step_size='auto' and", "samples"),
+    "hardly moved, scaled": (
+        *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0}),
+        *("a larger num_warmup, from", "dense_mass"),
+    ),
+    "hardly moved, diagonal": (
+        *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0, "dense_mass": 0}),
+        *("dense_mass=True, or 'low_rank'", "num_warmup"),
+    ),
+    "a jump": ("jump", {}, {"energy_jump": 1.0}, "Smooth the jump", "step_size"),
     "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
     "slow chains": (
         *("R-hat", {"a": np.cumsum(normal(2, 500), 1)}, {}),

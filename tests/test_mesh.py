@@ -23,6 +23,7 @@ from numpyro_geom import GGMC, SGRLD, HostRows, run
 from numpyro_geom.model.minibatch import Subsampling, draw
 from numpyro_geom.rows.host_rows import Hint, hints
 from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
+from numpyro_geom.rows.reader import NO_ROW
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Job, Segments
 
@@ -354,6 +355,8 @@ ASKED = {
     "any, own": (OwnRows, (1, 2), ANY, False, [[0, 5, 19], [21, 39]]),
     "not even": (HostRows, (1, 2), [3, 39, 21], False, [[3, 21, 39]] * 2),
     "not even, own": (OwnRows, (1, 2), [3, 39, 21], False, [[3], [21, 39]]),
+    "no row": (HostRows, (1, 2), [3, NO_ROW, 21], False, [[3, 21]] * 2),
+    "no row, own": (OwnRows, (1, 2), [3, NO_ROW, 21], False, [[3], [21]]),
     "chains": (HostRows, (2, 1), [ORDERED, ANY], False, [[0, 5, 19, 21, 39], ORDERED]),
     "chains and rows": (HostRows, (1, 2), [ORDERED, ANY], False,
                         [[0, 1, 5, 9, 12, 19, 39], [19, 20, 21, 29, 30, 39]]),
@@ -375,7 +378,9 @@ def test_each_device_asks_the_host_for_its_rows(kind, shape, index, ordered, ask
 
     index = jnp.asarray(index)
     found = jax.jit(jax.vmap(take) if index.ndim > 1 else take)(index)
-    assert np.asarray(found).tobytes() == np.asarray(jnp.asarray(array)[index]).tobytes()
+    there = (index != NO_ROW)[..., None]
+    expected = jnp.where(there, jnp.asarray(array)[index], jnp.zeros((), dtype))
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
     assert sorted(source.asked) == asked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,6 +73,11 @@ def narrow_and_wide() -> None:
     numpyro.sample("x", dist.Normal(0, jnp.array([1e-3, 1.0])).to_event(1))
 
 
+def rotated() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.factor("ridge", -1e6 * (x[0] - x[1]) ** 2 / 2)
+
+
 SECONDS = 0.5
 """Pretended time of a gradient."""
 
@@ -81,25 +87,35 @@ def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_seconds", lambda *_: SECONDS)
 
 
-LONG: dict[str, tuple[dict[str, Any], str]] = {
+LONG: dict[str, tuple[Callable, dict[str, Any], str]] = {
     # 40 draws of 100 steps of half a second
-    "given": ({"step_size": 1e-7, "num_steps": 100}, "100 steps per draw, 0.5 s .*was given"),
+    "given": (
+        narrow_and_wide,
+        {"step_size": 1e-7, "num_steps": 100},
+        "100 steps per draw, 0.5 s .*was given",
+    ),
     # relaxation takes 2 / (h 1e-6) steps, with h about .1 / 1
     "curvature": (
-        {"dense_mass": False, "inverse_mass_matrix": jnp.ones(2)},
-        r"1,000 steps per draw, 0.5 s .*differ by a factor of 1e\+06.*Reparametrise",
+        narrow_and_wide,
+        {"dense_mass": None},
+        r"1,000 steps per draw, 0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
+    ),
+    "rotated": (
+        rotated,
+        {"dense_mass": False},
+        r"The scale is a diagonal: use dense_mass=True, or .*differ by a factor of [12]",
     ),
 }
 
 
-@pytest.mark.parametrize(("settings", "match"), LONG.values(), ids=LONG.keys())
+@pytest.mark.parametrize(("model", "settings", "match"), LONG.values(), ids=LONG.keys())
 def test_a_long_run_without_a_bar_is_told_of_before_the_first_draw(
-    settings: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+    model: Callable, settings: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_runs(monkeypatch)
     steps = settings.get("num_steps", 1000)
     expected = pace.duration(40 * steps * (SECONDS + pace.LEAST_STEP))
-    mcmc = MCMC(SGRLD(narrow_and_wide, **settings), num_warmup=20, num_samples=20)
+    mcmc = MCMC(SGRLD(model, **settings), num_warmup=20, num_samples=20)
     mcmc.progress_bar = False
     with pytest.warns(UserWarning, match=f"takes about {expected}: 40 draws.*{match}") as told:
         mcmc.run(random.key(0))

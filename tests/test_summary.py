@@ -340,7 +340,7 @@ def test_undone_steps() -> None:
         warnings.simplefilter("ignore", SamplingWarning)
         undone = int(to_inference_data(mcmc).sample_stats["diverging"].sum())
     assert undone > 0
-    message = f"failed steps: {undone}, expected 0; of 50 draws: .* smaller step_size"
+    message = f"failed steps: {undone}, expected 0; of 50 draws, .* is: .* smaller step_size"
     assert re.search(message, warnings_of(to_inference_data, mcmc))
 
 
@@ -472,6 +472,22 @@ def test_rejected_trajectories_are_not_called_undone() -> None:
     assert "larger target_accept" in exact.advice
     assert "smaller step_size" in made_up(stats, target_accept=0.8)["divergences"].advice
     assert "draws avoid" in made_up(stats)["draws with failed steps"].advice
+
+
+def test_failed_steps_count_by_the_mass_that_lies_there() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 1000, 2))
+    few = np.zeros((4, 1000), bool)
+    few[0, :8] = True
+    apart = np.abs(x[..., 1]) >= np.sort(np.abs(x[..., 1]).ravel())[-8]  # as many, where x[1] ends
+    for these, ok, what in ((few, True, "0.00"), (apart, False, "variance of x[1]")):
+        for attributes, name in (
+            ({}, "divergences"),  # of NUTS
+            ({"final_step_size": 0.1}, "draws with failed steps"),
+        ):
+            run = RunRecord({"x": x}, {"diverging": these}, attributes)
+            (found,) = [check for check in run_checks(run) if check.name == name]
+            assert (found.ok, found.value) == (ok, 8)
+            assert what in found.where
 
 
 def test_advice_on_a_temperature_has_its_sign() -> None:

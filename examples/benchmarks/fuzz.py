@@ -3,7 +3,7 @@
 Half of the time goes to arguments, most of them bad, of every public name (`fuzz_arguments`). The
 other half goes to models with known posteriors under random settings (`fuzz_models`).
 
-    python examples/benchmarks/fuzz.py --budget 600 --seeds 0 1 --table docs/tables/fuzz.md
+    python examples/benchmarks/fuzz.py --budget 1500 --seeds 0 1 --table docs/tables/fuzz.md
     python examples/benchmarks/fuzz.py --case "Arguments(call='Monge', changes=(('decay', '-1'),))"
 """
 
@@ -20,7 +20,7 @@ import fuzz_arguments
 import fuzz_models
 import jax
 import numpy as np
-from fuzz_outcomes import FAILURES, KINDS, Outcome, outcome_of
+from fuzz_outcomes import FAILURES, KINDS, WARNED, Outcome, outcome_of
 
 CASES_PER_CLEARING = 100
 """Cases after which compiled programs are dropped; a process cannot keep any number of them."""
@@ -32,7 +32,7 @@ PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
 
 
 def show(case: Any, outcome: Outcome) -> None:
-    """Print a failure, and the command that repeats it."""
+    """Print a failure, or what a warning is about, and the command that repeats it."""
     print(f"{outcome.kind}: {outcome.told[:300]}", flush=True)
     print(f"  python examples/benchmarks/fuzz.py --case {str(case)!r}", flush=True)
 
@@ -48,7 +48,7 @@ def fuzz(seed: int, seconds: float, parts: list[str]) -> Counter:
             case = PARTS[part](rng)
             outcome = outcome_of(case)
             counts[part, outcome.kind] += 1
-            if outcome.kind in FAILURES:
+            if outcome.kind in (*FAILURES, WARNED):
                 show(case, outcome)
             if number % CASES_PER_CLEARING == 0:
                 jax.clear_caches()
@@ -77,7 +77,7 @@ def counts_in(table: Path) -> Counter:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds for each seed")
+    parser.add_argument("--budget", type=float, default=1500.0, help="seconds for each seed")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--case", help="repeat one case")
     parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=PARTS)

@@ -98,6 +98,8 @@ class Block:
         plate: a name in `ROWS`.
         mask: whether some data are masked out.
         scale: what the data's log-likelihood is multiplied by; None for a weight for each row.
+        fault: "leans" if the weight of a row depends on the other rows that are drawn; "axes" if
+            values have an axis too many.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Block:
     plate: str
     mask: bool
     scale: float | None
+    fault: str = ""
 
     def data(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random data, with parameters from the prior."""
@@ -148,6 +151,10 @@ class Block:
         if self.shape in ("vector", "matrix"):
             of_x = of_x.to_event(len(SHAPES[self.shape]))
         weight = data["weight"][i] if self.scale is None else self.scale
+        if self.fault == "leans":
+            weight = weight / jnp.max(data["weight"][i])
+        elif self.fault == "axes":
+            y = y[:, None]
         inner = numpyro.plate(f"{self.name} columns", 4, dim=-1) if self.shape == "nested" else None
         if inner is not None and self.scale is None:
             weight = weight[:, None]
@@ -160,6 +167,7 @@ class Block:
         y = data["y"]
         rows = len(y)
         weight = data["weight"] if self.scale is None else np.full(rows, self.scale)
+        weight = weight / data["weight"].max() if self.fault == "leans" else weight
         mask = data["mask"] if self.mask else np.ones(data["mask"].shape)
         weight = mask * weight.reshape((rows,) + (1,) * (mask.ndim - 1))
         if self.shape == "groups":
@@ -251,6 +259,9 @@ class Model:
             draws, mcmc = self.draws(data, settings)
         problem = ""
         for block in self.blocks:
+            drawn = mcmc is not None and block.plate in mcmc.sampler.plan.batch_sizes
+            if block.fault == "axes" or (block.fault and drawn):
+                return f"{block.name}: rows that are no terms of a sum ({block.fault})"
             found = np.asarray(draws[block.name], np.float64)
             if not np.isfinite(found).all():
                 return f"{block.name}: draws that are not finite"
@@ -382,7 +393,7 @@ def random_case(rng: np.random.Generator) -> Model:
     if kernel == "RiemannianLaplace":
         given["metric"] = str(rng.choice(GUIDE_METRICS))
         given.pop("batch_size", None)
-    return Model(
+    case = Model(
         blocks=blocks,
         kernel=kernel,
         settings=tuple(given.items()),
@@ -390,3 +401,7 @@ def random_case(rng: np.random.Generator) -> Model:
         x64=bool(rng.random() < 0.15),
         seed=int(rng.integers(2**31)),
     )
+    if rng.random() < 0.15:
+        first = dataclasses.replace(blocks[0], fault=str(rng.choice(["leans", "axes"])))
+        case = dataclasses.replace(case, blocks=(first, *blocks[1:]))
+    return case

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -195,6 +196,7 @@ def timed(options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         given = ["--rows", "--batch", "--columns", "--steps", "--turns"]
         command = [sys.executable, __file__, "--coordinator", coordinator]
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by default nothing is cleaned up
         for name in given:
             command += [name, str(getattr(options, name[2:]))]
         processes = [

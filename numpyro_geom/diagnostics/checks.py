@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
+from ..sampling.settings import ANY_DIRECTION
 from ..wreck import above_the_best
 from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
 from .monte_carlo import effective_size
@@ -32,9 +33,9 @@ TOLERATED_MEAN = 0.25
 TOLERATED_SHIFT = 0.15
 """Shift of a mean by the step size, in standard deviations. The first-order estimate is up to a
 quarter smaller than the real shift."""
-TOLERATED_SD = 0.05
-"""Relative error of a standard deviation that the default ``bias_tolerance`` allows."""
-TOLERATED_VARIANCE = 2 * TOLERATED_SD
+TOLERATED_SD = 0.03
+"""Relative error of a standard deviation."""
+TOLERATED_VARIANCE = 0.1
 """Relative error of a variance; for temperatures and step sizes without a known
 ``bias_tolerance``."""
 ROUNDING = 1.05
@@ -56,6 +57,12 @@ place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that n
 flags, one has a ratio of 31."""
 LARGEST_CLAMPED = 0.05
 """Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
+LARGEST_FAILED = 0.02
+"""Largest share of a variance that lies at draws with failed steps: a third of what a tolerated
+error of the sd changes in a variance, because the target may have more mass there than draws. Runs
+of the benchmark with an error of the sd below 3% have up to 0.015, and one has 0.046."""
+LARGEST_DIVERGING = 0.005
+"""The same for divergences. A trajectory that is rejected leaves no draw where it diverged."""
 LEAST_ACCEPTANCE = 0.5
 """Share of the target acceptance rate."""
 FEWEST_WEIGHTS = 25
@@ -200,9 +207,9 @@ STANDARDISE = "standardise the inputs"
 
 
 def other_coordinates(run: RunRecord) -> str:
-    """How to get a posterior that is easier; a hierarchy has at least two sites."""
+    """How to get a posterior that is easier. Without a model, several sites may be a hierarchy."""
     sites = [x for x in run.posterior.values() if x.dtype.kind == "f"]
-    if len(sites) == 1:
+    if not run.attributes.get("hierarchy", len(sites) > 1):
         return f"{STANDARDISE}, or give a prior that is less wide"
     return "reparametrise the model (a non-centred hierarchy, for instance)"
 
@@ -402,7 +409,9 @@ def advice_on_length(run: RunRecord) -> str:
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
     automatic = "" if attrs.get("step_size") == "auto" else "step_size='auto' and "
     how = f"{automatic}dense_mass=True, which learns the posterior's scale"
-    if "scale_condition" in attrs:
+    if attrs.get("dense_mass") == 0:
+        how = ANY_DIRECTION
+    elif "scale_condition" in attrs:
         how = "a larger num_warmup, from whose draws the scale is learned"
     others = other_coordinates(run).removeprefix(f"{STANDARDISE}, or ")
     return (
@@ -440,10 +449,17 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
 def _failed(run: RunRecord) -> Check:
     """Draws with failed steps, or with trajectories that were rejected because of huge errors."""
     diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
+    exact = "target_accept" in run.attributes or not run.of_this_package
+    name = "divergences" if exact else "draws with failed steps"
+    mass, most = _mass_at(diverging.astype(bool), run.posterior)
     where = f"of {diverging.size} draws"
+    if mass > 0:
+        where += f", where {mass:.2g} of the {most} is"
+    if 0 < mass <= (LARGEST_DIVERGING if exact else LARGEST_FAILED):
+        return Check(name, float(diverging.sum()), None, "few", True, where)
     if not run.of_this_package:
         advice = "use a larger target_accept_prob or another parametrisation"
-        return none_of("divergences", diverging.sum(), where, advice)
+        return none_of(name, diverging.sum(), where, advice)
     if "target_accept" in run.attributes:
         smaller = "larger target_accept or num_warmup" if automatic else "smaller step_size"
         advice = (
@@ -451,7 +467,7 @@ def _failed(run: RunRecord) -> Check:
             "exact, but chains hardly enter such regions, or cannot leave them. Use a "
             f"{smaller}, or another parametrisation"
         )
-        return none_of("divergences", diverging.sum(), where, advice)
+        return none_of(name, diverging.sum(), where, advice)
     smaller = "a smaller step_size"
     if automatic:
         smaller = "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
@@ -460,7 +476,21 @@ def _failed(run: RunRecord) -> Check:
         f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the "
         "model finite there"
     )
-    return none_of("draws with failed steps", diverging.sum(), where, advice)
+    return none_of(name, diverging.sum(), where, advice)
+
+
+def _mass_at(these: np.ndarray, posterior: Arrays) -> tuple[float, str]:
+    """Share of these draws, or the largest share of a variance that they make up; and of what."""
+    mass = float(these.mean())
+    arrays = {name: x for name, x in posterior.items() if x.size and x.dtype.kind == "f"}
+    if mass == 0 or not arrays:
+        return mass, "mass"
+    names, values = entries(arrays, MAX_ENTRIES)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        squares = (values - values.mean((0, 1))) ** 2
+        parts = np.nan_to_num(squares[these].sum(0) / squares.sum((0, 1)))
+    worst = int(np.argmax(parts))
+    return max((mass, "mass"), (float(parts[worst]), f"variance of {names[worst]}"))
 
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:

@@ -6,6 +6,7 @@ a run and its export are judged by the same facts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from importlib import metadata
@@ -23,6 +24,7 @@ from ..model.centring import Shares
 from ..model.potential import takes_rng_key
 from ..wreck import bridged
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
+from .replay import model_of
 
 SITE_TEMPERATURE = "configurational_temperature."
 """Prefix of the name of a site's temperature in ``sample_stats``."""
@@ -168,6 +170,10 @@ def _attributes(mcmc: MCMC) -> dict[str, Any]:
         **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
         **package_versions(),
     }
+    model = model_of(mcmc)
+    if model is not None and not model.on_host:
+        with contextlib.suppress(Exception):  # a model can raise anything; this is only for advice
+            attrs["hierarchy"] = int(model.is_hierarchy)
     if not hasattr(kernel, "facts"):
         return attrs
     attrs.update(_storable(kernel.settings.record()))

@@ -198,7 +198,7 @@ def diagnose(
       error of the means detects chains that have not reached the target. It does not detect bias
       under a constant step size and a constant metric, because E[grad U] then stays 0. Neither
       detects a mode that no chain visits. An error is flagged if it exceeds its tolerance (0.25 for
-      means, 0.05 for standard deviations) and also exceeds what Monte Carlo error explains with a
+      means, 0.03 for standard deviations) and also exceeds what Monte Carlo error explains with a
       chance of 1% over all coordinates together. In high dimensions, the draws cannot determine
       all correlations. The full S is used in up to 200 dimensions, and at most a tenth of the
       effective draws of half the run. Above that, S is its diagonal, the figures are called
@@ -219,7 +219,8 @@ def diagnose(
     - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
       15 in the median chain. Above 15, one step size does not fit the whole posterior.
-    - **other**: failed steps or divergences; the acceptance rate, at least half of its target;
+    - **other**: failed steps (divergences), if more than 2% (0.5%) of the draws, or of the variance
+      of an entry, is at draws with them; the acceptance rate, at least half of its target;
       clamped noise, at most 5%; for the draws of a guide, failed geodesics, the Pareto shape of
       the weights, and the means and sds without weights against those with weights, with the
       tolerances of **moments**; the number of passes over the data.

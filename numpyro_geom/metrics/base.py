@@ -48,12 +48,15 @@ class Metric(ABC):
             the number of steps, with `dataclasses.replace`.
         default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
         is_diagonal: whether A is a diagonal matrix, as the correction of minibatch noise needs.
+        scales: whether A fits the step to each parameter, as a learned scale does. In many
+            dimensions there is then no other scale by default.
     """
 
     decay: float = 0.0
     interval: int | None = 1
     default_gamma: ClassVar[str] = "frozen"
     is_diagonal: ClassVar[bool] = False
+    scales: ClassVar[bool] = True
 
     @property
     def has_auxiliary(self) -> bool:

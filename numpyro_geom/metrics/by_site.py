@@ -242,6 +242,7 @@ class Scaled(Metric):
             interval=metric.interval,
             decay=metric.decay,
             is_diagonal=metric.is_diagonal,
+            scales=metric.scales,
         )
 
     def statistic(self, grad: PyTree) -> PyTree:

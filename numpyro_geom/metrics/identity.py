@@ -31,6 +31,7 @@ class Identity(Metric):
     """
 
     is_diagonal: ClassVar[bool] = True
+    scales: ClassVar[bool] = False
 
     def statistic(self, grad: PyTree) -> PyTree:
         """Nothing: the empty pytree."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class Monge(Metric):
     Array([1.  , 0.25], dtype=float32)
     """
 
+    scales: ClassVar[bool] = False
     alpha2: float | None = None
     decay: float = 0.99
 

@@ -65,6 +65,7 @@ class Wenzel(Metric):
     """
 
     is_diagonal: ClassVar[bool] = True
+    scales: ClassVar[bool] = False
     decay: float = 0.99
     eps: float = 1e-8
     interval: int | None = None

@@ -42,6 +42,8 @@ LOW_RANK_LIMIT = 20_000
 """Most dimensions for which the further directions are looked for without being asked."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
+ANY_DIRECTION = "dense_mass=True, or 'low_rank' with many parameters, which scales any directions"
+"""Advice to a run whose scale is a diagonal."""
 
 FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
 """Arguments that are functions: a file cannot store them."""
@@ -458,9 +460,9 @@ SHARED: dict[str, Setting] = {
         ``"low_rank"`` scales each parameter by itself, and then
         those directions that Hessian products show to be the stiffest and the flattest (see
         `numpyro_geom.warmup.scale`). ``"auto"`` applies under ``step_size="auto"``: it means True
-        up to 256 dimensions; beyond, with the identity metric, ``"structured"`` if the model has
-        such groups, else ``"low_rank"``, or False above 20,000 dimensions; and None with another
-        metric.""",
+        up to 256 dimensions; beyond, ``"structured"`` if the model has such groups, else
+        ``"low_rank"``, or False above 20,000 dimensions; but None with a metric that is itself a
+        scale, such as RMSprop and Shampoo.""",
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),
