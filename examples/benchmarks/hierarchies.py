@@ -1,4 +1,4 @@
-"""Posteriors with many groups: effective draws per second, beside NUTS.
+"""Posteriors with many groups or times: effective draws per second, beside NUTS.
 
     python examples/benchmarks/hierarchies.py [--models normal logistic ...] [--limit 900]
 
@@ -30,6 +30,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -37,7 +38,16 @@ from numpyro_geom import SGHMC
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "hierarchies.md"
 COLUMNS = 15
-GROUPED = ("intercept", "slope", "level", "person", "district", "school", "level_decentered")
+GROUPED = (
+    "intercept",
+    "slope",
+    "level",
+    "person",
+    "district",
+    "school",
+    "level_decentered",
+    "state",
+)
 """Sites with a value for each group."""
 NON_CENTRED = {"few": "level"}
 """Model -> the site that is not centred for NUTS."""
@@ -176,6 +186,56 @@ def item_response(persons: int, items: int) -> tuple:
     return model, (person, item, y.astype("f4"))
 
 
+def local_level(num_times: int = 2000) -> tuple:
+    """A random walk with noise, by `scan`."""
+    rng = np.random.default_rng(0)
+    y = np.cumsum(0.3 * rng.normal(size=num_times)) + rng.normal(size=num_times)
+
+    def model(y: Any) -> None:
+        step = numpyro.sample("step", dist.LogNormal(-1, 1))
+        noise = numpyro.sample("noise", dist.LogNormal(0, 1))
+
+        def next_time(before: Any, y: Any) -> tuple:
+            state = numpyro.sample("state", dist.Normal(before, step))
+            numpyro.sample("y", dist.Normal(state, noise), obs=y)
+            return state, None
+
+        scan(next_time, jnp.zeros(()), y)
+
+    return model, (y.astype("f4"),)
+
+
+def volatility(num_times: int = 2000) -> tuple:
+    """Returns whose log volatility is a random walk."""
+    rng = np.random.default_rng(0)
+    state = np.cumsum(0.1 * rng.normal(size=num_times)) - 1
+    y = np.exp(state) * rng.standard_t(8, size=num_times)
+
+    def model(y: Any) -> None:
+        step = numpyro.sample("step", dist.Exponential(10))
+        freedom = numpyro.sample("freedom", dist.Exponential(0.1))
+        state = numpyro.sample("state", dist.GaussianRandomWalk(step, num_steps=len(y)))
+        numpyro.sample("y", dist.StudentT(freedom, 0, jnp.exp(state)), obs=y)
+
+    return model, (y.astype("f4"),)
+
+
+def regression(num_columns: int = 1000, num_rows: int = 100_000) -> tuple:
+    """A logistic regression without structure; columns have 20 factors in common."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, num_columns))
+    X += rng.normal(size=(num_rows, 20)) @ rng.normal(size=(20, num_columns))
+    w = 0.1 * rng.normal(size=num_columns) / 20**0.5
+    y = rng.uniform(size=num_rows) < 1 / (1 + np.exp(-X @ w))
+
+    def model(X: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([num_columns]).to_event(1))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+    return model, (X.astype("f4"), y.astype("f4"))
+
+
 MODELS = {
     "normal": (lambda: two_level("normal"), "1,000 groups x 2, Normal", 200),
     "logistic": (lambda: two_level("logistic"), "1,000 groups x 2, logistic", 200),
@@ -193,6 +253,9 @@ MODELS = {
     "few": (few_rows, "400 groups of 5 rows, logistic", 1000),
     "zipf": (zipf, "400 levels of Zipf frequency", 1000),
     "items": (lambda: item_response(200, 30), "item response, 200 x 30", 1000),
+    "level": (local_level, "local level by `scan`", 1000),
+    "volatility": (volatility, "stochastic volatility", 1000),
+    "regression": (regression, "logistic regression without groups", 20),
     "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
 }
 """Name -> data and model, a description, and NUTS's numbers of draws and of draws of warm-up."""
