@@ -48,7 +48,7 @@ RNG = np.random.default_rng(0)
 
 
 def data(*shape: int) -> Any:
-    return RNG.normal(size=shape).astype(np.float32)
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
 
 
 def rows(law: Any, y: Any) -> None:
@@ -138,7 +138,6 @@ def wide() -> Callable:
     """Logistic regression, 100,000 rows of 50 columns."""
     X = data(100_000, 50)
     y = (RNG.uniform(size=100_000) < 1 / (1 + np.exp(-X @ data(50) / 5))).astype(np.int32)
-    X = jnp.asarray(X)
 
     def model() -> None:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
@@ -199,7 +198,7 @@ def laplace_prior() -> Callable:
 
 def latin() -> Callable:
     """Three crossed effects on a few hundred rows, with uniform priors of their sds."""
-    group = RNG.integers(0, (5, 8, 12), (300, 3))
+    group = jnp.asarray(RNG.integers(0, (5, 8, 12), (300, 3)))
     y = sum(data(n)[group[:, k]] for k, n in enumerate((5, 8, 12))) + data(300)
 
     def model() -> None:
@@ -243,7 +242,7 @@ def improper() -> Callable:
 
 def zero_sum() -> Callable:
     """Effects that sum to zero."""
-    group, y = RNG.integers(0, 8, 100), data(100)
+    group, y = jnp.asarray(RNG.integers(0, 8, 100)), data(100)
 
     def model() -> None:
         effect = numpyro.sample("effect", dist.ZeroSumNormal(1.0, (8,)))
@@ -466,7 +465,8 @@ def main() -> None:
                     done = subprocess.run(
                         command, timeout=options.seconds, stderr=subprocess.PIPE, text=True
                     )
-                    failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+                    lines = done.stderr.strip().splitlines() if done.returncode else []
+                    failed = [x for x in lines if not x.startswith(("-", "For simplicity"))][-1:]
                 except subprocess.TimeoutExpired:
                     failed = [f"stopped after {options.seconds:.0f} s"]
                 if failed:
