@@ -375,6 +375,8 @@ def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
     draws = np.concatenate(
         [np.asarray(found[n], float).reshape(S.CHAINS, S.DRAWS, -1) for n in sites], -1
     )
+    positive = (draws > 0).all((0, 1))  # their tails may have no variance
+    draws[..., positive] = np.log(draws[..., positive])
     kept = S.moments(draws) | {
         "ess": float(effective_sample_size(draws).min()),
         "rhat": float(split_gelman_rubin(draws).max()),
@@ -420,8 +422,8 @@ Default settings, 4 vectorized chains of 1,000 draws after 1,000 of warm-up, flo
 of the worst scalar in all chains together, with the largest R-hat. Seconds are processor seconds of
 one core with compiling, and the ratio is that of ESS a second, also with compiling. Differences are
 the largest of a mean, in posterior sds, and of the logarithm of an sd. "Same" means that no
-difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Networks are
-compared by their values at the data. The last column has the first check that `diagnose` flags.
+difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive
+scalars are compared by their logarithms, and networks by their values at the data. The last column has the first check that `diagnose` flags.
 
 """
 

@@ -371,8 +371,9 @@ scores of the ranks, with standard errors of {SIMULATIONS**-0.5:.2f} and
 {(2 * SIMULATIONS) ** -0.5:.2f} ({FEW**-0.5:.2f} and {(2 * FEW) ** -0.5:.2f} for the guide).
 p-values are from simultaneous bands of the ECDF and from the scores, by Bonferroni's bound over
 both and the parameters. In bold: less than {LEVEL:g} over the number of cells that should be right.
-Empty cells were not run. "ESS" is added where the {KEPT} kept draws of the worst parameter are worth less than
-{SLOW * KEPT:.0f} in half of the runs: its ranks are then too spread, also for a right kernel.
+Empty cells were not run. "ESS" is added where the {KEPT} kept draws of the worst parameter are
+worth less than {SLOW * KEPT:.0f} in half of the runs: its ranks are then too spread, also for a
+right kernel.
 """
 
 
