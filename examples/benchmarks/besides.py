@@ -422,8 +422,9 @@ Default settings, 4 vectorized chains of 1,000 draws after 1,000 of warm-up, flo
 of the worst scalar in all chains together, with the largest R-hat. Seconds are processor seconds of
 one core with compiling, and the ratio is that of ESS a second, also with compiling. Differences are
 the largest of a mean, in posterior sds, and of the logarithm of an sd. "Same" means that no
-difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive
-scalars are compared by their logarithms, and networks by their values at the data. The last column has the first check that `diagnose` flags.
+difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive scalars
+are compared by their logarithms, and networks by their values at the data. The last column has the
+first check that `diagnose` flags.
 
 """
 

@@ -406,7 +406,8 @@ def figure(found: dict[tuple[str, str], dict[str, Any]]) -> None:
 
     colours = dict(zip(METHODS, ["0.6", "C0", "C1", "C2", "C3", "C4"], strict=False))
     fig, axes = plt.subplots(4, 4, figsize=(11, 10), sharex=True, sharey=True)
-    for name, ax in zip(MODELS, axes.flat, strict=False):
+    done = [name for name in MODELS if any((name, m) in found for m in colours)]
+    for name, ax in zip(done, axes.flat, strict=False):
         ax.set_title(name, fontsize=9)
         sets = [(m, np.asarray(found[name, m]["ranks"])) for m in colours if (name, m) in found]
         for simulations in {x.shape[1] for _, x in sets}:
@@ -418,7 +419,7 @@ def figure(found: dict[tuple[str, str], dict[str, Any]]) -> None:
             for x in ranks:
                 ecdf = (x[:, None] <= np.arange(KEPT)).mean(0)
                 ax.plot(SHARE, ecdf - SHARE, color=colours[method], lw=0.6)
-    for ax in axes.flat[len(MODELS) :]:
+    for ax in axes.flat[len(done) :]:
         ax.axis("off")
     handles = [plt.Line2D([], [], color=c, label=m) for m, c in colours.items()]
     axes.flat[-1].legend(handles=handles, loc="center", fontsize=9)
