@@ -20,6 +20,7 @@ from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, accepted, find_layouts
 from .model.centring import Shares
+from .model.digests import Digests
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
@@ -84,6 +85,15 @@ class Bound:
         """The same with sites that are not centred."""
         model: Any = self.model
         return dataclasses.replace(self, model=model.replace(shares=shares))
+
+    @property
+    def built_on(self) -> dict[str, tuple[()]]:
+        """The choices that depend on values of the data, see `SGState.built_on`."""
+        shares = {f"{name} {Digests().of(share)}": () for name, share in self.shares.items()}
+        choice = self.choice
+        if choice is None:
+            return shares
+        return shares | {f"{choice.batch_size} rows, order {choice.order}": ()}
 
     def potential(self) -> Potential:
         """U of the model's sites."""

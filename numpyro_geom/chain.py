@@ -219,6 +219,7 @@ def init_chain(
         control=init_control(position, energy, layout) if target.controlled else (),
         steps_taken=count,
         adaptation=init_adaptation(num_warmup, dtype),
+        built_on={},
         seed=_key_data(rng_key),
         rng_key=key_state,
     )

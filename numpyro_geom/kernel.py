@@ -229,7 +229,7 @@ class SGKernel(MCMCKernel):
             bound = self.bound.on(args, kwargs)
             self._clock.foretell(bound, self.algorithm(bound.settings), state)
         self._sample_fn = self._sample_one if single else self._sample_batch
-        return state
+        return state._replace(built_on=self.bound.built_on)
 
     def _check_names(self, args: tuple, kwargs: dict) -> None:
         """Raise for an argument of the model that is a setting of the kernel."""

@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
+from numpyro.infer import init_to_value
 from targets import half_square, linear, logistic, normal_mean
 
 from numpyro_geom import (
@@ -632,6 +633,11 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "max_norm 0": (model(max_norm=0.0), ValueError, "max_norm must be .*above 0"),
     "max_norm text": (model(max_norm="big"), TypeError, "max_norm must be a number"),
     "init_strategy": (model(init_strategy=3), TypeError, "init_strategy must be one of .*got 3"),
+    "init_to_value unknown site": (
+        start(normal_mean, Y, init_strategy=init_to_value(values={"mu": 1.0, "sigma": 1.0})),
+        ValueError,
+        r"values of \['sigma'\].*no such sites: expected some of \['mu'\]",
+    ),
     # models
     "discrete latent": (
         start(discrete_latent, Y),

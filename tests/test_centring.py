@@ -68,6 +68,19 @@ def test_a_density_in_other_coordinates(x64: None) -> None:
     np.testing.assert_allclose(changed.energy(position), expected, rtol=1e-10)
 
 
+def test_new_data_in_a_compiled_program_have_their_own_shares() -> None:
+    """With the data as arguments, a run on data with other shares is that of a new `MCMC`."""
+    settings = {"num_warmup": 4, "num_samples": 4, "progress_bar": False, "jit_model_args": True}
+    mcmc, other = (MCMC(SGHMC(schools), **settings) for _ in range(2))
+    mcmc.run(random.key(0), SDS / 30, EFFECTS)
+    assert not mcmc.sampler.bound.shares
+    for one in (mcmc, other):
+        one.run(random.key(0), SDS, EFFECTS)
+        assert one.sampler.bound.shares
+    for name, x in other.get_samples().items():
+        np.testing.assert_array_equal(mcmc.get_samples()[name], x)
+
+
 def groups_of(sizes: Any, y: Any) -> None:
     tau = numpyro.sample("tau", dist.LogNormal(0, 1))
     with numpyro.plate("groups", len(sizes)):

@@ -84,6 +84,7 @@ def find_start(
         rows, _ = compiled(lambda key: minibatch.draw(some, key, ()), random.key(0))
     warn_of_deterministic(model.fn, args, kwargs, plan)
     model = with_params(model, rows)
+    _check_names(model, init_strategy)
     gibbs = GIBBS_SITES_KWARG in kwargs
     if gibbs and init_params:
         init_strategy = init_to_value(values=dict(init_params))
@@ -154,6 +155,19 @@ def check_rows(model: Model, position: PyTree) -> None:
         return compiled(lambda rows: energy(position, rows), jax.tree.map(jnp.asarray, rows))
 
     check_finite(model.fn, model.args, model.kwargs, on_rows, sizes)
+
+
+def _check_names(model: Model, init_strategy: Callable) -> None:
+    """Raise for a value of ``init_to_value`` that belongs to no site: NumPyro leaves it out."""
+    if getattr(init_strategy, "func", None) is not init_to_value:
+        return
+    values, sites = init_strategy.keywords["values"], model.plan.sites  # type: ignore[attr-defined]
+    unknown = sorted(set(values) - {x.name for x in sites})
+    if unknown:
+        raise ValueError(
+            f"init_to_value has values of {unknown}, and the model has no such sites: expected "
+            f"some of {sorted(x.name for x in sites if not x.observed)}"
+        )
 
 
 def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:

@@ -174,6 +174,9 @@ class SGState(NamedTuple):
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
         adaptation: what warm-up has learned, see `numpyro_geom.sampling.state.Adaptation`.
+        built_on: what ``init`` has chosen by the data and programs are built on. A dict without
+            arrays: its keys are part of the state's structure, so that JAX compiles again if
+            another data set leads to another choice.
         seed: the raw key with which the chain was initialised.
         rng_key: key of the next draw.
     """
@@ -202,6 +205,7 @@ class SGState(NamedTuple):
     control: Any
     steps_taken: jax.Array
     adaptation: Adaptation
+    built_on: dict[str, tuple[()]]
     seed: jax.Array
     rng_key: jax.Array
 
