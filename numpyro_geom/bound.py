@@ -18,7 +18,7 @@ from ._checks import check_floating
 from ._util import ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
-from .model.arrowhead import Layout, accepted, find_layouts
+from .model.arrowhead import Layout, find_layout
 from .model.centring import Shares
 from .model.digests import Digests
 from .model.minibatch import Subsampling
@@ -362,20 +362,13 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
 
 
 def _layout(bound: Bound, position: PyTree) -> Layout | None:
-    """The groups of a model, found by its plates or by equal lengths, and tried."""
-    potential = bound.potential()
-    if not is_by_site(position) or potential.on_all_rows is None:
+    """The groups of a model, see `find_layout`."""
+    if not is_by_site(position):
         return None
-    plates = {
-        site.name: [(plate, len(site.batch_shape) + dim) for plate, dim in site.plates]
-        for site in (() if bound.plan is None else bound.plan.sites)
-        if site.name in position
-    }
     flat, to_sites = ravel(position)
-    vector = in_coordinates(potential, to_sites)
-    shapes = {name: jnp.shape(x) for name, x in position.items()}
-    found = (accepted(vector, x, flat.dtype) for x in find_layouts(shapes, plates))
-    return next((layout for layout in found if layout is not None), None)
+    shapes = {name: jnp.shape(position[name]) for name in sorted(position)}
+    sites = () if bound.plan is None else bound.plan.sites
+    return find_layout(in_coordinates(bound.potential(), to_sites), sites, shapes, flat.dtype)
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:

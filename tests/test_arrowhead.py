@@ -18,9 +18,18 @@ import pytest
 from jax import random
 from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, Scaled, step_size_summary
+from numpyro_geom import (
+    GGMC,
+    SGHMC,
+    SGNHT,
+    SGRLD,
+    Expansion,
+    RiemannianLaplace,
+    Scaled,
+    step_size_summary,
+)
 from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
@@ -294,6 +303,46 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: i
         assert np.abs((found[site] - mean) / sd).max() < 0.7, name
         assert (0.6 < width[site] / sd).all(), name
         assert (width[site] / sd < 1.5).all(), name
+
+
+def test_the_guide_draws_from_the_nearest_normal_law() -> None:
+    """Its weights turn the draws into those of the posterior, without a matrix of D x D."""
+    groups, count = 300, 4000
+    y = data_of(groups)
+    exact = exact_moments(y, groups)
+    guide = RiemannianLaplace(heights)
+    params = guide.fit(random.key(1), y, groups)
+    assert (guide.settings.metric, guide.settings.mode) == ("euclidean", "mean")
+    assert max(x.size for x in jax.tree.leaves(params)) < 10 * groups
+    draws = guide.draw(random.key(2), params, sample_shape=(count,), log_weight=True)
+    assert draws.pareto_k is not None
+    assert draws.pareto_k < 0.7
+    weight = np.exp(draws.log_weight - np.max(draws.log_weight)).astype(float)
+    weight /= weight.sum()
+    ess = 1 / np.sum(weight**2)
+    assert ess > count / 4
+    for name, site in (("mu", "mu"), ("log_tau", "tau"), ("level", "level")):
+        x = np.asarray(draws.samples[site], float)
+        x = np.log(x) if name == "log_tau" else x
+        mean, sd = exact[name]
+        # the law is near, with four pairs of draws for each mean
+        assert np.abs((x.mean(0) - mean) / sd).max() < 0.5, name
+        assert np.abs(np.log(x.std(0) / sd)).max() < 0.15, name
+        # 302 numbers: 4.5 standard errors is one false alarm in 500 runs
+        z = (weight @ x - mean) / sd * np.sqrt(ess)
+        assert np.abs(z).max() < 4.5, name
+    quantiles = guide.quantiles(params, [0.1, 0.9])
+    np.testing.assert_allclose(
+        quantiles["tau"], np.quantile(draws.samples["tau"], [0.1, 0.9]), 0.02
+    )
+    predictions = Predictive(heights, guide=guide, params=params, num_samples=50)
+    assert predictions(random.key(3), y, groups)["y"].shape == (50, len(y))
+    report = guide.report(params, num_draws=100)
+    assert report.pareto_k is not None
+    assert "posterior sd" not in str(report)
+    svi = SVI(heights, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+    with pytest.raises(RuntimeError, match="mode='euclidean' with SVI"):
+        svi.init(random.key(0), y, groups)
 
 
 @pytest.mark.usefixtures("optimised")

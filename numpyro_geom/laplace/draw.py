@@ -20,6 +20,7 @@ from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
 from .._warning import warn_outside
+from ..model.arrowhead import ArrowRoot
 from ..model.model import CHUNK_ROWS
 from ..pace import TOLD_FROM, duration
 from .fit import AtMode
@@ -279,6 +280,8 @@ def _pieces(count: int, chunk: int) -> list[np.ndarray]:
 
 def chunk_size(settings: LaplaceSettings, posterior: FlatPosterior, *, log_weight: bool) -> int:
     """Number of draws whose numbers fit together in a bounded memory."""
+    if settings.metric == "euclidean" and settings.mode == "mean":
+        return int(np.clip(CHUNK_ENTRIES // (20 * posterior.size), 1, MOST_AT_ONCE))
     rows = posterior.num_outputs
     if settings.batch_size is not None or posterior.model.plan.batch_sizes:
         rows = min(rows, CHUNK_ROWS)
@@ -298,6 +301,14 @@ def gaussian(
     settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, at: AtMode, keys: jax.Array
 ) -> tuple[Flat, jax.Array]:
     """Draws s ~ N(m, P^-1), one for each key, and (s - m)'P(s - m); m is zero or `AtMode.mean`."""
+    if isinstance(at.factor, ArrowRoot):
+
+        def from_root(key: jax.Array) -> tuple[Flat, jax.Array]:
+            noise = random.normal(key, loc.shape, loc.dtype)
+            return at.factor.times(noise), jnp.vdot(noise, noise)
+
+        return jax.vmap(from_root)(keys)
+
     if at.factor.size:
 
         def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
@@ -337,7 +348,8 @@ def follow(
     if max_steps is not None:
         settings = dataclasses.replace(settings, max_steps=max_steps)
     end = end_fn(settings, posterior, loc)
-    if log_weight:
+    straight = settings.metric == "euclidean"
+    if log_weight and not straight:
         check_dense(posterior.size, "log_weight=True", "log_weight=False")
 
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
@@ -349,7 +361,8 @@ def follow(
         else:
             # the geodesic waits for the start's volume: two calls of LAPACK must not overlap
             found = found & jnp.isfinite(start_volume)
-            geodesic, volume = _with_log_volume(end, jnp.where(found, velocity, 0.0))
+            velocity = jnp.where(found, velocity, 0.0)
+            geodesic, volume = (end(velocity), 0) if straight else _with_log_volume(end, velocity)
             weight = -posterior.energy(geodesic.position) + square / 2 + start_volume + volume
         success = geodesic.success & found
         position = jnp.where(success, geodesic.position, jnp.nan)

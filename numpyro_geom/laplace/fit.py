@@ -7,7 +7,7 @@ distance from the true mode and the velocities' mean are computed once, for all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,12 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from .._linalg import symmetric_roots
+from ..model.arrowhead import ArrowRoot, Layout
 from ..model.derivatives import linearize
 from ..model.newton import Place, newton
+from ..model.potential import in_coordinates
+from ..sampling.target import Target
+from ..warmup.start import find_arrow
 from .information.form import Flat
 from .metrics import acceleration_fn, fisher_metric_of, fisher_of, prior_part
 from .posterior import FlatPosterior
@@ -27,6 +31,8 @@ from .settings import LaplaceSettings, check_dense, is_wide
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
 MODE_STEPS = 50
+LAW_PAIRS = 4
+"""Pairs of draws for a mean gradient of the nearest normal law."""
 STALLED_STEPS = 5
 LINE_STEPS = 30
 DECREASE = 1e-4
@@ -47,7 +53,7 @@ class FitReport(NamedTuple):
         num_steps: L-BFGS and Newton steps.
         status: ``"best"``, ``"finite"`` or ``"not finite"``.
         distance: distance of the best run from the mode in posterior standard deviations, root
-            mean square over the D directions.
+            mean square over the D directions; NaN for a nearest normal law.
     """
 
     objective: np.ndarray
@@ -64,7 +70,9 @@ class FitReport(NamedTuple):
             f"{i:3d}  {status:<10s} {value:14.6g} {norm:11.3g} {steps:6d}"
             for i, (status, value, norm, steps) in enumerate(rows)
         ]
-        return "\n".join([*lines, f"best run: {self.distance:.2g} posterior sd from the mode"])
+        if np.isfinite(self.distance):
+            lines.append(f"best run: {self.distance:.2g} posterior sd from the mode")
+        return "\n".join(lines)
 
 
 class Around(NamedTuple):
@@ -85,7 +93,8 @@ class AtMode(NamedTuple):
     """Quantities that are computed once at a mode.
 
     Attributes:
-        factor: lower Cholesky factor of P; without entries if P is not formed.
+        factor: lower Cholesky factor of P; without entries if P is not formed. For a law with
+            groups an `ArrowRoot` L, with L L' = P^-1.
         smallest: smallest eigenvalue of P (NaN if P is not formed).
         largest: largest eigenvalue of P.
         distance: distance of the position from the mode, in posterior sd, root mean square.
@@ -95,7 +104,7 @@ class AtMode(NamedTuple):
         around: see `Around`; None if it was not computed.
     """
 
-    factor: jax.Array
+    factor: Any
     smallest: jax.Array
     largest: jax.Array
     distance: jax.Array
@@ -253,6 +262,32 @@ def half_log_det(settings: LaplaceSettings, posterior: FlatPosterior, theta: Fla
 
 
 # --- the approximation at the mode
+
+
+def find_law(
+    settings: LaplaceSettings,
+    posterior: FlatPosterior,
+    loc: None,
+    start: Flat,
+    rng_key: jax.Array,
+    *,
+    layout: Layout,
+    searching: bool,
+) -> tuple:
+    """The mean m and the root L of the nearest normal law, then U and |grad U| at m.
+
+    See `numpyro_geom.warmup.start.find_arrow`.
+    """
+    target = Target(in_coordinates(posterior.model.potential(), posterior.unravel), 1.0)
+    anchor, root = find_arrow(target, layout, start, rng_key, searching, LAW_PAIRS)
+    return anchor.position, root, anchor.energy, jnp.linalg.norm(anchor.grad)
+
+
+def at_law(root: ArrowRoot) -> AtMode:
+    """The quantities of `AtMode` for a law with groups."""
+    zeros = jnp.zeros_like(root.variances())
+    unknown = jnp.full((), jnp.nan, zeros.dtype)
+    return AtMode(root, unknown, unknown, unknown, zeros, zeros)
 
 
 def at_mode(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat) -> AtMode:

@@ -25,12 +25,14 @@ from numpyro.infer.autoguide import AutoContinuous
 from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
 from .._util import is_traced
 from ..model.arguments import differentiated, on_device
+from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
 from ..model.model import Model, read
+from ..model.potential import in_coordinates
 from ..model.programs import lean_options
 from . import draw as drawing
 from .draw import LaplaceDraws
-from .fit import FitReport, at_mode, find_modes, half_log_det
+from .fit import AtMode, FitReport, at_law, at_mode, find_law, find_modes, half_log_det
 from .geodesic import Geodesic, RiemannianMetric
 from .information.form import Flat, Structure
 from .metrics import learn
@@ -89,14 +91,18 @@ class RiemannianLaplace(Guide, AutoContinuous):
     Args:
         model: a NumPyro model with continuous latent sites, the same one as for `MCMC`.
         metric: see the table. ``"auto"`` for ``"fisher"``, or ``"euclidean"`` in models whose only
-            data are in ``numpyro.factor``. A function gets the dict of unconstrained site values
-            and returns G. Rows and columns of G are the flattened sites, in the order of the model.
-            A `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
+            data are in ``numpyro.factor``, and above 200 dimensions in models with groups. A
+            function gets the dict of unconstrained site values and returns G. Rows and columns of G
+            are the flattened sites, in the order of the model. A
+            `numpyro_geom.laplace.RiemannianMetric` works on vectors in that order.
         mode: ``"euclidean"`` for the maximum of the density. ``"hausdorff"`` for the maximum of the
             density over sqrt(det G), where G is the Fisher metric for any ``metric``. ``"mean"``
             starts at the Hausdorff mode with a nonzero mean m of the velocities: the draws then
-            have the posterior's mean, to first order. ``"auto"`` for ``"mean"`` with the metric
-            ``"fisher"`` and the expected prior part up to 200 dimensions, else ``"euclidean"``.
+            have the posterior's mean, to first order. With the metric ``"euclidean"`` and a model
+            with groups or a series, it is the normal law N(m, L L') that is nearest to the
+            posterior in Kullback-Leibler divergence, with sparse L at any D; only `fit` finds it.
+            ``"auto"`` for ``"mean"`` with the metric ``"fisher"`` and the expected prior part up to
+            200 dimensions, for this law above if there are groups, else ``"euclidean"``.
         precision: P: ``"hessian"`` of U at the mode, or ``"fisher"``, the Fisher metric at the
             mode. ``"auto"`` for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else
             ``"fisher"``.
@@ -187,6 +193,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.fit_report: FitReport | None = None
         self._data: Model | None = None
+        self._layout: Layout | None = None
         self._learned: dict[str, Any] = {}
         self._programs: dict = {}
 
@@ -201,6 +208,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
     ) -> dict[str, jax.Array]:
         """Find the mode by L-BFGS from several starts; in small dimensions Newton steps follow.
 
+        A nearest normal law is found from the first start: by Adam, then by rounds of Newton steps.
+
         Args:
             rng_key: for the starts.
             args: the model's arguments.
@@ -213,7 +222,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         Returns:
             Parameters for `sample_posterior` and the other methods: ``{prefix}_loc``, shape (D,),
-            and the values of the model's `param` sites. ``guide.fit_report`` describes every run.
+            and the values of the model's `param` sites. For a nearest normal law also
+            ``{prefix}_root``, whose ``times`` is L. ``guide.fit_report`` describes every run.
 
         Raises:
             RuntimeError: if no run ends at finite values.
@@ -224,6 +234,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
         max_steps = check_int("max_steps", max_steps, least=0)
         starts = self._starts(rng_key, num_starts, init_params, args, kwargs)
         data, params = self._captured(), dict(self._read.fixed)
+        if self._layout is not None:
+            static = {"layout": self._layout, "searching": max_steps > 0}
+            key = random.key_data(rng_key)
+            loc, root, *found = self._run(find_law, data, params, starts[0], key, **static)
+            value, norm = (np.asarray(x)[None] for x in found)
+            self.fit_report = FitReport(value, norm, np.zeros(1, int), ("best",), np.nan)
+            return params | {f"{self.prefix}_loc": loc, f"{self.prefix}_root": root}
         positions, *account = self._run(find_modes, data, params, starts, max_steps=max_steps)
         values, norms, steps = map(np.asarray, account)
         best, status = best_run(values, norms)
@@ -253,7 +270,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         """
         num_draws = check_int("num_draws", num_draws, least=2)
         key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
-        at = self._run(at_mode, self._training_data(params, args, kwargs), params)
+        at = self._at(params, self._training_data(params, args, kwargs))
         draw = partial(self.draw, key, params, *args, sample_shape=(num_draws,), **kwargs)
         return LaplaceReport.of(draw, self.fit_report, at)
 
@@ -275,7 +292,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
             params: from `fit` or SVI.
             args: the training data; without any, the data of `fit` or SVI.
             sample_shape: leading dimensions, such as ``(chains, draws)``.
-            log_weight: whether to compute importance weights, at D + 1 times the cost.
+            log_weight: whether to compute importance weights, at D + 1 times the cost; with the
+                metric ``"euclidean"`` at one evaluation of U.
             chunk_size: draws solved at once; None for as many as fit in a bounded memory.
             progress_bar: whether to show a progress bar on work of more than five seconds.
             kwargs: the training data by name.
@@ -449,16 +467,28 @@ class RiemannianLaplace(Guide, AutoContinuous):
             raise
         params = {n: s["value"] for n, s in self.prototype_trace.items() if s["type"] in PARAMS}
         self._read = model = model.replace(fixed=params)
+        self._layout = None
+        if self._given.wants_law(self.latent_dim):
+            sites = self._unpack_latent(self._init_latent)
+            self._layout = find_layout(
+                in_coordinates(model.potential(), self._unpack_latent),
+                model.plan.sites,
+                {name: x.shape for name, x in sites.items()},
+                self._init_latent.dtype,
+            )
         self.settings = self._given.resolve(
             self.latent_dim,
             has_factor=bool(model.of_kind("factor")),
             has_observed=bool(model.of_kind("observed")),
+            has_law=self._layout is not None,
         )
         self._data, self._learned = None, {}
         if is_traced((args, kwargs, self._init_latent)):
             self._read = model.replace(args=(), kwargs={})
             return
         self._data = model
+        if self._layout is not None:
+            return
         with handlers.block(), jax.ensure_compile_time_eval():
             posterior = learn(self.settings, self._posterior({}, model), self._init_latent)
         names = ("structure", "diagonal_prior")
@@ -468,8 +498,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
         kwargs.pop("sample_shape", None)
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         latent, log_density = loc, jnp.zeros(())
+        params = {f"{self.prefix}_loc": loc}
+        if self._layout is not None:
+            params[f"{self.prefix}_root"] = numpyro.param(f"{self.prefix}_root", _no_root)
         if numpyro.get_mask() is False:  # Predictive wants draws
-            params = {f"{self.prefix}_loc": loc}
             key = numpyro.prng_key()[None]
             with handlers.block():
                 geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
@@ -582,6 +614,11 @@ class RiemannianLaplace(Guide, AutoContinuous):
             self._programs[key] = jax.jit(program, compiler_options=options)
         return self._programs[key](*given)
 
+    def _at(self, params: dict, data: Model) -> AtMode:
+        """What is known at the mode, or the law that `fit` has found."""
+        root = params.get(f"{self.prefix}_root")
+        return self._run(at_mode, data, params) if root is None else at_law(root)
+
     def _geodesics(
         self,
         keys: jax.Array,
@@ -591,13 +628,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
         chunk: int | None,
         progress_bar: bool,
     ) -> tuple[Geodesic, jax.Array]:
-        loc, at = params[f"{self.prefix}_loc"], self._run(at_mode, data, params)
+        loc, at = params[f"{self.prefix}_loc"], self._at(params, data)
         posterior = self._posterior(params, data)
         if chunk is None:
             chunk = drawing.chunk_size(self.settings, posterior, log_weight=log_weight)
         chunk = max(1, min(chunk, keys.shape[0]))
         traced = is_traced(at.factor)
-        if not traced:
+        if not (traced or isinstance(at.factor, ArrowRoot)):
             check_definite(self.settings, at, self._unpack_latent, loc)
         if traced or is_traced(keys):
             drawn = (self.settings, posterior, loc, at, keys)
@@ -624,6 +661,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
             begin = time.perf_counter()
             jax.block_until_ready(self._run(drawing.accelerate, data, params, draws[0]))
         warn_of_hours(time.perf_counter() - begin, draws.shape[0])
+
+
+def _no_root(rng_key: jax.Array) -> Any:
+    raise RuntimeError(
+        "SVI finds a mode, and these settings take the normal law nearest to the posterior: use "
+        "`guide.fit`, or mode='euclidean' with SVI"
+    )
 
 
 def _needs_nothing(model: Callable) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._util import is_traced
 from .._warning import SamplingWarning, warn_outside
+from ..model.arrowhead import ArrowRoot
 from .draw import (
     LaplaceDraws,
     advice_on_failures,
@@ -78,10 +79,10 @@ class LaplaceReport(NamedTuple):
     def of(
         cls, draw: Callable[..., LaplaceDraws], fit: FitReport | None, at: AtMode
     ) -> LaplaceReport:
-        """Draw, with weights up to `MEAN_LIMIT` dimensions, and summarise."""
+        """Draw, with weights up to `MEAN_LIMIT` dimensions or if they are cheap, and summarise."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the report says the same
-            draws = draw(log_weight=at.mean.size <= MEAN_LIMIT)
+            draws = draw(log_weight=at.mean.size <= MEAN_LIMIT or isinstance(at.factor, ArrowRoot))
             if draws.seconds * draws.success.size < LONG:
                 draws = draw(log_weight=draws.log_weight is not None)
         effective, holds = None, None
@@ -140,7 +141,7 @@ class LaplaceReport(NamedTuple):
             "dimensions": f"{self.size:,}",
             "settings": ", ".join(f"{name}={self.settings[name]!r}" for name in names),
         }
-        if self.fit is not None:
+        if self.fit is not None and np.isfinite(self.fit.distance):
             runs = len(self.fit.status)
             facts["mode"] = f"{self.fit.distance:.2g} posterior sd away, best of {runs} runs"
         if np.isfinite(self.condition):

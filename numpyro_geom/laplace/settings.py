@@ -76,7 +76,18 @@ class LaplaceSettings:
         """Whether the draws use the Fisher form of the model at all."""
         return "fisher" in (self.precision, self.metric) or self.mode != "euclidean"
 
-    def resolve(self, size: int, *, has_factor: bool, has_observed: bool) -> LaplaceSettings:
+    def wants_law(self, size: int) -> bool:
+        """Whether the draws come from the nearest normal law, if the model has groups."""
+        if self.precision != "auto" or self.damping > 0:
+            return False
+        if (self.metric, self.mode) == ("euclidean", "mean"):
+            return True
+        able = self.metric in ("auto", "euclidean") and self.mode in ("auto", "mean")
+        return able and size > MEAN_LIMIT
+
+    def resolve(
+        self, size: int, *, has_factor: bool, has_observed: bool, has_law: bool = False
+    ) -> LaplaceSettings:
         """The settings with the choices for a model of D = ``size`` dimensions.
 
         Args:
@@ -87,8 +98,11 @@ class LaplaceSettings:
             has_observed: whether the model has an observed site with a distribution. Without one
                 there is no Fisher information. Monge's metric is not chosen, because its draws are
                 too narrow.
+            has_law: whether the draws come from the nearest normal law.
         """
         metric, mode, precision, prior = self.metric, self.mode, self.precision, self.prior_metric
+        if has_law:
+            metric, mode, precision = "euclidean", "mean", "hessian"
         if metric == "auto":
             metric = "euclidean" if has_factor and not has_observed else "fisher"
         if prior == "auto":

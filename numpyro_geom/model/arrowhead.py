@@ -66,10 +66,10 @@ def _by_group(blocks: jax.Array, local: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parameters that belong to groups, in a vector of all sites in the order of their names.
+    """The parameters that belong to groups, in a vector of all sites.
 
     Attributes:
-        names: names of the sites.
+        names: names of the sites, in their order in the vector.
         shapes: shape of each site.
         axes: the axes of each site that run over the groups; empty for other sites.
         num_groups: G.
@@ -166,6 +166,28 @@ class Layout:
         return f"{groups}{' and ' if self.rest is None else ', '}{rest}"
 
 
+def find_layout(
+    potential: Potential, sites: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], dtype: Any
+) -> Layout | None:
+    """The groups of a model, found by its plates or by equal lengths, and tried; None without.
+
+    Args:
+        potential: of vectors.
+        sites: the sites of the model's plan, for their plates.
+        shapes: shapes of the unconstrained sites, in their order in a vector.
+        dtype: of the vectors.
+    """
+    if potential.on_all_rows is None:
+        return None
+    plates = {
+        site.name: [(plate, len(site.batch_shape) + dim) for plate, dim in site.plates]
+        for site in sites
+        if site.name in shapes
+    }
+    found = (accepted(potential, x, dtype) for x in find_layouts(shapes, plates))
+    return next((layout for layout in found if layout is not None), None)
+
+
 def find_layouts(
     shapes: Mapping[str, tuple[int, ...]], plates: Mapping[str, Sequence[tuple[str, int]]]
 ) -> list[Layout]:
@@ -198,7 +220,7 @@ def find_layouts(
 def _layouts(
     shapes: Mapping[str, tuple[int, ...]], plates: Mapping[str, Sequence[tuple[str, int]]]
 ) -> list[Layout]:
-    names = tuple(sorted(shapes))
+    names = tuple(shapes)
     shapes_of = tuple(tuple(shapes[n]) for n in names)
     candidates: set[tuple[tuple[str, ...], int]] = set()
     for name in names:

@@ -516,7 +516,12 @@ def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array)
 
 
 def find_arrow(
-    target: Target, layout: Layout, position: jax.Array, rng_key: jax.Array, searching: bool
+    target: Target,
+    layout: Layout,
+    position: jax.Array,
+    rng_key: jax.Array,
+    searching: bool,
+    num_pairs: int = 1,
 ) -> tuple[Anchor, ArrowRoot]:
     """The centre and the root of the normal law that is nearest to a target with groups.
 
@@ -532,6 +537,7 @@ def find_arrow(
         position: where to start, shape (D,).
         rng_key: for rows and draws.
         searching: whether to move at all.
+        num_pairs: pairs of draws in a round.
 
     Returns:
         An anchor of second order at m, and L.
@@ -556,13 +562,13 @@ def find_arrow(
     def one_round(carry: tuple) -> tuple:
         k, closing, _, (centre, mean, root, width, _) = carry  # the closing round does not move
         width = jnp.where(closing, 0, width)
-        noise = _random.normal(_random.fold_in(rng_key, 2 + k), (size,), dtype)
-        away = width * tau**0.5 * root.times(noise)
+        noise = _random.normal(_random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
+        away = width * tau**0.5 * jax.vmap(root.times)(noise)
 
-        def look(side: jax.Array) -> tuple:
-            return derivatives_at(potential, centre + side * away, layout, root)
+        def look(offset: jax.Array) -> tuple:
+            return derivatives_at(potential, centre + offset, layout, root)
 
-        both = lax.map(look, jnp.array([1.0, -1.0], dtype))
+        both = lax.map(look, jnp.concatenate([away, -away]))
         seen = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), both)
         _, gradient, hessian, _ = seen
         share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
