@@ -894,7 +894,7 @@ def test_dimensions_too_large_for_what_is_asked_are_refused(
         with pytest.raises(ValueError, match=match):
             RiemannianLaplace(logistic, **kwargs).draw(KEY, near_logistic(), X, y)
     with pytest.raises(ValueError, match="log_weight=True forms matrices"):
-        RiemannianLaplace(logistic, "euclidean").draw(KEY, near_logistic(), X, y, log_weight=True)
+        RiemannianLaplace(logistic, "monge").draw(KEY, near_logistic(), X, y, log_weight=True)
 
 
 def test_float32_with_an_ill_conditioned_precision_is_warned_of() -> None:

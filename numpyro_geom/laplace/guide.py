@@ -602,7 +602,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
         learned, chosen = tuple(self._learned.items()), tuple(static.items())
         given = model.arrays, {**model.fixed, **params}, *inputs
-        options = None if is_traced(given) else lean_options()
+        within = is_traced((given, jnp.zeros(1)))  # within a trace zeros are traced too
+        options = None if within else lean_options()
         key = (fn, chosen, model.signature, learned, self.settings.fingerprint, options is None)
         if key not in self._programs:
 
