@@ -151,6 +151,19 @@ def test_the_scale_benchmark_runs_small(
         scale.main(["--limit", "0"])
 
 
+def test_the_law_of_groups_is_compared_with_exact_moments(
+    scale: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "GUIDES", {"RiemannianLaplace": scale.RiemannianLaplace})
+    _, row = columns(scale.table_of_groups([101]))
+    size, shared, local, _, widths, gradients = (row[k] for k in (1, 3, 4, 5, 6, 7))
+    assert size == "206"
+    assert float(shared) < 0.5
+    assert float(local) < 0.1
+    assert widths == "1.00 to 1.00"
+    assert int(gradients.replace(",", "")) > 800
+
+
 # --- the defaults
 
 

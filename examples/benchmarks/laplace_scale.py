@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -471,11 +472,10 @@ def run_guide(name: str, x: jax.Array, y: jax.Array) -> tuple:
     begin = time.process_time()
     if name == "RiemannianLaplace":
         # a step of Adam has a pair of gradients, and a Hessian one gradient more than products
-        start._adam = counted(start._adam, lambda *_: 2 * start.ROUND_STEPS)
-        start.derivatives_at = counted(
-            start.derivatives_at, lambda potential, position, layout, root: layout.num_products + 2
-        )
-        params = guide.fit(random.key(0), x, y)
+        adam = counted(start._adam, lambda *_: 2 * start.ROUND_STEPS)
+        hessian = counted(start.derivatives_at, lambda *args: args[2].num_products + 2)
+        with mock.patch.multiple(start, _adam=adam, derivatives_at=hessian):
+            params = guide.fit(random.key(0), x, y)
     else:
         rate = optax.exponential_decay(1e-2, SVI_STEPS, 1e-2)
         svi = SVI(hierarchy, guide, optax.adam(rate), Trace_ELBO())
