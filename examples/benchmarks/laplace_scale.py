@@ -502,7 +502,11 @@ def table_of_groups(sizes: Sequence[int]) -> str:
         for name in GUIDES:
             if size > MOST_DENSE and name != "RiemannianLaplace":
                 continue
-            gradients, fitted, drawn, draws = run_guide(name, jnp.asarray(x), jnp.asarray(y))
+            try:
+                gradients, fitted, drawn, draws = run_guide(name, jnp.asarray(x), jnp.asarray(y))
+            except ValueError:  # NumPyro's, of parameters that are not finite
+                lines.append(f"| {groups:,} | {size:,} | {name} | not finite" + " | -" * 6 + " |")
+                continue
             off, width = {}, {}
             for site, (mean, sd) in exact.items():
                 values = np.asarray(draws[site], float)
