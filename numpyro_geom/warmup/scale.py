@@ -216,17 +216,20 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             lambda x, y: (x / count - y) / tau, scale.squares, _squares(scale, mean)
         )
 
-        def known(covariance: jax.Array, dense: bool) -> jax.Array:
+        def known(covariance: jax.Array, dense: bool, prior: Any = 2.0) -> jax.Array:
             size = covariance.shape[0]
             unit = jnp.eye(size, dtype=mean.dtype) if dense else jnp.ones_like(covariance)
-            prior = size if dense else 2
+            prior = size if dense else prior
             return (weight * covariance + prior * unit) / (weight + prior)
 
         centre = scale.centre + times(scale.root, mean)
         if scale.is_structured:
             shared, each = covariances
             corner = roots(known(shared, True), dense=True)
-            root = scale.root.then(corner, jnp.sqrt(known(each, False)))
+            # the Hessian's variances are wrong by as much as those of the draws differ from 1
+            wrong = jnp.mean((each - 1) ** 2) - 2 / weight
+            prior = 2 / jnp.clip(wrong, 1e-3, 1.0)
+            root = scale.root.then(corner, jnp.sqrt(known(each, False, prior)))
             new = scale_about(centre, root)
         elif scale.has_both:
             new = scale_about(centre, scale.root.then(jnp.sqrt(known(covariances, False))))
