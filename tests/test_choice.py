@@ -73,6 +73,15 @@ def test_all_rows_are_taken_if_each_has_a_latent_value() -> None:
     assert bound(SGHMC(local_latents, batch_size=100, step_size=1e-3), rows).plan.local_axes
 
 
+def test_few_draws_leave_the_variances_of_many_groups_right() -> None:
+    mcmc = MCMC(SGHMC(local_latents), num_warmup=100, num_samples=1, progress_bar=False)
+    mcmc.run(random.key(0), 1 + 2**0.5 * random.normal(random.key(1), (FEW_ROWS + 100,)))
+    scale = mcmc.last_state.scale
+    # the Hessian tells them exactly; from 50 draws the estimates would be 20% off
+    np.testing.assert_allclose(scale.inverse_mass_matrix[1:] / (1 / 2), 1, atol=0.2)
+    assert mcmc.last_state.num_steps <= 5
+
+
 @pytest.mark.slow
 def test_law_of_latent_values_of_rows() -> None:
     """Against the normal law: mu | y, with y_n ~ N(mu, 2) and mu ~ N(0, 4); z_n | mu, y_n."""
