@@ -231,7 +231,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         if scale.is_structured:
             shared, each = covariances
             corner = roots(known(shared, True), dense=True)
-            # of n draws a variance has the squared error 2 / n; what exceeds it is the present one's
+            # from n draws a variance has the squared error 2 / n; the rest is of the present one
             error = jnp.mean((each - 1) ** 2) - 2 / weight
             prior = 2 / jnp.clip(error, LEAST_ERROR, 1.0)
             root = scale.root.then(corner, jnp.sqrt(known(each, False, prior)))
