@@ -239,9 +239,8 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
         rows, size = plan.batch_sizes[plate], plan.sizes[plate]
         warn_outside(
             f"site {name!r} has a value for each of the {size} rows of plate {plate!r}, and a step "
-            f"has a gradient for {rows} of them: its size must be about {size / rows:.3g} times "
-            "smaller than with all rows, so that nothing is gained. Take all rows: leave "
-            "batch_size and subsample_size out",
+            f"moves all of them with gradients for {rows}: a draw takes many more steps than with "
+            "all rows. Take all rows: leave batch_size and subsample_size out",
             UserWarning,
         )
     if given:
