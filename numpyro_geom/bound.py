@@ -223,23 +223,35 @@ def _size(position: PyTree) -> int:
 def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> tuple[Model, Any]:
     """The model with its minibatches, and rows per step in the form of ``batch_size``.
 
-    Automatic minibatches are used only with many rows and an automatic step size.
+    Automatic minibatches are used only with many rows and an automatic step size, and not if each
+    row has a latent value: those of rows that are not drawn move by noise alone.
 
     Warns:
-        UserWarning: for many rows in a model that cannot be subsampled.
+        UserWarning: for many rows in a model that cannot be subsampled, and for an automatic step
+            size with minibatches of latent rows.
     """
     by_rows = partial(read, settings.model, args, kwargs, batching=settings.batching)
-    if settings.batch_size != "auto":
-        return by_rows(batch_size=settings.batch_size), settings.batch_size
-    model = by_rows()
+    given = settings.batch_size != "auto"
+    model = by_rows(batch_size=settings.batch_size) if given else by_rows()
     plan = model.plan
     adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
+    for name, ((plate, _), *_) in plan.local_axes.items() if adapts else ():
+        rows, size = plan.batch_sizes[plate], plan.sizes[plate]
+        warn_outside(
+            f"site {name!r} has a value for each of the {size} rows of plate {plate!r}, and a step "
+            f"moves all of them with gradients for {rows}: a draw takes many more steps than with "
+            "all rows. Take all rows: leave batch_size and subsample_size out",
+            UserWarning,
+        )
+    if given:
+        return model, settings.batch_size
     if adapts and not any(s.observed and s.plates for s in plan.sites):
         _warn_without_plate(model)
     if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:
         return model, None
     try:
-        return by_rows(batch_size=FIRST_ROWS), FIRST_ROWS
+        drawn = by_rows(batch_size=FIRST_ROWS)
+        return (model, None) if drawn.plan.local_axes else (drawn, FIRST_ROWS)
     except ValueError as error:
         warn_outside(
             f"every step takes all {plan.num_data} rows, since minibatches are not possible: "

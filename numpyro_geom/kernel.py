@@ -318,8 +318,9 @@ class SGKernel(MCMCKernel):
         cached = self._constrain_cache
         if cached is not None and _is_same(cached[0], given):
             return cached[1]
-        constrain = self.bound.on(*on_device(model_args, model_kwargs)).constrain_fn()
-        if not is_traced(given[0]):
+        args, kwargs = on_device(model_args, model_kwargs)
+        constrain = self.bound.on(args, kwargs).constrain_fn()
+        if not is_traced((args, kwargs)):  # a copy of a NumPy array may be, within a program
             self._constrain_cache = (given, constrain)
         return constrain
 

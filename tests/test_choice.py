@@ -12,12 +12,13 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
-from targets import SIGMAS, linear, linear_moments, regression_data, run
+from targets import SIGMAS, linear, linear_moments, local_latents, regression_data, run
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
 from numpyro_geom._util import key_word, scattered_floats
 from numpyro_geom._warning import SamplingWarning
+from numpyro_geom.bound import bind
 from numpyro_geom.runs import run as run_in_segments
 from numpyro_geom.warmup.start import FEW_ROWS, FIRST_ROWS
 
@@ -55,6 +56,49 @@ def test_noise_is_that_of_the_scores() -> None:
 def test_few_rows_are_all_taken() -> None:
     assert chosen(SGHMC(linear), *FEW) == (None, False)
     assert chosen(SGHMC(linear), *regression_data(FEW_ROWS + 500, 3))[0] is not None
+
+
+def bound(kernel: Any, rows: jax.Array) -> Any:
+    return bind(kernel.settings, random.key(0), 8, None, (rows,), {}, batched=False)[0]
+
+
+def test_all_rows_are_taken_if_each_has_a_latent_value() -> None:
+    rows = jnp.zeros(FEW_ROWS + 100)
+    found = bound(SGHMC(local_latents), rows)
+    assert (found.settings.batch_size, dict(found.plan.batch_sizes)) == (None, {})
+    assert (found.settings.layout.num_groups, found.settings.layout.num_local) == (len(rows), 1)
+    with pytest.warns(UserWarning, match="'z' has a value for each of the 2148 rows of plate"):
+        assert bound(SGHMC(local_latents, batch_size=100), rows).settings.batch_size == 100
+    # with steps that the user gives, nothing is said
+    assert bound(SGHMC(local_latents, batch_size=100, step_size=1e-3), rows).plan.local_axes
+
+
+def test_few_draws_leave_the_variances_of_many_groups_right() -> None:
+    mcmc = MCMC(SGHMC(local_latents), num_warmup=100, num_samples=1, progress_bar=False)
+    mcmc.run(random.key(0), 1 + 2**0.5 * random.normal(random.key(1), (FEW_ROWS + 100,)))
+    scale = mcmc.last_state.scale
+    # the Hessian tells them exactly; from 50 draws the estimates would be 20% off
+    np.testing.assert_allclose(scale.inverse_mass_matrix[1:] / (1 / 2), 1, atol=0.2)
+    assert mcmc.last_state.num_steps <= 5
+
+
+@pytest.mark.slow
+def test_law_of_latent_values_of_rows() -> None:
+    """Against the normal law: mu | y, with y_n ~ N(mu, 2) and mu ~ N(0, 4); z_n | mu, y_n."""
+    y = 1 + 2**0.5 * random.normal(random.key(1), (FEW_ROWS + 1000,))
+    mcmc = MCMC(SGHMC(local_latents), num_warmup=200, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(0), y)
+    draws = mcmc.get_samples()
+    variance = 1 / (1 / 4 + len(y) / 2)
+    mean = variance * float(jnp.sum(y)) / 2
+    # draws are about independent: four standard errors
+    error = 4 * (2 / len(draws["mu"])) ** 0.5
+    assert abs(float(draws["mu"].mean()) - mean) < error * variance**0.5
+    assert float(draws["mu"].std()) == pytest.approx(variance**0.5, rel=error)
+    away = np.asarray(draws["z"].mean(0)) - (mean + np.asarray(y)) / 2
+    spread = (1 / 2 + variance / 4) ** 0.5
+    assert np.sqrt(np.mean(away**2)) < spread * (2 / len(draws["mu"])) ** 0.5
+    assert float(draws["z"].std(0).mean()) == pytest.approx(spread, rel=0.01)
 
 
 def test_a_temperature_that_drowns_the_noise_needs_no_control_variate() -> None:

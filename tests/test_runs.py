@@ -172,7 +172,7 @@ def group_names(idata):
 @pytest.mark.parametrize("kind", short(["sgrld", "nuts"], kept=["sgrld"]))
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     x = random.normal(random.key(1), (30, 2))
-    y = x @ jnp.array([1.0, -1.0])
+    y = np.asarray(x @ jnp.array([1.0, -1.0]))  # its copy on the device must not outlive a trace
 
     def make(num_samples):
         settings = {"batch_size": 7, "batching": "epoch", "step_size": 1e-3, "num_steps": 3}

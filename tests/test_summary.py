@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
+from numpyro.diagnostics import summary
 from numpyro.infer import MCMC, NUTS
 from targets import as_if_run
 from tiers import short
@@ -527,5 +528,39 @@ def test_other_kernels_have_a_table_alone(capsys: pytest.CaptureFixture) -> None
     assert "w[2]" in printed
     assert "10.0%" in printed
     assert "step size" not in printed
+    assert "entries of" not in printed
     with pytest.raises(TypeError, match="needs a kernel of numpyro_geom, such as SGRLD, got NUTS"):
         step_size_summary(ended)
+
+
+@pytest.mark.parametrize("exclude_deterministic", [True, False])
+def test_sites_of_many_entries_have_quantiles_over_their_entries(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, exclude_deterministic: bool
+) -> None:
+    monkeypatch.setattr("numpyro_geom.diagnostics.report.DRAWS_AT_ONCE", 80 * 70)  # three parts
+    draws = np.random.default_rng(0).normal(size=(2, 40, 100, 2)) + np.arange(100)[:, None]
+    draws[:, :, 0, 0] = 0.0  # its figures are NaN
+    sites = {"w": draws[:, :, 0, 1], "wide": draws, "twice": 2 * draws}
+    mcmc = MCMC(NUTS(potential_fn=gaussian), num_warmup=0, num_samples=40, progress_bar=False)
+    last = plain().last_state._replace(z={"w": 0, "wide": 0})
+    ended = as_if_run(mcmc, sites, last_state=last)
+    print_summary(ended, exclude_deterministic=exclude_deterministic)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert len(lines) < 30
+    assert ("twice" in printed) != exclude_deterministic
+    assert sum(line.strip().startswith("w ") for line in lines) == 1
+    start = next(k for k, line in enumerate(lines) if "200 entries of wide" in line)
+    table = [line.split() for line in lines[start : start + 6]]
+    means = draws.mean((0, 1)).ravel()
+    for row, q in zip(table[1:4], (0.05, 0.5, 0.95), strict=True):
+        assert row[:2] == [f"{q:.0%}", "quantile"]
+        assert float(row[2]) == pytest.approx(np.quantile(means, q), abs=0.006)
+    with np.errstate(invalid="ignore"):
+        found = summary({"x": draws})["x"]
+    worst = np.nanargmin(found["n_eff"]), np.nanargmax(found["r_hat"])
+    assert worst[0] != worst[1]
+    for row, name, index in zip(table[4:], ("n_eff", "r_hat"), worst, strict=True):
+        assert row[:3] == ["worst", f"{name},", f"wide[{index // 2},{index % 2}]"]
+        expected = [x.ravel()[index] for x in found.values()]
+        assert [float(x) for x in row[3:]] == pytest.approx(expected, abs=0.006)

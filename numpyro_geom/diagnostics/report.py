@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from math import prod as product
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import xarray as xr
+from numpyro.diagnostics import summary
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .._numpyro import seconds_of
+from .._numpyro import arguments_of, holding, sample_field, seconds_of, states_of
 from .._warning import warn_outside
 from .checks import Check, draw_checks, run_checks
-from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, host, paths
 from .gradients import gradients_at_draws
 from .moments import moment_checks, shift_checks
 from .record import RunRecord, record_of_container, record_of_mcmc
@@ -26,6 +30,10 @@ from .table import FLAGGED, Printed, Row
 
 LEAST_PROB = 0.01
 """Below this probability of an interval, NumPyro's table has one label for both of its ends."""
+MOST_ENTRIES = 100
+"""A site with more entries has a summary over its entries in place of a line for each."""
+DRAWS_AT_ONCE = 2**22
+"""Numbers whose effective sample size is computed together: each takes some 100 bytes."""
 UNDECIDED = "?"
 GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
 KINDS: dict[str, tuple[str, str]] = {
@@ -364,7 +372,9 @@ def step_size_summary(mcmc: MCMC) -> str:
 def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
     """Print NumPyro's table of a run, then `step_size_summary`, and warn of problems.
 
-    With a kernel of another package, only NumPyro's table is printed.
+    A site with more than 100 entries has a table of five lines: the 5%, 50% and 95% quantiles of
+    each column over the entries, the entry with the fewest effective draws, and the one with the
+    largest R-hat. With a kernel of another package, `step_size_summary` is left out.
 
     Args:
         mcmc: an MCMC that has run.
@@ -382,10 +392,50 @@ def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = T
     if not LEAST_PROB <= check_number("prob", prob, above=0.0) < 1:
         raise ValueError(f"prob must be at least {LEAST_PROB} and below 1, got {prob!r}")
     check_flag("exclude_deterministic", exclude_deterministic)
-    mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
+    _print_draws(mcmc, prob, exclude_deterministic)
     if hasattr(mcmc.sampler, "facts"):
         print(step_size_summary(mcmc))
     warn_if_unreliable(mcmc)
+
+
+def _print_draws(mcmc: MCMC, prob: float, exclude_deterministic: bool) -> None:
+    """Print NumPyro's table, with a table of its own for each site of many entries."""
+    states: Any = states_of(mcmc)
+    field = sample_field(mcmc)
+    sites = states[field]
+    if exclude_deterministic and isinstance(sites, dict):
+        last = attrgetter(field)(mcmc.last_state)
+        sites = {n: x for n, x in sites.items() if not isinstance(last, dict) or n in last}
+    arrays = dict(paths(sites, field))
+    wide = {n: x for n, x in arrays.items() if product(x.shape[2:]) > MOST_ENTRIES}
+    if wide:
+        states = states | {field: {n: x for n, x in arrays.items() if n not in wide}}
+        mcmc = holding(mcmc, arguments_of(mcmc), states, mcmc.last_state)
+        exclude_deterministic = False
+    mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
+    for name, x in wide.items():
+        _print_entries(name, host(x), prob)
+
+
+def _print_entries(name: str, x: np.ndarray, prob: float) -> None:
+    """Print quantiles over the entries of a site, and its worst entries, in NumPyro's columns."""
+    flat = x.reshape(*x.shape[:2], -1)
+    parts = np.array_split(flat, -(-flat.size // DRAWS_AT_ONCE), axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # entries that are constant
+        found = [summary({name: part}, prob)[name] for part in parts]
+    columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
+    table = np.stack(list(columns.values()), axis=1)
+    rows = {f"{q:.0%} quantile": np.nanquantile(table, q, axis=0) for q in (0.05, 0.5, 0.95)}
+    for key, sign in (("n_eff", 1), ("r_hat", -1)):
+        worst = np.argmin(np.nan_to_num(sign * columns[key], nan=np.inf))
+        index = ",".join(map(str, np.unravel_index(worst, x.shape[2:])))
+        rows[f"worst {key}, {name}[{index}]"] = table[worst]
+    title = f"{len(table)} entries of {name}"
+    width = max(map(len, (title, *rows)))
+    print(f"\n{title:>{width}}", *(f"{key:>9}" for key in columns))
+    for label, row in rows.items():
+        print(f"{label:>{width}}", *(f"{value:>9.2f}" for value in row))
+    print()
 
 
 def warn_if_unreliable(mcmc: MCMC) -> None:

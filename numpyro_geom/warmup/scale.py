@@ -40,6 +40,8 @@ OUTLIER = 1.5
 what chance explains."""
 STANDARD_ERRORS = 2.0
 """Number of standard errors of a correlation that chance may explain, at least."""
+LEAST_ERROR = 1e-3
+"""Least mean squared error that the variances of groups are taken to have."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
@@ -201,7 +203,9 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 
     In the coordinates in use, the covariance S is replaced by (n S / tau + D I) / (n + D), where n
     is the number of draws a relaxation time apart. The draws say little about S before n is several
-    times D, and I is the prior knowledge.
+    times D, and I is the prior knowledge. In place of D, a diagonal has 2, and the variances of
+    groups have 2 / e, where e is the mean squared error of the present variances, by the draws of
+    all groups together. The worst of thousands of variances from a few draws would be far off.
     """
     tau = rule_temperature(settings.temperature)
 
@@ -216,17 +220,21 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             lambda x, y: (x / count - y) / tau, scale.squares, _squares(scale, mean)
         )
 
-        def known(covariance: jax.Array, dense: bool) -> jax.Array:
-            size = covariance.shape[0]
-            unit = jnp.eye(size, dtype=mean.dtype) if dense else jnp.ones_like(covariance)
-            prior = size if dense else 2
+        def known(covariance: jax.Array, dense: bool, prior: Any = 2.0) -> jax.Array:
+            unit = jnp.ones_like(covariance)
+            if dense:
+                prior = covariance.shape[0]
+                unit = jnp.eye(prior, dtype=mean.dtype)
             return (weight * covariance + prior * unit) / (weight + prior)
 
         centre = scale.centre + times(scale.root, mean)
         if scale.is_structured:
             shared, each = covariances
             corner = roots(known(shared, True), dense=True)
-            root = scale.root.then(corner, jnp.sqrt(known(each, False)))
+            # from n draws a variance has the squared error 2 / n; the rest is of the present one
+            error = jnp.mean((each - 1) ** 2) - 2 / weight
+            prior = 2 / jnp.clip(error, LEAST_ERROR, 1.0)
+            root = scale.root.then(corner, jnp.sqrt(known(each, False, prior)))
             new = scale_about(centre, root)
         elif scale.has_both:
             new = scale_about(centre, scale.root.then(jnp.sqrt(known(covariances, False))))
