@@ -233,7 +233,13 @@ def _adapt(
             settings.layout is not None,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
-        return found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
+        found = found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
+        if algorithm.adjusted:
+            return found
+        # failed steps bound the step size, and not its ratio to what the curvature allows
+        h, *_ = algorithm.propose(found, state, seen)
+        shrink = jnp.clip(found.shrink * state.step_size / h, found.shrink, 1)
+        return found._replace(shrink=shrink.astype(found.shrink.dtype))
 
     adaptation = lazy_cond(
         due.measuring,
