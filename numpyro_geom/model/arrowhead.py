@@ -184,8 +184,13 @@ def find_layout(
         for site in sites
         if site.name in shapes
     }
-    found = (accepted(potential, x, dtype) for x in find_layouts(shapes, plates))
-    return next((layout for layout in found if layout is not None), None)
+    crossed = None
+    for layout in find_layouts(shapes, plates):
+        found, nested = accepted(potential, layout, dtype)
+        if found is not None and (nested or found.rest is None):
+            return found
+        crossed = found or crossed
+    return crossed
 
 
 def find_layouts(
@@ -254,14 +259,16 @@ def _axes(
     return next(((axis,) for axis, length in enumerate(shape) if length == size), ())
 
 
-def accepted(potential: Potential, layout: Layout, dtype: Any) -> Layout | None:
-    """The layout if its groups are groups, or as a series of times; otherwise None.
+def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout | None, bool]:
+    """The layout, and whether its outer groups contain the others.
+
+    None if its groups are no groups. If only neighbours depend on each other it is a series.
 
     A plate may as well hold the coefficients of a regression, which all rows have in common. So the
     groups are tried: the Hessian has no entry between two of them, or only between neighbours. The
     product with a random vector on some of the groups must vanish on all others. It is taken on
-    some rows, at a random place. Outer groups that do not contain the others are left out. Within a
-    transformation of JAX that hides the data there is no trial, and the answer is None.
+    some rows, at a random place. Within a transformation of JAX that hides the data there is no
+    trial, and the answer is None.
     """
     rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval():
@@ -282,7 +289,7 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> Layout | None:
 
         found = compiled(products, position, jnp.stack([on_some(k) for k in levels]))
         if is_traced(found):
-            return None
+            return None, False
         sizes = [np.abs(np.asarray(layout.parts(x)[k])) for k, x in zip(levels, found, strict=True)]
         near = some[-1] | np.roll(some[-1], 1, axis=0) | np.roll(some[-1], -1, axis=0)
 
@@ -292,14 +299,13 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> Layout | None:
 
         if layout.rest is None:
             if apart(sizes[0], some[-1]):
-                return layout
-            many = layout.num_groups >= FEWEST_TIMES
-            return replace(layout, is_series=True) if many and apart(sizes[0], near) else None
+                return layout, False
+            is_series = layout.num_groups >= FEWEST_TIMES and apart(sizes[0], near)
+            return replace(layout, is_series=True) if is_series else None, False
         if not all(map(apart, sizes, some[1:])):
-            return None
+            return None, False
         parents = compiled(lambda x: find_parents(potential, x, layout), position)
-        nested = np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED
-        return layout if nested else None
+        return layout, bool(np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED)
 
 
 def find_parents(potential: Potential, position: jax.Array, layout: Layout) -> jax.Array | None:
