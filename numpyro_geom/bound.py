@@ -235,7 +235,8 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
     model = by_rows(batch_size=settings.batch_size) if given else by_rows()
     plan = model.plan
     adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
-    for name, ((plate, _), *_) in plan.local_axes.items() if adapts else ():
+    warns = adapts and settings.expansion is None  # an expansion refuses such sites
+    for name, ((plate, _), *_) in plan.local_axes.items() if warns else ():
         rows, size = plan.batch_sizes[plate], plan.sizes[plate]
         warn_outside(
             f"site {name!r} has a value for each of the {size} rows of plate {plate!r}, and a step "

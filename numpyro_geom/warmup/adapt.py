@@ -238,7 +238,8 @@ def _adapt(
             return found
         # failed steps bound the step size, and not its ratio to what the curvature allows
         h, *_ = algorithm.propose(found, state, seen)
-        shrink = jnp.clip(found.shrink * state.step_size / h, found.shrink, 1)
+        last = state.step_size * jnp.where(state.diverging, 0.5, 1.0)
+        shrink = jnp.clip(found.shrink * last / h, found.shrink, 1)
         return found._replace(shrink=shrink.astype(found.shrink.dtype))
 
     adaptation = lazy_cond(
