@@ -29,7 +29,7 @@ from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model import start as start_of_chains
 from numpyro_geom.model.jaxprs import length
-from numpyro_geom.model.programs import compiled
+from numpyro_geom.model.programs import compiled, loop_program
 
 
 @pytest.fixture(autouse=True)
@@ -294,3 +294,13 @@ def test_other_data_of_the_same_shapes_compile_nothing(
         found.append(missed())
     assert found[0] > 10
     assert found[1] == 0
+
+
+def test_a_loop_is_traced_again_under_another_precision(programs: OrderedDict) -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        return x @ x
+
+    for precision in ("float32", "float32", "bfloat16"):
+        with jax.default_matmul_precision(precision):
+            loop_program(loop)(jnp.ones((2, 2)))
+    assert len(programs) == 2

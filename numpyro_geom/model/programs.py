@@ -103,23 +103,21 @@ def loop_program(
         nonlocal call
         static, args = args[: len(static_argnums)], args[len(static_argnums) :]
         if call is None:
-            call = find(static, args)
+            call = find(partial(fn, *static) if static else fn, args, donate_argnums - len(static))
         return call(*args)
 
-    def find(static: tuple, args: tuple) -> Callable:
-        if static:
-            once: Any = traced_once(partial(fn, *static))
-        else:  # NumPyro keeps this function from run to run
-            once = vars(fn).setdefault("_traced_once", traced_once(fn))
+    def find(fn: Callable, args: tuple, donated: int) -> Callable:
+        traced = jax.jit(fn).trace(*args)  # JAX knows it from an earlier run with the same function
+        jaxpr, shape = traced.jaxpr, traced.out_info
         if is_traced(args):
-            return once
-        traced, shape, _ = once.found(*args)
-        donated = donate_argnums - len(static)
-        program = None if is_traced(traced.consts) else _program(traced, args, shape, donated)
+            tree = jax.tree.structure(shape)
+            return lambda *args: jax.tree.unflatten(
+                tree, jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *jax.tree.leaves(args))
+            )
+        program = None if is_traced(jaxpr.consts) else _program(jaxpr, args, shape, donated)
         if program is None:
-            options = lean_options()
-            return jax.jit(partial(fn, *static), donate_argnums=donated, compiler_options=options)
-        return partial(program, traced.consts)
+            return jax.jit(fn, donate_argnums=donated, compiler_options=lean_options())
+        return partial(program, jaxpr.consts)
 
     return run
 
@@ -188,20 +186,16 @@ def traced_once(fn: Callable) -> Callable:
     """
     known: dict[Any, tuple] = {}
 
-    def found(*args: PyTree) -> tuple[ClosedJaxpr, PyTree, Callable]:
+    def run(*args: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(args)
         key = treedef, *map(jax.typeof, leaves)
         if key not in known:
             traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-            known[key] = traced, shape, jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
-        return known[key]
+            call = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
+            known[key] = call, traced.consts, jax.tree.structure(shape)
+        call, consts, result = known[key]
+        return jax.tree.unflatten(result, call(consts, *leaves))
 
-    def run(*args: PyTree) -> PyTree:
-        traced, shape, call = found(*args)
-        flat = call(traced.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), flat)
-
-    run.found = found  # type: ignore[attr-defined]
     return run
 
 
