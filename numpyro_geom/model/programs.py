@@ -107,13 +107,10 @@ def loop_program(
         return call(*args)
 
     def find(fn: Callable, args: tuple, donated: int) -> Callable:
+        if is_traced(args):
+            return fn
         traced = jax.jit(fn).trace(*args)  # JAX knows it from an earlier run with the same function
         jaxpr, shape = traced.jaxpr, traced.out_info
-        if is_traced(args):
-            tree = jax.tree.structure(shape)
-            return lambda *args: jax.tree.unflatten(
-                tree, jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *jax.tree.leaves(args))
-            )
         program = None if is_traced(jaxpr.consts) else _program(jaxpr, args, shape, donated)
         if program is None:
             return jax.jit(fn, donate_argnums=donated, compiler_options=lean_options())
