@@ -376,8 +376,10 @@ class _Walk:
 
     def _numbered(self, values: Iterable[str]) -> Iterator[str]:
         for x in values:
-            waits = isinstance(x, _Constant)
-            yield f"constant {self.constants.setdefault(x, len(self.constants))}" if waits else x
+            if isinstance(x, _Constant):
+                yield f"constant {self.constants.setdefault(x, len(self.constants))}"
+            else:
+                yield x
 
     def _equation(self, equation: JaxprEqn, values: list[str], depth: int) -> str:
         name, params = equation.primitive.name, dict(equation.params)
