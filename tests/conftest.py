@@ -35,9 +35,9 @@ def compile_quickly() -> None:
         os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{n}={x}" for n, x in quick.items())])
 
 
-# Tracing makes many small objects, and the default thresholds take a tenth of the time to look for
-# cycles among them.
-gc.set_threshold(50_000, 50, 50)
+# Tracing makes many small objects. With the threshold of 700 that Python has, a tenth of the time
+# goes into looking for cycles among them.
+gc.set_threshold(50_000)
 
 # All must be set before the first JAX computation and the first figure. Two devices, because
 # chain_method="parallel" puts each chain on its own device, and falls back if there is only one.
