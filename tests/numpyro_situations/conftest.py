@@ -9,6 +9,7 @@ other kernels it is slow. For the table all run, whatever ``-m`` says.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -43,13 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test slow with all kernels but one: the next of `KERNELS` from test to test."""
-    turns: dict[Any, int] = {}
+    turns: dict[Any, dict] = defaultdict(dict)  # of each file, so that it can run alone
     for item in items:
         given = getattr(item, "callspec", None) and item.callspec.params
         column = given and (given.get("kernel") or given.get("method"))
         if column in KERNELS:
             shared = item.get_closest_marker("one_run") is not None
-            turn = turns.setdefault(item.module if shared else item.function, len(turns))
+            turn = turns[item.module].setdefault(
+                "one run" if shared else item.function, len(turns[item.module])
+            )
             if column is not KERNELS[turn % len(KERNELS)]:
                 item.add_marker(pytest.mark.slow)
 
