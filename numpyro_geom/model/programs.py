@@ -85,7 +85,7 @@ def compiled(
 
 
 def loop_program(
-    fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int = 0
+    fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int | None = 0
 ) -> Callable:
     """`jax.jit` for the sampling loop of NumPyro, as a program that runs with equal traces share.
 
@@ -95,7 +95,7 @@ def loop_program(
     Args:
         fn: the loop, or one of its iterations.
         static_argnums: numbers of the first arguments, if they are no arrays.
-        donate_argnums: number of the argument whose memory the result may use.
+        donate_argnums: number of the argument whose memory the result may use, if any.
     """
     call: Callable | None = None
 
@@ -103,10 +103,11 @@ def loop_program(
         nonlocal call
         static, args = args[: len(static_argnums)], args[len(static_argnums) :]
         if call is None:
-            call = find(partial(fn, *static) if static else fn, args, donate_argnums - len(static))
+            donated = () if donate_argnums is None else (donate_argnums - len(static),)
+            call = find(partial(fn, *static) if static else fn, args, donated)
         return call(*args)
 
-    def find(fn: Callable, args: tuple, donated: int) -> Callable:
+    def find(fn: Callable, args: tuple, donated: tuple[int, ...]) -> Callable:
         if is_traced(args):
             return fn
         traced = jax.jit(fn).trace(*args)  # JAX knows it from an earlier run with the same function
@@ -120,7 +121,7 @@ def loop_program(
 
 
 def _program(
-    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: int | None = None
+    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: tuple[int, ...] | None = None
 ) -> Callable | None:
     """The program of a trace. None if it cannot be shared, because it calls the host."""
     traced = _with_constants_once(traced)
@@ -139,7 +140,7 @@ def _program(
         short = donated is None and work(jaxpr) < MUCH_WORK * length(jaxpr)
         _programs[key] = jax.jit(
             run,
-            donate_argnums=() if donated is None else 1 + donated,
+            donate_argnums=tuple(1 + k for k in donated or ()),
             compiler_options=_quick() if short else lean_options(),
         )
         while len(_programs) > MOST_PROGRAMS:
