@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 
-from .. import _random
 from .._linalg import balanced_roots, eigenvalues
 from .._util import key_word, lazy_cond, ravel, scattered_floats
 from ..model.derivatives import jvp, linearize, second_order
@@ -339,7 +338,7 @@ def largest_noise(
 def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
     """A position as far from 0 as a given one, for targets about equally wide in all directions."""
     distance = jnp.linalg.norm(position) / position.size**0.5
-    return distance * _random.normal(rng_key, position.shape, position.dtype)
+    return distance * random.normal(rng_key, position.shape, position.dtype)
 
 
 def diagonal_noise(
@@ -363,7 +362,7 @@ def diagonal_noise(
     flat, unravel = ravel(position)
 
     def look(k: jax.Array, total: jax.Array) -> jax.Array:
-        key = _random.fold_in(rng_key, k)
+        key = random.fold_in(rng_key, k)
         place = _elsewhere(flat, key)
         for weight, rows_fn in score_noise(key):
             rows, pull = jax.vjp(rows_fn, unravel(place))
@@ -393,7 +392,7 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     def closer(k: jax.Array, found: tuple) -> tuple:
         v, _, last = found
         which = jnp.maximum(k - POWER_STEPS + 1, 0)  # rows 0 for the direction, then 1 and 2
-        product = product_of(_random.fold_in(rng_key, which))(v)
+        product = product_of(random.fold_in(rng_key, which))(v)
         return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product
 
     nothing = jnp.zeros_like(start)
@@ -429,7 +428,7 @@ def diagonal_curvature(
         width = curvature**-0.5
 
         def look(k: jax.Array, sums: tuple) -> tuple:
-            key = _random.fold_in(rng_key, round_ * PROBES + k)
+            key = random.fold_in(rng_key, round_ * PROBES + k)
             batch = potential.curvature_batch(key)
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
@@ -481,7 +480,7 @@ def hessian_at(
 
     def product(v: PyTree) -> PyTree:
         def add(k: jax.Array, total: PyTree) -> PyTree:
-            found = jvp(grad_on(_random.fold_in(rng_key, k)), position, v)[1]
+            found = jvp(grad_on(random.fold_in(rng_key, k)), position, v)[1]
             return jax.tree.map(lambda x, y: x + y / parts, total, found)
 
         return lax.fori_loop(0, parts, add, jax.tree.map(jnp.zeros_like, v))
