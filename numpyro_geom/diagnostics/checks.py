@@ -490,7 +490,7 @@ def _mass_at(these: np.ndarray, posterior: Arrays) -> tuple[float, str]:
     if mass == 0 or not arrays:
         return mass, "mass"
     names, values = entries(arrays, MAX_ENTRIES)
-    positive = (values > 0).all((0, 1))
+    positive = np.all(values > 0, axis=(0, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.where(positive, np.log(values), values)
         squares = (values - values.mean((0, 1))) ** 2
