@@ -61,6 +61,8 @@ FARTHEST_DRIFT = 1000.0
 """Above this value drifts may only become shorter, as in a chain that starts far from the target. A
 barely unstable step never doubles the drift."""
 
+SHORTEST = 2.0**-10
+"""The smallest factor on the step size after steps that were undone."""
 CALM, KICK = 1.0, 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
 its steps, throws out a chain with a momentum. The draw is then marked, unless the chain
@@ -100,6 +102,18 @@ def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
     """Halve the step after a draw with failed steps."""
     factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
     return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
+
+
+def shortened(shorter: jax.Array, finite: jax.Array) -> jax.Array:
+    """The factor on the step size after a step.
+
+    Each step that is undone halves it, so that a chain in a place that is too narrow for its step
+    size gets out. Each step that moves the chain doubles it, up to 1. It is negative directly after
+    a step was undone: the next step starts from the same position again, and has not moved yet.
+    """
+    size = jnp.abs(shorter)
+    longer = jnp.where(shorter < 0, size, jnp.minimum(2 * size, 1))
+    return jnp.where(finite, longer, -jnp.maximum(size / 2, SHORTEST))
 
 
 class Algorithm(NamedTuple):
@@ -304,6 +318,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
     schedule, given_num_steps = settings.schedule, settings.given_num_steps
     adapting = adapts(settings, algorithm)
     watches_drift = settings.temperature > 0 and not algorithm.adjusted
+    rescues = adapting and watches_drift and schedule is None
 
     def draw(
         rng_key: jax.Array,
@@ -324,7 +339,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         many = len(jax.tree.leaves(state.z)) >= MANY_LEAVES
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, opening, failed, sums = carry
+            chain, trusted, control, t, old, old_ratio, opening, shorter, failed, sums = carry
             if settings.anchor_interval is not None:
                 control = lazy_cond(
                     t % settings.anchor_interval == 0,
@@ -339,6 +354,8 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 tau = tau * jnp.asarray(schedule.noise(t), dtype)
             if adapting:
                 h = jnp.where(moving, h, 0.0)
+            if rescues:
+                h = h * jnp.abs(shorter)
             new, report = step(key_step, seen, batch, chain, h, tau, learning)
             figures = (
                 report.energy.astype(dtype),
@@ -369,7 +386,10 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             failed = failed + (~finite | kicked)
-            return chain, trusted, control, t + 1, figures, old_ratio, opening, failed, sums
+            if rescues:
+                shorter = jnp.where(learned, shortened(shorter, finite), 1.0).astype(dtype)
+            carry = figures, old_ratio, opening, shorter, failed, sums
+            return chain, trusted, control, t + 1, *carry
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
         # the first moving step may be long, because a chain can start far from the target
@@ -377,6 +397,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
         arrived = state.i > state.adaptation.num_warmup // 16
         calm = algorithm.momentum & arrived & (ratio_before < CALM)
+        learned = state.i > state.adaptation.num_warmup
         carry = (
             start,
             state.trusted,
@@ -385,6 +406,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             ratio_before,
             jnp.zeros((), dtype),
+            state.shorter,
             jnp.zeros((), jnp.int32),
             jnp.zeros(2 + max(len(sites), 1), dtype),
         )
@@ -397,7 +419,8 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             body,
             carry,
         )
-        chain, trusted, control, taken, figures, drift_ratio, opening, failed, sums = carry
+        chain, trusted, control, taken, figures, drift_ratio, *rest = carry
+        opening, shorter, failed, sums = rest
         merged = target.merge(chain.position)  # a draw that no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
@@ -427,6 +450,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             expanded=() if target.moves_sites else position,
             trusted=trusted,
             drift_ratio=drift_ratio,
+            shorter=shorter,
             stream=stream,
             control=control,
             steps_taken=taken,

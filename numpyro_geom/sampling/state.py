@@ -170,6 +170,8 @@ class SGState(NamedTuple):
             Undone steps return to it.
         drift_ratio: squared drift of the last step over its noise; above 1,000 the smallest value
             so far. Infinite before any step.
+        shorter: factor on the step size after steps that were undone, see
+            `numpyro_geom.sampling.algorithm.shortened`; 1 in most chains.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
@@ -201,6 +203,7 @@ class SGState(NamedTuple):
     centre: PyTree
     trusted: PyTree
     drift_ratio: jax.Array
+    shorter: jax.Array
     stream: Any
     control: Any
     steps_taken: jax.Array
