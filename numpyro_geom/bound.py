@@ -89,7 +89,10 @@ class Bound:
     @property
     def built_on(self) -> dict[str, tuple[()]]:
         """The choices that depend on values of the data, see `SGState.built_on`."""
-        shares = {f"{name} {Digests().of(share)}": () for name, share in self.shares.items()}
+        shares = {
+            " ".join([name, *map(Digests().of, jax.tree.leaves(share))]): ()
+            for name, share in self.shares.items()
+        }
         choice = self.choice
         if choice is None:
             return shares

@@ -14,8 +14,8 @@ from . import _random
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
-from .model.arrowhead import Layout
-from .model.centring import MUCH, Shares, find_shares
+from .model.arrowhead import ArrowRoot, Layout
+from .model.centring import MUCH, Path, Shares, find_paths, find_shares
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -84,10 +84,18 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
         return {}
     if is_traced(state):
         return {}
-    parts = state.z, scale.centre, state.control and state.control.anchor.curvature
-    z, centre, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    curvature = state.control and state.control.anchor.curvature
+    parts = state.z, scale.centre, scale.root, curvature
+    z, centre, root, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
     unravel = ravel(z)[1]
     used, position = bound.shares, unravel(centre)
+    if any(isinstance(share, Path) for share in used.values()):
+        return used
+    layout = bound.settings.layout
+    if layout is not None and layout.is_series:
+        names = tuple(n for n, axes in zip(layout.names, layout.axes, strict=True) if axes)
+        away = compiled(_of_series, root)
+        return find_paths(bound.model, names, position, unravel(away))
     if not used:
         diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
         found = find_shares(bound.model, bound.potential(), position, diagonal)
@@ -102,6 +110,13 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
         np.abs(found[name] - used[name]).max() < ALIKE for name in used
     )
     return used if alike else found
+
+
+def _of_series(root: ArrowRoot) -> jax.Array:
+    """A draw of the times of a normal law about 0, given the shared parameters."""
+    layout = root.layout
+    draw = random.normal(random.key(0), (layout.num_groups, layout.num_local), root.blocks.dtype)
+    return root.times(layout.join(jnp.zeros(layout.num_shared, draw.dtype), draw))
 
 
 def _first(x: jax.Array) -> jax.Array:

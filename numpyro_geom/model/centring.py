@@ -12,6 +12,15 @@ is measured group by group, where the search before the first draw has ended. If
 for all groups of a site, the site stays as the model has it. Otherwise it is measured again after a
 search with the groups below a half non-centred: a search in a funnel ends at too large a scale.
 
+The times of a series depend on each other, and what follows their scale s is not one value. It is
+the sum of the squares of all innovations, of which the rows know little. With a path m, where the
+search has ended, and the scale s_0 there, the coordinates of a `Path` are
+
+    x = m + (s / s_0)^{1 - c} (u - m).
+
+They keep the neighbours of each time. The share c is that of the rows in the precision, as a mean
+over the times: innovations have 1 - c of the variance in the posterior that they have in the prior.
+
 NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
 and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
 """
@@ -19,7 +28,7 @@ and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +39,41 @@ from numpyro.primitives import Messenger
 
 from .._util import is_traced, ravel, scattered
 from .derivatives import linearize
-from .jaxprs import needed
+from .jaxprs import counts_of_scan, needed
 from .potential import Potential
 from .programs import compiled
 
 PyTree = Any
-Shares = Mapping[str, np.ndarray]
+
+
+class Path(NamedTuple):
+    """The coordinates of the values x of a series.
+
+    Attributes:
+        share: c, a scalar.
+        middle: m, in the shape of x.
+        width: s_0, in a shape that broadcasts to that of x.
+    """
+
+    share: Any
+    middle: Any
+    width: Any
+
+    def x_of(self, u: jax.Array, scale: jax.Array) -> jax.Array:
+        """X, given s."""
+        return self.middle + (scale / self.width) ** (1 - self.share) * (u - self.middle)
+
+    def u_of(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """U, given s."""
+        return self.middle + (scale / self.width) ** (self.share - 1) * (x - self.middle)
+
+    def log_det(self, scale: jax.Array) -> jax.Array:
+        """Log |dx/du|, given s."""
+        every = jnp.broadcast_to(jnp.log(scale / self.width), np.shape(self.middle))
+        return (1 - self.share) * jnp.sum(every)
+
+
+Shares = Mapping[str, np.ndarray | Path]
 
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
@@ -64,7 +102,7 @@ class InShares(Messenger):
 
     def __init__(self, fn: Any, shares: Shares) -> None:
         super().__init__(fn)
-        self.shares = shares
+        self.shares = {n: x for n, x in shares.items() if not isinstance(x, Path)}
         self.values: dict[str, jax.Array] = {}
         self._laws: dict[str, dist.Normal] = {}
 
@@ -91,6 +129,8 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     """U of the sites, from a record of the model at their values x."""
     found = {}
     for name, share in shares.items():
+        if isinstance(share, Path):
+            continue
         normal: Any = normal_of(trace[name]["fn"])
         away = trace[name]["value"] - normal.loc
         found[name] = share * normal.loc + normal.scale ** (share - 1) * away
@@ -175,3 +215,134 @@ def find_shares(
         if rounded.min() < MUCH:
             shares[name] = rounded
     return shares
+
+
+# Series
+
+
+def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Array | float]:
+    """The position with x in the place of u, for series, and log |dx/du|.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        position: of its sites.
+        rows: some rows, on which the model runs.
+    """
+    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
+    if not paths:
+        return position, 0.0
+    scales = _scales(model, position, rows, tuple(paths))
+    found = {name: path.x_of(position[name], scales[name]) for name, path in paths.items()}
+    changes = [path.log_det(scales[name]) for name, path in paths.items()]
+    return {**position, **found}, sum(changes)
+
+
+def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
+    """U of series, from a position with their values x."""
+    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
+    scales = _scales(model, position, {}, tuple(paths)) if paths else {}
+    return {name: path.u_of(position[name], scales[name]) for name, path in paths.items()}
+
+
+def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTree) -> Shares:
+    """The coordinates of series; empty for a series whose scale is known or follows from its times.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        names: sites of the series.
+        position: m, and the other sites there.
+        away: a draw of the posterior's series about the position, given the other sites.
+    """
+    plan = model.plan
+    if plan.is_random or model.on_host or model.replaced or plan.local_axes:
+        return {}
+    if any(s.discrete for s in plan.sites):
+        return {}
+    rows = jax.eval_shape(model.potential().curvature_batch, jax.random.key(0))
+    try:
+        jax.eval_shape(lambda x, rows: _scales(model, x, rows, names), position, rows)
+    except _UnknownScaleError:
+        return {}
+
+    def measured(position: PyTree, away: PyTree) -> dict[str, Path]:
+        rows = model.potential().curvature_batch(jax.random.key(0))
+        scales = _scales(model, position, rows, names)
+        here, there = (
+            model.trace(x, rows, unconstrained=True)
+            for x in (position, position | {n: position[n] + away[n] for n in names})
+        )
+        found = {}
+        for name, scale in scales.items():
+            change = (_innovations(there[name]) - _innovations(here[name])) / scale
+            found[name] = Path(1 - jnp.mean(change**2), position[name], scale)
+        return found
+
+    found = compiled(measured, position, away)
+    if is_traced(found):
+        return {}
+    paths = {}
+    for name, path in jax.tree.map(np.asarray, found).items():
+        share = np.round(np.clip(path.share, 0, 1) * STEPS) / STEPS
+        if share < MUCH and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
+            paths[name] = path._replace(share=share.astype(path.middle.dtype))
+    return paths
+
+
+class _UnknownScaleError(Exception):
+    """The scale of a series is not a function of other sites alone."""
+
+
+def _innovations(record: Mapping[str, Any]) -> jax.Array:
+    """The values of a series without what follows from the time before."""
+    law, x = record["fn"], record["value"]
+    normal = normal_of(law)
+    return jnp.diff(x, prepend=0.0) if normal is None else x - normal.loc
+
+
+def _scales(
+    model: Any, position: PyTree, rows: Any, names: tuple[str, ...]
+) -> dict[str, jax.Array]:
+    """The scale of the innovations of each series, in a shape that broadcasts to its values.
+
+    A scale that is the same at all times is taken from outside of the model's loop over times.
+    """
+    plain = model.replace(shares={})
+
+    def scales(position: PyTree, rows: Any) -> list[jax.Array]:
+        trace, found = plain.trace(position, rows, unconstrained=True), []
+        for name in names:
+            law = trace[name]["fn"] if name in trace else None
+            if isinstance(law, dist.GaussianRandomWalk):
+                found.append(jnp.asarray(law.scale)[..., None])
+            elif (normal := normal_of(law)) is not None:
+                found.append(normal.scale)
+            else:
+                raise _UnknownScaleError
+        return found
+
+    traced = jax.make_jaxpr(scales)(position, rows)
+    outside = [_outside(traced.jaxpr, out) for out in traced.jaxpr.outvars]
+    equations, variables = needed(traced.jaxpr, outside)
+    leaves, of_site = jax.tree.leaves((position, rows)), [*sorted(position)]
+    inside = {x for n, x in zip(of_site, traced.jaxpr.invars, strict=False) if n in names}
+    latent = set(traced.jaxpr.invars[: len(of_site)]) - inside
+    if variables & inside or not all(
+        latent & needed(traced.jaxpr, [out])[1] for out in outside
+    ):
+        raise _UnknownScaleError
+    jaxpr = traced.jaxpr.replace(eqns=equations, outvars=outside)
+    found = jax.core.eval_jaxpr(jaxpr, traced.consts, *leaves)
+    return dict(zip(names, found, strict=True))
+
+
+def _outside(jaxpr: Any, out: Any) -> Any:
+    """The variable that a loop returns unchanged at all of its turns, or else the given one."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name != "scan" or out not in equation.outvars:
+            continue
+        body = equation.params["jaxpr"].jaxpr
+        one = body.outvars[equation.outvars.index(out)]
+        constants = body.invars[: counts_of_scan(dict(equation.params))[0]]
+        if one in constants:
+            return equation.invars[constants.index(one)]
+    return out

@@ -120,6 +120,15 @@ def followed(
     return about(jaxpr.outvars)
 
 
+def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
+    """How many values a scan closes over, and how many it carries; removed from its parameters."""
+    if "ft_in" not in params:  # before JAX 0.12
+        return params.pop("num_consts"), params.pop("num_carry")
+    params.pop("ft_out")
+    consts, carried, _ = map(len, params.pop("ft_in").unpack())
+    return consts, carried
+
+
 def is_jaxpr(x: Any) -> bool:
     """Whether ``x`` is a program, with or without its constants."""
     return isinstance(x, (ClosedJaxpr, Jaxpr))

@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._util import PyTree, is_key, is_traced
 from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
-from .jaxprs import length, needed, work
+from .jaxprs import counts_of_scan, length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
@@ -344,7 +344,7 @@ class _Walk:
                 consts, values = values[: split[k]], values[split[k] :]
                 texts.append(self.part(part, dict(enumerate(consts)), depth + 1))
         elif name == "scan":
-            number, carried = _counts(params)
+            number, carried = counts_of_scan(params)
             consts, values = values[:number], values[number:]
             body = self.part(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1)
             texts += [f"carries {carried}", body]
@@ -431,15 +431,6 @@ class _Walk:
         except TypeError:  # no hash: equal to nothing
             number = self.objects.setdefault(object(), len(self.objects))
         return f"object {number}"
-
-
-def _counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many values a scan closes over, and how many it carries; removed from its parameters."""
-    if "ft_in" not in params:  # before JAX 0.12
-        return params.pop("num_consts"), params.pop("num_carry")
-    params.pop("ft_out")
-    consts, carried, _ = map(len, params.pop("ft_in").unpack())
-    return consts, carried
 
 
 def _has_effects(equation: JaxprEqn) -> bool:
