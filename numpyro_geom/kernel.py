@@ -27,7 +27,7 @@ from ._numpyro import Plan
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
-from .chain import decide, for_new_arguments, next_draw, shares_at, start_chains
+from .chain import decide, for_new_arguments, first_shares, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
@@ -210,10 +210,13 @@ class SGKernel(MCMCKernel):
                 bound.target(), algorithm, bound, key_state, num_warmup, position, unknown=unknown
             )
 
-        state = start(bound)
+        opening = {}
         if init_params is None and not bound.shares:
-            for _ in range(MOST_RESTARTS):
-                shares = shares_at(bound, state)
+            opening = first_shares(bound, position, batched=not single)
+        state = start(bound.with_shares(opening) if opening else bound)
+        if opening:
+            for k in range(MOST_RESTARTS):
+                shares = shares_at(bound, state, first=k == 0)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
                 self._bound = self.bound.with_shares(shares)

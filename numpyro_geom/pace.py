@@ -38,6 +38,9 @@ SHOWN_FROM = 60.0
 """Seconds of a run from which the progress bar says how many are left."""
 TOLD_FROM = 600.0
 """Seconds of a run from which a warning says why."""
+UNLIKELY = 4.0
+"""In scaled coordinates a draw rarely takes a tenth of `MAX_NUM_STEPS`. The measurement compiles for
+seconds. So it is left out if so many steps would take less than this times `TOLD_FROM`."""
 SETTLED = 10.0
 """Seconds of draws before a progress bar leads to a warning. The first draws of warm-up may be much
 longer than the later ones."""
@@ -114,10 +117,13 @@ class Clock:
         longest = plan.draws * plan.repeats * most
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
         operations = gradients * _operations(potential, one)
-        if longest * chains * (LEAST_STEP + operations / SLOWEST) < TOLD_FROM:
+        told_from = TOLD_FROM
+        if settings.given_num_steps is None and settings.finds_scale:
+            told_from *= UNLIKELY
+        if longest * chains * (LEAST_STEP + operations / SLOWEST) < told_from:
             return
         step = chains * LEAST_STEP + gradients * _seconds(potential, state)
-        if longest * step < TOLD_FROM:
+        if longest * step < told_from:
             return
         if adapts(settings, algorithm) and plan.draws > 1:
             one = _measured(bound, algorithm, one)

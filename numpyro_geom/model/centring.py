@@ -27,7 +27,7 @@ and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ class Path(NamedTuple):
     """The coordinates of the values x of a series.
 
     Attributes:
-        share: c, a scalar.
+        share: c, in a shape that broadcasts to that of x.
         middle: m, in the shape of x.
         width: s_0, in a shape that broadcasts to that of x.
     """
@@ -69,8 +69,8 @@ class Path(NamedTuple):
 
     def log_det(self, scale: jax.Array) -> jax.Array:
         """Log |dx/du|, given s."""
-        every = jnp.broadcast_to(jnp.log(scale / self.width), np.shape(self.middle))
-        return (1 - self.share) * jnp.sum(every)
+        each = (1 - self.share) * jnp.log(scale / self.width)
+        return jnp.sum(jnp.broadcast_to(each, np.shape(self.middle)))
 
 
 Shares = Mapping[str, np.ndarray | Path]
@@ -142,6 +142,26 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     return found
 
 
+def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = None) -> Shares:
+    """Shares of 1 for all sites that may not be centred: u is x.
+
+    A start with them is the same program as a start with measured shares.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        position: a position of its sites.
+        series: the sites of a series, if the model is one.
+    """
+    if series is None:
+        names = _following(model, _scales_of_groups(model, position), position)
+        return {name: np.ones(position[name].shape, position[name].dtype) for name in names}
+    if not _are_usable(model, series, position):
+        return {}
+    ones = {n: np.ones([1] * position[n].ndim, position[n].dtype) for n in series}
+    zeros = {n: np.zeros(position[n].shape, position[n].dtype) for n in series}
+    return {name: Path(x, zeros[name], x) for name, x in ones.items()}
+
+
 def find_shares(
     model: Any, potential: Potential, position: PyTree, diagonal: PyTree | None = None
 ) -> Shares:
@@ -153,30 +173,8 @@ def find_shares(
         position: where the shares are measured.
         diagonal: the Hessian's diagonal there, if it is known, in the structure of ``position``.
     """
-    plan = model.plan
-    if plan.is_random or model.on_host or model.replaced or any(s.discrete for s in plan.sites):
-        return {}
-    if len(position) < 2:  # no other site determines a scale
-        return {}
-    some_rows = jax.eval_shape(potential.curvature_batch, jax.random.key(0))
-
-    def scales(position: PyTree, rows: Any) -> dict[str, jax.Array]:
-        trace = model.trace(position, rows, unconstrained=True)
-        laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
-        return {
-            name: jnp.broadcast_to(law.scale, position[name].shape)
-            for name, law in laws.items()
-            if law is not None and position[name].size > 1 and name not in plan.local_axes
-        }
-
-    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position, some_rows)
-    jaxpr = traced.jaxpr
-    latent = jaxpr.invars[: len(position)]
-    names = [
-        name
-        for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
-        if not needed(jaxpr, [out])[1].isdisjoint(latent)
-    ]
+    scales = _scales_of_groups(model, position)
+    names = _following(model, scales, position)
     if not names:
         return {}
 
@@ -222,6 +220,47 @@ def find_shares(
     return shares
 
 
+def _scales_of_groups(model: Any, position: PyTree) -> Callable[[PyTree, Any], dict]:
+    """The scales of sites with normal entries that are independent given other sites."""
+    local = model.plan.local_axes
+
+    def scales(position: PyTree, rows: Any) -> dict[str, jax.Array]:
+        trace = model.trace(position, rows, unconstrained=True)
+        laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
+        return {
+            name: jnp.broadcast_to(law.scale, position[name].shape)
+            for name, law in laws.items()
+            if law is not None and position[name].size > 1 and name not in local
+        }
+
+    return scales
+
+
+def _following(model: Any, scales: Callable, position: PyTree) -> list[str]:
+    """The sites whose scale depends on other sites."""
+    if not _may_change(model) or len(position) < 2:  # no other site determines a scale
+        return []
+    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position, _some_rows(model))
+    jaxpr = traced.jaxpr
+    latent = jaxpr.invars[: len(position)]
+    return [
+        name
+        for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
+        if not needed(jaxpr, [out])[1].isdisjoint(latent)
+    ]
+
+
+def _may_change(model: Any) -> bool:
+    """Whether sites of the model may have other coordinates."""
+    plan = model.plan
+    known = not (plan.is_random or model.on_host or model.replaced)
+    return known and not any(s.discrete for s in plan.sites)
+
+
+def _some_rows(model: Any) -> Any:
+    return jax.eval_shape(model.potential().curvature_batch, jax.random.key(0))
+
+
 # Series
 
 
@@ -258,15 +297,7 @@ def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTre
         position: m, and the other sites there.
         away: a draw of the posterior's series about the position, given the other sites.
     """
-    plan = model.plan
-    if plan.is_random or model.on_host or model.replaced or plan.local_axes:
-        return {}
-    if any(s.discrete for s in plan.sites):
-        return {}
-    rows = jax.eval_shape(model.potential().curvature_batch, jax.random.key(0))
-    try:
-        jax.eval_shape(lambda x, rows: _scales(model, x, rows, names), position, rows)
-    except _UnknownScaleError:
+    if not _are_usable(model, names, position):
         return {}
 
     def measured(position: PyTree, away: PyTree) -> dict[str, Path]:
@@ -279,7 +310,9 @@ def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTre
         found = {}
         for name, scale in scales.items():
             change = (_innovations(there[name]) - _innovations(here[name])) / scale
-            found[name] = Path(1 - jnp.mean(change**2), position[name], scale)
+            one = (1,) * change.ndim  # no scalars: they would be numbers in a program
+            share = jnp.reshape(1 - jnp.mean(change**2), one)
+            found[name] = Path(share, position[name], jnp.reshape(scale, one[scale.ndim :] + scale.shape))
         return found
 
     found = compiled(measured, position, away)
@@ -288,9 +321,20 @@ def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTre
     paths = {}
     for name, path in jax.tree.map(np.asarray, found).items():
         share = np.round(np.clip(path.share, 0, 1) * STEPS) / STEPS
-        if share < MUCH and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
+        if np.all(share < MUCH) and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
             paths[name] = path._replace(share=share.astype(path.middle.dtype))
     return paths
+
+
+def _are_usable(model: Any, names: tuple[str, ...], position: PyTree) -> bool:
+    """Whether the scales of series follow from other sites."""
+    if not _may_change(model) or model.plan.local_axes:
+        return False
+    try:
+        jax.eval_shape(lambda x, rows: _scales(model, x, rows, names), position, _some_rows(model))
+    except _UnknownScaleError:
+        return False
+    return True
 
 
 class _UnknownScaleError(Exception):
