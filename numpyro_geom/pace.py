@@ -23,7 +23,7 @@ from ._numpyro import Plan
 from ._util import are_known
 from ._warning import warn_outside
 from .bound import Bound
-from .model.jaxprs import work
+from .model.jaxprs import UNKNOWN_TURNS, work
 from .model.potential import Potential
 from .model.programs import compiled
 from .sampling.algorithm import MAX_NUM_STEPS, Algorithm, adapts
@@ -48,8 +48,6 @@ LEAST_STEP = 1e-5
 """Seconds of a step besides its gradient."""
 SLOWEST = 1e9
 """Operations per second that any machine reaches. A run that is short at this rate is not timed."""
-UNKNOWN_LOOP = 1000
-"""Turns of a loop whose length is not known, such as that of an adaptive integrator."""
 TIMED = 0.02
 """Seconds for which gradients are repeated to time one."""
 MANY_STEPS = 50
@@ -142,7 +140,7 @@ def _operations(potential: Potential, state: SGState) -> float:
         return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
 
     jaxpr = jax.make_jaxpr(gradient)(state.z, state.rng_key, state.stream).jaxpr
-    return work(jaxpr, UNKNOWN_LOOP)
+    return work(jaxpr, UNKNOWN_TURNS)
 
 
 def _seconds(potential: Potential, state: SGState) -> float:

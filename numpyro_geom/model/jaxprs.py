@@ -22,6 +22,8 @@ CALLS = (
 )  # fmt: skip
 """Operations that call a program once, with all of their inputs."""
 
+UNKNOWN_TURNS = 1000
+"""Turns of a loop whose length is not known, such as that of an adaptive integrator."""
 FACTORISATIONS = {
     "cholesky": 1 / 3, "triangular_solve": 1.0, "lu": 2 / 3, "geqrf": 4 / 3, "eigh": 9.0,
     "svd": 20.0, "eig": 25.0,

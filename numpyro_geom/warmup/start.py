@@ -133,6 +133,9 @@ LONGEST_STEP = 1.0
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
+FEW_OPERATIONS = 5e6
+"""The same with groups, up to this many operations of a gradient on all rows. A step on fewer rows
+takes four gradients of gathered rows, and the measurements for them compile for seconds."""
 FIRST_ROWS = 256
 """Rows per step from which the noise is measured, and rows per step if no measurement is possible.
 """
