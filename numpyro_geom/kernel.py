@@ -221,7 +221,7 @@ class SGKernel(MCMCKernel):
                     break
                 self._bound = self.bound.with_shares(shares)
                 bound = self.bound.on(args, kwargs)
-                state = start(bound)
+                state = start(bound.with_shares({**opening, **shares}))
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:

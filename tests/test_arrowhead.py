@@ -219,6 +219,7 @@ def test_a_random_walk_has_the_exact_moments() -> None:
     mcmc = MCMC(kernel, num_warmup=400, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(0), y)
     assert str(kernel.settings.layout) == "300 times of 1 (level) and 1 shared"
+    assert kernel.bound.shares["level"].share < 0.5
     draws = {k: np.asarray(x, np.float64)[None] for k, x in mcmc.get_samples().items()}
     draws["log_step"] = np.log(draws["step"])
     for name, (mean, sd) in walk_moments(y).items():
@@ -479,7 +480,7 @@ def test_draws_of_warm_up_widen_what_they_find_too_narrow() -> None:
     np.testing.assert_allclose(root.solve(root.times(phi)), phi, atol=1e-4)  # float32
 
 
-def test_the_second_order_is_chosen_for_many_rows() -> None:
+def test_the_second_order_is_chosen_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a normal law with a known variance are quadratic, so no noise is left.
 
     The posterior is normal: in its scaled coordinates the curvature is 1. The rows of a
@@ -496,6 +497,9 @@ def test_the_second_order_is_chosen_for_many_rows() -> None:
             numpyro.sample("y", dist.Normal(level[i // each], NOISE), obs=y[i])
 
     kernel = SGHMC(model)
+    kernel.bind(random.key(0), 100, None, (y,), {})
+    assert not kernel.bound.plan.batch_sizes  # all rows cost less than a step on some
+    monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
     state = kernel.init(random.key(0), 100, None, (y,), {})
     choice: Any = kernel.bound.choice
     assert choice.order == kernel.settings.control_variate == 2

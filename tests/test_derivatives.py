@@ -97,6 +97,23 @@ def test_products_of_rows_can_be_transposed(x64: None, name: str) -> None:
     np.testing.assert_allclose(jax.vjp(push, x)[1](u)[0], u @ jacobian, atol=100 * tolerance)
 
 
+def test_the_derivative_of_a_loop_holds_no_array_for_each_turn() -> None:
+    """A loop that reads one entry of an array in each turn: XLA would write T x T numbers."""
+    size = 64
+
+    def energy(x: jax.Array) -> jax.Array:
+        def turn(before: jax.Array, k: jax.Array) -> tuple:
+            return x[k], jnp.exp(x[k]) * before
+
+        return jnp.sum(lax.scan(turn, 1.0, jnp.arange(size))[1])
+
+    x = jnp.linspace(-1, 1, size)
+    push = linearize(jax.grad(energy), x)[1]
+    np.testing.assert_allclose(push(x), jax.jvp(jax.grad(energy), (x,), (x,))[1], rtol=1e-6)
+    assert "4096" not in str(jax.make_jaxpr(push)(x)) and "64,64" not in str(jax.make_jaxpr(push)(x))
+
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_differences_do_not_depend_on_the_length_of_the_direction(size: float) -> None:
     fn, _ = FUNCTIONS["differences"]

@@ -370,28 +370,39 @@ def _scales(
         return found
 
     traced = jax.make_jaxpr(scales)(position, rows)
-    outside = [_outside(traced.jaxpr, out) for out in traced.jaxpr.outvars]
-    equations, variables = needed(traced.jaxpr, outside)
-    leaves, of_site = jax.tree.leaves((position, rows)), [*sorted(position)]
-    inside = {x for n, x in zip(of_site, traced.jaxpr.invars, strict=False) if n in names}
-    latent = set(traced.jaxpr.invars[: len(of_site)]) - inside
-    if variables & inside or not all(
-        latent & needed(traced.jaxpr, [out])[1] for out in outside
-    ):
-        raise _UnknownScaleError
-    jaxpr = traced.jaxpr.replace(eqns=equations, outvars=outside)
-    found = jax.core.eval_jaxpr(jaxpr, traced.consts, *leaves)
-    return dict(zip(names, found, strict=True))
+    jaxpr = traced.jaxpr
+    given, finish = zip(*(_before_loops(jaxpr, out) for out in jaxpr.outvars), strict=True)
+    of_site, leaves = [*sorted(position)], jax.tree.leaves((position, rows))
+    inside = {x for n, x in zip(of_site, jaxpr.invars, strict=False) if n in names}
+    others = set(jaxpr.invars[: len(of_site)]) - inside
+    for each in given:
+        if not needed(jaxpr, each)[1] & others or needed(jaxpr, each)[1] & inside:
+            raise _UnknownScaleError
+    found = {}
+    for name, each, last in zip(names, given, finish, strict=True):
+        part = jaxpr.replace(eqns=needed(jaxpr, each)[0], outvars=each)
+        found[name] = last(jax.core.eval_jaxpr(part, traced.consts, *leaves))
+    return found
 
 
-def _outside(jaxpr: Any, out: Any) -> Any:
-    """The variable that a loop returns unchanged at all of its turns, or else the given one."""
+def _before_loops(jaxpr: Any, out: Any) -> tuple[list, Callable[[list], jax.Array]]:
+    """Variables from which a result follows, and how: from outside of a loop, if all turns agree."""
     for equation in jaxpr.eqns:
         if equation.primitive.name != "scan" or out not in equation.outvars:
             continue
-        body = equation.params["jaxpr"].jaxpr
-        one = body.outvars[equation.outvars.index(out)]
-        constants = body.invars[: counts_of_scan(dict(equation.params))[0]]
-        if one in constants:
-            return equation.invars[constants.index(one)]
-    return out
+        closed = equation.params["jaxpr"]
+        body, one = closed.jaxpr, closed.jaxpr.outvars[equation.outvars.index(out)]
+        number = counts_of_scan(dict(equation.params))[0]
+        equations, variables = needed(body, [one])
+        if variables & set(body.invars[number:]):
+            break
+        used = [k for k in range(number) if body.invars[k] in variables]
+        turn = body.replace(eqns=equations, outvars=[one])
+
+        def last(values: list) -> jax.Array:
+            known = dict(zip(used, values, strict=True))
+            inputs = [known.get(k) for k in range(len(body.invars))]
+            return jax.core.eval_jaxpr(turn, closed.consts, *inputs)[0]
+
+        return [equation.invars[k] for k in used], last
+    return [out], lambda values: values[0]
