@@ -31,7 +31,7 @@ from .chain import decide, for_new_arguments, first_shares, next_draw, shares_at
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.minibatch import AllRows, Subsampling
-from .model.programs import loop_program
+from .model.programs import loop_program, repeated
 from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
@@ -204,16 +204,19 @@ class SGKernel(MCMCKernel):
                 "draws, or a step_size"
             )
 
-        def start(bound: Bound) -> SGState:
-            unknown, algorithm = init_params is None, self.algorithm(self.settings)
+        unknown, algorithm = init_params is None, self.algorithm(self.settings)
+
+        def start(rng_key: jax.Array, position: PyTree, shares: dict) -> SGState:
+            one = bound.with_shares(shares) if shares else bound
             return start_chains(
-                bound.target(), algorithm, bound, key_state, num_warmup, position, unknown=unknown
+                one.target(), algorithm, one, rng_key, num_warmup, position, unknown=unknown
             )
 
         opening = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
-        state = start(bound.with_shares(opening) if opening else bound)
+        run = repeated(start) if opening else start
+        state = run(key_state, position, opening)
         if opening:
             for k in range(MOST_RESTARTS):
                 shares = shares_at(bound, state, first=k == 0)
@@ -221,7 +224,7 @@ class SGKernel(MCMCKernel):
                     break
                 self._bound = self.bound.with_shares(shares)
                 bound = self.bound.on(args, kwargs)
-                state = start(bound.with_shares({**opening, **shares}))
+                state = run(key_state, position, {**opening, **shares})
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:

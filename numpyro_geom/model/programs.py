@@ -84,6 +84,28 @@ def compiled(
     return jax.jit(fn)(*args) if program is None else program(traced.consts, *args)
 
 
+def repeated(fn: Callable) -> Callable:
+    """``fn`` for several calls of `compiled`, between which no closed-over value changes.
+
+    It is traced once for each structure, shape and dtype of its arguments.
+    """
+    known: dict[Any, tuple] = {}
+
+    def run(*args: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(args)
+        if is_traced(args):
+            return fn(*args)
+        key = treedef, *map(jax.typeof, leaves)
+        if key not in known:
+            traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+            hidden = is_traced(traced.consts)
+            known[key] = traced.consts, None if hidden else _program(traced, args, shape)
+        consts, program = known[key]
+        return compiled(fn, *args) if program is None else program(consts, *args)
+
+    return run
+
+
 def loop_program(
     fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int = 0
 ) -> Callable:
