@@ -116,6 +116,11 @@ def seconds_of(mcmc: MCMC) -> float | None:
     return getattr(mcmc, "_seconds", None)
 
 
+def jit_of(mcmc: MCMC) -> Callable | None:
+    """The `jax.jit` that a kernel wants for loops, if it wants one."""
+    return getattr(mcmc.sampler, "jit", None)
+
+
 def with_ends(run: Callable[..., None]) -> Callable[..., None]:
     """`MCMC.run` with calls of the kernel's ``before_run`` and ``after_run``, if there are any.
 
@@ -128,7 +133,7 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
     def to_the_end(self: MCMC, *args: Any, **kwargs: Any) -> None:
         begin = time.perf_counter()
         announce(self, plan_of(self))
-        token = _jit_of_loops.set(getattr(self.sampler, "jit", None))
+        token = _jit_of_loops.set(jit_of(self))
         try:
             run(self, *args, **kwargs)
         finally:

@@ -33,15 +33,6 @@ def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
     return from_words(jnp.stack(_pairs(rng_key, (num,)), axis=-1), rng_key)
 
 
-def fold_in(rng_key: jax.Array, data: Any) -> jax.Array:
-    """`jax.random.fold_in`."""
-    if not _written_out(rng_key):
-        return random.fold_in(rng_key, data)
-    data = jnp.asarray(data).astype(jnp.uint32)
-    pair = _threefry(words(rng_key), jnp.zeros_like(data), data)
-    return from_words(jnp.stack(pair, axis=-1), rng_key)
-
-
 def bits(rng_key: jax.Array, shape: Shape, dtype: Any = jnp.uint32) -> jax.Array:
     """`jax.random.bits` of 32 or 64 bits."""
     if not _written_out(rng_key):

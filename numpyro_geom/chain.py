@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax, random
 from numpyro.util import is_prng_key
 
-from . import _random
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
@@ -85,10 +84,14 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     """
     if is_traced(state):
         return {}
-    used, scale = bound.shares, state.scale
+    used: Any = bound.shares
+    model: Any = bound.model
+    scale = state.scale
     curvature = state.control and state.control.anchor.curvature
     parts: Any = state.z, scale.centre, scale.root, curvature
-    z, centre, root, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    z, centre, root, curvature = (
+        parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    )
     unravel = ravel(z)[1]
     position, plain = unravel(centre), bound.with_shares({})
     if (names := _series(bound)) is not None:
@@ -100,7 +103,7 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
         found = find_shares(plain.model, plain.potential(), position, diagonal)
         # the search in a funnel ends at too large a scale, so that shares are too large
         return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
-    values = bound.model.constrain(position)
+    values = model.constrain(position)
     found = find_shares(
         plain.model, plain.potential(), position | {name: values[name] for name in used}
     )
@@ -204,7 +207,7 @@ def init_chain(
         ValueError: if the energy is not a scalar, or the algorithm cannot use the potential.
     """
     potential = target.potential
-    key_state, key_stream, key_batch, key_dynamics = _random.split(rng_key, 4)
+    key_state, key_stream, key_batch, key_dynamics = random.split(rng_key, 4)
     position = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), position)
     dtype = jnp.result_type(*jax.tree.leaves(position))
     stream = potential.init_stream(key_stream)
@@ -224,7 +227,7 @@ def init_chain(
     start: PyTree = ravel(position)[0] if settings.moves_vector else position
     expanded: PyTree = ()
     if target.expansion is not None:
-        key_dynamics, key_factors = _random.split(key_dynamics)
+        key_dynamics, key_factors = random.split(key_dynamics)
         start = expanded = target.expansion.init(key_factors, position)
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
     count = jnp.zeros((), jnp.int32)
@@ -262,7 +265,7 @@ def init_chain(
         seed=_key_data(rng_key),
         rng_key=key_state,
     )
-    key_search = _random.split(key_state, 4)[3]
+    key_search = random.split(key_state, 4)[3]
     anchors = target.controlled and settings.anchor_interval is None
     searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
     often = moving and settings.starts_anywhere
@@ -290,7 +293,7 @@ def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
 
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
-    rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
+    rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
     if settings.learns_scale:
         state = heed_draws(state, due, settings, algorithm)
@@ -318,7 +321,7 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
         state = state._replace(control=control)
     potential = target.with_control(state.control)
     state = moved_to(target, state, state.z)
-    batch, _ = potential.draw(_random.fold_in(state.rng_key, 1), state.stream)
+    batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
     energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype
     unknown = jnp.full_like(state.drift_ratio, jnp.inf)

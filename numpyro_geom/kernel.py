@@ -27,9 +27,10 @@ from ._numpyro import Plan
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
-from .chain import decide, for_new_arguments, first_shares, next_draw, shares_at, start_chains
+from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
+from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
 from .model.programs import loop_program, repeated
 from .pace import Clock
@@ -206,13 +207,13 @@ class SGKernel(MCMCKernel):
 
         unknown, algorithm = init_params is None, self.algorithm(self.settings)
 
-        def start(rng_key: jax.Array, position: PyTree, shares: dict) -> SGState:
+        def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:
             one = bound.with_shares(shares) if shares else bound
             return start_chains(
                 one.target(), algorithm, one, rng_key, num_warmup, position, unknown=unknown
             )
 
-        opening = {}
+        opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
         run = repeated(start) if opening else start

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 from numpyro.util import is_prng_key
 
-from . import _random
 from ._numpyro import Plan
 from ._util import are_known
 from ._warning import warn_outside
@@ -39,7 +38,7 @@ SHOWN_FROM = 60.0
 TOLD_FROM = 600.0
 """Seconds of a run from which a warning says why."""
 UNLIKELY = 4.0
-"""In scaled coordinates a draw rarely takes a tenth of `MAX_NUM_STEPS`. The measurement compiles for
+"""In scaled coordinates a draw rarely takes a tenth of `MAX_NUM_STEPS`, and measuring compiles for
 seconds. So it is left out if so many steps would take less than this times `TOLD_FROM`."""
 SETTLED = 10.0
 """Seconds of draws before a progress bar leads to a warning. The first draws of warm-up may be much
@@ -149,7 +148,7 @@ def _seconds(potential: Potential, state: SGState) -> float:
     def repeated(state: SGState, count: jax.Array) -> PyTree:
         def step(k: jax.Array, carry: tuple) -> tuple:
             position, stream = carry
-            batch, stream = potential.draw(_random.fold_in(state.rng_key, k), stream)
+            batch, stream = potential.draw(random.fold_in(state.rng_key, k), stream)
             grad = jax.grad(potential.energy)(position, batch)
             # no compiler knows that this is the position
             return jax.tree.map(lambda x, g: x + (0 * g).astype(x.dtype), position, grad), stream

@@ -26,11 +26,18 @@ def compile_quickly() -> None:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     chosen = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"].lower()
     jax.config.update("jax_disable_most_optimizations", chosen not in ("0", "false", "off"))
-    # XLA ends a process that sets an unknown flag: jaxlib 0.12 has no such emitters
-    name, flags = "xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
-    if name not in flags and (0, 8) <= jaxlib.version.__version_info__[:2] <= (0, 10):
-        os.environ["XLA_FLAGS"] = f"{flags} --{name}=false"
+    # XLA ends a process that sets an unknown flag: jaxlib 0.12 has no such emitters. One module of
+    # LLVM a program instead of 32, made for many cores, takes a tenth off.
+    flags = os.environ.get("XLA_FLAGS", "")
+    quick = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+    if (0, 8) <= jaxlib.version.__version_info__[:2] <= (0, 10):
+        quick = {name: value for name, value in quick.items() if name not in flags}
+        os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{n}={x}" for n, x in quick.items())])
 
+
+# Tracing makes many small objects. With the threshold of 700 that Python has, a tenth of the time
+# goes into looking for cycles among them.
+gc.set_threshold(50_000)
 
 # All must be set before the first JAX computation and the first figure. Two devices, because
 # chain_method="parallel" puts each chain on its own device, and falls back if there is only one.

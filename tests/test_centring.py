@@ -72,7 +72,9 @@ def test_a_density_of_series_in_other_coordinates(x64: None) -> None:
         numpyro.deterministic("sum", b.sum())
 
     position = {"a": 3, "b": 4, "tau": (), "width": ()}
-    position = {n: random.normal(random.key(len(n)), np.empty(x).shape) for n, x in position.items()}
+    position = {
+        n: random.normal(random.key(len(n)), np.empty(x).shape) for n, x in position.items()
+    }
     shares = {
         "a": Path(np.full(1, 0.3), np.arange(3.0), np.full(1, 0.7)),
         "b": Path(np.zeros(1), np.ones(4), np.full(1, 1.2)),
@@ -179,7 +181,9 @@ def test_the_share_of_a_series_is_its_mean_over_frequencies(step: Any, found: bo
     model = read(series, (step, jnp.zeros(size)))
     differences = np.eye(size) - np.eye(size, k=-1)
     precision = differences.T @ differences / tau**2 + np.eye(size)
-    away = np.linalg.solve(np.linalg.cholesky(precision).T, np.random.default_rng(0).normal(size=size))
+    away = np.linalg.solve(
+        np.linalg.cholesky(precision).T, np.random.default_rng(0).normal(size=size)
+    )
     position = {"level": jnp.ones(size), "tau": jnp.log(tau)}
     paths = find_paths(model, ("level",), position, {"level": jnp.asarray(away, jnp.float32)})
     assert bool(paths) is found

@@ -18,8 +18,6 @@ from numpyro_geom.diagnostics.comparison import _wasserstein, scalar_differences
 from numpyro_geom.diagnostics.draws import Scalars, read_draws
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
 
-pytestmark = pytest.mark.arviz
-
 
 def autoregressive(
     rng: np.random.Generator, correlation: float, chains: int, draws: int, scalars: int
@@ -193,6 +191,7 @@ def model(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mu, s[0] + s[1]), obs=y[i])
 
 
+@pytest.mark.arviz
 def test_runs_exports_and_dicts_give_the_same() -> None:
     y = 1 + jax.random.normal(jax.random.key(0), (20,))
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
@@ -238,6 +237,7 @@ def ended(draws: Any) -> MCMC:
     return as_if_run(MCMC(NUTS(model), num_warmup=0, num_samples=1, progress_bar=False), draws)
 
 
+@pytest.mark.arviz
 def test_names_with_a_slash_are_those_of_exports() -> None:
     import arviz as az
 

@@ -25,8 +25,6 @@ from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
 from numpyro_geom.diagnostics.record import RunRecord
 
-pytestmark = pytest.mark.arviz
-
 SD = np.array([1.0, 0.1, 3.0])
 CHAINS, DRAWS = 4, 500
 
@@ -211,6 +209,7 @@ def test_gradients_that_never_change_are_flagged() -> None:
         assert sd.ok is False
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_chain_that_moves_at_half_time_is_not_fine(follows: bool) -> None:
     z = normal(4, 500, 2)
@@ -279,6 +278,7 @@ def test_few_or_unknown_weights_say_nothing() -> None:
     assert [check.ok for check in weight_checks(**lost)] == [False, False]
 
 
+@pytest.mark.arviz
 def test_the_report_of_a_guide_shows_what_weights_say() -> None:
     given = weighted(0.0, 1.25)
     stats = {"success": np.ones((1, 2000), bool), "log_weight": given["log_weight"]}
@@ -304,6 +304,7 @@ def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(gam
     assert "gamma" not in plain.advice
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("chains", [2, 4])
 def test_chains_that_stand_still_apart_disagree(chains: int) -> None:
     # within the chains there is no variance but rounding
@@ -390,6 +391,7 @@ def test_gradients_at_draws_are_those_of_the_density() -> None:
 # The report
 
 
+@pytest.mark.arviz
 def test_a_run_and_its_export_give_the_same_checks() -> None:
     direct, exported, _ = reports()
     assert direct.checks == exported.checks
@@ -419,6 +421,7 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
     assert direct.to_dataframe().index.is_unique
 
 
+@pytest.mark.arviz
 def test_figures_are_those_of_the_run() -> None:
     import arviz as az
 
@@ -496,6 +499,7 @@ def test_a_step_size_that_is_too_large_is_flagged() -> None:
     assert "bias of variances, both" in flagged
 
 
+@pytest.mark.arviz
 def test_chains_that_disagree_or_are_too_short_are_flagged() -> None:
     good = idata_of({"x": normal(4, 500, 2)})
     assert diagnose(good).ok
@@ -517,6 +521,7 @@ def test_chains_that_disagree_or_are_too_short_are_flagged() -> None:
 
 
 # 2,000 independent values with standard deviation 0.5: the error of their mean is 0.011
+@pytest.mark.arviz
 @pytest.mark.parametrize(("mean", "ok"), [(1.0, True), (1.09, True), (1.2, False), (0.8, False)])
 def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -> None:
     values = 2 * (mean + 0.5 * normal(4, 500))
@@ -533,6 +538,7 @@ def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -
     assert lines[0].error == pytest.approx(2 * 0.5 / 2000**0.5, rel=0.25)
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize(
     ("attrs", "name", "ok"),
     [
@@ -553,6 +559,7 @@ def test_lines_from_attributes(attrs: dict, name: str, ok: bool) -> None:
     assert found.ok is ok
 
 
+@pytest.mark.arviz
 def test_lines_from_sample_stats() -> None:
     stats = {
         "diverging": np.arange(40).reshape(4, 10) == 7,
@@ -643,6 +650,7 @@ def test_the_verdict_names_the_cause_and_no_symptom(names: list, cause: str) -> 
         assert f"{cause} (" in Report(tuple(ordered)).verdict
 
 
+@pytest.mark.arviz
 def test_chains_that_stand_still_are_flagged_and_blame_no_gradient() -> None:
     still = np.full((2, 50, 1), 3.0)
     stats = {"configurational_temperature": np.zeros((2, 50))}
@@ -652,6 +660,7 @@ def test_chains_that_stand_still_are_flagged_and_blame_no_gradient() -> None:
     assert moments_of(still, still) == []
 
 
+@pytest.mark.arviz
 def test_only_some_variables() -> None:
     bad = normal(4, 500) + np.arange(4)[:, None]
     idata = idata_of({"x": normal(4, 500), "y": bad})
@@ -666,6 +675,7 @@ def test_only_some_variables() -> None:
 # Sources that say little
 
 
+@pytest.mark.arviz
 def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
     assert [line.name for line in diagnose(idata_of({"x": normal(4, 500)})).checks] == [
         "R-hat",
@@ -674,6 +684,7 @@ def test_without_sample_stats_there_are_still_lines_on_draws() -> None:
     ]
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize(
     ("values", "name"),
     [
@@ -688,12 +699,14 @@ def test_draws_of_which_nothing_can_be_said(values: np.ndarray, name: str) -> No
     assert not found.ok
 
 
+@pytest.mark.arviz
 def test_one_chain_has_no_rhat(capsys: pytest.CaptureFixture) -> None:
     names = [line.name for line in diagnose(idata_of({"x": normal(1, 500)})).checks]
     assert names == ["effective sample size, bulk", "effective sample size, tail"]
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.arviz
 def test_chains_that_stand_still_at_different_places_are_flagged() -> None:
     found = diagnose(idata_of({"x": np.repeat(np.arange(4.0)[:, None], 50, 1)}))
     assert line(found, "R-hat").ok is False
@@ -705,6 +718,7 @@ def test_other_sources_are_refused(bad: Any) -> None:
         diagnose(bad)
 
 
+@pytest.mark.arviz
 def test_no_variables_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"expected names of variables, got none: the posterior has \['x'\]"
@@ -712,6 +726,7 @@ def test_no_variables_are_refused() -> None:
         diagnose(idata_of({"x": normal(2, 20)}), var_names=[])
 
 
+@pytest.mark.arviz
 def test_what_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"has not run: call `mcmc.run\(rng_key, ...\)` first"):
         diagnose(MCMC(SGRLD(rows), num_warmup=1, num_samples=1))

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax import monitoring, random
+from jax import lax, monitoring, random
 from jax.experimental.compilation_cache import compilation_cache
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
@@ -304,3 +304,25 @@ def test_a_loop_is_traced_again_under_another_precision(programs: OrderedDict) -
         with jax.default_matmul_precision(precision):
             loop_program(loop)(jnp.ones((2, 2)))
     assert len(programs) == 2
+
+
+def test_how_often_constants_stand_in_a_trace_does_not_count(programs: OrderedDict) -> None:
+    """JAX's caches decide which of an array's views are constants, and in what order."""
+    data, other = jnp.arange(3.0), jnp.ones(3)
+
+    def of(first: Any, second: Any, unused: Any) -> Callable:
+        def loop(x: jax.Array) -> jax.Array:
+            def step(x: jax.Array, _: None) -> tuple:
+                _ = unused + x
+                return 2 * x + other + x * first + second, None
+
+            return lax.scan(step, x, None, length=2)[0]
+
+        return loop_program(loop)
+
+    views = [np.asarray(data).view() for _ in range(3)]
+    expected = (data + other) * (3 + data)
+    for given in (views, [data] * 3, [views[0], views[0], views[1]]):
+        np.testing.assert_array_equal(of(*given)(jnp.zeros(3)), expected)
+    assert len(programs) == 1
+    np.testing.assert_array_equal(of(data, other, data)(jnp.zeros(3)), 2 * other * (3 + data))

@@ -33,7 +33,6 @@ from numpyro_geom.runs import files, keep, run, store
 from numpyro_geom.runs.fingerprint import changes, fingerprint
 from numpyro_geom.runs.segments import Job, Segments
 
-pytestmark = pytest.mark.arviz
 pytest.importorskip("zarr")
 
 KEY = 3
@@ -118,6 +117,7 @@ def _compiled():
 # Draws
 
 
+@pytest.mark.arviz
 def test_draws_are_those_of_mcmc_run_with_and_without_a_directory(tmp_path):
     stored, kept = go(tmp_path / "run"), go(None)
     for result in (stored, kept):
@@ -131,6 +131,7 @@ def test_draws_are_those_of_mcmc_run_with_and_without_a_directory(tmp_path):
         assert result.mcmc.get_samples()["x"].shape == (70, 3)
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("method", ["vectorized", "sequential", "parallel", jax.vmap])
 def test_chains(tmp_path, method):
     class Chains(Walk):
@@ -169,6 +170,7 @@ def group_names(idata):
     return {name.strip("/") for name in names} - {""}
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("kind", short(["sgrld", "nuts"], kept=["sgrld"]))
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     x = random.normal(random.key(1), (30, 2))
@@ -204,6 +206,7 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     assert "slope[0]" in capsys.readouterr().out
 
 
+@pytest.mark.arviz
 def test_values_are_read_when_they_are_asked_for(tmp_path):
     result = go(tmp_path)
     (tmp_path / "draws.zarr/posterior/x/c.0.1.0").unlink()
@@ -386,6 +389,7 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-3])
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("segment", [0, 2])
 def test_damaged_draws_are_done_again(tmp_path, damage, segment):

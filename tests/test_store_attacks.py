@@ -16,7 +16,6 @@ from test_runs import Walk, assert_reference, cut, go, walk
 from numpyro_geom.runs import files, keep, run, store
 from numpyro_geom.runs.segments import Segments
 
-pytestmark = pytest.mark.arviz
 pytest.importorskip("zarr")
 
 
@@ -220,6 +219,7 @@ def test_names_that_cannot_be_stored_are_refused_before_a_draw(tmp_path, monkeyp
             run(walk(kernel=kernel), random.key(0))
 
 
+@pytest.mark.arviz
 def test_names_that_can_be_stored(tmp_path):
     names = "../../x", "c/0/0", "a b\n%*", "__x"
     found = run(walk(20, kernel=Named(*names)), random.key(0), directory=tmp_path / "run")

@@ -38,8 +38,6 @@ from numpyro_geom.diagnostics.record import (
 from numpyro_geom.diagnostics.report import GROUPS, KINDS
 from numpyro_geom.diagnostics.table import WIDTH
 
-pytestmark = pytest.mark.arviz
-
 BIAS, LENGTH = "bias of variances, both", "relaxation times per chain"
 TEMPERATURE = "configurational temperature"
 CURVATURE = "largest over smallest curvature"
@@ -117,6 +115,7 @@ RUNS = {
 }
 
 
+@pytest.mark.arviz
 @pytest.mark.parametrize("kind", short(RUNS, kept=["flagged", "fine", "not measured"]))
 def test_summary_warnings_and_both_reports_show_the_same_checks(kind: str) -> None:
     mcmc = RUNS[kind]()
@@ -276,6 +275,7 @@ def test_facts_where_a_thermostat_takes_noise() -> None:
     assert found["kinetic temperature"].value == pytest.approx(kinetic_mean(mcmc))
 
 
+@pytest.mark.arviz
 def test_summary_and_export_of_an_exact_kernel(capsys: pytest.CaptureFixture) -> None:
     mcmc = run(GGMC, draws=100, target_accept=0.65)
     print_summary(mcmc)
@@ -330,6 +330,7 @@ def test_a_run_that_is_too_short() -> None:
     assert re.search(message, warnings_of(print_summary, changed(plain(), draws=6)))
 
 
+@pytest.mark.arviz
 def test_undone_steps() -> None:
     def cliff(z: jax.Array) -> jax.Array:
         return jnp.where(z > 1.0, jnp.nan, z**2 / 2)

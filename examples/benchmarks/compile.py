@@ -5,13 +5,14 @@
 A run has 300 draws of warm-up and 300 draws, so most of its time is start and compilation. Each run
 is a process of its own, and its CPU seconds are those of ``MCMC.run``. The first process compiles
 everything. The second finds the programs of the first in JAX's cache on disk. Memory is the peak of
-the first process minus its memory before the run. Prints a Markdown table and writes it to
-docs/tables/compile.md.
+the first process minus its memory before the run. The lines of each model are put into
+docs/tables/compile.md when they are measured; other lines there stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -126,6 +127,7 @@ MODELS: dict[str, Callable[[], tuple]] = {
     "student_t": lambda: regression(lambda eta, shape: dist.StudentT(1 + shape, eta, 1.0)),
     "sites_50": lambda: scalar_sites(50),
     "sites_200": lambda: scalar_sites(200),
+    "sites_1000": lambda: scalar_sites(1000),
     "network_65": network,
     "gaussian_process": gaussian_process,
 }
@@ -174,9 +176,13 @@ def rows_of(model: str) -> list[str]:
         cells = [
             f"{x:,.{n}f} | {x / b:.2f}" for x, b, n in zip(found, base, (1, 1, 0), strict=True)
         ]
-        lines.append(f"| {model.replace('_', ' ')} | {kernel} | {' | '.join(cells)} |")
+        lines.append(f"| {_title(model)} | {kernel} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return lines
+
+
+def _title(model: str) -> str:
+    return model.replace("_", " ")
 
 
 def main() -> None:
@@ -194,9 +200,13 @@ def main() -> None:
         "| ratio | megabytes | ratio |\n|---|---|---|---|---|---|---|---|"
     )
     print(head)
-    lines = [line for model in arguments.models for line in rows_of(model)]
-    if not arguments.no_table:
-        TABLE.write_text("\n".join([head, *lines]) + "\n")
+    for model in arguments.models:
+        found = rows_of(model)
+        if not arguments.no_table:
+            lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+            known = {m: [x for x in lines if x.startswith(f"| {_title(m)} |")] for m in MODELS}
+            known[model] = found
+            TABLE.write_text("\n".join([head, *itertools.chain(*known.values())]) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ include start and compilation, but not imports. The ratio is of effective draws 
 parameter) per second of the whole run. NUTS takes fewer draws where one takes long. NUTS runs a
 non-centred version of a model where that is better, see `NON_CENTRED`. Errors are of the parameters
 that all groups share: the largest difference of means in NUTS's sds, and the ratio of sds, both
-with the Monte Carlo error of both. Prints a Markdown table and writes it to
-docs/tables/hierarchies.md.
+with the Monte Carlo error of both. A line is put into docs/tables/hierarchies.md when it is
+measured; other lines there stay.
 """
 
 from __future__ import annotations
@@ -342,17 +342,23 @@ def main() -> None:
         name, kernel, num_draws = given.one
         print(json.dumps(timed(name, kernel, int(num_draws))))
         return
-    lines = [
+    head = [
         "| Model | Rows | D | SGHMC: CPU s | ESS | ESS/s | NUTS: CPU s | ESS | ESS/s | ratio "
         "| means off by, sd | sds, ratio |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    print("\n".join(lines), flush=True)
+    print("\n".join(head), flush=True)
     for name in given.models:
-        lines.append(row_of(name, given.limit))
-        print(lines[-1], flush=True)
-    if not given.no_table:
-        TABLE.write_text("\n".join(lines) + "\n")
+        line = row_of(name, given.limit)
+        print(line, flush=True)
+        if not given.no_table:
+            known = {
+                about: x for x in TABLE.read_text().splitlines() if (about := x.split(" | ")[0])
+            }
+            known[line.split(" | ")[0]] = line
+            titles = (f"| {about}" for _, about, _ in MODELS.values())
+            lines = [known[title] for title in titles if title in known]
+            TABLE.write_text("\n".join([*head, *lines]) + "\n")
 
 
 if __name__ == "__main__":

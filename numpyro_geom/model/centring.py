@@ -94,7 +94,7 @@ def normal_of(law: Any) -> dist.Normal | None:
 
 
 def _power(scale: jax.Array, exponent: Any) -> jax.Array:
-    """A power of a positive number. Derivatives of JAX's own one have several times as many lines."""
+    """A power of a positive number. Derivatives of JAX's own have several times as many lines."""
     return jnp.exp(exponent * jnp.log(scale))
 
 
@@ -127,7 +127,9 @@ class InShares(Messenger):
             return
         share, normal = self.shares[msg["name"]], self._laws[msg["name"]]
         away = msg["value"] - share * normal.loc
-        msg["value"] = self.values[msg["name"]] = normal.loc + _power(normal.scale, 1 - share) * away
+        msg["value"] = self.values[msg["name"]] = (
+            normal.loc + _power(normal.scale, 1 - share) * away
+        )
 
 
 def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array]:
@@ -164,7 +166,7 @@ def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = No
 
 def find_shares(
     model: Any, potential: Potential, position: PyTree, diagonal: PyTree | None = None
-) -> Shares:
+) -> dict[str, np.ndarray]:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
     Args:
@@ -312,7 +314,9 @@ def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTre
             change = (_innovations(there[name]) - _innovations(here[name])) / scale
             one = (1,) * change.ndim  # no scalars: they would be numbers in a program
             share = jnp.reshape(1 - jnp.mean(change**2), one)
-            found[name] = Path(share, position[name], jnp.reshape(scale, one[scale.ndim :] + scale.shape))
+            found[name] = Path(
+                share, position[name], jnp.reshape(scale, one[scale.ndim :] + scale.shape)
+            )
         return found
 
     found = compiled(measured, position, away)
@@ -386,23 +390,23 @@ def _scales(
 
 
 def _before_loops(jaxpr: Any, out: Any) -> tuple[list, Callable[[list], jax.Array]]:
-    """Variables from which a result follows, and how: from outside of a loop, if all turns agree."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name != "scan" or out not in equation.outvars:
-            continue
-        closed = equation.params["jaxpr"]
-        body, one = closed.jaxpr, closed.jaxpr.outvars[equation.outvars.index(out)]
-        number = counts_of_scan(dict(equation.params))[0]
-        equations, variables = needed(body, [one])
-        if variables & set(body.invars[number:]):
-            break
-        used = [k for k in range(number) if body.invars[k] in variables]
-        turn = body.replace(eqns=equations, outvars=[one])
+    """Variables from which a result follows, and how: from outside of a loop if all turns agree."""
+    scans = [e for e in jaxpr.eqns if e.primitive.name == "scan" and out in e.outvars]
+    if not scans:
+        return [out], lambda values: values[0]
+    (equation,) = scans
+    closed = equation.params["jaxpr"]
+    body, one = closed.jaxpr, closed.jaxpr.outvars[equation.outvars.index(out)]
+    number = counts_of_scan(dict(equation.params))[0]
+    equations, variables = needed(body, [one])
+    if variables & set(body.invars[number:]):
+        return [out], lambda values: values[0]
+    used = [k for k in range(number) if body.invars[k] in variables]
+    turn = body.replace(eqns=equations, outvars=[one])
 
-        def last(values: list) -> jax.Array:
-            known = dict(zip(used, values, strict=True))
-            inputs = [known.get(k) for k in range(len(body.invars))]
-            return jax.core.eval_jaxpr(turn, closed.consts, *inputs)[0]
+    def last(values: list) -> jax.Array:
+        known = dict(zip(used, values, strict=True))
+        inputs = [known.get(k) for k in range(len(body.invars))]
+        return jax.core.eval_jaxpr(turn, closed.consts, *inputs)[0]
 
-        return [equation.invars[k] for k in used], last
-    return [out], lambda values: values[0]
+    return [equation.invars[k] for k in used], last

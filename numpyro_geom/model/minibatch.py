@@ -217,7 +217,7 @@ class SubsamplePlates(Messenger):
             if msg["value"] is None and msg["kwargs"]["rng_key"] is None:  # no seed gave a key
                 key = self.indices.get(RNG_KEY)
                 key = random.key(0) if key is None else key
-                msg["value"] = _random.fold_in(key, self.keys_given)
+                msg["value"] = random.fold_in(key, self.keys_given)
             self.keys_given += 1
 
 

@@ -20,7 +20,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def compiled(
     if length(traced.jaxpr) > at_most:
         return (otherwise or fn)(*args)
     program = _program(traced, args, shape)
-    return jax.jit(fn)(*args) if program is None else program(traced.consts, *args)
+    return jax.jit(fn)(*args) if program is None else program(*args)
 
 
 def repeated(fn: Callable) -> Callable:
@@ -89,25 +89,24 @@ def repeated(fn: Callable) -> Callable:
 
     It is traced once for each structure, shape and dtype of its arguments.
     """
-    known: dict[Any, tuple] = {}
+    known: dict[Any, Callable | None] = {}
 
     def run(*args: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(args)
         if is_traced(args):
             return fn(*args)
+        leaves, treedef = jax.tree.flatten(args)
         key = treedef, *map(jax.typeof, leaves)
         if key not in known:
             traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-            hidden = is_traced(traced.consts)
-            known[key] = traced.consts, None if hidden else _program(traced, args, shape)
-        consts, program = known[key]
-        return compiled(fn, *args) if program is None else program(consts, *args)
+            known[key] = None if is_traced(traced.consts) else _program(traced, args, shape)
+        program = known[key]
+        return compiled(fn, *args) if program is None else program(*args)
 
     return run
 
 
 def loop_program(
-    fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int = 0
+    fn: Callable, static_argnums: tuple[int, ...] = (), donate_argnums: int | None = 0
 ) -> Callable:
     """`jax.jit` for the sampling loop of NumPyro, as a program that runs with equal traces share.
 
@@ -117,7 +116,7 @@ def loop_program(
     Args:
         fn: the loop, or one of its iterations.
         static_argnums: numbers of the first arguments, if they are no arrays.
-        donate_argnums: number of the argument whose memory the result may use.
+        donate_argnums: number of the argument whose memory the result may use, if any.
     """
     call: Callable | None = None
 
@@ -125,10 +124,11 @@ def loop_program(
         nonlocal call
         static, args = args[: len(static_argnums)], args[len(static_argnums) :]
         if call is None:
-            call = find(partial(fn, *static) if static else fn, args, donate_argnums - len(static))
+            donated = () if donate_argnums is None else (donate_argnums - len(static),)
+            call = find(partial(fn, *static) if static else fn, args, donated)
         return call(*args)
 
-    def find(fn: Callable, args: tuple, donated: int) -> Callable:
+    def find(fn: Callable, args: tuple, donated: tuple[int, ...]) -> Callable:
         if is_traced(args):
             return fn
         traced = jax.jit(fn).trace(*args)  # JAX knows it from an earlier run with the same function
@@ -136,25 +136,23 @@ def loop_program(
         program = None if is_traced(jaxpr.consts) else _program(jaxpr, args, shape, donated)
         if program is None:
             return jax.jit(fn, donate_argnums=donated, compiler_options=lean_options())
-        return partial(program, jaxpr.consts)
+        return program
 
     return run
 
 
 def _program(
-    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: int | None = None
+    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: tuple[int, ...] | None = None
 ) -> Callable | None:
-    """The program of a trace, as a function of its constants and arguments.
-
-    None if it cannot be shared, because it calls a function on the host.
-    """
-    key = None if traced.effects else _exact(traced.jaxpr)
+    """The program of a trace. None if it cannot be shared, because it calls the host."""
+    traced = _with_constants_once(traced)
+    key, order = (None, ()) if traced.effects else _exact(traced.jaxpr)
     if key is None:
         return None
     treedefs = jax.tree.structure(args), jax.tree.structure(shape)
     key += *treedefs, donated
     if key not in _programs:
-        jaxpr = traced.jaxpr
+        jaxpr = traced.jaxpr.replace(constvars=[traced.jaxpr.constvars[k] for k in order])
 
         def run(consts: list, *args: PyTree) -> PyTree:
             flat = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves(args))
@@ -163,13 +161,42 @@ def _program(
         short = donated is None and work(jaxpr) < MUCH_WORK * length(jaxpr)
         _programs[key] = jax.jit(
             run,
-            donate_argnums=() if donated is None else 1 + donated,
+            donate_argnums=tuple(1 + k for k in donated or ()),
             compiler_options=_quick() if short else lean_options(),
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
-    return _programs[key]
+    return partial(_programs[key], [traced.consts[k] for k in order])
+
+
+def _with_constants_once(traced: ClosedJaxpr) -> ClosedJaxpr:
+    """A trace in which no two constants are the same array, as they may be in JAX's traces."""
+    jaxpr, first = traced.jaxpr, dict[Any, Any]()
+    known = {
+        x: first.setdefault((_identity(value), str(x.aval)), x)
+        for x, value in zip(jaxpr.constvars, traced.consts, strict=True)
+    }
+    if len(first) == len(known):
+        return traced
+
+    def once(values: list) -> list:
+        return [x if isinstance(x, Literal) else known.get(x, x) for x in values]
+
+    left = [k for k, x in enumerate(jaxpr.constvars) if known[x] is x]
+    new = jaxpr.replace(
+        constvars=[jaxpr.constvars[k] for k in left],
+        eqns=[equation.replace(invars=once(equation.invars)) for equation in jaxpr.eqns],
+        outvars=once(jaxpr.outvars),
+    )
+    return ClosedJaxpr(new, [traced.consts[k] for k in left])
+
+
+def _identity(array: Any) -> Any:
+    """Equal for arrays that are views of the same memory."""
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data, array.strides
+    return id(array)
 
 
 @cache
@@ -218,18 +245,29 @@ def traced_once(fn: Callable) -> Callable:
     return run
 
 
-def _exact(jaxpr: Jaxpr) -> tuple | None:
+def _exact(jaxpr: Jaxpr) -> tuple[tuple | None, list[int]]:
     """A key that is equal for programs that can replace each other, whatever their constants are.
 
-    None if the program calls a function on the host: it differs from call to call.
+    Returns:
+        The key, or None if the program calls a function on the host: it differs from call to call.
+        Then the numbers of the constants in the order of use, which JAX's caches do not change.
     """
+    constants, arguments = jaxpr.constvars, jaxpr.invars
     walk = _Walk(Digests(), exact=True)
-    digest = walk.part(jaxpr)
+    places = {_Constant(k): k for k in range(len(constants))}
+    program = jaxpr.replace(constvars=[], invars=[*constants, *arguments])
+    digest = walk.part(program, {k: text for text, k in places.items()})
+    order = [places[text] for text in dict.fromkeys([*walk.constants, *places])]
     if walk.host:
-        return None
-    inputs = tuple(str(x.aval) for x in (*jaxpr.constvars, *jaxpr.invars))
+        return None, order
+    inputs = tuple(str(x.aval) for x in (*(constants[k] for k in order), *arguments))
     # within pmap, values belong to its mesh
-    return inputs, digest, tuple(walk.objects), jax.sharding.get_abstract_mesh()
+    mesh = jax.sharding.get_abstract_mesh()
+    return (inputs, digest, tuple(walk.objects), mesh), order
+
+
+class _Constant(str):
+    """The text of a constant, until it is used and gets a number."""
 
 
 class Program(NamedTuple):
@@ -305,6 +343,7 @@ class _Walk:
         self.arrays: dict[str, set[str]] = {}
         self.host: list[str] = []
         self.objects: dict[Any, int] = {}
+        self.constants: dict[_Constant, int] = {}
         # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
         self._left_out = NAMES | OWN_RULES if exact else NAMES | PLACES | OWN_RULES
@@ -353,7 +392,15 @@ class _Walk:
                 values[x] = f"{k} {self._type(x.aval)} {found}"
             if _has_effects(equation):
                 effects.append(found)
-        return _hash(*(value(x) for x in jaxpr.outvars), "effects", *effects)
+        results = self._numbered(value(x) for x in jaxpr.outvars)
+        return _hash(*results, "effects", *effects)
+
+    def _numbered(self, values: Iterable[str]) -> Iterator[str]:
+        for x in values:
+            if isinstance(x, _Constant):
+                yield f"constant {self.constants.setdefault(x, len(self.constants))}"
+            else:
+                yield x
 
     def _equation(self, equation: JaxprEqn, values: list[str], depth: int) -> str:
         name, params = equation.primitive.name, dict(equation.params)
@@ -384,7 +431,7 @@ class _Walk:
         # only if it differs from the setting of the whole program, which has its own digest
         elif getattr(equation.ctx, "threefry_partitionable", None) is (not self._partitionable):
             texts.append("threefry")
-        return _hash(*texts, "of", *values)
+        return _hash(*texts, "of", *self._numbered(values))
 
     def _literal(self, literal: Literal) -> str:
         aval: Any = literal.aval

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
-from .._numpyro import fields_of, traces_arguments
+from .._numpyro import fields_of, jit_of, traces_arguments
 from .._util import PyTree, is_key
 from ..model.arguments import split_arrays
 from ..model.programs import lean_options
@@ -154,9 +154,11 @@ class Segments:
             shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
         self.shapes = {name: shapes[name] for name in self.fields}
-        self.program = jax.jit(
+        self._jit = jax.jit(
             self._segment, compiler_options=lean_options(), **layout.outputs(self.start)
         )
+        own = None if layout.mesh or callable(mcmc.chain_method) else jit_of(mcmc)
+        self.program = own(self._segment, donate_argnums=None) if own else self._jit
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
         self._mapped: dict[tuple[int, int], Callable] = {}
 
@@ -171,7 +173,7 @@ class Segments:
         count = ShapeDtypeStruct((), jnp.int32)
         # JAX's debugging options add operations to a program
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-            return self.program.trace(one, count, count, self.arrays).jaxpr
+            return self._jit.trace(one, count, count, self.arrays).jaxpr
 
     def arguments(self) -> dict[int, Any]:
         """Arrays of the model among the inputs of the program, by their number."""

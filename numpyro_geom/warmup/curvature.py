@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 
-from .. import _random
 from .._linalg import balanced_roots, eigenvalues
 from .._util import key_word, lazy_cond, ravel, scattered_floats
 from ..model.derivatives import jvp, linearize, second_order
@@ -327,7 +326,7 @@ def largest_noise(
 def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
     """A position as far from 0 as a given one, for targets about equally wide in all directions."""
     distance = jnp.linalg.norm(position) / position.size**0.5
-    return distance * _random.normal(rng_key, position.shape, position.dtype)
+    return distance * random.normal(rng_key, position.shape, position.dtype)
 
 
 def _noise_of_groups(
@@ -337,7 +336,7 @@ def _noise_of_groups(
     corrected: Callable[[jax.Array, jax.Array], jax.Array],
     rng_key: jax.Array,
 ) -> jax.Array:
-    """The larger of lam_C, as `_on_other_rows` gives it, and `FAR` of the diagonal of A^{1/2} C A^{1/2}.
+    """The largest noise of many groups: lam_C of `_on_other_rows`, or `FAR` of C's diagonal.
 
     If each of many groups has few rows, a power iteration from some rows misses the group with the
     largest noise. And at any position a few groups are far from an anchor. The noise that widens a
@@ -355,7 +354,7 @@ def _noise_of_groups(
     def look(j: jax.Array, found: tuple) -> tuple:
         v, _, last, diagonal = found
         k = j - PROBES
-        key = _random.fold_in(rng_key, jnp.where(k < 0, j, jnp.maximum(k - POWER_STEPS + 1, 0)))
+        key = random.fold_in(rng_key, jnp.where(k < 0, j, jnp.maximum(k - POWER_STEPS + 1, 0)))
         place, along = unravel(_elsewhere(flat, key)), root(v)
         product, entries = jnp.zeros_like(v), jnp.zeros_like(v)
         for weight, rows_fn in score_noise(key):
@@ -396,7 +395,7 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
     def closer(k: jax.Array, found: tuple) -> tuple:
         v, _, last = found
         which = jnp.maximum(k - POWER_STEPS + 1, 0)  # rows 0 for the direction, then 1 and 2
-        product = product_of(_random.fold_in(rng_key, which))(v)
+        product = product_of(random.fold_in(rng_key, which))(v)
         return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product
 
     nothing = jnp.zeros_like(start)
@@ -432,7 +431,7 @@ def diagonal_curvature(
         width = curvature**-0.5
 
         def look(k: jax.Array, sums: tuple) -> tuple:
-            key = _random.fold_in(rng_key, round_ * PROBES + k)
+            key = random.fold_in(rng_key, round_ * PROBES + k)
             batch = potential.curvature_batch(key)
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
@@ -484,7 +483,7 @@ def hessian_at(
 
     def product(v: PyTree) -> PyTree:
         def add(k: jax.Array, total: PyTree) -> PyTree:
-            found = jvp(grad_on(_random.fold_in(rng_key, k)), position, v)[1]
+            found = jvp(grad_on(random.fold_in(rng_key, k)), position, v)[1]
             return jax.tree.map(lambda x, y: x + y / parts, total, found)
 
         return lax.fori_loop(0, parts, add, jax.tree.map(jnp.zeros_like, v))

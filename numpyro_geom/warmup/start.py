@@ -31,9 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
+from jax import lax, random
 
-from .. import _random
 from .._linalg import log_abs_det
 from .._util import (
     all_finite,
@@ -178,7 +177,7 @@ def find_bulk(
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
     target = target.in_coordinates(to_sites)
-    key_scale = _random.fold_in(rng_key, 0)
+    key_scale = random.fold_in(rng_key, 0)
     energy: Any = None
     scale: Any = ()
     ends = jnp.full(1, jnp.inf, position.dtype)
@@ -201,7 +200,7 @@ def find_bulk(
         if target.controlled:
             control = control._replace(anchor=anchor).of_order(settings.control_variate)
         typical = centre + rule_temperature(target.temperature) ** 0.5 * root.times(
-            _random.normal(key_scale, centre.shape, centre.dtype)
+            random.normal(key_scale, centre.shape, centre.dtype)
         )
         position = jnp.where(target.is_usable(typical), typical, centre) if searching else position
     elif settings.finds_scale and settings.dense_mass == LOW_RANK:
@@ -231,7 +230,7 @@ def _with_anchors(
     def closer(k: jax.Array, found: tuple) -> tuple:
         mode, control = found
         corrected = with_control_variate(potential, control.anchor, jnp.minimum(k, 1))
-        mode = search(corrected, mode, _random.fold_in(rng_key, k), target.temperature)
+        mode = search(corrected, mode, random.fold_in(rng_key, k), target.temperature)
         mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, replace_anchor(potential, control, mode)
 
@@ -299,7 +298,7 @@ def search(
 
 
 def _first(potential: Potential, position: PyTree, rng_key: jax.Array) -> _Search:
-    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(_random.fold_in(rng_key, 0))
+    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
     return _Search(_ADAM.init(position), stream, zero, zero)
 
 
@@ -312,12 +311,12 @@ def _adam(
     num_steps: Any = ROUND_STEPS,
 ) -> tuple[PyTree, jax.Array, _Search]:
     """Steps of one round: the new position, a key for the rows of its judgement, and the state."""
-    key_steps, key_rows = _random.split(_random.fold_in(rng_key, 1 + now.num_rounds))
+    key_steps, key_rows = random.split(random.fold_in(rng_key, 1 + now.num_rounds))
     rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
 
     def step(k: jax.Array, carry: tuple) -> tuple:
         current, optimiser, stream = carry
-        key_step = _random.fold_in(key_steps, k)
+        key_step = random.fold_in(key_steps, k)
         batch, stream = potential.draw(key_step, stream)
         grad = jax.grad(potential.energy)(off(current, key_step), batch)
         grad = _damped(jax.tree.map(lambda x: x / potential.num_data, grad))
@@ -385,8 +384,8 @@ def find_law(
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
     most_steps = MOST_NEWTON_STEPS if searching and exact else 1
-    key_rows, key_noise, key_adam = (_random.fold_in(rng_key, k) for k in range(3))
-    noise = _random.normal(key_noise, position.shape, position.dtype)
+    key_rows, key_noise, key_adam = (random.fold_in(rng_key, k) for k in range(3))
+    noise = random.normal(key_noise, position.shape, position.dtype)
 
     def off(place: Place) -> Callable:
         """A draw of the normal law about the position."""
@@ -481,12 +480,12 @@ def search_often(
 
     def one(carry: tuple) -> tuple:
         k, ends, kept, best = carry
-        key = _random.fold_in(rng_key, k)
-        other = _random.uniform(_random.fold_in(key, 3), position.shape, dtype)
+        key = random.fold_in(rng_key, k)
+        other = random.uniform(random.fold_in(key, 3), position.shape, dtype)
         start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
         found = find_law(target, start, key, True)
         loss = jnp.where(jnp.isfinite(found[0].loss), found[0].loss, jnp.inf)
-        chance = _random.uniform(_random.fold_in(key, 4), (), dtype)
+        chance = random.uniform(random.fold_in(key, 4), (), dtype)
         rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
         score = rare - loss / tau  # the largest one has the probability of its normal law
         better = (k == 0) | (score > best)
@@ -551,7 +550,7 @@ def find_arrow(
     potential, tau = target.potential, rule_temperature(target.temperature)
     size, dtype = position.size, position.dtype
     if searching:
-        wide = SEARCH_WIDTH * _random.normal(_random.fold_in(rng_key, 1), (size,), dtype)
+        wide = SEARCH_WIDTH * random.normal(random.fold_in(rng_key, 1), (size,), dtype)
         sides = jnp.array([1.0, -1.0], dtype)
 
         def smooth(x: jax.Array, rows: Any) -> jax.Array:
@@ -569,7 +568,7 @@ def find_arrow(
         # the closing round does not move
         k, closing, _, moves, (centre, mean, root, width, _) = carry
         width = jnp.where(closing, 0, width)
-        noise = _random.normal(_random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
+        noise = random.normal(random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
         away = width * tau**0.5 * jax.vmap(root.times)(noise)
 
         def look(offset: jax.Array) -> tuple:

@@ -3,10 +3,13 @@
     python -m pytest tests/numpyro_situations --write-table
 
 Each method is a column, each file is a section of rows, and each test is a row with its docstring.
+By default a test runs with one kernel, the next test with the next, and with the guide; with the
+other kernels it is slow. For the table all run, whatever ``-m`` says.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -30,7 +33,28 @@ results: dict[Cell, set[str]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-table", action="store_true", help=f"write {TABLE.name}")
+    parser.addoption("--write-table", action="store_true", help=f"run all, write {TABLE.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("write_table"):
+        config.option.markexpr = ""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark a test slow with all kernels but one: the next of `KERNELS` from test to test."""
+    turns: dict[Any, dict] = defaultdict(dict)  # of each file, so that it can run alone
+    for item in items:
+        given = getattr(item, "callspec", None) and item.callspec.params
+        column = given and (given.get("kernel") or given.get("method"))
+        if column in KERNELS:
+            shared = item.get_closest_marker("one_run") is not None
+            turn = turns[item.module].setdefault(
+                "one run" if shared else item.function, len(turns[item.module])
+            )
+            if column is not KERNELS[turn % len(KERNELS)]:
+                item.add_marker(pytest.mark.slow)
 
 
 def _names(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import cache
 from typing import Any
 
 import jax
@@ -26,6 +27,13 @@ def bernoulli(data: Any) -> None:
         numpyro.sample("obs", dist.Bernoulli(f).to_event(1), obs=data)
 
 
+@cache
+def fitted(guide: Any) -> tuple[Any, dict]:
+    """One guide with its mode, and what it has compiled, for the tests that do not fit again."""
+    made = guide(bernoulli)
+    return made, made.fit(KEY, DATA, num_starts=1)
+
+
 def trained(guide: Any, model: Any, *args: Any, steps: int = 300) -> tuple[Any, dict]:
     made = guide(model)
     svi = SVI(model, made, numpyro.optim.Adam(0.1), Trace_ELBO())
@@ -35,9 +43,8 @@ def trained(guide: Any, model: Any, *args: Any, steps: int = 300) -> tuple[Any, 
 def test_svi(guide: Any) -> None:
     """SVI finds the mode that `fit` finds; both keys of `params` are there"""
     made, params = trained(guide, bernoulli, DATA)
-    fitted = guide(bernoulli)
     # SVI with Adam ends within a hundredth, a fiftieth of the posterior's sd
-    np.testing.assert_allclose(params["auto_loc"], fitted.fit(KEY, DATA)["auto_loc"], atol=0.02)
+    np.testing.assert_allclose(params["auto_loc"], fitted(guide)[1]["auto_loc"], atol=0.02)
     draws = made.sample_posterior(KEY, params, sample_shape=(1000,))
     exact = (DATA.sum(0) + 1) / 12
     # the guide's own error and that of 1,000 draws of sd 0.13
@@ -59,16 +66,14 @@ def test_update(guide: Any) -> None:
 
 def test_quantiles(guide: Any) -> None:
     """`median` and `quantiles`, of a number and of a list"""
-    made = guide(bernoulli)
-    params = made.fit(KEY, DATA, num_starts=1)
+    made, params = fitted(guide)
     assert made.quantiles(params, [0.2, 0.5, 0.8])["beta"].shape == (3, 2)
     assert made.median(params)["beta"].shape == (2,)
 
 
 def test_predictive(guide: Any) -> None:
     """`Predictive` with draws, and with the guide and its params"""
-    made = guide(bernoulli)
-    params = made.fit(KEY, DATA, num_starts=1)
+    made, params = fitted(guide)
     draws = made.sample_posterior(KEY, params, sample_shape=(2, 3))
     found = Predictive(bernoulli, posterior_samples=draws, batch_ndims=2)(KEY, None)
     assert found["obs"].shape == (2, 3, 10, 2)
@@ -78,8 +83,7 @@ def test_predictive(guide: Any) -> None:
 
 def test_one_draw(guide: Any) -> None:
     """`sample_posterior` without a shape, inside of `jit` and under `vmap`"""
-    made = guide(bernoulli)
-    params = made.fit(KEY, DATA, num_starts=1)
+    made, params = fitted(guide)
     one = made.sample_posterior(KEY, params)["beta"]
     assert one.shape == (2,)
     inside = jax.jit(lambda key: made.sample_posterior(key, params)["beta"])
@@ -134,16 +138,14 @@ def test_metric_of_ones_own(guide: Any) -> None:
 
 def test_get_posterior(guide: Any, refuses: Any) -> None:
     """`get_posterior`, `get_transform`: a distribution in closed form"""
-    made = guide(bernoulli)
-    params = made.fit(KEY, DATA, num_starts=1)
+    made, params = fitted(guide)
     with refuses(NotImplementedError, "sample_posterior"):
         made.get_posterior(params)
 
 
 def test_pickle(guide: Any) -> None:
     """A pickled guide has the draws of the original"""
-    made = guide(bernoulli)
-    params = made.fit(KEY, DATA, num_starts=1)
+    made, params = fitted(guide)
     copy = pickle.loads(pickle.dumps(made))
     found = [g.sample_posterior(KEY, params, sample_shape=(3,))["beta"] for g in (made, copy)]
     np.testing.assert_allclose(*found, rtol=1e-5)

@@ -108,16 +108,19 @@ def beta_moments(a: Any, b: Any) -> tuple[Any, Any]:
     return a / (a + b), np.sqrt(a * b / (a + b + 1)) / (a + b)
 
 
+@pytest.mark.one_run
 def test_beta_bernoulli(method: Any) -> None:
     """Beta prior of a vector, Bernoulli data without a plate: the conjugate posterior"""
     posterior(method).check("heads", *beta_moments([22.1, 10.1], [10.1, 22.1]))
 
 
+@pytest.mark.one_run
 def test_dirichlet_categorical(method: Any) -> None:
     """Dirichlet prior, categorical data: the conjugate posterior"""
     posterior(method).check("shares", *beta_moments([6, 31, 16], [47, 22, 37]))
 
 
+@pytest.mark.one_run
 def test_improper(method: Any) -> None:
     """Improper priors, by `.mask(False)` and `ImproperUniform`"""
     found, n = posterior(method), len(ROWS)
@@ -141,6 +144,7 @@ def test_binomial(method: Any) -> None:
         found.check(name, *beta_moments(SUCCESSES + 1.0, TRIALS - SUCCESSES + 1.0))
 
 
+@pytest.mark.one_run
 def test_mask_and_scale(method: Any) -> None:
     """`handlers.mask(mask=False)` and `handlers.scale` around an observation; `numpyro.factor`"""
     found = posterior(method)
@@ -149,12 +153,14 @@ def test_mask_and_scale(method: Any) -> None:
     found.check("factor", 0.5, np.sqrt(0.5))
 
 
+@pytest.mark.one_run
 def test_param(method: Any) -> None:
     """A `numpyro.param` keeps its value, and what depends on it has the law of it"""
     mean = np.exp(0.5 + 0.125)
     posterior(method).check("of_param", mean, mean * np.sqrt(np.exp(0.25) - 1))
 
 
+@pytest.mark.one_run
 def test_dynamic_support(method: Any) -> None:
     """A support that depends on another site"""
     low, above = np.meshgrid(np.linspace(0, 1, 201), np.linspace(0, 2, 401), indexing="ij")
@@ -165,6 +171,7 @@ def test_dynamic_support(method: Any) -> None:
     assert (found.draws["above"] >= found.draws["low"]).all()
 
 
+@pytest.mark.one_run
 def test_logistic_regression(method: Any) -> None:
     """Logistic regression, data closed over, a deterministic site of all rows: quadrature's law"""
     found = posterior(method)
@@ -178,6 +185,7 @@ def test_logistic_regression(method: Any) -> None:
     found.check("w", mean, np.sqrt(variance))
 
 
+@pytest.mark.one_run
 def test_lift(method: Any) -> None:
     """`handlers.lift` makes a param a latent site"""
 
