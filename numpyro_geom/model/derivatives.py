@@ -34,7 +34,8 @@ def linearize(fn: Callable[[PyTree], PyTree], position: PyTree) -> tuple[PyTree,
     if _has_placeholder(jaxpr):
         return _by_reverse_mode(fn, position)
     if _has(jaxpr, "scan"):
-        # a loop over the values of a whole series, which XLA writes in each turn
+        # in a linearised loop XLA does not see which arrays are zero, and adds all of their entries
+        # in each turn: 100 times slower for a series of 2,000 times
         return value, lambda t: jvp(fn, position, t)[1]
     return value, push
 
