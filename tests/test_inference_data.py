@@ -961,6 +961,7 @@ BAD = {
     "coords type": (dict(coords=[1]), TypeError, "coords must be a dict, got list"),
     "dims type": (dict(dims=["a"]), TypeError, "dims must be a dict, got list"),
     "labels": (dict(coords={"data": [1, 2]}), ValueError, "must have 53 labels"),
+    "dims of no site": (dict(dims={"muu": ["a"]}), ValueError, "did you mean 'mu'"),
     "too many dims": (dict(dims={"mu": ["a"]}), ValueError, "names 1 dimensions, and 'mu'"),
     "dims of two sizes": (
         dict(dims={"a": ["d"], "b": ["d"]}, constant_data={"a": np.ones(2), "b": np.ones(3)}),

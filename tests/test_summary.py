@@ -492,6 +492,14 @@ def test_failed_steps_count_by_the_mass_that_lies_there() -> None:
             assert what in found.where
 
 
+def test_failed_steps_in_the_tail_of_a_scale_count_by_its_logarithm() -> None:
+    x = np.abs(np.random.default_rng(0).standard_cauchy(size=(4, 1000)))
+    run = RunRecord({"x": x}, {"diverging": x >= np.sort(x.ravel())[-2]}, {"final_step_size": 0.1})
+    (found,) = [check for check in run_checks(run) if check.name == "draws with failed steps"]
+    assert (found.ok, found.value) == (True, 2)
+    assert "variance of log x" in found.where
+
+
 def test_advice_on_a_temperature_has_its_sign() -> None:
     for temperature, step_size, advice in (
         (1.5, "auto", "too large.* smaller bias_tolerance"),

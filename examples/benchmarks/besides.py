@@ -4,23 +4,28 @@ Kinds of models from NumPyro's issues and forum, with data generated here. Each 
 with default settings and 4 vectorized chains of 1,000 draws after 1,000 of warm-up. The table has
 the differences of means and standard deviations beyond four Monte Carlo errors of both runs, what
 `diagnose` says, and effective draws a second over those of NUTS. Prints a Markdown table and writes
-it to docs/tables/besides.md.
+it to docs/tables/besides.md. A second table, docs/tables/besides_seconds.md, has what `diagnose`,
+`to_inference_data` and `print_summary` take after a run, also for the models of compile.py.
 
-    python examples/benchmarks/besides.py --cache DIR [--models NAMES]
+    python examples/benchmarks/besides.py --cache DIR [--models NAMES] [--methods SGHMC]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compile as C
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +39,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import CircularReparam
 
-from numpyro_geom import SGHMC, diagnose
+from numpyro_geom import SGHMC, diagnose, print_summary, to_inference_data
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "besides.md"
 METHODS: dict[str, Callable[[Callable], Any]] = {
@@ -354,9 +359,39 @@ MODELS: dict[str, Callable[[], Callable]] = {
 }
 
 
+def bound(build: Callable[[], tuple]) -> Callable[[], Callable]:
+    """A model of compile.py with its arguments."""
+
+    def model() -> Callable:
+        fn, args = build()
+        return partial(fn, *args)
+
+    return model
+
+
+TIMED = MODELS | {name.replace("_", " "): bound(build) for name, build in C.MODELS.items()}
+AFTER: dict[str, Callable[[MCMC], Any]] = {
+    "diagnose": diagnose,
+    "to_inference_data": to_inference_data,
+    "print_summary": print_summary,
+}
+
+
+def after(mcmc: MCMC) -> tuple[dict[str, float], Any]:
+    """Processor seconds of each report of a run, in this order, and what `diagnose` says."""
+    seconds, results = {}, []
+    for name, report in AFTER.items():
+        begin = time.process_time()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            results.append(report(mcmc))
+        seconds[name] = time.process_time() - begin
+    return seconds, results[0]
+
+
 def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
     """One run: moments of its scalars, seconds, and flags."""
-    model = MODELS[name]()
+    model = TIMED[name]()
     begin = time.process_time()
     mcmc = MCMC(
         METHODS[method](model),
@@ -385,9 +420,7 @@ def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
         "warned": [str(x.message)[:200] for x in warned],
     }
     if method != "NUTS":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            report = diagnose(mcmc)
+        kept["after"], report = after(mcmc)
         kept["flags"] = [f"{check.name} {check.figure}" for check in report.flagged]
         kept["verdict"] = report.verdict
     path.write_text(json.dumps(kept))
@@ -442,6 +475,28 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
 
+def seconds_table(folder: Path) -> str:
+    """Processor seconds of a run and of each report of it; those beyond the run's are marked."""
+    lines = ["| model | run | " + " | ".join(AFTER) + " |", "|---|---|" + "---|" * len(AFTER)]
+    late = 0
+    for name in TIMED:
+        path = path_of(folder, name, "SGHMC")
+        found = json.loads(path.read_text()) if path.exists() else {}
+        if "after" in found:
+            run, cells = found["seconds"], []
+            for seconds in found["after"].values():
+                late += seconds > run
+                cells.append(f"**{seconds:.1f}**" if seconds > run else f"{seconds:.1f}")
+            lines.append(f"| {name} | {run:.1f} | " + " | ".join(cells) + " |")
+    return (
+        "`SGHMC(model)`, 4 vectorized chains of 1,000 draws after 1,000 of warm-up. Processor "
+        "seconds of `mcmc.run` with compiling, and of each report after it, in this order, in one "
+        f"process. {late} reports took longer than the run.\n\n"
+        + "\n".join(lines)
+        + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+    )
+
+
 def path_of(folder: Path, name: str, method: str) -> Path:
     return folder / f"{name} {method}.json"
 
@@ -450,7 +505,8 @@ def main() -> None:
     """Run what is requested and missing in the cache, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--models", help=f"some of {'; '.join(MODELS)}, separated by semicolons")
+    parser.add_argument("--models", help=f"some of {'; '.join(TIMED)}, separated by semicolons")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--seconds", type=float, default=300, help="after which a run is stopped")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "METHOD"), help="in this process")
     options = parser.parse_args()
@@ -460,7 +516,7 @@ def main() -> None:
         measure(*options.one, path_of(folder, *options.one))
         return
     for name in MODELS if options.models is None else options.models.split(";"):
-        for method in METHODS:
+        for method in options.methods:
             path = path_of(folder, name, method)
             if not path.exists():
                 command = [sys.executable, __file__, "--cache", folder, "--one", name, method]
@@ -475,10 +531,13 @@ def main() -> None:
                 if failed:
                     path.write_text(json.dumps({"failed": failed[0][:200]}))
                 print(name, method, *failed, flush=True)
-        print(line(name, {m: json.loads(path_of(folder, name, m).read_text()) for m in METHODS}))
-    text = HEADER + table(folder)
-    TABLE.write_text(text)
+    text = seconds_table(folder)
+    TABLE.with_name("besides_seconds.md").write_text(text)
     print(text)
+    if len(options.methods) == len(METHODS):
+        text = HEADER + table(folder)
+        TABLE.write_text(text)
+        print(text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 Prints a Markdown table and writes it to docs/tables/gamma.md; about an hour on two cores.
 ``--only NAME`` runs one posterior. ``--momentum`` measures `SGHMC` instead, at several step sizes
-on one banana, and writes docs/tables/gamma_momentum.md; about ten minutes.
+on one banana, and writes docs/tables/gamma_momentum.md; about ten minutes. ``--laws`` compares
+every kernel in every metric, in default settings, with the law of three curved targets in two
+dimensions, and writes docs/tables/laws.md; about half an hour of one core.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,21 @@ import numpyro
 import numpyro.distributions as dist
 import posteriors as P
 from jax import random
+from jax.scipy.stats import norm
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, SGRLD, Monge
+from numpyro_geom import (
+    GGMC,
+    ISGD,
+    SGHMC,
+    SGNHT,
+    SGRLD,
+    AdamSGLD,
+    Expansion,
+    Monge,
+    diagnose,
+)
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
 OBJECTS = {"monge": Monge(alpha2=1.0, decay=0.9)}
@@ -185,14 +202,260 @@ def momentum_table(small: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Laws of all kernels
+
+
+def banana_law(x: Any) -> Any:
+    """x1 ~ N(0, 1), x2 given x1 ~ N(x1^2 / 2, 1/4)."""
+    return norm.logpdf(x[0]) + norm.logpdf(x[1], x[0] ** 2 / 2, 0.5)
+
+
+def funnel_law(x: Any) -> Any:
+    """x1 ~ N(0, 1), x2 given x1 ~ N(0, e^x1)."""
+    return norm.logpdf(x[0]) + norm.logpdf(x[1], 0, jnp.exp(x[0] / 2))
+
+
+def student_law(x: Any) -> Any:
+    """A Student t with five degrees of freedom, the correlation .8, and scales 1 and 2."""
+    y = x[1] / 2
+    return -3.5 * jnp.log1p((x[0] ** 2 + y**2 - 1.6 * x[0] * y) / (0.36 * 5))
+
+
+LAWS: dict[str, Callable[[Any], Any]] = {
+    "banana": banana_law,
+    "funnel": funnel_law,
+    "Student t": student_law,
+}
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LAW_CHAINS, LAW_DRAWS = 16, 1000
+TOLERATED = {"mean": 0.1, "sd": 0.05, "share": 0.02}
+"""Largest errors of a right run: of a mean in sds, of an sd (relative), of a quantile's share."""
+SURE = 4
+"""Monte Carlo errors beyond which a difference is real."""
+
+
+def kernels() -> dict[str, Callable[[Callable], Any]]:
+    """Every kernel in every metric, by name."""
+    found: dict[str, Callable[[Callable], Any]] = {}
+
+    def add(kernel: Any, text: str = "", **settings: Any) -> None:
+        metric = settings.get("metric")
+        label = [kernel.__name__, metric if isinstance(metric, str) else text]
+        label += [f"{k}={v!r}" for k, v in settings.items() if isinstance(v, str | bool)][
+            isinstance(metric, str) :
+        ]
+        found[", ".join(filter(None, label))] = lambda model: kernel(model, **settings)
+
+    follows, others = Monge(1.0, 0.9), ("identity", *METRICS)
+    for kernel in (SGRLD, SGHMC, SGNHT, GGMC):
+        for metric in others:
+            add(kernel, metric=metric)
+    for metric in others:
+        add(SGRLD, metric=metric, adjusted=True)
+    for kernel in (SGRLD, SGHMC):
+        for gamma in ("corrected", "auxiliary"):
+            for metric in METRICS:
+                add(kernel, metric=metric, gamma=gamma)
+        add(kernel, "Monge(1.0, 0.9)", metric=follows)
+    for metric in METRICS:
+        add(SGRLD, metric=metric, gamma="auxiliary", adjusted=True)
+    add(SGRLD, "Monge(1.0, 0.9)", metric=follows, adjusted=True)
+    add(SGHMC, metric="identity", integrator="euler")
+    add(SGNHT, metric="identity", integrator="euler")
+    for kernel in (SGRLD, SGHMC, SGNHT, GGMC):
+        add(kernel, "Expansion()", expansion=Expansion())
+    add(AdamSGLD)
+    add(ISGD)
+    return found
+
+
+def law_model(matrix: bool) -> Callable:
+    """A model whose argument is the number of the law; one matrix if the kernel expands it."""
+    real = dist.constraints.real
+
+    def model(law: Any) -> None:
+        if matrix:
+            x = numpyro.sample("x", dist.ImproperUniform(real, (), (2, 1)))[:, 0]
+        else:
+            x = jnp.stack([numpyro.sample(n, dist.ImproperUniform(real, (), ())) for n in "ab"])
+        numpyro.factor("log density", jax.lax.switch(law, list(LAWS.values()), x))
+
+    return model
+
+
+def exact(law: Callable) -> dict[str, np.ndarray]:
+    """Means, sds and quantiles of both coordinates, by quadrature."""
+    u = np.linspace(-6, 6, 3001)
+    x, weight = 0.5 * np.sinh(u), 0.5 * np.cosh(u)
+    with jax.enable_x64(True):
+        grid = jnp.asarray(np.stack(np.meshgrid(x, x, indexing="ij")))
+        density = np.exp(np.asarray(jax.jit(law)(grid))) * np.outer(weight, weight)
+    found: dict[str, list] = {"mean": [], "sd": [], "quantiles": []}
+    for k in range(2):
+        marginal = density.sum(1 - k)
+        marginal /= marginal.sum()
+        mean = marginal @ x
+        found["mean"].append(mean)
+        found["sd"].append(np.sqrt(marginal @ (x - mean) ** 2))
+        below = np.cumsum(marginal) - marginal / 2  # the rule of the trapezoid
+        found["quantiles"].append(np.interp(SHARES, below, x))
+    return {key: np.asarray(value) for key, value in found.items()}
+
+
+def judge(x: np.ndarray, known: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """The error that is largest beyond what is tolerated and due to chance, and its own error.
+
+    Args:
+        x: draws, shape (chains, draws, 2).
+        known: from `exact`.
+
+    Returns:
+        For means (in sds), sds (relative) and shares below quantiles, (error, Monte Carlo error).
+    """
+    scaled = (x - known["mean"]) / known["sd"]
+    below = (x[..., None] < known["quantiles"]).mean(1) - np.asarray(SHARES)
+    per_chain = {
+        "mean": scaled.mean(1),
+        "sd": ((scaled - scaled.mean((0, 1))) ** 2).mean(1),
+        "share": below.reshape(len(x), -1),
+    }
+    found = {}
+    for key, values in per_chain.items():
+        value, error = values.mean(0), values.std(0, ddof=1) / len(values) ** 0.5
+        if key == "sd":
+            error, value = error / (2 * np.sqrt(value)), np.sqrt(value) - 1
+        worst = int(np.argmax(np.abs(value) - SURE * error))
+        found[key] = float(value[worst]), float(error[worst])
+    return found
+
+
+def law_cell(build: Callable, matrix: bool, law: int, known: dict, small: bool) -> dict[str, Any]:
+    """A run of a kernel on a law: its errors, what is said of it, and its effective draws."""
+    draws = 100 if small else LAW_DRAWS
+    start = time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            kernel = build(law_model(matrix))
+            mcmc = MCMC(
+                kernel,
+                num_warmup=draws,
+                num_samples=draws,
+                num_chains=LAW_CHAINS,
+                chain_method="vectorized",
+                progress_bar=False,
+            )
+            mcmc.run(random.key(law), jnp.int32(law), extra_fields=("num_steps", "num_diverging"))
+        except ValueError as error:
+            return {"refused": str(error)}
+    ran = time.process_time() - start
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = diagnose(mcmc)
+    found, extra = jax.device_get((mcmc.get_samples(True), mcmc.get_extra_fields(True)))
+    x = found["x"][..., 0] if matrix else np.stack([found["a"], found["b"]], -1)
+    x = np.asarray(x, float)
+    sizes = [effective_sample_size(f) for f in (x, (x - known["mean"]) ** 2)]
+    steps, settings = float(np.sum(extra["num_steps"])), kernel.settings
+    products = {"auxiliary": 2 if hasattr(settings, "friction") else 1, "corrected": 1}
+    gradients = steps * (1 + products.get(getattr(settings, "gamma", None), 0))
+    return judge(x, known) | {
+        "ess": float(np.nan_to_num(np.min(sizes))),
+        "gradients": gradients,
+        "failed": float(np.sum(extra["num_diverging"])) / steps,
+        "flags": [check.name for check in report.flagged],
+        "verdict": report.verdict,
+        "warned": [str(warning.message) for warning in caught],
+        "seconds": [ran, time.process_time() - start - ran],
+    }
+
+
+def is_wrong(cell: dict[str, Any]) -> bool | None:
+    """Whether an error is beyond what is tolerated and due to chance; None if chance hides it."""
+    if any(abs(cell[k][0]) - SURE * cell[k][1] > most for k, most in TOLERATED.items()):
+        return True
+    hidden = any(max(abs(cell[k][0]), 2 * cell[k][1]) > most for k, most in TOLERATED.items())
+    return None if hidden else False
+
+
+def law_text(cell: dict[str, Any] | None) -> str:
+    """A cell of the table."""
+    if cell is None:
+        return ""
+    if "refused" in cell:
+        return "refused"
+    parts = [f"{cell[k][0]:+.2f} ({cell[k][1]:.2f})" for k in ("mean", "sd")]
+    parts.append(f"{cell['share'][0]:+.3f} ({cell['share'][1]:.3f})")
+    text = "lost" if abs(cell["mean"][0]) > 10 else ", ".join(parts)
+    if is_wrong(cell):
+        text = f"**{text}**"
+    text += f"<br>{cell['ess'] / cell['gradients']:.1e}"
+    if cell["failed"] > 0:
+        text += f", {cell['failed']:.1g} failed"
+    flags = cell["flags"]
+    return text + (f"<br>!! {flags[0]}" if flags else "")
+
+
+def laws(options: Any) -> str:
+    """The Markdown table of laws."""
+    results: dict = {}
+    if options.cache and options.cache.exists():
+        results = json.loads(options.cache.read_text())
+    known = [exact(law) for law in LAWS.values()]
+    for name, build in kernels().items():
+        if options.only and not any(part in name for part in options.only):
+            continue
+        row = results.setdefault(name, {})
+        for k, law in enumerate(LAWS):
+            if law not in row:
+                cell = law_cell(build, "Expansion" in name, k, known[k], options.small)
+                row[law] = cell
+                print(name, law, cell, flush=True)
+        jax.clear_caches()
+        if options.cache:
+            options.cache.write_text(json.dumps(results))
+    cells = [c for row in results.values() for c in row.values() if "refused" not in c]
+    count = {w: [bool(c["flags"]) for c in cells if is_wrong(c) is w] for w in (True, False, None)}
+    lines = [
+        f"{LAW_CHAINS} vectorized chains of {LAW_DRAWS:,} draws after {LAW_DRAWS:,} of warm-up, "
+        "float32, one run each. A cell has the error of a mean in posterior sds, of an sd "
+        "(relative), and of the share of draws below one of five quantiles (5 to 95%), each with "
+        "its Monte Carlo error by the spread of the chains. It is the coordinate and quantile that "
+        f"is farthest beyond {SURE} Monte Carlo errors. Wrong cells are bold: farther beyond them "
+        f"than {TOLERATED['mean']}, {TOLERATED['sd']} or {TOLERATED['share']}. Then follow "
+        "effective draws of the worst mean or second moment per gradient (a product with the "
+        "Hessian counts as one), the share of failed steps, and the first check that `diagnose` "
+        "flags.",
+        "",
+        f"{len(cells)} runs: {len(count[True])} are wrong ({sum(count[True])} of them flagged), "
+        f"{len(count[False])} are right ({sum(count[False])} flagged), and for {len(count[None])} "
+        f"Monte Carlo errors are too large to say ({sum(count[None])} flagged).",
+        "",
+        "| kernel | " + " | ".join(LAWS) + " |",
+        "|---" * (1 + len(LAWS)) + "|",
+    ]
+    for name in kernels():
+        if name in results:
+            row = results[name]
+            lines.append(f"| {name} | " + " | ".join(law_text(row.get(law)) for law in LAWS) + " |")
+    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=TARGETS, action="append")
+    parser.add_argument("--only", action="append", help="a posterior, or part of a kernel's name")
     parser.add_argument("--small", action="store_true", help="a quick look, no table written")
     parser.add_argument("--cache", type=Path, help="JSON file to resume from and to write to")
     parser.add_argument("--momentum", action="store_true", help="measure SGHMC")
+    parser.add_argument("--laws", action="store_true", help="all kernels against known laws")
     options = parser.parse_args()
+    if options.laws:
+        text = laws(options)
+        print(text)
+        if not options.small:
+            TABLE.with_name("laws.md").write_text(text)
+        return
     if options.momentum:
         text = momentum_table(options.small)
         print(text)

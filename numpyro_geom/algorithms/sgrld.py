@@ -65,6 +65,8 @@ class SGRLD(SGKernel):
       error of second order in h in place of first, and none on a Gaussian.
     - ``"auxiliary"``: exp(-U / tau), at any decay. A is a function of an auxiliary gradient V
       that is part of the chain, so no Gamma is needed. The step needs second derivatives of U.
+      Its error is of first order in h: in the Wenzel metric on a funnel a mean was off by .04 and
+      .12 sd in two runs at the automatic step, and by nothing at a fifth of ``bias_tolerance``.
     - ``"corrected"``: exp(-U / tau). A moves with theta, and Gamma is the divergence of A. h must
       be so small that the running statistics follow theta.
     - ``"published"``: Gamma is scaled by 1 - decay, as in most papers. This is biased: in one

@@ -480,17 +480,24 @@ def _failed(run: RunRecord) -> Check:
 
 
 def _mass_at(these: np.ndarray, posterior: Arrays) -> tuple[float, str]:
-    """Share of these draws, or the largest share of a variance that they make up; and of what."""
+    """Share of these draws, or the largest share of a variance that they make up; and of what.
+
+    An entry that is positive counts by its logarithm: as for a half-Cauchy scale, its own variance
+    may be that of a few draws, wherever steps fail.
+    """
     mass = float(these.mean())
     arrays = {name: x for name, x in posterior.items() if x.size and x.dtype.kind == "f"}
     if mass == 0 or not arrays:
         return mass, "mass"
     names, values = entries(arrays, MAX_ENTRIES)
+    positive = np.all(values > 0, axis=(0, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(positive, np.log(values), values)
         squares = (values - values.mean((0, 1))) ** 2
         parts = np.nan_to_num(squares[these].sum(0) / squares.sum((0, 1)))
     worst = int(np.argmax(parts))
-    return max((mass, "mass"), (float(parts[worst]), f"variance of {names[worst]}"))
+    name = f"log {names[worst]}" if positive[worst] else names[worst]
+    return max((mass, "mass"), (float(parts[worst]), f"variance of {name}"))
 
 
 def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:

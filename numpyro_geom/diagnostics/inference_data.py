@@ -8,6 +8,7 @@ even if the sampler used subsamples.
 from __future__ import annotations
 
 import datetime
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -324,6 +325,12 @@ class Labels:
         self._coords = {} if coords is None else coords
         self._dims = {} if dims is None else dims
         self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}
+        known = sorted(self._variables | {stored_name(name) for name in self._sites})
+        for name in self._dims:
+            if stored_name(name) not in known:
+                close = difflib.get_close_matches(stored_name(name), known, n=1)
+                remedy = f"did you mean {close[0]!r}?" if close else f"expected some of {known}"
+                raise ValueError(f"dims names {name!r}, which is no site or variable: {remedy}")
 
     def datasets(self, run: RunRecord, created_at: str) -> dict[str, xr.Dataset]:
         """The groups that are not empty, as datasets; facts about the run are attributes."""

@@ -228,7 +228,8 @@ def diagnose(
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
       15 in the median chain. Above 15, one step size does not fit the whole posterior.
     - **other**: failed steps (divergences), if more than 2% (0.5%) of the draws, or of the variance
-      of an entry, is at draws with them; the acceptance rate, at least half of its target;
+      of an entry (of its logarithm, if it is positive), is at draws with them; the acceptance rate,
+      at least half of its target;
       clamped noise, at most 5%; for the draws of a guide, failed geodesics, the Pareto shape of
       the weights, and the means and sds without weights against those with weights, with the
       tolerances of **moments**; the number of passes over the data.
