@@ -71,6 +71,9 @@ def balanced_roots(matrix: Array) -> tuple[Array, Array]:
     """
     if matrix.size == 0:
         return matrix, matrix
+    if matrix.size == 1:  # no call of LAPACK for each of many groups
+        root = jnp.sqrt(jnp.abs(matrix))
+        return root, 1 / root
     diagonal = jnp.abs(jnp.diagonal(matrix))
     spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
     root, inverse = symmetric_roots(matrix / spread / spread[:, None])

@@ -21,6 +21,7 @@ from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
 from .model.centring import Shares
 from .model.digests import Digests
+from .model.jaxprs import UNKNOWN_TURNS, work
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
@@ -28,7 +29,7 @@ from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
 from .sampling.state import is_by_site
 from .sampling.target import Target
-from .warmup.start import FEW_ROWS, FIRST_ROWS, Choice
+from .warmup.start import FEW_OPERATIONS, FEW_ROWS, FIRST_ROWS, Choice
 
 PyTree = Any
 
@@ -89,7 +90,10 @@ class Bound:
     @property
     def built_on(self) -> dict[str, tuple[()]]:
         """The choices that depend on values of the data, see `SGState.built_on`."""
-        shares = {f"{name} {Digests().of(share)}": () for name, share in self.shares.items()}
+        shares = {
+            " ".join([name, *map(Digests().of, jax.tree.leaves(share))]): ()
+            for name, share in self.shares.items()
+        }
         choice = self.choice
         if choice is None:
             return shares
@@ -210,6 +214,10 @@ def bind(
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
     found, undecided = _resolved(bound, rows, one, num_warmup)
+    if found.layout is not None and set(undecided) == set(CHOSEN) and _is_cheap(bound, one):
+        plan = dataclasses.replace(bound.model.plan, batch_sizes={})  # type: ignore[union-attr]
+        bound = dataclasses.replace(bound, model=bound.model.replace(plan=plan))  # type: ignore
+        found, undecided = found.with_values(batch_size=None, control_variate=0), ()
     replaced = _replaced(settings, bound.plan, one)
     if bound.model is not None:
         bound = dataclasses.replace(bound, model=bound.model.replace(replaced=replaced))
@@ -322,6 +330,15 @@ def _resolved(
             "dense_mass='structured'; use control_variate=1"
         )
     return found, tuple(undecided)
+
+
+def _is_cheap(bound: Bound, position: PyTree) -> bool:
+    """Whether a gradient on all rows costs no more than a step on some of them."""
+    model = bound.model
+    if model is None or model.on_host:
+        return False
+    jaxpr = jax.make_jaxpr(jax.grad(model.energy))(position).jaxpr
+    return work(jaxpr, UNKNOWN_TURNS) <= FEW_OPERATIONS
 
 
 def _with_interval(metric: Any, plan: Subsampling | None) -> Any:

@@ -13,8 +13,8 @@ from numpyro.util import is_prng_key
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
-from .model.arrowhead import Layout
-from .model.centring import MUCH, Shares, find_shares
+from .model.arrowhead import ArrowRoot, Layout
+from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -72,28 +72,38 @@ ALIKE = 0.1
 """Shares that differ by less count as equal."""
 
 
-def shares_at(bound: Bound, state: SGState) -> Shares:
+def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
-    There are none with a scale that the user gives, and within a transformation. Shares that differ
-    little from those in use stay as they are.
+    Shares that differ little from those in use stay as they are.
+
+    Args:
+        bound: the bound model.
+        state: the state before the first draw, or the states of several chains.
+        first: whether the shares in use are those of `first_shares`.
     """
-    scale: Any = state.scale
-    if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
-        return {}
     if is_traced(state):
         return {}
-    parts = state.z, scale.centre, state.control and state.control.anchor.curvature
-    z, centre, curvature = parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    used: Any = bound.shares
+    model: Any = bound.model
+    scale = state.scale
+    curvature = state.control and state.control.anchor.curvature
+    parts: Any = state.z, scale.centre, scale.root, curvature
+    z, centre, root, curvature = (
+        parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
+    )
     unravel = ravel(z)[1]
-    used, position = bound.shares, unravel(centre)
-    if not used:
+    position, plain = unravel(centre), bound.with_shares({})
+    if (names := _series(bound)) is not None:
+        if not first:
+            return used
+        return find_paths(plain.model, names, position, unravel(compiled(_of_series, root)))
+    if first:
         diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
-        found = find_shares(bound.model, bound.potential(), position, diagonal)
+        found = find_shares(plain.model, plain.potential(), position, diagonal)
         # the search in a funnel ends at too large a scale, so that shares are too large
         return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
-    values = bound.model.constrain(position)
-    plain = bound.with_shares({})
+    values = model.constrain(position)
     found = find_shares(
         plain.model, plain.potential(), position | {name: values[name] for name in used}
     )
@@ -101,6 +111,39 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
         np.abs(found[name] - used[name]).max() < ALIKE for name in used
     )
     return used if alike else found
+
+
+def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:
+    """Shares of 1 for the sites whose shares are to be measured.
+
+    There are none with a scale that the user gives, and within a transformation.
+
+    Args:
+        bound: the bound model.
+        position: position of the chain, or of all chains in one pytree.
+        batched: whether there are several chains.
+    """
+    if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
+        return {}
+    if is_traced((position, bound.model.args, bound.model.kwargs)):
+        return {}
+    position = jax.tree.map(_first, position) if batched else position
+    return unmeasured(bound.model, position, _series(bound))
+
+
+def _series(bound: Bound) -> tuple[str, ...] | None:
+    """The sites of a series; None if the model is no series."""
+    layout = bound.settings.layout
+    if layout is None or not layout.is_series:
+        return None
+    return tuple(n for n, axes in zip(layout.names, layout.axes, strict=True) if axes)
+
+
+def _of_series(root: ArrowRoot) -> jax.Array:
+    """A draw of the times of a normal law about 0, given the shared parameters."""
+    layout = root.layout
+    draw = random.normal(random.key(0), (layout.num_groups, layout.num_local), root.blocks.dtype)
+    return root.times(layout.join(jnp.zeros(layout.num_shared, draw.dtype), draw))
 
 
 def _first(x: jax.Array) -> jax.Array:

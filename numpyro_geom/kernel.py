@@ -27,11 +27,12 @@ from ._numpyro import Plan
 from ._util import is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
-from .chain import decide, for_new_arguments, next_draw, shares_at, start_chains
+from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
+from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
-from .model.programs import loop_program
+from .model.programs import loop_program, repeated
 from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
@@ -204,21 +205,27 @@ class SGKernel(MCMCKernel):
                 "draws, or a step_size"
             )
 
-        def start(bound: Bound) -> SGState:
-            unknown, algorithm = init_params is None, self.algorithm(self.settings)
+        unknown, algorithm = init_params is None, self.algorithm(self.settings)
+
+        def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:
+            one = bound.with_shares(shares) if shares else bound
             return start_chains(
-                bound.target(), algorithm, bound, key_state, num_warmup, position, unknown=unknown
+                one.target(), algorithm, one, rng_key, num_warmup, position, unknown=unknown
             )
 
-        state = start(bound)
+        opening: Shares = {}
         if init_params is None and not bound.shares:
-            for _ in range(MOST_RESTARTS):
-                shares = shares_at(bound, state)
+            opening = first_shares(bound, position, batched=not single)
+        run = repeated(start) if opening else start
+        state = run(key_state, position, opening)
+        if opening:
+            for k in range(MOST_RESTARTS):
+                shares = shares_at(bound, state, first=k == 0)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
                 self._bound = self.bound.with_shares(shares)
                 bound = self.bound.on(args, kwargs)
-                state = start(bound)
+                state = run(key_state, position, {**opening, **shares})
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:

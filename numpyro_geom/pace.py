@@ -22,7 +22,7 @@ from ._numpyro import Plan
 from ._util import are_known
 from ._warning import warn_outside
 from .bound import Bound
-from .model.jaxprs import work
+from .model.jaxprs import UNKNOWN_TURNS, work
 from .model.potential import Potential
 from .model.programs import compiled
 from .sampling.algorithm import MAX_NUM_STEPS, Algorithm, adapts
@@ -37,6 +37,9 @@ SHOWN_FROM = 60.0
 """Seconds of a run from which the progress bar says how many are left."""
 TOLD_FROM = 600.0
 """Seconds of a run from which a warning says why."""
+UNLIKELY = 4.0
+"""In scaled coordinates a draw rarely takes a tenth of `MAX_NUM_STEPS`, and measuring compiles for
+seconds. So it is left out if so many steps would take less than this times `TOLD_FROM`."""
 SETTLED = 10.0
 """Seconds of draws before a progress bar leads to a warning. The first draws of warm-up may be much
 longer than the later ones."""
@@ -44,8 +47,6 @@ LEAST_STEP = 1e-5
 """Seconds of a step besides its gradient."""
 SLOWEST = 1e9
 """Operations per second that any machine reaches. A run that is short at this rate is not timed."""
-UNKNOWN_LOOP = 1000
-"""Turns of a loop whose length is not known, such as that of an adaptive integrator."""
 TIMED = 0.02
 """Seconds for which gradients are repeated to time one."""
 MANY_STEPS = 50
@@ -113,10 +114,13 @@ class Clock:
         longest = plan.draws * plan.repeats * most
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
         operations = gradients * _operations(potential, one)
-        if longest * chains * (LEAST_STEP + operations / SLOWEST) < TOLD_FROM:
+        told_from = TOLD_FROM
+        if settings.given_num_steps is None and settings.finds_scale:
+            told_from *= UNLIKELY
+        if longest * chains * (LEAST_STEP + operations / SLOWEST) < told_from:
             return
         step = chains * LEAST_STEP + gradients * _seconds(potential, state)
-        if longest * step < TOLD_FROM:
+        if longest * step < told_from:
             return
         if adapts(settings, algorithm) and plan.draws > 1:
             one = _measured(bound, algorithm, one)
@@ -135,7 +139,7 @@ def _operations(potential: Potential, state: SGState) -> float:
         return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
 
     jaxpr = jax.make_jaxpr(gradient)(state.z, state.rng_key, state.stream).jaxpr
-    return work(jaxpr, UNKNOWN_LOOP)
+    return work(jaxpr, UNKNOWN_TURNS)
 
 
 def _seconds(potential: Potential, state: SGState) -> float:

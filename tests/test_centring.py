@@ -11,12 +11,13 @@ import numpyro
 import pytest
 from jax import random
 from numpyro import distributions as dist
+from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 from numpyro.infer.util import log_density
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
-from numpyro_geom.model.centring import find_shares
+from numpyro_geom.model.centring import Path, find_paths, find_shares
 from numpyro_geom.model.model import read
 
 SDS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -44,7 +45,6 @@ def test_a_density_in_other_coordinates(x64: None) -> None:
         numpyro.sample("y", dist.StudentT(3, a.mean() + b, 1).to_event(2), obs=jnp.ones((2, 4)))
 
     shares = {"a": np.array([0.0, 0.3, 1.0]), "b": np.full((2, 4), 0.25)}
-    changed = read(model).replace(shares=shares)
     position = dict(zip("abmt", random.normal(random.key(0), (4,)), strict=True))
     position = {
         "a": random.normal(random.key(1), (3,)),
@@ -52,8 +52,41 @@ def test_a_density_in_other_coordinates(x64: None) -> None:
         "mu": position["m"],
         "tau": position["t"],
     }
+    assert_density(model, shares, position)
+
+
+def test_a_density_of_series_in_other_coordinates(x64: None) -> None:
+    """The same where neighbours depend on each other, and the scale is within a loop."""
+
+    def model() -> None:
+        tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+
+        def next_time(before: Any, y: Any) -> tuple:
+            a = numpyro.sample("a", dist.Normal(0.1 + 0.9 * before, 2 * tau))
+            numpyro.sample("y", dist.StudentT(3, a, 1), obs=y)
+            return a, None
+
+        scan(next_time, jnp.zeros(()), jnp.ones(3))
+        width = numpyro.sample("width", dist.LogNormal(0, 1))
+        b = numpyro.sample("b", dist.GaussianRandomWalk(width, num_steps=4))
+        numpyro.deterministic("sum", b.sum())
+
+    position = {"a": 3, "b": 4, "tau": (), "width": ()}
+    position = {
+        n: random.normal(random.key(len(n)), np.empty(x).shape) for n, x in position.items()
+    }
+    shares = {
+        "a": Path(np.full(1, 0.3), np.arange(3.0), np.full(1, 0.7)),
+        "b": Path(np.zeros(1), np.ones(4), np.full(1, 1.2)),
+    }
+    assert_density(model, shares, position)
+
+
+def assert_density(model: Any, shares: Any, position: Any) -> None:
+    changed = read(model).replace(shares=shares)
     values = changed.constrain(position)
-    np.testing.assert_allclose(values["sum"], values["a"].sum())
+    of_sum = "a" if "mu" in position else "b"
+    np.testing.assert_allclose(values["sum"], values[of_sum].sum())
     back = changed.unconstrain({name: values[name] for name in position})
     for name, x in position.items():
         np.testing.assert_allclose(back[name], x, rtol=1e-10)
@@ -120,6 +153,44 @@ def test_coefficients_of_a_ridge_regression_stay() -> None:
 
     found = read(model, (jnp.asarray(X),))
     assert not find_shares(found, found.potential(), {"tau": jnp.zeros(()), "w": jnp.zeros(6)})
+
+
+def series(step: Any, y: Any) -> None:
+    tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+
+    def next_time(before: Any, y: Any) -> tuple:
+        level = numpyro.sample("level", dist.Normal(before, step(tau, before)))
+        numpyro.sample("y", dist.Normal(level, 1), obs=y)
+        return level, None
+
+    scan(next_time, jnp.zeros(()), y)
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        (lambda tau, before: tau, True),
+        (lambda tau, before: 1.0, False),
+        (lambda tau, before: tau * jnp.exp(before), False),
+    ],
+    ids=["shared", "known", "of the times"],
+)
+def test_the_share_of_a_series_is_its_mean_over_frequencies(step: Any, found: bool) -> None:
+    """Of the frequency w the rows have the share 1 / (1 + |1 - exp(i w)|^2 / tau^2)."""
+    size, tau = 2000, 0.3
+    model = read(series, (step, jnp.zeros(size)))
+    differences = np.eye(size) - np.eye(size, k=-1)
+    precision = differences.T @ differences / tau**2 + np.eye(size)
+    away = np.linalg.solve(
+        np.linalg.cholesky(precision).T, np.random.default_rng(0).normal(size=size)
+    )
+    position = {"level": jnp.ones(size), "tau": jnp.log(tau)}
+    paths = find_paths(model, ("level",), position, {"level": jnp.asarray(away, jnp.float32)})
+    assert bool(paths) is found
+    for path in paths.values():
+        # the mean of 2000 squares of variance 1 - share has the standard error .03
+        np.testing.assert_allclose(path.share, 1 / np.sqrt(1 + 4 / tau**2), atol=0.09 + 1 / 32)
+        np.testing.assert_allclose(path.width, tau, rtol=1e-5)
 
 
 def exact_log_tau() -> tuple[float, float]:

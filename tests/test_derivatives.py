@@ -18,6 +18,7 @@ from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
 from numpyro_geom.model.derivatives import jvp, linearize, second_order
+from numpyro_geom.model.jaxprs import inner
 from numpyro_geom.warmup.curvature import look_around
 
 
@@ -95,6 +96,31 @@ def test_products_of_rows_can_be_transposed(x64: None, name: str) -> None:
     np.testing.assert_allclose(push(t), jacobian @ t, atol=100 * tolerance)
     u = jnp.array([0.6, -0.8])
     np.testing.assert_allclose(jax.vjp(push, x)[1](u)[0], u @ jacobian, atol=100 * tolerance)
+
+
+def test_the_derivative_of_a_loop_adds_to_arrays_that_are_seen_to_be_zero() -> None:
+    """A loop that reads one entry of an array in each turn: the reverse adds one entry to zeros."""
+    size = 64
+
+    def energy(x: jax.Array) -> jax.Array:
+        def turn(before: jax.Array, k: jax.Array) -> tuple:
+            return x[k], jnp.exp(x[k]) * before
+
+        return jnp.sum(lax.scan(turn, 1.0, jnp.arange(size))[1])
+
+    def hidden(jaxpr: Any) -> list[bool]:
+        found = [
+            e.invars[0] in jaxpr.invars
+            for e in jaxpr.eqns
+            if e.primitive.name == "dynamic_update_slice"
+        ]
+        return found + [x for e in jaxpr.eqns for part in inner(e) for x in hidden(part)]
+
+    x = jnp.linspace(-1, 1, size)
+    push = linearize(jax.grad(energy), x)[1]
+    np.testing.assert_allclose(push(x), jax.jvp(jax.grad(energy), (x,), (x,))[1], rtol=1e-6)
+    assert hidden(jax.make_jaxpr(jax.linearize(jax.grad(energy), x)[1])(x).jaxpr)[0]
+    assert not any(hidden(jax.make_jaxpr(push)(x).jaxpr))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

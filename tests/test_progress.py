@@ -131,6 +131,21 @@ def test_a_cheap_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     MCMC(kernel, num_warmup=1, num_samples=2000, progress_bar=False).run(random.key(0), Y)
 
 
+@pytest.mark.parametrize(("dense_mass", "measured"), [(True, False), (None, True)])
+def test_a_run_that_is_long_only_with_most_steps_is_not_measured_in_scaled_coordinates(
+    dense_mass: Any, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 draws of 1000 steps of 20 ms are 800 seconds, and of 10 steps 8."""
+    seen = []
+    monkeypatch.setattr(pace, "SLOWEST", 1.0)
+    monkeypatch.setattr(pace, "_seconds", lambda *_: 0.02)
+    monkeypatch.setattr(pace, "_measured", lambda bound, algorithm, state: seen.append(1) or state)
+    kernel = SGRLD(normal_mean, dense_mass=dense_mass)
+    kernel.before_run(pace.Plan(draws=40, repeats=1, bar=False))
+    kernel.init(random.key(0), 20, None, (Y,), {})
+    assert bool(seen) is measured
+
+
 def test_the_time_of_a_gradient_is_measured() -> None:
     def slow(z: dict) -> jax.Array:
         return jnp.sum(jnp.linalg.inv(jnp.eye(200) * (1 + z["x"] ** 2)))

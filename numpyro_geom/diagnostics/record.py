@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS
 
 from ..kernel import SGKernel
 from ..laplace.draw import LaplaceDraws
-from ..model.centring import Shares
+from ..model.centring import Path, Shares
 from ..model.potential import takes_rng_key
 from ..wreck import bridged
 from .draws import Arrays, draws_by_name, group_of, host, is_numeric
@@ -370,7 +370,8 @@ def _structure(state: Any, shares: Shares) -> str:
     elif scale and scale.has_both:
         most = int(np.max(np.sum(np.asarray(scale.root.factors) != 1, axis=-1)))
         found.append(f"a diagonal and {most} other directions")
-    for name, share in shares.items():
+    for name, given in shares.items():
+        share = np.asarray(given.share if isinstance(given, Path) else given)
         found.append(f"{name} not centred (share of rows {share.min():.2g} to {share.max():.2g})")
     return "; ".join(found)
 

@@ -12,14 +12,23 @@ is measured group by group, where the search before the first draw has ended. If
 for all groups of a site, the site stays as the model has it. Otherwise it is measured again after a
 search with the groups below a half non-centred: a search in a funnel ends at too large a scale.
 
+The times of a series depend on each other, and what follows their scale s is not one value. It is
+the sum of the squares of all innovations, of which the rows know little. With a path m, where the
+search has ended, and the scale s_0 there, the coordinates of a `Path` are
+
+    x = m + (s / s_0)^{1 - c} (u - m).
+
+They keep the neighbours of each time. The share c is that of the rows in the precision, as a mean
+over the times: innovations have 1 - c of the variance in the posterior that they have in the prior.
+
 NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
 and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +39,41 @@ from numpyro.primitives import Messenger
 
 from .._util import is_traced, ravel, scattered
 from .derivatives import linearize
-from .jaxprs import needed
+from .jaxprs import counts_of_scan, needed
 from .potential import Potential
 from .programs import compiled
 
 PyTree = Any
-Shares = Mapping[str, np.ndarray]
+
+
+class Path(NamedTuple):
+    """The coordinates of the values x of a series.
+
+    Attributes:
+        share: c, in a shape that broadcasts to that of x.
+        middle: m, in the shape of x.
+        width: s_0, in a shape that broadcasts to that of x.
+    """
+
+    share: Any
+    middle: Any
+    width: Any
+
+    def x_of(self, u: jax.Array, scale: jax.Array) -> jax.Array:
+        """X, given s."""
+        return self.middle + _power(scale / self.width, 1 - self.share) * (u - self.middle)
+
+    def u_of(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """U, given s."""
+        return self.middle + _power(scale / self.width, self.share - 1) * (x - self.middle)
+
+    def log_det(self, scale: jax.Array) -> jax.Array:
+        """Log |dx/du|, given s."""
+        each = (1 - self.share) * jnp.log(scale / self.width)
+        return jnp.sum(jnp.broadcast_to(each, np.shape(self.middle)))
+
+
+Shares = Mapping[str, np.ndarray | Path]
 
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
@@ -55,6 +93,11 @@ def normal_of(law: Any) -> dist.Normal | None:
     return law if type(law) is dist.Normal else None
 
 
+def _power(scale: jax.Array, exponent: Any) -> jax.Array:
+    """A power of a positive number. Derivatives of JAX's own have several times as many lines."""
+    return jnp.exp(exponent * jnp.log(scale))
+
+
 class InShares(Messenger):
     """A model whose sites have the coordinates u in the place of their values x.
 
@@ -64,7 +107,7 @@ class InShares(Messenger):
 
     def __init__(self, fn: Any, shares: Shares) -> None:
         super().__init__(fn)
-        self.shares = shares
+        self.shares = {n: x for n, x in shares.items() if not isinstance(x, Path)}
         self.values: dict[str, jax.Array] = {}
         self._laws: dict[str, dist.Normal] = {}
 
@@ -75,7 +118,7 @@ class InShares(Messenger):
         share, law = self.shares[msg["name"]], msg["fn"]
         normal: Any = normal_of(law)
         self._laws[msg["name"]] = normal
-        of_u = dist.Normal(share * normal.loc, normal.scale**share)
+        of_u = dist.Normal(share * normal.loc, _power(normal.scale, share))
         msg["fn"] = of_u.expand(law.shape()).to_event(law.event_dim)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
@@ -84,22 +127,46 @@ class InShares(Messenger):
             return
         share, normal = self.shares[msg["name"]], self._laws[msg["name"]]
         away = msg["value"] - share * normal.loc
-        msg["value"] = self.values[msg["name"]] = normal.loc + normal.scale ** (1 - share) * away
+        msg["value"] = self.values[msg["name"]] = (
+            normal.loc + _power(normal.scale, 1 - share) * away
+        )
 
 
 def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array]:
     """U of the sites, from a record of the model at their values x."""
     found = {}
     for name, share in shares.items():
+        if isinstance(share, Path):
+            continue
         normal: Any = normal_of(trace[name]["fn"])
         away = trace[name]["value"] - normal.loc
-        found[name] = share * normal.loc + normal.scale ** (share - 1) * away
+        found[name] = share * normal.loc + _power(normal.scale, share - 1) * away
     return found
+
+
+def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = None) -> Shares:
+    """Shares of 1 for all sites that may not be centred: u is x.
+
+    A start with them is the same program as a start with measured shares.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        position: a position of its sites.
+        series: the sites of a series, if the model is one.
+    """
+    if series is None:
+        names = _following(model, _scales_of_groups(model, position), position)
+        return {name: np.ones(position[name].shape, position[name].dtype) for name in names}
+    if not _are_usable(model, series, position):
+        return {}
+    ones = {n: np.ones([1] * position[n].ndim, position[n].dtype) for n in series}
+    zeros = {n: np.zeros(position[n].shape, position[n].dtype) for n in series}
+    return {name: Path(x, zeros[name], x) for name, x in ones.items()}
 
 
 def find_shares(
     model: Any, potential: Potential, position: PyTree, diagonal: PyTree | None = None
-) -> Shares:
+) -> dict[str, np.ndarray]:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
     Args:
@@ -108,30 +175,8 @@ def find_shares(
         position: where the shares are measured.
         diagonal: the Hessian's diagonal there, if it is known, in the structure of ``position``.
     """
-    plan = model.plan
-    if plan.is_random or model.on_host or model.replaced or any(s.discrete for s in plan.sites):
-        return {}
-    if len(position) < 2:  # no other site determines a scale
-        return {}
-    some_rows = jax.eval_shape(potential.curvature_batch, jax.random.key(0))
-
-    def scales(position: PyTree, rows: Any) -> dict[str, jax.Array]:
-        trace = model.trace(position, rows, unconstrained=True)
-        laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
-        return {
-            name: jnp.broadcast_to(law.scale, position[name].shape)
-            for name, law in laws.items()
-            if law is not None and position[name].size > 1 and name not in plan.local_axes
-        }
-
-    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position, some_rows)
-    jaxpr = traced.jaxpr
-    latent = jaxpr.invars[: len(position)]
-    names = [
-        name
-        for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
-        if not needed(jaxpr, [out])[1].isdisjoint(latent)
-    ]
+    scales = _scales_of_groups(model, position)
+    names = _following(model, scales, position)
     if not names:
         return {}
 
@@ -175,3 +220,193 @@ def find_shares(
         if rounded.min() < MUCH:
             shares[name] = rounded
     return shares
+
+
+def _scales_of_groups(model: Any, position: PyTree) -> Callable[[PyTree, Any], dict]:
+    """The scales of sites with normal entries that are independent given other sites."""
+    local = model.plan.local_axes
+
+    def scales(position: PyTree, rows: Any) -> dict[str, jax.Array]:
+        trace = model.trace(position, rows, unconstrained=True)
+        laws = {name: normal_of(trace[name]["fn"]) for name in position if name in trace}
+        return {
+            name: jnp.broadcast_to(law.scale, position[name].shape)
+            for name, law in laws.items()
+            if law is not None and position[name].size > 1 and name not in local
+        }
+
+    return scales
+
+
+def _following(model: Any, scales: Callable, position: PyTree) -> list[str]:
+    """The sites whose scale depends on other sites."""
+    if not _may_change(model) or len(position) < 2:  # no other site determines a scale
+        return []
+    traced, shapes = jax.make_jaxpr(scales, return_shape=True)(position, _some_rows(model))
+    jaxpr = traced.jaxpr
+    latent = jaxpr.invars[: len(position)]
+    return [
+        name
+        for name, out in zip(sorted(shapes), jaxpr.outvars, strict=True)
+        if not needed(jaxpr, [out])[1].isdisjoint(latent)
+    ]
+
+
+def _may_change(model: Any) -> bool:
+    """Whether sites of the model may have other coordinates."""
+    plan = model.plan
+    known = not (plan.is_random or model.on_host or model.replaced)
+    return known and not any(s.discrete for s in plan.sites)
+
+
+def _some_rows(model: Any) -> Any:
+    return jax.eval_shape(model.potential().curvature_batch, jax.random.key(0))
+
+
+# Series
+
+
+def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Array | float]:
+    """The position with x in the place of u, for series, and log |dx/du|.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        position: of its sites.
+        rows: some rows, on which the model runs.
+    """
+    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
+    if not paths:
+        return position, 0.0
+    scales = _scales(model, position, rows, tuple(paths))
+    found = {name: path.x_of(position[name], scales[name]) for name, path in paths.items()}
+    changes = [path.log_det(scales[name]) for name, path in paths.items()]
+    return {**position, **found}, sum(changes)
+
+
+def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
+    """U of series, from a position with their values x."""
+    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
+    scales = _scales(model, position, {}, tuple(paths)) if paths else {}
+    return {name: path.u_of(position[name], scales[name]) for name, path in paths.items()}
+
+
+def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTree) -> Shares:
+    """The coordinates of series; empty for a series whose scale is known or follows from its times.
+
+    Args:
+        model: the `numpyro_geom.model.model.Model`.
+        names: sites of the series.
+        position: m, and the other sites there.
+        away: a draw of the posterior's series about the position, given the other sites.
+    """
+    if not _are_usable(model, names, position):
+        return {}
+
+    def measured(position: PyTree, away: PyTree) -> dict[str, Path]:
+        rows = model.potential().curvature_batch(jax.random.key(0))
+        scales = _scales(model, position, rows, names)
+        here, there = (
+            model.trace(x, rows, unconstrained=True)
+            for x in (position, position | {n: position[n] + away[n] for n in names})
+        )
+        found = {}
+        for name, scale in scales.items():
+            change = (_innovations(there[name]) - _innovations(here[name])) / scale
+            one = (1,) * change.ndim  # no scalars: they would be numbers in a program
+            share = jnp.reshape(1 - jnp.mean(change**2), one)
+            found[name] = Path(
+                share, position[name], jnp.reshape(scale, one[scale.ndim :] + scale.shape)
+            )
+        return found
+
+    found = compiled(measured, position, away)
+    if is_traced(found):
+        return {}
+    paths = {}
+    for name, path in jax.tree.map(np.asarray, found).items():
+        share = np.round(np.clip(path.share, 0, 1) * STEPS) / STEPS
+        if np.all(share < MUCH) and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
+            paths[name] = path._replace(share=share.astype(path.middle.dtype))
+    return paths
+
+
+def _are_usable(model: Any, names: tuple[str, ...], position: PyTree) -> bool:
+    """Whether the scales of series follow from other sites."""
+    if not _may_change(model) or model.plan.local_axes:
+        return False
+    try:
+        jax.eval_shape(lambda x, rows: _scales(model, x, rows, names), position, _some_rows(model))
+    except _UnknownScaleError:
+        return False
+    return True
+
+
+class _UnknownScaleError(Exception):
+    """The scale of a series is not a function of other sites alone."""
+
+
+def _innovations(record: Mapping[str, Any]) -> jax.Array:
+    """The values of a series without what follows from the time before."""
+    law, x = record["fn"], record["value"]
+    normal = normal_of(law)
+    return jnp.diff(x, prepend=0.0) if normal is None else x - normal.loc
+
+
+def _scales(
+    model: Any, position: PyTree, rows: Any, names: tuple[str, ...]
+) -> dict[str, jax.Array]:
+    """The scale of the innovations of each series, in a shape that broadcasts to its values.
+
+    A scale that is the same at all times is taken from outside of the model's loop over times.
+    """
+    plain = model.replace(shares={})
+
+    def scales(position: PyTree, rows: Any) -> list[jax.Array]:
+        trace, found = plain.trace(position, rows, unconstrained=True), []
+        for name in names:
+            law = trace[name]["fn"] if name in trace else None
+            if isinstance(law, dist.GaussianRandomWalk):
+                found.append(jnp.asarray(law.scale)[..., None])
+            elif (normal := normal_of(law)) is not None:
+                found.append(normal.scale)
+            else:
+                raise _UnknownScaleError
+        return found
+
+    traced = jax.make_jaxpr(scales)(position, rows)
+    jaxpr = traced.jaxpr
+    given, finish = zip(*(_before_loops(jaxpr, out) for out in jaxpr.outvars), strict=True)
+    of_site, leaves = [*sorted(position)], jax.tree.leaves((position, rows))
+    inside = {x for n, x in zip(of_site, jaxpr.invars, strict=False) if n in names}
+    others = set(jaxpr.invars[: len(of_site)]) - inside
+    for each in given:
+        if not needed(jaxpr, each)[1] & others or needed(jaxpr, each)[1] & inside:
+            raise _UnknownScaleError
+    found = {}
+    for name, each, last in zip(names, given, finish, strict=True):
+        part = jaxpr.replace(eqns=needed(jaxpr, each)[0], outvars=each)
+        found[name] = last(jax.core.eval_jaxpr(part, traced.consts, *leaves))
+    return found
+
+
+def _before_loops(jaxpr: Any, out: Any) -> tuple[list, Callable[[list], jax.Array]]:
+    """Variables from which a result follows, and how: from outside of a loop if all turns agree."""
+    scans = [e for e in jaxpr.eqns if e.primitive.name == "scan" and out in e.outvars]
+    if not scans:
+        return [out], lambda values: values[0]
+    (equation,) = scans
+    closed = equation.params["jaxpr"]
+    body, one = closed.jaxpr, closed.jaxpr.outvars[equation.outvars.index(out)]
+    number = counts_of_scan(dict(equation.params))[0]
+    equations, variables = needed(body, [one])
+    if variables & set(body.invars[number:]):
+        return [out], lambda values: values[0]
+    used = [k for k in range(number) if body.invars[k] in variables]
+    turn = body.replace(eqns=equations, outvars=[one])
+
+    def last(values: list) -> jax.Array:
+        known = dict(zip(used, values, strict=True))
+        inputs = [known.get(k) for k in range(len(body.invars))]
+        return jax.core.eval_jaxpr(turn, closed.consts, *inputs)[0]
+
+    return [equation.invars[k] for k in used], last

@@ -22,6 +22,8 @@ CALLS = (
 )  # fmt: skip
 """Operations that call a program once, with all of their inputs."""
 
+UNKNOWN_TURNS = 1000
+"""Turns of a loop whose length is not known, such as that of an adaptive integrator."""
 FACTORISATIONS = {
     "cholesky": 1 / 3, "triangular_solve": 1.0, "lu": 2 / 3, "geqrf": 4 / 3, "eigh": 9.0,
     "svd": 20.0, "eig": 25.0,
@@ -118,6 +120,15 @@ def followed(
             found = rule(equation, given)
         known.update(zip(equation.outvars, found, strict=True))
     return about(jaxpr.outvars)
+
+
+def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
+    """How many values a scan closes over, and how many it carries; removed from its parameters."""
+    if "ft_in" not in params:  # before JAX 0.12
+        return params.pop("num_consts"), params.pop("num_carry")
+    params.pop("ft_out")
+    consts, carried, _ = map(len, params.pop("ft_in").unpack())
+    return consts, carried
 
 
 def is_jaxpr(x: Any) -> bool:

@@ -35,7 +35,7 @@ from ..rows.host_rows import (
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
-from .centring import InShares, Shares, coordinates
+from .centring import InShares, Shares, coordinates, off_paths, onto_paths
 from .digests import Digests
 from .enumeration import enumerating
 from .expansion import WithoutPrior
@@ -231,6 +231,7 @@ class Model:
         fn = self.runnable if rng_key is None else handlers.seed(self.runnable, rng_key)
         if unconstrained:
             fn = InShares(fn, self.shares)
+            values, _ = off_paths(self, values, rows)
             values = minibatch.gather_local(self.plan, dict(values), rows)
             fn = handlers.substitute(fn, substitute_fn=partial(unconstrained_value, values))
         else:
@@ -248,15 +249,17 @@ class Model:
         rows = {} if rows is None else rows
         sums = any(s.discrete for s in self.plan.sites)
         run = SubsamplePlates(self._with_flat_priors, rows, self.plan.sizes)
+        position, change = off_paths(self, position, rows)
         ordered = rows.values() if isinstance(rows, Strata) else ()
         with hints(*(Hint(index, ordered=True) for index in ordered)):
-            return potential_energy(
+            energy = potential_energy(
                 enumerating(run, self.plan.sites) if sums else run,
                 self.args,
                 self.kwargs,
                 minibatch.gather_local(self.plan, position, rows),
                 enum=sums,
             )
+        return energy - change
 
     @property
     def _with_flat_priors(self) -> Callable:
@@ -279,6 +282,7 @@ class Model:
         The plate's own factor N/B is removed. The factors of other plates and of ``scale`` handlers
         remain.
         """
+        position, _ = off_paths(self, position, rows)
         with handlers.trace() as found:
             potential_energy(
                 SubsamplePlates(self._with_flat_priors, rows, self.plan.sizes),
@@ -325,6 +329,7 @@ class Model:
             shared = InShares(self.runnable, self.shares)
             # in a composite kernel, sites of the other kernels are requested, and need a key
             seeded = handlers.seed(SubsamplePlates(shared), random.key(0))
+            position, _ = off_paths(self, position, {})
             found = constrain_fn(
                 seeded, self.args, self.kwargs, position, return_deterministic=True
             )
@@ -339,7 +344,7 @@ class Model:
         found = unconstrain_fn(seeded, self.args, self.kwargs, dict(values))
         if self.shares:
             trace = self.trace(values, rng_key=random.key(0))
-            found = found | coordinates(trace, self.shares)
+            found = found | coordinates(trace, self.shares) | onto_paths(self, found)
         return {name: found[name] for name in values}
 
     # All rows

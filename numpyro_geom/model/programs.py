@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._util import PyTree, is_key, is_traced
 from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
-from .jaxprs import length, needed, work
+from .jaxprs import counts_of_scan, length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
@@ -82,6 +82,27 @@ def compiled(
         return (otherwise or fn)(*args)
     program = _program(traced, args, shape)
     return jax.jit(fn)(*args) if program is None else program(*args)
+
+
+def repeated(fn: Callable) -> Callable:
+    """``fn`` for several calls of `compiled`, between which no closed-over value changes.
+
+    It is traced once for each structure, shape and dtype of its arguments.
+    """
+    known: dict[Any, Callable | None] = {}
+
+    def run(*args: PyTree) -> PyTree:
+        if is_traced(args):
+            return fn(*args)
+        leaves, treedef = jax.tree.flatten(args)
+        key = treedef, *map(jax.typeof, leaves)
+        if key not in known:
+            traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+            known[key] = None if is_traced(traced.consts) else _program(traced, args, shape)
+        program = known[key]
+        return compiled(fn, *args) if program is None else program(*args)
+
+    return run
 
 
 def loop_program(
@@ -392,7 +413,7 @@ class _Walk:
                 consts, values = values[: split[k]], values[split[k] :]
                 texts.append(self.part(part, dict(enumerate(consts)), depth + 1))
         elif name == "scan":
-            number, carried = _counts(params)
+            number, carried = counts_of_scan(params)
             consts, values = values[:number], values[number:]
             body = self.part(params.pop("jaxpr"), dict(enumerate(consts)), depth + 1)
             texts += [f"carries {carried}", body]
@@ -479,15 +500,6 @@ class _Walk:
         except TypeError:  # no hash: equal to nothing
             number = self.objects.setdefault(object(), len(self.objects))
         return f"object {number}"
-
-
-def _counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many values a scan closes over, and how many it carries; removed from its parameters."""
-    if "ft_in" not in params:  # before JAX 0.12
-        return params.pop("num_consts"), params.pop("num_carry")
-    params.pop("ft_out")
-    consts, carried, _ = map(len, params.pop("ft_in").unpack())
-    return consts, carried
 
 
 def _has_effects(equation: JaxprEqn) -> bool:

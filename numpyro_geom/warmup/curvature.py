@@ -104,17 +104,13 @@ def measure(
 
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
         """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
-        place = _elsewhere(flat, rng_key) if groups else flat
-        covariance = _noise_covariance(scores, unravel(place), rng_key)
+        covariance = _noise_covariance(scores, unravel(flat), rng_key)
+        return lambda v: root(corrected(root(v), covariance(root(v))))
 
-        def product(v: jax.Array) -> jax.Array:
-            v = root(v)
-            total = noise_factor * covariance(v)
-            if known_noise is not None:
-                total = total - v * ravel(known_noise)[0]
-            return root(total)
-
-        return product
+    def corrected(v: jax.Array, product: jax.Array) -> jax.Array:
+        """The product of v with the covariance in a step, from that of a whole batch."""
+        total = noise_factor * product
+        return total if known_noise is None else total - v * ravel(known_noise)[0]
 
     def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
         """The extreme eigenvalues of the curvature, or of the noise."""
@@ -131,12 +127,10 @@ def measure(
             return extreme_eigenvalues(curvature_at(flat), flat.size, start, LANCZOS_STEPS)
 
         def of_covariance(flat: jax.Array) -> Extremes:
-            largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
             if groups:
-                entries = noise_factor * diagonal_noise(scores, unravel(flat), root, rng_key)
-                if known_noise is not None:
-                    entries = entries - root(root(ravel(known_noise)[0]))  # a diagonal metric
-                largest = jnp.maximum(largest, jnp.quantile(entries, FAR))
+                largest = _noise_of_groups(scores, unravel(flat), root, corrected, rng_key)
+            else:
+                largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
             return Extremes(largest, largest, largest)
 
         if not noisy:
@@ -321,18 +315,12 @@ def largest_noise(
     potential: Potential, position: PyTree, rng_key: jax.Array, groups: bool = False
 ) -> jax.Array:
     """Estimate of lam_C, the largest eigenvalue of the gradient's covariance; see `measure`."""
-    flat, unravel = ravel(position)
+    flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     scores = potential.score_noise
-    if not groups:
-        return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
-
-    def covariance(rng_key: jax.Array) -> Callable:
-        return _noise_covariance(scores, unravel(_elsewhere(flat, rng_key)), rng_key)
-
-    largest = _on_other_rows(covariance, start, rng_key)
-    entries = diagonal_noise(scores, position, lambda v: v, rng_key)
-    return jnp.maximum(largest, jnp.quantile(entries, FAR))
+    if groups:
+        return _noise_of_groups(scores, position, lambda v: v, lambda v, product: product, rng_key)
+    return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
 
 
 def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
@@ -341,38 +329,53 @@ def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
     return distance * random.normal(rng_key, position.shape, position.dtype)
 
 
-def diagonal_noise(
+def _noise_of_groups(
     score_noise: Callable[[jax.Array], tuple],
     position: PyTree,
     root: Callable[[jax.Array], jax.Array],
+    corrected: Callable[[jax.Array, jax.Array], jax.Array],
     rng_key: jax.Array,
 ) -> jax.Array:
-    """Estimate of the diagonal of A^{1/2} C A^{1/2}, shape (D,), from many rows.
+    """The largest noise of many groups: lam_C of `_on_other_rows`, or `FAR` of C's diagonal.
 
     If each of many groups has few rows, a power iteration from some rows misses the group with the
     largest noise. And at any position a few groups are far from an anchor. The noise that widens a
-    group is its mean over positions.
+    group is its mean over positions. One loop takes both estimates, so that the energy occurs once.
 
     Args:
         score_noise: `Potential.score_noise`.
         position: where to measure.
         root: v -> A^{1/2} v.
+        corrected: (v, C v) -> the product of v with the covariance in a step.
         rng_key: for the rows, and for positions as far from 0 as ``position``.
     """
     flat, unravel = ravel(position)
 
-    def look(k: jax.Array, total: jax.Array) -> jax.Array:
-        key = random.fold_in(rng_key, k)
-        place = _elsewhere(flat, key)
+    def look(j: jax.Array, found: tuple) -> tuple:
+        v, _, last, diagonal = found
+        k = j - PROBES
+        key = random.fold_in(rng_key, jnp.where(k < 0, j, jnp.maximum(k - POWER_STEPS + 1, 0)))
+        place, along = unravel(_elsewhere(flat, key)), root(v)
+        product, entries = jnp.zeros_like(v), jnp.zeros_like(v)
         for weight, rows_fn in score_noise(key):
-            rows, pull = jax.vjp(rows_fn, unravel(place))
+            rows, push = linearize(rows_fn, place)
             signs = jnp.sign(scattered_floats(key_word(key), rows.size, rows.dtype))
-            signs = (signs - jnp.mean(signs)).reshape(rows.shape)
-            entries = root(ravel(pull(signs)[0])[0])
-            total = total + weight / rows.size * entries**2
-        return total
+            slopes = jnp.where(k < 0, signs.reshape(rows.shape), push(unravel(along)) / rows.size)
+            pulled = ravel(jax.vjp(push, place)[1](slopes - jnp.mean(slopes))[0])[0]
+            product = product + weight * pulled
+            entries = entries + weight / rows.size * root(pulled) ** 2
+        product = root(corrected(along, product))
+        turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
+        return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES
 
-    return lax.fori_loop(0, PROBES, look, jnp.zeros_like(flat)) / PROBES
+    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
+    nothing = jnp.zeros_like(start)
+    found = normalise(start)[0], nothing, nothing, nothing
+    _, one, other, diagonal = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
+    # the identity in the place of A and v leaves of the correction what it takes from the diagonal
+    ones = jnp.ones_like(flat)
+    diagonal = corrected(root(root(ones)), diagonal)
+    return jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -119,7 +119,10 @@ SEARCH_WIDTH = 0.3
 """Standard deviation of the law over which the search for a target with groups takes means."""
 LAW_ROUNDS = 15
 MOST_LAW_ROUNDS = 100
-"""Rounds follow the first ones while a shared parameter moves by the longest step."""
+"""Rounds follow the first ones while a shared parameter moves on."""
+MOVES_ON = 0.7
+"""Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
+noise go back and forth."""
 LEAST_SHARE = 0.3
 """Share of the newest Hessian in the mean Hessian, at least; 1 / k in round k."""
 STEP = 0.6
@@ -129,6 +132,9 @@ LONGEST_STEP = 1.0
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
+FEW_OPERATIONS = 5e6
+"""The same with groups, up to this many operations of a gradient on all rows. A step on fewer rows
+takes four gradients of gathered rows, and the measurements for them compile for seconds."""
 FIRST_ROWS = 256
 """Rows per step from which the noise is measured, and rows per step if no measurement is possible.
 """
@@ -559,7 +565,8 @@ def find_arrow(
         return (1 - share) * x + share * y if jnp.issubdtype(x.dtype, jnp.floating) else y
 
     def one_round(carry: tuple) -> tuple:
-        k, closing, _, (centre, mean, root, width, _) = carry  # the closing round does not move
+        # the closing round does not move
+        k, closing, _, moves, (centre, mean, root, width, _) = carry
         width = jnp.where(closing, 0, width)
         noise = random.normal(random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
         away = width * tau**0.5 * jax.vmap(root.times)(noise)
@@ -575,21 +582,23 @@ def find_arrow(
         new = root_of(hessian)
         longest = LONGEST_STEP * tau**0.5
         step = jnp.clip(new.transposed_times(gradient), -longest, longest)
-        far = jnp.any(jnp.abs(layout.parts(step)[0]) >= longest)
+        moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, layout.parts(step)[0])
+        far = jnp.any(jnp.abs(moves) >= MOVES_ON * longest)
         ahead = centre - STEP * new.times(step) if searching else centre
         good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
         kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
         width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
         k += 1
         near = (k >= fewest) & (settled(~far) | (k >= most))
-        return k, near, closing, (*kept, width, seen)
+        return k, near, closing, moves, (*kept, width, seen)
 
     parents = find_parents(potential, position, layout)
     none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
     start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
-    begun = jnp.int32(0), jnp.asarray(False), jnp.asarray(False), start
-    _, _, _, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
+    none_yet = jnp.asarray(False)
+    begun = jnp.int32(0), none_yet, none_yet, layout.parts(zero * position)[0], start
+    *_, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
     centre, _, root, _, seen = found
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
