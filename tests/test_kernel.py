@@ -6,6 +6,7 @@ Requirements for every kernel and metric are tested in `test_conformance`.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -846,3 +847,17 @@ def test_a_run_does_not_go_on_after_64_bit_mode_was_switched_off() -> None:
     mcmc.post_warmup_state = mcmc.last_state
     with pytest.raises(TypeError, match="switch x64 on"):
         mcmc.run(random.key(0))
+
+
+@pytest.mark.parametrize("kernel", [SGHMC, SGRLD])
+def test_a_chain_gets_out_of_a_place_too_narrow_for_its_steps(kernel: Any) -> None:
+    """Its own step size is 30 times as wide as the interval where the energy is finite."""
+
+    def energy(x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.abs(x) < 0.01, x**2 / 2, jnp.nan)
+
+    mcmc = MCMC(kernel(potential_fn=energy), num_warmup=0, num_samples=300, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        mcmc.run(random.key(0), init_params=jnp.zeros(()))
+    assert len(np.unique(mcmc.get_samples())) > 100

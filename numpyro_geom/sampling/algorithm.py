@@ -432,6 +432,8 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
         failed = failed + ~finite
+        if rescues:
+            shorter = jnp.where(finite | ~learned, shorter, shortened(shorter, finite))
         energy, squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
         state = state.with_temperatures(means[2:])
