@@ -175,15 +175,16 @@ def pareto_shape(log_weights: np.ndarray) -> float:
     weights = np.reshape(log_weights, -1).astype(float)
     if weights.size < LEAST_WEIGHTS or np.isnan(weights).any() or not np.isfinite(weights).any():
         return np.inf
-    if hasattr(az, "psislw"):
-        k = float(az.psislw(weights)[1])
-    else:  # ArviZ 1.x expects log likelihoods, with the other sign
-        from arviz_stats.base import array_stats
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal weights have no tail
+        if hasattr(az, "psislw"):
+            k = float(az.psislw(weights)[1])
+        else:  # ArviZ 1.x expects log likelihoods, with the other sign
+            from arviz_stats.base import array_stats
 
-        try:
-            k = float(array_stats.psislw(-weights)[1])
-        except ValueError:  # too few weights for a tail
-            k = np.inf
+            try:
+                k = float(array_stats.psislw(-weights)[1])
+            except ValueError:  # too few weights for a tail
+                k = np.inf
     return np.inf if np.isnan(k) else k
 
 
