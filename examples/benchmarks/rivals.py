@@ -1,6 +1,6 @@
 """The rivals of today and this package, side by side: the time that each needs.
 
-    python examples/benchmarks/rivals.py logistic --rows 1000 10000 100000 --condition 6e6
+    python examples/benchmarks/rivals.py logistic --rows 1000 10000 100000
     python examples/benchmarks/rivals.py normal poisson robust --methods nutpie SGHMC
     python examples/benchmarks/rivals.py --figure
 
@@ -49,7 +49,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from numpyro.optim import Adam
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace
+from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, SGKernel
+from numpyro_geom.model.programs import lean_options
 
 DOCS = Path(__file__).parents[2] / "docs"
 GOAL = 1000
@@ -169,10 +170,11 @@ def loop(
     data: tuple,
     num_warmup: int,
     chunk: int,
+    options: dict | None = None,
 ) -> Measured:
     """Warm-up and sampling of ``advance(state, data) -> (state, (draw, gradients))``."""
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=options)
     def many(state: Any, data: tuple) -> tuple:
         return lax.scan(lambda s, _: advance(s, data), state, None, chunk)
 
@@ -226,7 +228,9 @@ def of_kernel(
 
         size = max(1, min(chunk, chunk * 20_000 // len(problem.data[-1])))
         data = () if on_host else problem.data
-        return loop(clock, seconds, clock.lap(), state, advance, data, num_warmup, size)
+        # as `MCMC` compiles the loop of these kernels
+        options = lean_options() if isinstance(kernel, SGKernel) else None
+        return loop(clock, seconds, clock.lap(), state, advance, data, num_warmup, size, options)
 
     return run
 
