@@ -324,8 +324,8 @@ def row_of(name: str, limit: float) -> str:
         away = np.abs(np.array(ours["mean"]) - mean) / sd
         ratio = np.array(ours["sd"]) / sd
         errors = [f"{away.max():.2f}", f"{ratio.min():.2f} to {ratio.max():.2f}"]
-    known = ours or theirs or {"rows": 0, "size": 0}
-    sizes = [f"{known['rows']:,}", f"{known['size']:,}"]
+    known = ours or theirs
+    sizes = [f"{known['rows']:,}", f"{known['size']:,}"] if known else ["", ""]
     return "| " + " | ".join([about, *sizes, *cells, ratio_of_speeds, *errors]) + " |"
 
 
