@@ -387,7 +387,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
             failed = failed + (~finite | kicked)
             if rescues:
-                shorter = jnp.where(learned, shortened(shorter, finite), 1.0).astype(dtype)
+                shorter = jnp.where(learned, shortened(shorter, finite), shorter)
             carry = figures, old_ratio, opening, shorter, failed, sums
             return chain, trusted, control, t + 1, *carry
 
