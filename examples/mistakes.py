@@ -1,7 +1,7 @@
 """Plausible mistakes, and the errors that the package raises for them.
 
 Each mistake is a line of code that a user might type. The script runs them and makes the table of
-the page "What is refused". The tests check that every message names the argument and the remedy.
+the page "Mistakes". The tests check that every message names the argument and the remedy.
 
     python examples/mistakes.py            # print
     python examples/mistakes.py --write    # write docs/tables/mistakes.md
@@ -30,6 +30,8 @@ from numpyro_geom import diagnostics
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
 LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
 """Names of all arguments or fields, which the table leaves out."""
+SPECIFIC = re.compile(r"""^[\w.]+ |'[^']*'|\[[^\]]*\]|\([^)]*\)|`[^`]*`|, got .*|\b[A-Z]\w*|\d+|init_\w+""")
+"""Parts in which messages of one kind differ: names, values, and what the user gave."""
 
 
 class Mistake(NamedTuple):
@@ -377,14 +379,18 @@ def raised(mistake: Mistake, known: dict[str, Any]) -> Exception:
 
 
 def table() -> str:
-    """All mistakes, in Markdown."""
-    known, rows = names(), ["| call | error |", "|---|---|"]
+    """In Markdown the first mistake of each kind of message."""
+    known, rows, kinds = names(), ["| call | error |", "|---|---|"], set()
     for title, mistakes in MISTAKES.items():
         rows.append(f"| **{title}** | |")
         for mistake in mistakes:
             error = raised(mistake, known)
             text = " ".join(str(error).split()).replace("|", "\\|")
             text = LONG_LIST.sub("[...]", text)
+            kind = SPECIFIC.sub("", text)
+            if kind in kinds:
+                continue
+            kinds.add(kind)
             rows.append(f"| `{mistake.code}` | `{type(error).__name__}`: {text} |")
     return "\n".join(rows)
 

@@ -588,30 +588,28 @@ def in_process(
 # The tables
 
 HEAD = (
-    f"| method | start, compile, warm-up, sample (s) | draws | ESS | seconds to ESS {GOAL:,} "
-    "| ESS/s, sampling | ESS/s, all included | ESS per gradient | mean error | sd ratios |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    f"| method | start, compile, warm-up, sample (s) | seconds to ESS {GOAL:,} "
+    "| ESS/s, sampling | ESS/s, all included | mean error | sd ratios |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
 def line(method: str, r: dict[str, Any], limit: float) -> str:
     """A line of a table."""
     if "failed" in r:
-        return f"| `{method}` | {r['failed']} |" + " |" * 8
+        return f"| `{method}` | {r['failed']} |" + " |" * 5
     *before, sampling = r["seconds"]
     size, total = r["size"], sum(r["seconds"])
     needed = sum(before) + sampling * GOAL / size
     if r["wrong"]:
-        cells = [f"wrong: {r['wrong']}", "–", "–", "–"]
+        cells = [f"wrong: {r['wrong']}", "–", "–"]
     elif size < GOAL:
         cells = [f"not reached in {total:.0f} s", f"{size / sampling:.3g}", f"{size / total:.3g}"]
     else:
         cells = [f"{needed:.1f}", f"{size / sampling:.3g}", f"{GOAL / needed:.3g}"]
-    if len(cells) == 3:
-        cells.append("" if not r["gradients"] else f"{size / r['gradients']:.3g}")
     low, high = r["ratios"]
     parts = ", ".join(f"{x:.1f}" for x in r["seconds"])
-    text = " | ".join([f"`{method}`", parts, f"{r['draws']:,}", f"{size:,.0f}", *cells])
+    text = " | ".join([f"`{method}`", parts, *cells])
     return f"| {text} | {r['error']:.2f} | {low:.2f} to {high:.2f} |"
 
 
@@ -687,7 +685,7 @@ def points() -> dict[str, list[tuple[int, float]]]:
         if condition < BADLY_SCALED:
             continue
         for method, text in lines.items():
-            cell = text.split("|")[5].strip().replace(",", "")
+            cell = text.split("|")[3].strip().replace(",", "")
             if re.fullmatch(r"[\d.]+", cell):
                 found.setdefault(SHORT[method], []).append((num_rows, float(cell)))
     return {m: sorted(found[m]) for m in SHORT.values() if m in found}
