@@ -88,7 +88,7 @@ jax.block_until_ready(some.get_samples())
 some_seconds = time.process_time() - start
 
 # --8<-- [start:run]
-print(compare(some, nuts))
+print(compare(some, nuts, var_names=["mu", "tau", "slope", "noise"]))
 # --8<-- [end:run]
 
 # --8<-- [start:diagnose]

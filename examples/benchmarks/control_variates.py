@@ -203,9 +203,9 @@ def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
     lines = [
         f"**{num_rows:,} rows x {NUM_COLUMNS} columns.**",
         "",
-        "| sampler | compile, warm-up, sample (s) | draws | mean error; sd ratios | accurate after "
-        "(s of sampling) | ESS/s of sampling | over NUTS | ESS/s, all included | over NUTS |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| sampler | mean error; sd ratios | accurate after (s of sampling) | ESS/s of sampling "
+        "| over NUTS | ESS/s, all included | over NUTS |",
+        "|---|---|---|---|---|---|---|",
     ]
     base: tuple[float, float] | None = None
     costs = {}
@@ -221,8 +221,7 @@ def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
             for k, rate in enumerate(rates)
         ]
         lines.append(
-            f"| {name} | {r.compiling:.1f}, {r.warmup:.1f}, {r.sampling:.1f} | {len(r.draws):,} "
-            f"| {error:.2f}; {low:.2f} to {high:.2f} "
+            f"| {name} | {error:.2f}; {low:.2f} to {high:.2f} "
             f"| {'not reached' if r.reached is None else f'{r.reached:.2f}'} | "
             + " | ".join(cells)
             + " |"

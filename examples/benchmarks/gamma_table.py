@@ -195,13 +195,13 @@ def momentum_table(small: bool) -> str:
         "step size is given: 100 chains of 50 + 100 draws of 200 steps, friction 1. Automatic: "
         f"200 chains of 100 + 200 draws. Metrics with their defaults; jax {jax.__version__}.",
         "",
-        "| metric | gamma | " + " | ".join(f"h = {h}" for h in STEPS) + " | automatic |",
-        "|---" * (3 + len(STEPS)) + "|",
+        f"| metric | gamma | h = {STEPS[0]} | h = {STEPS[-1]} | automatic |",
+        "|---|---|---|---|---|",
     ]
     for metric, mode in [("identity", "frozen")] + [(m, g) for m in METRICS for g in MASS_MODES]:
         cells = [c for given in (True, False) for c in momentum_cells(metric, mode, given, small)]
         label = "any" if metric == "identity" else mode
-        lines.append(f"| {metric} | {label} | " + " | ".join(cells) + " |")
+        lines.append(f"| {metric} | {label} | {cells[0]} | {' | '.join(cells[-2:])} |")
     return "\n".join(lines) + "\n"
 
 
