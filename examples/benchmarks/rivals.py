@@ -25,6 +25,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -722,7 +723,7 @@ def draw(style: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     with plt.style.context(style):
-        figure, ax = plt.subplots(figsize=(6.8, 4.2), constrained_layout=True)
+        figure, ax = plt.subplots(figsize=(5.2, 5.2))
         theirs = iter(THEIRS)
         for name, values in points().items():
             ours = name in OURS
@@ -734,15 +735,18 @@ def draw(style: str, path: Path) -> None:
                 label=name,
                 color=OURS[name] if ours else next(theirs),
             )
-        ax.plot([], [], " ", label="\n".join(["wrong, or not in time:", *failures()]))
+        missing = textwrap.fill(f"Wrong, or not in time: {', '.join(failures())}", 72)
+        figure.text(0.5, 0, missing, fontsize=8, ha="center", va="top")
         ax.set(xlabel="rows", ylabel="seconds to 1,000 effective draws")
         ax.yaxis.set_major_locator(mpl.ticker.LogLocator(10, (1, 2, 5)))
         ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        figure.savefig(path, dpi=150, transparent=True, metadata={"Software": None})
+        ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.12), ncol=3)
+        figure.tight_layout()
+        settings = {"dpi": 150, "transparent": True, "bbox_inches": "tight"}
+        figure.savefig(path, **settings, metadata={"Software": None})
         plt.close(figure)
 
 
