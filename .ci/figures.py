@@ -45,7 +45,8 @@ def numbers(text: str) -> Iterator[tuple[str, float, float]]:
 
 def tables_in(text: str) -> set[str]:
     """The names of the tables that a text shows or names."""
-    return set(re.findall(r"tables/(\w+)\.md", text))
+    named = set(re.findall(r"tables/(\w+)\.md", text))
+    return {name for name in named if (DOCS / f"tables/{name}.md").is_file()}
 
 
 def unknown(page: str, text: str) -> list[str]:
