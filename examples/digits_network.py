@@ -599,7 +599,8 @@ def tune(
 def table(results: Sequence[Result]) -> str:
     """Markdown: mean ± sd over seeds; times are those of the fastest cycle."""
     lines = [
-        "| data | network | method | N h² | accuracy, % | NLL | ECE | s per 1,000 gradients | ratio |",
+        "| data | network | method | N h² | accuracy, % | NLL | ECE | s per 1,000 gradients "
+        "| ratio |",
         "|---" * 9 + "|",
     ]
 

@@ -30,7 +30,10 @@ from numpyro_geom import diagnostics
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
 LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
 """Names of all arguments or fields, which the table leaves out."""
-SPECIFIC = re.compile(r"""^[\w.]+ |'[^']*'|\[[^\]]*\]|\([^)]*\)|`[^`]*`|, got .*|is a .*|\b[A-Z]\w*|\d+|init_\w+""")
+SPECIFIC = re.compile(
+    r"""^[\w.]+ |'[^']*'|\[[^\]]*\]|\([^)]*\)|`[^`]*`|, got .*|is a .*|\b[A-Z]\w*|\d+"""
+    r"""|init_\w+"""
+)
 """Parts in which messages of one kind differ: names, values, and what the user gave."""
 
 

@@ -294,7 +294,7 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
         rows.append(summary_row(name, mcmc, report, reference))
         if name == "repaired":
             continue
-        yield f"{name}.md", _block(report if name in ENDS else _about_bias(report))
+        yield f"{name}.md", _block(report if name == "step" else _about_bias(report))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the report has the same findings
             idatas[name] = to_inference_data(mcmc)

@@ -23,7 +23,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +195,8 @@ def main() -> None:
         f"{DRAWS} draws of warm-up and {DRAWS} draws, one chain, jax {jax.__version__}. CPU "
         "seconds of NUTS, and ratios to them.\n\n| model | first process: NUTS | SGRLD | SGHMC "
         "| GGMC | second: NUTS | SGRLD | SGHMC | GGMC | megabytes: NUTS | SGHMC |\n"
-        + "|---" * 11 + "|"
+        + "|---" * 11
+        + "|"
     )
     print(head)
     for model in arguments.models:

@@ -743,7 +743,9 @@ def draw(style: str, path: Path) -> None:
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.12), ncol=3)
+        ax.legend(
+            frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.12), ncol=3
+        )
         figure.tight_layout()
         settings = {"dpi": 150, "transparent": True, "bbox_inches": "tight"}
         figure.savefig(path, **settings, metadata={"Software": None})

@@ -125,7 +125,8 @@ def table(done: dict[str, Any]) -> str:
         if name in done:
             found = done[name]
             lines.append(
-                f"| {found['title']} | {found['inside']:.0%} | {found['below']:.0%} | {np.median(found['off']):.1f} | {max(found['off']):.1f} |"
+                f"| {found['title']} | {found['inside']:.0%} | {found['below']:.0%} | "
+                f"{np.median(found['off']):.1f} | {max(found['off']):.1f} |"
             )
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
