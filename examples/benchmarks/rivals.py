@@ -723,7 +723,7 @@ def draw(style: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     with plt.style.context(style):
-        figure, ax = plt.subplots(figsize=(5.2, 5.2))
+        figure, ax = plt.subplots(figsize=(5.2, 4.6))
         theirs = iter(THEIRS)
         for name, values in points().items():
             ours = name in OURS
@@ -744,7 +744,7 @@ def draw(style: str, path: Path) -> None:
             axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(
-            frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.12), ncol=3
+            frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.14), ncol=3
         )
         figure.tight_layout()
         settings = {"dpi": 150, "transparent": True, "bbox_inches": "tight"}
