@@ -670,7 +670,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
                 continue
             r = in_process(name, method, folder, given.seconds, given.limit, given.core)
             text = line(method, r, given.limit)
-            print(text, flush=True)
+            print(text, r, flush=True)
             if not given.no_table:
                 put(path_of(name), title, method, text, f"{made_with(given.seconds)}.")
 
