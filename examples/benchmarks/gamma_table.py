@@ -97,18 +97,18 @@ def slowest(state: object) -> np.ndarray:
     return np.asarray(state.adaptation.slowest)
 
 
-def write(results: dict, short: bool = False) -> str:
-    """The Markdown table; the short one has the automatic step, and three of the metrics."""
+def write(results: dict, brief: bool = False) -> str:
+    """The Markdown table; the brief one has the automatic step, and three of the metrics."""
     names = list(results)
     lines = [
-        f"| metric | gamma | {'' if short else 'step | '}" + " | ".join(names) + " |",
-        "|---" * (3 - short + len(names)) + "|",
+        f"| metric | gamma | {'' if brief else 'step | '}" + " | ".join(names) + " |",
+        "|---" * (3 - brief + len(names)) + "|",
     ]
     cases = [("identity", "frozen")] + [(m, g) for m in METRICS for g in MODES]
     for metric, mode in cases:
-        if short and metric in ("wenzel", "shampoo"):
+        if brief and metric in ("wenzel", "shampoo"):
             continue
-        for k, step in enumerate(("automatic", "a tenth")[: 2 - short]):
+        for k, step in enumerate(("automatic", "a tenth")[: 2 - brief]):
             cells = []
             for name in names:
                 row = results[name].get(f"{metric}/{mode}")
@@ -122,7 +122,7 @@ def write(results: dict, short: bool = False) -> str:
                     continue
                 cells.append(f"{r['mean']:.2f} ({r['mean_mc']:.2f}), {r['ratio']:.2f}{short}")
             label = "any" if metric == "identity" else mode
-            label += "" if short else f" | {step}"
+            label += "" if brief else f" | {step}"
             lines.append(f"| {metric} | {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -496,7 +496,7 @@ def main() -> None:
     print(table)
     if not options.small and set(results) >= set(options.only or TARGETS):
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(write(results, short=True))
+        TABLE.write_text(write(results, brief=True))
 
 
 if __name__ == "__main__":
