@@ -99,7 +99,7 @@ LONG: dict[str, tuple[Callable, dict[str, Any], str]] = {
     "curvature": (
         narrow_and_wide,
         {"dense_mass": None},
-        rf"{MAX_NUM_STEPS} steps per draw, 0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
+        rf"{MAX_NUM_STEPS} steps .*0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
     ),
     "rotated": (
         rotated,
