@@ -330,17 +330,14 @@ def test_how_often_constants_stand_in_a_trace_does_not_count(programs: OrderedDi
 
 
 def test_the_arrays_of_a_run_are_made_in_its_program(missed: Callable[[], int]) -> None:
-    """A field of another shape costs a program for its axis of chains, and none for its array."""
+    """NumPyro makes each by three operations, and each of these would be a program."""
     rng = np.random.default_rng(0)
     X, y = jnp.asarray(rng.normal(size=(60, 2)), jnp.float32), jnp.ones(60)
-    found = []
-    for fields in ((), ("scale.root",)):
-        mcmc = MCMC(SGHMC(few_rows), num_warmup=8, num_samples=9, progress_bar=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SamplingWarning)
-            mcmc.run(random.key(0), X, y, extra_fields=fields)
-        found.append(missed())
-    assert found[1] - found[0] <= 1
+    mcmc = MCMC(SGHMC(few_rows), num_warmup=8, num_samples=9, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        mcmc.run(random.key(0), X, y)
+    assert 8 < missed() < 22  # 13 to 16; one operation at a time 33
 
 
 def test_garbage_is_looked_for_as_often_as_before() -> None:
