@@ -337,7 +337,7 @@ def test_the_arrays_of_a_run_are_made_in_its_program(missed: Callable[[], int]) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         mcmc.run(random.key(0), X, y)
-    assert 8 < missed() < 22  # 13 to 16; one operation at a time 33
+    assert 8 < missed() < 22  # about 16; one operation at a time 33
 
 
 def test_garbage_is_looked_for_as_often_as_before() -> None:
