@@ -47,7 +47,7 @@ from .target import Target
 
 PyTree = Any
 
-MAX_NUM_STEPS = 1000
+MAX_NUM_STEPS = 500
 """Largest number of steps between two draws under ``num_steps="auto"``."""
 DRAW_LENGTH = 0.5
 """Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
