@@ -150,8 +150,8 @@ def test_tables_of_the_papers_are_those_of_ours() -> None:
 
 def test_differences_in_standard_errors() -> None:
     theirs = papers.Figure(1.0, 0.4, 4)
-    assert papers.away(papers.Figure(2.0, 0.3, 9), theirs) == f"{1 / (0.2**2 + 0.1**2) ** 0.5:+.1f}"
+    assert papers.away(theirs, papers.Figure(2.0, 0.3, 9)) == f"{1 / (0.2**2 + 0.1**2) ** 0.5:+.1f}"
     # one run of ours is as uncertain as one of theirs
-    assert papers.away(papers.Figure(2.0), theirs) == f"{1 / (0.4**2 + 0.2**2) ** 0.5:+.1f}"
-    assert papers.away(papers.Figure(2.0), theirs._replace(runs=None)) == "+2.5"
-    assert papers.away(papers.Figure(2.0, 0.3, 9), papers.Figure(1.0)) == "–"
+    assert papers.away(theirs, papers.Figure(2.0)) == f"{1 / (0.4**2 + 0.2**2) ** 0.5:+.1f}"
+    assert papers.away(theirs._replace(runs=None), papers.Figure(2.0)) == "+2.5"
+    assert papers.away(papers.Figure(1.0), papers.Figure(2.0, 0.3, 9)) == ""
