@@ -132,9 +132,14 @@ LONGEST_STEP = 1.0
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
-FEW_OPERATIONS = 5e6
-"""The same with groups, up to this many operations of a gradient on all rows. A step on fewer rows
-takes four gradients of gathered rows, and the measurements for them compile for seconds."""
+FEW_OPERATIONS = 2e10
+"""It also takes all rows if the gradients of a run then take at most this many operations, times
+the gradients of a step on fewer rows. The measurements for fewer rows compile for a second and
+more, in which such a run is done."""
+USUAL_DRAWS = 2000
+"""Draws of a run, where their number is not known."""
+USUAL_STEPS = 8
+"""Steps of a draw, where their number is not known."""
 FIRST_ROWS = 256
 """Rows per step from which the noise is measured, and rows per step if no measurement is possible.
 """
