@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,10 @@ SPECIFIC = re.compile(
     r"""|init_\w+"""
 )
 """Parts in which messages of one kind differ: names, values, and what the user gave."""
+
+
+LONGEST = 110
+"""Characters of a message that the table shows."""
 
 
 class Mistake(NamedTuple):
@@ -394,6 +399,7 @@ def table() -> str:
             if kind in kinds:
                 continue
             kinds.add(kind)
+            text = textwrap.shorten(text, LONGEST, placeholder=" ...")
             rows.append(f"| `{mistake.code}` | `{type(error).__name__}`: {text} |")
     return "\n".join(rows)
 

@@ -36,6 +36,7 @@ from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
+from .warmup.start import USUAL_DRAWS
 from .wreck import check_arrival, fault_at, warn_of_run
 
 PyTree = Any
@@ -291,9 +292,16 @@ class SGKernel(MCMCKernel):
         self._check_names(args, kwargs)
         self._constrain_cache = None
         batched = not is_prng_key(rng_key)
-        draws = {} if self._clock is None else {"num_draws": self._clock.plan.draws}
-        given = self._settings, rng_key, num_warmup, init_params, args, kwargs
-        bound, position = bind(*given, batched=batched, **draws)
+        bound, position = bind(
+            self._settings,
+            rng_key,
+            num_warmup,
+            init_params,
+            args,
+            kwargs,
+            batched=batched,
+            num_draws=USUAL_DRAWS if self._clock is None else self._clock.plan.draws,
+        )
         data = jax.tree.flatten((args, kwargs))
         if self._shares is not None and init_params is None and _is_same(self._shares[0], data):
             bound = bound.with_shares(self._shares[1])

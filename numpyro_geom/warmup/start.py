@@ -60,6 +60,7 @@ from ..model.control_variate import (
     with_control_variate,
 )
 from ..model.jaxprs import work
+from ..model.model import CURVATURE_ROWS
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
@@ -521,7 +522,8 @@ def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array)
     stream = jax.eval_shape(potential.init_stream, rng_key)
     step = operations(jax.eval_shape(potential.draw, rng_key, stream)[0])
     look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
-    one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look)
+    all_rows = MOST_NEWTON_STEPS * look * max(1.0, potential.num_data / CURVATURE_ROWS)
+    one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look) + all_rows
     return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))
 
 
