@@ -38,7 +38,7 @@ SPECIFIC = re.compile(
 """Parts in which messages of one kind differ: names, values, and what the user gave."""
 
 
-LONGEST = 110
+LONGEST = 90
 """Characters of a message that the table shows."""
 
 
