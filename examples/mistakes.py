@@ -38,6 +38,8 @@ SPECIFIC = re.compile(
 """Parts in which messages of one kind differ: names, values, and what the user gave."""
 
 
+SHOWN = 3
+"""Mistakes of a group in the table."""
 LONGEST = 90
 """Characters of a message that the table shows."""
 
@@ -387,16 +389,17 @@ def raised(mistake: Mistake, known: dict[str, Any]) -> Exception:
 
 
 def table() -> str:
-    """In Markdown the first mistake of each kind of message."""
-    known, rows, kinds = names(), ["| call | error |", "|---|---|"], set()
+    """In Markdown the first mistakes of each group, one of each kind of message."""
+    known, rows = names(), ["| call | error |", "|---|---|"]
     for title, mistakes in MISTAKES.items():
         rows.append(f"| **{title}** | |")
+        kinds: set[str] = set()
         for mistake in mistakes:
             error = raised(mistake, known)
             text = " ".join(str(error).split()).replace("|", "\\|")
             text = LONG_LIST.sub("[...]", text)
             kind = SPECIFIC.sub("", text)
-            if kind in kinds:
+            if kind in kinds or len(kinds) == SHOWN:
                 continue
             kinds.add(kind)
             text = textwrap.shorten(text, LONGEST, placeholder=" ...")
