@@ -128,7 +128,10 @@ LEAST_SHARE = 0.3
 STEP = 0.6
 """Share of Newton's step in a round."""
 LONGEST_STEP = 1.0
-"""Longest Newton step in each scaled coordinate, in standard deviations."""
+"""Longest Newton step in each scaled coordinate, in standard deviations, unless it is far to go."""
+GROWTH = 4.0
+"""Factor on the longest step while a shared parameter moves on in steps of this length. Adam may end
+hundreds of standard deviations away."""
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
@@ -566,7 +569,7 @@ def find_arrow(
 
     def one_round(carry: tuple) -> tuple:
         # the closing round does not move
-        k, closing, _, moves, (centre, mean, root, width, _) = carry
+        k, closing, _, moves, longest, (centre, mean, root, width, _) = carry
         width = jnp.where(closing, 0, width)
         noise = random.normal(random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
         away = width * tau**0.5 * jax.vmap(root.times)(noise)
@@ -580,24 +583,29 @@ def find_arrow(
         share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
         hessian = jax.tree.map(partial(between, share), mean, hessian)
         new = root_of(hessian)
-        longest = LONGEST_STEP * tau**0.5
         step = jnp.clip(new.transposed_times(gradient), -longest, longest)
-        moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, layout.parts(step)[0])
-        far = jnp.any(jnp.abs(moves) >= MOVES_ON * longest)
+        last = layout.parts(step)[0]
+        moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, last)
+        onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
+        far = jnp.any(onward >= MOVES_ON * shortest)
+        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
+        longest = jnp.where(far, longest, shortest)
         ahead = centre - STEP * new.times(step) if searching else centre
         good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
         kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
         width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
         k += 1
         near = (k >= fewest) & (settled(~far) | (k >= most))
-        return k, near, closing, moves, (*kept, width, seen)
+        return k, near, closing, moves, longest, (*kept, width, seen)
 
     parents = find_parents(potential, position, layout)
     none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
     start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
     none_yet = jnp.asarray(False)
-    begun = jnp.int32(0), none_yet, none_yet, layout.parts(zero * position)[0], start
+    shortest = jnp.asarray(LONGEST_STEP * tau**0.5, dtype)
+    still = layout.parts(zero * position)[0]
+    begun = jnp.int32(0), none_yet, none_yet, still, shortest, start
     *_, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
     centre, _, root, _, seen = found
     energy, gradient, hessian, misfit = seen
