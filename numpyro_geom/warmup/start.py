@@ -129,6 +129,8 @@ STEP = 0.6
 """Share of Newton's step in a round."""
 LONGEST_STEP = 1.0
 """Longest Newton step in each scaled coordinate, in standard deviations, unless it is far to go."""
+HIGHER = 1.0
+"""A round that finds a mean energy higher by more than this, in units of tau D, goes back halfway."""
 GROWTH = 4.0
 """Factor on the longest step while a shared parameter moves on in steps of this length. Adam may end
 hundreds of standard deviations away."""
@@ -569,7 +571,7 @@ def find_arrow(
 
     def one_round(carry: tuple) -> tuple:
         # the closing round does not move
-        k, closing, _, moves, longest, (centre, mean, root, width, _) = carry
+        k, closing, _, moves, longest, (centre, mean, root, width, _), (back, level) = carry
         width = jnp.where(closing, 0, width)
         noise = random.normal(random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
         away = width * tau**0.5 * jax.vmap(root.times)(noise)
@@ -579,7 +581,7 @@ def find_arrow(
 
         both = lax.map(look, jnp.concatenate([away, -away]))
         seen = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), both)
-        _, gradient, hessian, _ = seen
+        energy, gradient, hessian, _ = seen
         share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
         hessian = jax.tree.map(partial(between, share), mean, hessian)
         new = root_of(hessian)
@@ -587,16 +589,20 @@ def find_arrow(
         last = layout.parts(step)[0]
         moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, last)
         onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
-        far = jnp.any(onward >= MOVES_ON * shortest)
-        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
-        longest = jnp.where(far, longest, shortest)
         ahead = centre - STEP * new.times(step) if searching else centre
-        good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
-        kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
-        width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
+        good = all_finite((ahead, new)) & target.is_usable(ahead)
+        risen = settled(~(good & (energy <= level + HIGHER * tau * size)))
+        far = jnp.any(onward >= MOVES_ON * shortest) | risen
+        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
+        longest = jnp.where(far & ~risen, longest, shortest)
+        fallen = (ahead, hessian, new), (centre, energy.astype(dtype))
+        halfway = ((back + centre) / 2, mean, root), (back, level)
+        kept, below = tree_where(risen, halfway, fallen)
+        kept = tree_where(closing, (centre, mean, root), kept)
+        width = jnp.where(risen, width / 2, jnp.minimum(jnp.where(k == 0, 1, 2 * width), 1))
         k += 1
         near = (k >= fewest) & (settled(~far) | (k >= most))
-        return k, near, closing, moves, longest, (*kept, width, seen)
+        return k, near, closing, moves, longest, (*kept, width, seen), below
 
     parents = find_parents(potential, position, layout)
     none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
@@ -605,8 +611,9 @@ def find_arrow(
     none_yet = jnp.asarray(False)
     shortest = jnp.asarray(LONGEST_STEP * tau**0.5, dtype)
     still = layout.parts(zero * position)[0]
-    begun = jnp.int32(0), none_yet, none_yet, still, shortest, start
-    *_, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
+    infinite = jnp.full((), jnp.inf, dtype)
+    begun = jnp.int32(0), none_yet, none_yet, still, shortest, start, (position, infinite)
+    *_, found, _ = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
     centre, _, root, _, seen = found
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
