@@ -204,14 +204,14 @@ def find_bulk(
         scale = scale_about(centre, root)
         if target.controlled:
             control = control._replace(anchor=anchor).of_order(settings.control_variate)
-        typical = centre + rule_temperature(target.temperature) ** 0.5 * root.times(
-            random.normal(key_scale, centre.shape, centre.dtype)
-        )
-        position = jnp.where(target.is_usable(typical), typical, centre) if searching else position
+        position = _typical(target, centre, root, key_scale) if searching else position
     elif settings.finds_scale and settings.dense_mass == LOW_RANK:
-        position, scale = find_low_rank(target, position, rng_key, searching)
+        centre, scale = find_low_rank(target, position, control, rng_key, searching)
         if target.controlled:
-            control = replace_anchor(target.potential, control, position)
+            control = replace_anchor(target.potential, control, centre)
+        # at the anchor a control variate leaves no noise, and the first steps would be too long
+        typical = _typical(target, centre, scale.root, key_scale)
+        position = typical if searching else centre
     else:
         position, control = _with_anchors(target, position, control, rng_key, searching)
         if settings.finds_scale:
@@ -219,6 +219,13 @@ def find_bulk(
         elif settings.scales:
             scale = given_scale(settings, to_sites(position))
     return to_sites(position), energy, control, scale, ends
+
+
+def _typical(target: Target, centre: jax.Array, root: Any, rng_key: jax.Array) -> jax.Array:
+    """A draw of a normal law, or its centre if values overflow there."""
+    noise = random.normal(rng_key, centre.shape, centre.dtype)
+    found = centre + rule_temperature(target.temperature) ** 0.5 * root.times(noise)
+    return jnp.where(target.is_usable(found), found, centre)
 
 
 def _with_anchors(
@@ -620,7 +627,7 @@ def find_arrow(
 
 
 def find_low_rank(
-    target: Target, position: jax.Array, rng_key: jax.Array, searching: bool
+    target: Target, position: jax.Array, control: Any, rng_key: jax.Array, searching: bool
 ) -> tuple[jax.Array, Scale]:
     """The middle and the coordinates of a normal law in many dimensions.
 
@@ -631,14 +638,14 @@ def find_low_rank(
     Args:
         target: of a vector in the model's coordinates.
         position: where to start, shape (D,).
+        control: the control variate's state, empty without one.
         rng_key: for the rows.
         searching: whether to move at all.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
     if searching:
-        found = search(potential, position, rng_key, target.temperature)
-        position = jnp.where(target.is_usable(found), found, position)
+        position, _ = _with_anchors(target, position, control, rng_key, True)
 
     def evaluate(x: jax.Array) -> Place:
         if potential.on_all_rows is not None:
