@@ -130,10 +130,10 @@ STEP = 0.6
 LONGEST_STEP = 1.0
 """Longest Newton step in each scaled coordinate, in standard deviations, unless it is far to go."""
 HIGHER = 1.0
-"""A round that finds a mean energy higher by more than this, in units of tau D, goes back halfway."""
+"""A round that finds a mean energy higher by more than this, in tau D, goes back halfway."""
 GROWTH = 4.0
-"""Factor on the longest step while a shared parameter moves on in steps of this length. Adam may end
-hundreds of standard deviations away."""
+"""Factor on the longest step while a shared parameter moves on in steps of this length. Adam may
+end hundreds of standard deviations away."""
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
