@@ -306,6 +306,43 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: i
         assert (width[site] / sd < 1.5).all(), name
 
 
+def test_a_search_that_ends_far_away_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows: Adam's steps are hundreds of sds of the shared parameters, and end far away."""
+    monkeypatch.setattr("numpyro_geom.warmup.start.search", lambda _, position, *__: position)
+    layout = find_layouts(SHAPES, PLATES)[0]
+
+    def energy(vector: jax.Array) -> jax.Array:
+        shared, groups = layout.parts(vector)
+        return 5e4 * jnp.sum((shared - 1) ** 2) + jnp.sum((groups - shared[0]) ** 2) / 2
+
+    target, start = Target(function_potential(energy), 1.0), jnp.zeros(size_of(layout))
+    key = random.key_data(random.key(0))
+    anchor, _ = jax.jit(lambda x: find_arrow(target, layout, x, key, True))(start)
+    # 316 sds away; in steps of .6 sd the rounds would not be enough
+    assert np.abs(layout.parts(anchor.position)[0] - 1).max() < 1e-3
+
+
+def test_a_search_goes_back_where_the_energy_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a matrix of rank 3, whose factors are far from where the search has ended."""
+    monkeypatch.setattr("numpyro_geom.warmup.start.search", lambda _, position, *__: position)
+    rows, columns, rank = 40, 15, 3
+    layout = find_layouts({"u": (rows, rank), "v": (columns, rank)}, {"u": [("rows", 0)]})[0]
+    rng = np.random.default_rng(0)
+    product = jnp.asarray(rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)))
+
+    def energy(vector: jax.Array) -> jax.Array:
+        shared, local = layout.parts(vector)
+        away = local @ shared.reshape(columns, rank).T - product
+        return jnp.sum(vector**2) / 2 + 50 * jnp.sum(away**2)
+
+    target = Target(function_potential(energy), 1.0)
+    start = 5 * random.normal(random.key(0), (size_of(layout),))
+    key = random.key_data(random.key(0))
+    anchor, _ = jax.jit(lambda x: find_arrow(target, layout, x, key, True))(start)
+    # 165 parameters; in steps that never go back it is millions
+    assert anchor.energy < 300
+
+
 def test_the_guide_draws_from_the_nearest_normal_law() -> None:
     """Its weights turn the draws into those of the posterior, without a matrix of D x D."""
     groups, count = 300, 4000

@@ -577,6 +577,7 @@ def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:
     """A regression on twenty common factors. The curvature is measured on a tenth of the rows.
 
     On these rows the smallest eigenvalue is a half of the smallest on all rows, by chance alone.
+    The chain starts at a draw: at the anchor there would be no noise to measure.
     """
     rng = np.random.default_rng(0)
     rows, size, count = 20_000, 300, 20
@@ -588,10 +589,12 @@ def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:
         with numpyro.plate("rows", rows) as i:
             numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=jnp.zeros(len(i)))
 
-    scale = SGHMC(model, batch_size=256).init(random.key(0), 10, None, (jnp.asarray(X),), {}).scale
-    precision = X.T.astype(float) @ X + np.eye(size)
+    state = SGHMC(model, batch_size=256).init(random.key(0), 10, None, (jnp.asarray(X),), {})
+    scale, precision = state.scale, X.T.astype(float) @ X + np.eye(size)
     assert np.sum(scale.root.factors != 1) == count
     assert condition_over_best(scale.root, precision, count) < 1.5
+    away = np.asarray(state.z["w"] - scale.centre, float)
+    assert size / 4 < away @ precision @ away < 4 * size
 
 
 @pytest.mark.usefixtures("optimised")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import arviz as az
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -47,8 +48,11 @@ GROUPED = (
     "school",
     "level_decentered",
     "state",
+    "product",
 )
 """Sites with a value for each group."""
+NOT_IDENTIFIED = tuple(f"{side}{of}" for side in ("user", "item") for of in ("", "_sd", "_root"))
+"""Sites that the rows do not tell apart: columns of a factor may change places and signs."""
 NON_CENTRED = {"few": "level"}
 """Model -> the site that is not centred for NUTS."""
 
@@ -236,6 +240,31 @@ def regression(num_columns: int = 1000, num_rows: int = 100_000) -> tuple:
     return model, (X.astype("f4"), y.astype("f4"))
 
 
+def factors(users: int = 100, items: int = 60, rank: int = 3, num_rows: int = 2000) -> tuple:
+    """A matrix as a product of two factors, each with correlated columns."""
+    rng = np.random.default_rng(0)
+    sides = [rng.normal(size=(n, rank)) * (1.0, 0.7, 0.5) for n in (users, items)]
+    user, item = rng.integers(0, users, num_rows), rng.integers(0, items, num_rows)
+    y = np.sum(sides[0][user] * sides[1][item], axis=1) + 0.5 * rng.normal(size=num_rows)
+
+    def side(name: str, size: int) -> Any:
+        sd = numpyro.sample(f"{name}_sd", dist.HalfNormal(1).expand([rank]).to_event(1))
+        root = numpyro.sample(f"{name}_root", dist.LKJCholesky(rank, 2.0))
+        with numpyro.plate(f"{name}s", size):
+            law = dist.MultivariateNormal(scale_tril=sd[:, None] * root)
+            return numpyro.sample(name, law)
+
+    def model(user: Any, item: Any, y: Any) -> None:
+        u, v = side("user", users), side("item", items)
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        numpyro.deterministic("product", u @ v.T)
+        with numpyro.plate("rows", len(y)) as i:
+            mean = jnp.sum(u[user[i]] * v[item[i]], axis=-1)
+            numpyro.sample("y", dist.Normal(mean, noise), obs=y[i])
+
+    return model, (user, item, y.astype("f4"))
+
+
 MODELS = {
     "normal": (lambda: two_level("normal"), "1,000 groups x 2, Normal", 200),
     "logistic": (lambda: two_level("logistic"), "1,000 groups x 2, logistic", 200),
@@ -255,6 +284,7 @@ MODELS = {
     "items": (lambda: item_response(200, 30), "item response, 200 x 30", 1000),
     "level": (local_level, "local level by `scan`", 1000),
     "volatility": (volatility, "stochastic volatility", 1000),
+    "factors": (factors, "matrix factorisation, 100 x 60, LKJ priors", 1000),
     "regression": (regression, "logistic regression without groups", 20),
     "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
 }
@@ -274,14 +304,18 @@ def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     made = NUTS(model) if kernel == "NUTS" else SGHMC(model)
     mcmc = MCMC(made, num_warmup=num_draws, num_samples=num_draws, progress_bar=False)
     mcmc.run(random.key(1), *data)
-    draws = {k: np.asarray(x, np.float64)[None] for k, x in mcmc.get_samples().items()}
+    draws = {
+        k: np.asarray(x, np.float64)[None]
+        for k, x in mcmc.get_samples().items()
+        if k not in NOT_IDENTIFIED
+    }
     seconds = time.process_time() - began
     shared = {k: x for k, x in draws.items() if k not in GROUPED}
     return {
         "seconds": seconds,
         "ess": min(float(x.min()) for x in az.ess(draws, method="mean").data_vars.values()),
         "num_draws": num_draws,
-        "size": int(sum(x[0, 0].size for x in draws.values())),
+        "size": sum(x.size for x in jax.tree.leaves(mcmc.last_state.z)),
         "rows": int(len(data[-1])),
         "mean": np.concatenate([np.ravel(x.mean((0, 1))) for x in shared.values()]).tolist(),
         "sd": np.concatenate([np.ravel(x.std((0, 1))) for x in shared.values()]).tolist(),

@@ -34,9 +34,10 @@ from .jaxprs import counts_of_scan, length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
-MUCH_WORK = 1e6
-"""Operations for each line of a program from which on an optimising compiler is worth its time. The
-length of most loops is not known, so the body of a loop counts once."""
+MUCH_WORK = 1.5e6
+"""Operations for each line of a program from which on an optimising compiler is worth its time."""
+LEAST_TURNS = 4
+"""Turns of a loop whose length is not known, for the work of a program. A search has dozens."""
 NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
 """Parameters of operations that are only names."""
 PLACES = {
@@ -158,7 +159,7 @@ def _program(
             flat = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves(args))
             return jax.tree.unflatten(treedefs[1], flat)
 
-        short = donated is None and work(jaxpr) < MUCH_WORK * length(jaxpr)
+        short = donated is None and work(jaxpr, LEAST_TURNS) < MUCH_WORK * length(jaxpr)
         _programs[key] = jax.jit(
             run,
             donate_argnums=tuple(1 + k for k in donated or ()),

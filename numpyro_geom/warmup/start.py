@@ -129,7 +129,12 @@ LEAST_SHARE = 0.3
 STEP = 0.6
 """Share of Newton's step in a round."""
 LONGEST_STEP = 1.0
-"""Longest Newton step in each scaled coordinate, in standard deviations."""
+"""Longest Newton step in each scaled coordinate, in standard deviations, unless it is far to go."""
+HIGHER = 1.0
+"""A round that finds a mean energy higher by more than this, in tau D, goes back halfway."""
+GROWTH = 4.0
+"""Factor on the longest step while a shared parameter moves on in steps of this length. Adam may
+end hundreds of standard deviations away."""
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
@@ -205,14 +210,14 @@ def find_bulk(
         scale = scale_about(centre, root)
         if target.controlled:
             control = control._replace(anchor=anchor).of_order(settings.control_variate)
-        typical = centre + rule_temperature(target.temperature) ** 0.5 * root.times(
-            random.normal(key_scale, centre.shape, centre.dtype)
-        )
-        position = jnp.where(target.is_usable(typical), typical, centre) if searching else position
+        position = _typical(target, centre, root, key_scale) if searching else position
     elif settings.finds_scale and settings.dense_mass == LOW_RANK:
-        position, scale = find_low_rank(target, position, rng_key, searching)
+        centre, scale = find_low_rank(target, position, control, rng_key, searching)
         if target.controlled:
-            control = replace_anchor(target.potential, control, position)
+            control = replace_anchor(target.potential, control, centre)
+        # at the anchor a control variate leaves no noise, and the first steps would be too long
+        typical = _typical(target, centre, scale.root, key_scale)
+        position = typical if searching else centre
     else:
         position, control = _with_anchors(target, position, control, rng_key, searching)
         if settings.finds_scale:
@@ -220,6 +225,13 @@ def find_bulk(
         elif settings.scales:
             scale = given_scale(settings, to_sites(position))
     return to_sites(position), energy, control, scale, ends
+
+
+def _typical(target: Target, centre: jax.Array, root: Any, rng_key: jax.Array) -> jax.Array:
+    """A draw of a normal law, or its centre if values overflow there."""
+    noise = random.normal(rng_key, centre.shape, centre.dtype)
+    found = centre + rule_temperature(target.temperature) ** 0.5 * root.times(noise)
+    return jnp.where(target.is_usable(found), found, centre)
 
 
 def _with_anchors(
@@ -573,7 +585,7 @@ def find_arrow(
 
     def one_round(carry: tuple) -> tuple:
         # the closing round does not move
-        k, closing, _, moves, (centre, mean, root, width, _) = carry
+        k, closing, _, moves, longest, (centre, mean, root, width, _), (back, level) = carry
         width = jnp.where(closing, 0, width)
         noise = random.normal(random.fold_in(rng_key, 2 + k), (num_pairs, size), dtype)
         away = width * tau**0.5 * jax.vmap(root.times)(noise)
@@ -583,36 +595,46 @@ def find_arrow(
 
         both = lax.map(look, jnp.concatenate([away, -away]))
         seen = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), both)
-        _, gradient, hessian, _ = seen
+        energy, gradient, hessian, _ = seen
         share = jnp.maximum(LEAST_SHARE, 1 / (k + 1.0)).astype(dtype)
         hessian = jax.tree.map(partial(between, share), mean, hessian)
         new = root_of(hessian)
-        longest = LONGEST_STEP * tau**0.5
         step = jnp.clip(new.transposed_times(gradient), -longest, longest)
-        moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, layout.parts(step)[0])
-        far = jnp.any(jnp.abs(moves) >= MOVES_ON * longest)
+        last = layout.parts(step)[0]
+        moves = between(jnp.asarray(LEAST_SHARE, dtype), moves, last)
+        onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
         ahead = centre - STEP * new.times(step) if searching else centre
-        good = settled(~closing & all_finite((ahead, new)) & target.is_usable(ahead))
-        kept = tree_where(good, (ahead, hessian, new), (centre, mean, root))
-        width = jnp.where(good, jnp.where(k == 0, 1.0, width), width / 2)
+        good = all_finite((ahead, new)) & target.is_usable(ahead)
+        risen = settled(~(good & (energy <= level + HIGHER * tau * size)))
+        far = jnp.any(onward >= MOVES_ON * shortest) | risen
+        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
+        longest = jnp.where(far & ~risen, longest, shortest)
+        fallen = (ahead, hessian, new), (centre, energy.astype(dtype))
+        halfway = ((back + centre) / 2, mean, root), (back, level)
+        kept, below = tree_where(risen, halfway, fallen)
+        kept = tree_where(closing, (centre, mean, root), kept)
+        width = jnp.where(risen, width / 2, jnp.minimum(jnp.where(k == 0, 1, 2 * width), 1))
         k += 1
         near = (k >= fewest) & (settled(~far) | (k >= most))
-        return k, near, closing, moves, (*kept, width, seen)
+        return k, near, closing, moves, longest, (*kept, width, seen), below
 
     parents = find_parents(potential, position, layout)
     none, zero = no_arrowhead(layout, dtype, parents), jnp.zeros((), dtype)
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
     start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
     none_yet = jnp.asarray(False)
-    begun = jnp.int32(0), none_yet, none_yet, layout.parts(zero * position)[0], start
-    *_, found = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
+    shortest = jnp.asarray(LONGEST_STEP * tau**0.5, dtype)
+    still = layout.parts(zero * position)[0]
+    infinite = jnp.full((), jnp.inf, dtype)
+    begun = jnp.int32(0), none_yet, none_yet, still, shortest, start, (position, infinite)
+    *_, found, _ = lax.while_loop(lambda carry: ~carry[2], one_round, begun)
     centre, _, root, _, seen = found
     energy, gradient, hessian, misfit = seen
     return Anchor(centre, energy, gradient, Curvature(hessian, misfit)), root
 
 
 def find_low_rank(
-    target: Target, position: jax.Array, rng_key: jax.Array, searching: bool
+    target: Target, position: jax.Array, control: Any, rng_key: jax.Array, searching: bool
 ) -> tuple[jax.Array, Scale]:
     """The middle and the coordinates of a normal law in many dimensions.
 
@@ -623,14 +645,14 @@ def find_low_rank(
     Args:
         target: of a vector in the model's coordinates.
         position: where to start, shape (D,).
+        control: the control variate's state, empty without one.
         rng_key: for the rows.
         searching: whether to move at all.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
     if searching:
-        found = search(potential, position, rng_key, target.temperature)
-        position = jnp.where(target.is_usable(found), found, position)
+        position, _ = _with_anchors(target, position, control, rng_key, True)
 
     def evaluate(x: jax.Array) -> Place:
         if potential.on_all_rows is not None:
