@@ -19,7 +19,7 @@ from scripts import load_script
 from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay, report
 from numpyro_geom.diagnostics.checks import draw_checks, run_checks, weight_checks
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
@@ -946,6 +946,15 @@ def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
     assert found.ok is False
     assert given in found.advice
     assert not_given not in found.advice
+
+
+def test_a_range_of_curvatures_is_judged_by_the_draws(monkeypatch) -> None:
+    draws = normal(4, 2000, 3)
+    for pull, ok in ((1.0, True), (0.8, False)):
+        run = RunRecord({"w": draws}, {}, FUNNEL, {"z.w": draws, "grad_U.w": pull * draws})
+        monkeypatch.setattr(report, "record_of_container", lambda _, run=run: run)
+        found = diagnose(idata_of({"w": draws}))
+        assert line(found, "largest over smallest curvature").ok is ok
 
 
 def test_lines_for_jumps_stay_within_a_chain() -> None:

@@ -44,7 +44,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
 SIMULATIONS = 500
 FEW = 100
-"""Data sets of the guide, whose search for a mode is not one program."""
+"""Data sets of a cell that would take too long; see `data_sets`."""
 LEVEL = 0.05
 NULL = 100_000
 """Simulated sets of uniform ranks, for the bands."""
@@ -203,6 +203,15 @@ MODELS = {
 }
 
 
+def data_sets(name: str, method: str) -> int:
+    """Number of data sets.
+
+    A guide's search for a mode is not one program. All lanes of a hierarchy take as many steps as
+    the slowest.
+    """
+    return FEW if method == "guide" or name.startswith("hierarchy") else SIMULATIONS
+
+
 # --- draws for many data sets
 
 
@@ -215,14 +224,14 @@ def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
         mcmc.run(key, **data)
         return mcmc.get_samples()
 
-    keys = random.split(random.key(seed), SIMULATIONS)
+    keys = random.split(random.key(seed), len(next(iter(data.values()))))
     return jax.jit(jax.vmap(one))(keys, data)
 
 
 def guide_draws(guide: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
     """Draws of a guide that is fitted to each data set."""
     found = []
-    for k, key in enumerate(random.split(random.key(seed), FEW)):
+    for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values()))))):
         one = {name: x[k] for name, x in data.items()}
         params = guide.fit(key, **one)
         draws = guide.sample_posterior(random.fold_in(key, 1), params, sample_shape=(KEPT,))
@@ -261,7 +270,7 @@ def simulate(name: str, method: str, seed: int = 1) -> dict[str, Any]:
     example = Predictive(model, num_samples=1)(random.key(0))
     sbc = SBC(
         NUTS(model),
-        num_simulations=FEW if method == "guide" else SIMULATIONS,
+        num_simulations=data_sets(name, method),
         seed=seed,
         data_dir={n: example[n][0] for n in inspect.signature(model).parameters},
     )
@@ -363,12 +372,13 @@ def results(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 HEADER = f"""\
-{SIMULATIONS:,} data sets from the prior predictive of each model ({FEW} for the guide). Default
-settings, one chain with {WARMUP} draws of warm-up, of {DRAWS:,} draws every {DRAWS // KEPT}th. A
-cell has the p-value of uniform ranks of all parameters, then the largest bias of a parameter in
-posterior sds, and the sd that is farthest from the right one, over the right one. Both are normal
-scores of the ranks, with standard errors of {SIMULATIONS**-0.5:.2f} and
-{(2 * SIMULATIONS) ** -0.5:.2f} ({FEW**-0.5:.2f} and {(2 * FEW) ** -0.5:.2f} for the guide).
+{SIMULATIONS:,} data sets from the prior predictive of each model ({FEW} for the guide and for
+hierarchies). Default settings, one chain with {WARMUP} draws of warm-up, of {DRAWS:,} draws
+every {DRAWS // KEPT}th. A cell has the p-value of uniform ranks of all parameters, then the
+largest bias of a parameter in posterior sds, and the sd that is farthest from the right one, over
+the right one. Both are normal scores of the ranks, with standard errors of
+{SIMULATIONS**-0.5:.2f} and {(2 * SIMULATIONS) ** -0.5:.2f} ({FEW**-0.5:.2f} and
+{(2 * FEW) ** -0.5:.2f} with {FEW}).
 p-values are from simultaneous bands of the ECDF and from the scores, by Bonferroni's bound over
 both and the parameters. In bold: less than {LEVEL:g} over the number of cells that should be right.
 Empty cells were not run. "ESS" is added where the {KEPT} kept draws of the worst parameter are

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,9 @@ WIDE_CURVATURE = 15.0
 """Ratio of curvatures along the median chain above which one step size does not fit. The largest
 ratio over chains is less informative, because in many correct runs one chain meets an unusual
 place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that no other check
-flags, one has a ratio of 31."""
+flags, one has a ratio of 31. See `without_harm` for metrics that move."""
+CURVATURE = "largest over smallest curvature"
+MOMENTS = "error of the means, in sd", "relative error of the sd"
 LARGEST_CLAMPED = 0.05
 """Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
 LARGEST_FAILED = 0.02
@@ -377,9 +379,23 @@ def _length(run: RunRecord) -> Iterator[Check]:
             "one step size does not fit all of the posterior, and where the curvature is largest "
             f"the draws are the most biased: {other_coordinates(run)}, {closer}"
         )
-        name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
-        where = "in late warm-up, median chain"
-        yield at_most(name, np.median(ratio), WIDE_CURVATURE, where, advice)
+        ratio, where = np.median(attrs["curvature_ratio"]), "in late warm-up, median chain"
+        yield at_most(CURVATURE, ratio, WIDE_CURVATURE, where, advice)
+
+
+def without_harm(found: Sequence[Check]) -> Iterator[Check]:
+    """The checks, with no flag for a range of curvatures that does nothing to the draws.
+
+    A step that does not fit biases the draws. If gradients at the draws tell that means and sds are
+    right, the range is no fault. In a metric that moves, the metric's own movement is part of it:
+    11 right runs on curved targets were flagged for their range alone, and no wrong run was.
+    """
+    right = all(any(check.name == name and check.ok for check in found) for name in MOMENTS)
+    for check in found:
+        if check.name == CURVATURE and check.ok is False and right:
+            where = f"{check.where}; the draws have the right means and sds all the same"
+            check = check._replace(ok=True, where=where)
+        yield check
 
 
 def _relaxations(run: RunRecord) -> float:
