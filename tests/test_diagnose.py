@@ -948,13 +948,20 @@ def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
     assert not_given not in found.advice
 
 
-def test_a_range_of_curvatures_is_judged_by_the_draws(monkeypatch) -> None:
+def test_what_does_nothing_to_the_draws_is_not_flagged(monkeypatch) -> None:
     draws = normal(4, 2000, 3)
-    for pull, ok in ((1.0, True), (0.8, False)):
-        run = RunRecord({"w": draws}, {}, FUNNEL, {"z.w": draws, "grad_U.w": pull * draws})
+    for pull, share, ok in (
+        (1.0, 0.04, (True, True)),
+        (0.8, 0.04, (False, False)),
+        (1, 0.06, (True, False)),
+    ):
+        failed = np.arange(2000) < share * 2000
+        stats = {"diverging": np.broadcast_to(failed, (4, 2000))}
+        run = RunRecord({"w": draws}, stats, FUNNEL, {"z.w": draws, "grad_U.w": pull * draws})
         monkeypatch.setattr(report, "record_of_container", lambda _, run=run: run)
         found = diagnose(idata_of({"w": draws}))
-        assert line(found, "largest over smallest curvature").ok is ok
+        names = "largest over smallest curvature", "divergences"
+        assert tuple(line(found, name).ok for name in names) == ok
 
 
 def test_lines_for_jumps_stay_within_a_chain() -> None:
