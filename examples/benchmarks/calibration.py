@@ -10,7 +10,8 @@ data set in each lane, so that a kernel is compiled once for each model.
     python examples/benchmarks/calibration.py --cache DIR [--models NAMES] [--methods NAMES]
 
 Writes docs/tables/calibration.md and docs/figures/calibration.png. ``--cache`` names a folder for
-finished cells. They are not computed again, and the table has all of them.
+finished cells. They are not computed again, and the table and the figure have all of them. Other
+cells of the table stay as they are.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from scipy.stats import binom, norm
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
 
 DOCS = Path(__file__).parents[2] / "docs"
+TABLE = DOCS / "tables" / "calibration.md"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
 SIMULATIONS = 500
 FEW = 100
@@ -398,12 +400,23 @@ def cell(found: dict[str, Any], level: float) -> str:
     return f"{text}; {bias:+.2f}; {sd[np.abs(np.log(sd)).argmax()]:.2f}{slow}"
 
 
+def kept_cells() -> dict[tuple[str, str], str]:
+    """Cells of the table as it is."""
+    text = TABLE.read_text() if TABLE.exists() else ""
+    rows = [[x.strip() for x in line[1:-1].split("|")] for line in text.splitlines() if "|" in line]
+    return {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
+
+
 def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
+    kept = kept_cells()
     lines = [f"| model | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
     right = [key for key in found if key[1] != WRONG]
     level = LEVEL / len(right)
     for name in MODELS:
-        cells = [cell(found[name, m], level) if (name, m) in found else "" for m in METHODS]
+        cells = [
+            cell(found[name, m], level) if (name, m) in found else kept.get((name, m), "")
+            for m in METHODS
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
@@ -475,7 +488,7 @@ def main() -> None:
                 )
     found = results(folder)
     text = HEADER + "\n" + table(found)
-    (DOCS / "tables" / "calibration.md").write_text(text)
+    TABLE.write_text(text)
     figure(found)
     print(text)
 
