@@ -408,11 +408,15 @@ def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
     found = jax.device_get(mcmc.get_samples(group_by_chain=True))
     seconds = time.process_time() - begin
     sites = ["mean"] if "mean" in found else [n for n in found if n not in ("z", "loc_unwrapped")]
-    draws = np.concatenate(
-        [np.asarray(found[n], float).reshape(S.CHAINS, S.DRAWS, -1) for n in sites], -1
-    )
-    positive = (draws > 0).all((0, 1))  # their tails may have no variance
-    draws[..., positive] = np.log(draws[..., positive])
+    traced = handlers.trace(handlers.seed(model, 0)).get_trace()
+    parts = []
+    for site in sites:
+        x = np.asarray(found[site], float).reshape(S.CHAINS, S.DRAWS, -1)
+        support = getattr(traced[site].get("fn"), "support", None)
+        support = getattr(support, "base_constraint", support)
+        # their tails may have no variance
+        parts.append(np.log(x) if support is dist.constraints.positive else x)
+    draws = np.concatenate(parts, -1)
     kept = S.moments(draws) | {
         "ess": float(effective_sample_size(draws).min()),
         "rhat": float(split_gelman_rubin(draws).max()),
@@ -458,7 +462,7 @@ Default settings, 4 vectorized chains of 1,000 draws after 1,000 of warm-up, flo
 of the worst scalar in all chains together, with the largest R-hat. Seconds are processor seconds of
 one core with compiling, and the ratio is that of ESS a second, also with compiling. Differences are
 the largest of a mean, in posterior sds, and of the logarithm of an sd. "Right" means that no
-difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive scalars
+difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive sites
 are compared by their logarithms, and networks by their values at the data. The last column has the
 first check that `diagnose` flags. A run of more than 300 processor seconds is stopped.
 
