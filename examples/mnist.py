@@ -2,7 +2,8 @@
 
 A network 784-400-400-10 with ReLU units on MNIST's 60,000 training rows, after Yu, Hartmann,
 Williams and Klami, "Scalable Stochastic Gradient Riemannian Langevin Dynamics in Non-Diagonal
-Metrics" (TMLR 2023, section 4.3, Tables 1, 4 and 8). Taken from this paper: batches of 100 rows,
+Metrics" (TMLR 2023, section 4.3, Tables 1, 2, 4, 8 and 10); `--hidden` has the paper's larger
+networks. Taken from this paper: batches of 100 rows,
 1,000 steps of burn-in, a draw every 100 steps, learning rates l = h N, Monge's alpha^2, Shampoo's
 interval of 100 steps, and no Gamma term. The paper has 400 epochs and 10 runs; this script has
 `--epochs` and `--seeds`. With `--network lenet`, the same methods sample LeNet-5 (61,706 weights),
@@ -31,10 +32,12 @@ Nothing is tuned here. The published settings are used, and no choice depends on
 
     python examples/mnist.py --data-dir FOLDER --cache FOLDER [--epochs 40] [--seeds 0 1]
     python examples/mnist.py --data-dir FOLDER --network lenet --priors gaussian
+    python examples/mnist.py --data-dir FOLDER --hidden 800 --priors horseshoe
     python examples/mnist.py --quick
 
 Measures are for the averaged prediction on the 10,000 test images. AUROC shows how well its entropy
-separates MNIST from 2,000 evenly spaced test images of Fashion-MNIST. No draw of weights is kept:
+separates MNIST from 2,000 evenly spaced test images of Fashion-MNIST. Curvature is that of the loss
+in the pixels, the measure of the paper's Table 2, at 100 test images. No draw of weights is kept:
 the chains' draws are predictions, which a `PredictionStream` gathers. With `--cache`, a run that
 was killed continues, and finished runs are not repeated. The data are `mnist_784.npz` and
 `fashion_mnist.npz` (arrays X, y and n_train) in the folder of --data-dir or NUMPYRO_GEOM_DATA;
@@ -94,6 +97,7 @@ BASELINE_DRAWS = 30
 DROPOUT = 0.2
 NETWORKS = ("dense", "lenet")
 OUTSIDE_ROWS = 2000
+CURVATURE_ROWS = 100
 DISTANCE_ENTRIES = 2000
 """Number of weights of each matrix that are used for distances."""
 PRIORS = ("gaussian", "horseshoe")
@@ -259,6 +263,28 @@ def logits_of(w: Mapping[str, jax.Array], X: jax.Array, key: jax.Array | None = 
     return features_of(w, X, key) @ w[f"w{last}"] + w[f"b{last}"]
 
 
+def curvature_of(w: Mapping[str, jax.Array], X: jax.Array, y: jax.Array) -> jax.Array:
+    """|largest eigenvalue| / |gradient| of the loss in the pixels, shape (rows,).
+
+    That of `input_curvature`, without its iteration: logits are linear in the pixels near an image,
+    so the Hessian is that of the softmax, ``B B'``, between two Jacobians.
+    """
+
+    def of_row(x: jax.Array, label: jax.Array) -> jax.Array:
+        def of_image(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = logits_of(w, x[None])[0]
+            return logits, logits
+
+        jacobian, logits = jax.jacrev(of_image, has_aux=True)(x)
+        p = jax.nn.softmax(logits)
+        B = jnp.diag(jnp.sqrt(p)) - jnp.outer(p, jnp.sqrt(p))
+        largest = jnp.linalg.eigvalsh(B.T @ jacobian @ jacobian.T @ B)[-1]
+        gradient = (p - jax.nn.one_hot(label, CLASSES)) @ jacobian
+        return largest / (jnp.linalg.norm(gradient) + 1e-6)
+
+    return jax.vmap(of_row)(X, y)
+
+
 def network(X, y=None, prior="gaussian", kind="dense", hidden=400, dropout=False):
     """The model, with the layers of a kind of `NETWORKS`."""
 
@@ -345,10 +371,13 @@ class Task:
         """The values kept of a draw: logits, and some weights for distances."""
         some = [z[f"w{layer}"].ravel() for layer in self.shapes]
         some = [x[:: max(1, x.size // DISTANCE_ENTRIES)] for x in some]
+        test_X, test_y = (jnp.asarray(x) for x in (self.data.test_X, self.data.test_y))
+        every = max(1, len(test_y) // CURVATURE_ROWS)
         return {
-            "test": logits_of(z, jnp.asarray(self.data.test_X), key),
+            "test": logits_of(z, test_X, key),
             "outside": logits_of(z, jnp.asarray(self.data.outside_X), key),
             "weights": jnp.concatenate(some),
+            "curvature": curvature_of(z, test_X[::every], test_y[::every]).mean(),
         }
 
 
@@ -368,6 +397,8 @@ class Result(NamedTuple):
         undone: share of steps that were undone or flagged.
         milliseconds: per step, without compilation and predictions; NaN if not measured.
         seconds: total time.
+        confidence: mean probability of the most probable class.
+        curvature: mean over draws of the loss's curvature in the pixels.
     """
 
     accuracy: float
@@ -381,6 +412,8 @@ class Result(NamedTuple):
     undone: float = float("nan")
     milliseconds: float = float("nan")
     seconds: float = float("nan")
+    confidence: float = float("nan")
+    curvature: float = float("nan")
 
 
 class Measures:
@@ -391,11 +424,13 @@ class Measures:
         self._outside = PredictionStream(logits=True)
         self._last: np.ndarray | None = None
         self._distances: list[float] = []
+        self._curvatures: list[float] = []
 
     def add(self, predictions: Mapping[str, Any]) -> None:
         """Add draws, shaped (1, draws, ...)."""
         self._test.add(predictions["test"])
         self._outside.add(predictions["outside"])
+        self._curvatures += np.ravel(predictions["curvature"]).tolist()
         for weights in np.asarray(predictions["weights"])[0]:
             if self._last is not None:
                 away = np.linalg.norm(weights - self._last)
@@ -418,6 +453,8 @@ class Measures:
             ambiguity=found.ambiguity_geometric,
             distance=float(np.mean(self._distances)) if follow and self._distances else math.nan,
             draws=self._test.num_draws,
+            confidence=found.confidence,
+            curvature=float(np.mean(self._curvatures)),
         )
 
 
@@ -491,15 +528,35 @@ def milliseconds(kernel: Any, state: Any, task: Task, num_steps: int) -> float:
     return 1000 * min(seconds) / num_steps
 
 
-def sgrld(metric: Any, rates: Mapping[str, float]) -> Method:
-    """SGRLD with the learning rates l = h N of Yu et al.'s Table 4, by prior."""
+RATES: dict[tuple[str, int], dict[str, float]] = {
+    ("gaussian", 400): {"identity": 0.05, "wenzel": 0.075, "rmsprop": 2.5e-4, "shampoo": 0.0025},
+    ("gaussian", 800): {"identity": 0.05, "wenzel": 0.05, "rmsprop": 5e-4, "shampoo": 0.0075},
+    ("gaussian", 1200): {"identity": 0.025, "wenzel": 0.05, "rmsprop": 5e-4, "shampoo": 0.0075},
+    ("horseshoe", 400): {"identity": 0.25, "wenzel": 0.75, "rmsprop": 5e-4, "shampoo": 0.005},
+    ("horseshoe", 800): {"identity": 0.5, "wenzel": 0.5, "rmsprop": 5e-4, "shampoo": 0.005},
+    ("horseshoe", 1200): {"identity": 0.25, "wenzel": 0.25, "rmsprop": 5e-4, "shampoo": 0.005},
+}
+"""Learning rates l = h N of Yu et al.'s Table 4 by prior and hidden units."""
+MONGE = {
+    ("gaussian", 1200): (0.025, 0.75),
+    ("horseshoe", 400): (0.25, 1.25),
+    ("horseshoe", 800): (0.25, 0.5),
+    ("horseshoe", 1200): (0.25, 0.075),
+}
+"""Monge's rate and alpha^2; elsewhere its best alpha^2 is 0."""
+
+
+def sgrld(name: str, metric: Any = None) -> Method:
+    """SGRLD with the rates of Yu et al.; sizes that the paper lacks have those of 400 units."""
 
     def make(task: Task) -> SGRLD:
+        size = (task.prior, task.hidden if task.hidden in (800, 1200) else 400)
+        rate, alpha2 = MONGE[size] if name == "monge" else (RATES[size][name], None)
         return SGRLD(
             task.model,
-            metric=metric,
+            metric=metric if alpha2 is None else Monge(alpha2=alpha2, decay=0.9),
             gamma="none",
-            step_size=rates[task.prior] / len(task.data.y),
+            step_size=rate / len(task.data.y),
             batch_size=task.batch_size,
             batching="epoch",
             num_steps=THINNING,
@@ -614,10 +671,10 @@ def swag(task: Task, key: jax.Array, folder: Path | None) -> Result:
 
 
 METHODS: dict[str, Method] = {
-    "SGRLD identity": sgrld("identity", {"gaussian": 0.05, "horseshoe": 0.25}),
-    "SGRLD rmsprop": sgrld(RMSprop(decay=0.99, eps=1e-8), {"gaussian": 2.5e-4, "horseshoe": 5e-4}),
-    "SGRLD wenzel": sgrld(Wenzel(decay=0.99, eps=1e-8), {"gaussian": 0.075, "horseshoe": 0.75}),
-    "SGRLD monge": sgrld(Monge(alpha2=1.25, decay=0.9), {"horseshoe": 0.25}),
+    "SGRLD identity": sgrld("identity", "identity"),
+    "SGRLD rmsprop": sgrld("rmsprop", RMSprop(decay=0.99, eps=1e-8)),
+    "SGRLD wenzel": sgrld("wenzel", Wenzel(decay=0.99, eps=1e-8)),
+    "SGRLD monge": sgrld("monge"),
     "SGHMC": sghmc(),
     "MAP": ensemble(1),
     "ensemble": ensemble(MEMBERS),
@@ -627,9 +684,7 @@ METHODS: dict[str, Method] = {
     "I-SGD": chain(isgd, trained=True),
     "SWAG": swag,
     "VSGD": chain(vsgd, trained=True),
-    "SGRLD shampoo": sgrld(
-        Shampoo(decay=0.99, eps=1e-8, interval=100), {"gaussian": 0.0025, "horseshoe": 0.005}
-    ),
+    "SGRLD shampoo": sgrld("shampoo", Shampoo(decay=0.99, eps=1e-8, interval=100)),
 }
 
 
@@ -651,6 +706,11 @@ PUBLISHED = {
     ("dense", "horseshoe", "SGRLD rmsprop"): Published(0.9798, 0.0678, 0.0124),
     ("dense", "horseshoe", "SGRLD monge"): Published(0.9831, 0.0629, 0.0180),
     ("dense", "horseshoe", "SGRLD shampoo"): Published(0.9820, 0.0641, 0.0164),
+    ("dense 800", "horseshoe", "SGRLD identity"): Published(0.9818, 0.0798, 0.0316),
+    ("dense 800", "horseshoe", "SGRLD wenzel"): Published(0.9789, 0.0839, 0.0273),
+    ("dense 800", "horseshoe", "SGRLD rmsprop"): Published(0.9800, 0.0656, 0.0106),
+    ("dense 800", "horseshoe", "SGRLD monge"): Published(0.9834, 0.0612, 0.0178),
+    ("dense 800", "horseshoe", "SGRLD shampoo"): Published(0.9824, 0.0603, 0.0136),
     ("lenet", "gaussian", "SGRLD identity"): Published(0.9927, 0.0280, 0.0531),
     ("lenet", "gaussian", "SGHMC"): Published(0.9931, 0.0268, 0.0531),
     ("lenet", "gaussian", "MAP"): Published(0.9887, 0.0353, 0.0468),
@@ -661,9 +721,9 @@ PUBLISHED = {
 }
 
 
-def skipped(prior: str, method: str) -> bool:
-    """Whether the paper omits the pair: with the Gaussian prior, its best alpha^2 is 0."""
-    return (prior, method) == ("gaussian", "SGRLD monge")
+def skipped(prior: str, method: str, hidden: int = 400) -> bool:
+    """Whether the paper omits the pair: there, its best alpha^2 is 0."""
+    return method == "SGRLD monge" and prior == "gaussian" and hidden != 1200
 
 
 # --- experiment
@@ -697,11 +757,12 @@ def run_one(task: Task, method: str, seed: int, cache: Path | None) -> dict[str,
 
 def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
     """Markdown: means over seeds, and the range if there are several."""
-    paper = {"dense": "Yu et al.", "lenet": "Franzese et al."}[kind]
+    paper = "Franzese et al." if kind == "lenet" else "Yu et al."
     lines = [
         "| prior | method | seeds | draws | accuracy, % | NLL | Brier | ECE | AUROC | ambiguity "
-        f"| distance / norm | steps undone, % | ms per step | {paper}: accuracy, % | NLL | ECE |",
-        "|---" * 16 + "|",
+        "| distance / norm | confidence | curvature | steps undone, % | ms per step "
+        f"| {paper}: accuracy, % | NLL | ECE |",
+        "|---" * 18 + "|",
     ]
     for prior, method in dict.fromkeys((r["prior"], r["method"]) for r in records):
         mine = [r for r in records if (r["prior"], r["method"]) == (prior, method)]
@@ -721,12 +782,13 @@ def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
                 f"{good[0]['draws']}",
                 *(cell("accuracy", ".2f", 100), cell("nll", ".4f"), cell("brier", ".4f")),
                 *(cell("ece", ".4f"), cell("auroc", ".3f"), cell("ambiguity", ".4f")),
-                *(cell("distance", ".3f"), cell("undone", ".2g", 100)),
+                *(cell("distance", ".3f"), cell("confidence", ".4f"), cell("curvature", ".2f")),
+                cell("undone", ".2g", 100),
             ]
             times = [r["milliseconds"] for r in good if np.isfinite(r["milliseconds"])]
             cells.append(f"{min(times):.2f}" if times else "–")
         else:
-            cells = ["failed", *["–"] * 9]
+            cells = ["failed", *["–"] * 11]
         theirs = ["–"] * 3
         if published is not None:
             theirs = [f"{100 * published.accuracy:.2f}", f"{published.nll:.4f}"]
@@ -742,6 +804,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     parser.add_argument("--data-dir", help="folder of the two files; default NUMPYRO_GEOM_DATA")
     parser.add_argument("--network", choices=NETWORKS, default="dense")
+    parser.add_argument("--hidden", type=int, default=400, help="units of a dense layer")
     parser.add_argument("--priors", nargs="+", choices=PRIORS, default=list(PRIORS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
@@ -754,9 +817,18 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         help="scikit-learn's digits, 32 units, few steps, one seed, two methods unless named",
     )
     options = parser.parse_args(arguments)
+    if options.hidden < 1:
+        parser.error(f"--hidden must be at least 1, got {options.hidden}")
     if options.epochs < 2:
         parser.error(f"--epochs must be at least 2, got {options.epochs}")
-    sizes: dict[str, Any] = {"epochs": options.epochs, "kind": options.network}
+    sizes: dict[str, Any] = {
+        "epochs": options.epochs,
+        "kind": options.network,
+        "hidden": options.hidden,
+    }
+    named = options.network
+    if options.hidden != 400 and named == "dense":
+        named = f"dense {options.hidden}"
     methods = METHODS if options.methods is None else options.methods
     if options.quick and options.network != "dense":
         parser.error("--quick has images of 8 x 8 pixels, too small for --network lenet")
@@ -771,7 +843,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     cache = None
     if options.cache is not None:
         length = "quick" if options.quick else f"epochs-{options.epochs}"
-        length = length if options.network == "dense" else f"{options.network}-{length}"
+        length = length if named == "dense" else f"{named.replace(' ', '-')}-{length}"
         cache = Path(options.cache).expanduser() / length
         cache.mkdir(parents=True, exist_ok=True)
     print(f"{data.origin}: {len(data.y)} rows, {sizes['epochs']} epochs", flush=True)
@@ -779,12 +851,12 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for seed in options.seeds:
         for method in methods:
             for prior in options.priors:
-                if skipped(prior, method):
+                if skipped(prior, method, options.hidden):
                     continue
                 record = run_one(Task(data, prior, **sizes), method, seed, cache)
                 records.append(record)
                 print(json.dumps(record), flush=True)
-    text = table(sorted(records, key=lambda r: r["prior"]), options.network)
+    text = table(sorted(records, key=lambda r: r["prior"]), named)
     print(f"\n{text}")
     if options.out is not None:
         Path(options.out).write_text(text + "\n")

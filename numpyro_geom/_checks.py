@@ -16,7 +16,7 @@ from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from ._util import is_traced
+from ._util import are_known
 
 PyTree = Any
 
@@ -227,8 +227,7 @@ def check_energy(name: str, energy: Any) -> None:
 def check_start(energy: jax.Array, on_all_rows: Any = 0.0) -> None:
     """Raise unless the energies at the start are finite: of a minibatch, and of all rows."""
     for value, what in ((energy, ""), (on_all_rows, " on all rows")):
-        finite = jnp.all(jnp.isfinite(value))  # traced inside jit, even if value is not traced
-        if not is_traced(finite) and not bool(finite):
+        if are_known(value) and not np.all(np.isfinite(value)):
             raise ValueError(
                 f"the energy{what} is not finite where the chain starts (potential energy "
                 f"{value}): check that the data are finite and in the support of the model, or "

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 from numpyro import distributions as dist
 from numpyro import util
 from numpyro.infer import MCMC
+from numpyro.infer import mcmc as loops
 from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
+
+from ._util import few_collections
 
 PyTree = Any
 __all__ = [
@@ -149,6 +152,25 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
 _jit_of_loops: ContextVar[Callable | None] = ContextVar("jit_of_loops", default=None)
 
 
+def in_one_program(fori_collect: Callable) -> Callable:
+    """NumPyro's sampling loop; without a progress bar it is one program of a kernel's ``jit``.
+
+    NumPyro makes the arrays for the draws before the loop. Each operation is a program of its own.
+    """
+
+    @functools.wraps(fori_collect)
+    def collect(lower: int, upper: int, body: Callable, init: PyTree, **options: Any) -> PyTree:
+        own = None if util._DISABLE_CONTROL_FLOW_PRIM else _jit_of_loops.get()
+        if own is None or options.get("progbar", True):
+            return fori_collect(lower, upper, body, init, **options)
+        with few_collections():
+            return own(
+                lambda init: fori_collect(lower, upper, body, init, **options), donate_argnums=None
+            )(init)
+
+    return collect
+
+
 def with_jit_of_kernels(maybe_jit: Callable) -> Callable:
     """NumPyro's `jax.jit` of the sampling loop, or a kernel's own one, its attribute ``jit``."""
 
@@ -162,6 +184,7 @@ def with_jit_of_kernels(maybe_jit: Callable) -> Callable:
 
 MCMC.run = with_ends(MCMC.run)
 util.maybe_jit = with_jit_of_kernels(util.maybe_jit)
+loops.fori_collect = in_one_program(loops.fori_collect)
 
 
 class LazyMCMC(MCMC):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -24,6 +26,24 @@ FEW_LEAVES = 32
 """Number of leaves that are cut from one piece of a vector."""
 SMALL_PIECE = 2048
 """Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
+
+
+OBJECTS = 50_000
+"""New objects after which Python looks for garbage while programs are traced: 700 by default."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Look for garbage rarely. Traces have many objects, and looking takes a tenth of the time."""
+    given = gc.get_threshold()
+    if given[0] == 0:  # it is off
+        yield
+        return
+    gc.set_threshold(max(OBJECTS, given[0]), *given[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*given)
 
 
 def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTree) -> PyTree:

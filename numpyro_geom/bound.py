@@ -29,7 +29,17 @@ from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
 from .sampling.state import is_by_site
 from .sampling.target import Target
-from .warmup.start import FEW_OPERATIONS, FEW_ROWS, FIRST_ROWS, Choice
+from .warmup.start import (
+    FEW_OPERATIONS,
+    FEW_ROWS,
+    FIRST_ROWS,
+    GRADIENTS,
+    ROUND_STEPS,
+    USUAL_DRAWS,
+    USUAL_ROUNDS,
+    USUAL_STEPS,
+    Choice,
+)
 
 PyTree = Any
 
@@ -155,6 +165,7 @@ def bind(
     kwargs: dict,
     *,
     batched: bool,
+    num_draws: int = USUAL_DRAWS,
 ) -> tuple[Bound, PyTree]:
     """Read the model, find where chains start, and give automatic settings their values.
 
@@ -166,6 +177,7 @@ def bind(
         args: the model's arguments.
         kwargs: the model's keyword arguments.
         batched: whether there are several chains.
+        num_draws: draws of the run, with those of warm-up.
 
     Returns:
         The bound model, and the position of the chain, or of all chains in one pytree.
@@ -214,7 +226,9 @@ def bind(
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
     found, undecided = _resolved(bound, rows, one, num_warmup)
-    if found.layout is not None and set(undecided) == set(CHOSEN) and _is_cheap(bound, one):
+    number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * num_draws
+    number /= GRADIENTS[int(found.control_variate)]
+    if set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number):
         plan = dataclasses.replace(bound.model.plan, batch_sizes={})  # type: ignore[union-attr]
         bound = dataclasses.replace(bound, model=bound.model.replace(plan=plan))  # type: ignore
         found, undecided = found.with_values(batch_size=None, control_variate=0), ()
@@ -332,13 +346,13 @@ def _resolved(
     return found, tuple(undecided)
 
 
-def _is_cheap(bound: Bound, position: PyTree) -> bool:
-    """Whether a gradient on all rows costs no more than a step on some of them."""
+def _is_cheap(bound: Bound, position: PyTree, number: float) -> bool:
+    """Whether so many gradients on all rows cost less than measurements for fewer rows."""
     model = bound.model
     if model is None or model.on_host:
         return False
     jaxpr = jax.make_jaxpr(jax.grad(model.energy))(position).jaxpr
-    return work(jaxpr, UNKNOWN_TURNS) <= FEW_OPERATIONS
+    return number * work(jaxpr, UNKNOWN_TURNS) <= FEW_OPERATIONS
 
 
 def _with_interval(metric: Any, plan: Subsampling | None) -> Any:

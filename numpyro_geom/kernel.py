@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro.infer.mcmc import MCMCKernel
@@ -24,7 +23,7 @@ from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
 from ._numpyro import Plan
-from ._util import is_traced
+from ._util import few_collections, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
@@ -32,11 +31,12 @@ from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
-from .model.programs import loop_program, repeated
+from .model.programs import compiled, loop_program, repeated
 from .pace import Clock
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
+from .warmup.start import USUAL_DRAWS
 from .wreck import check_arrival, fault_at, warn_of_run
 
 PyTree = Any
@@ -175,6 +175,7 @@ class SGKernel(MCMCKernel):
         return text if self._clock is None else text + self._clock.left(self.bound, state)
 
     @differentiated()
+    @few_collections()
     def init(
         self,
         rng_key: jax.Array,
@@ -193,9 +194,7 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
-        key_state, key_model = (
-            random.split(rng_key) if single else jnp.swapaxes(jax.vmap(random.split)(rng_key), 0, 1)
-        )
+        key_state, key_model = compiled(_two_keys if single else jax.vmap(_two_keys), rng_key)
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
         bound = self.bound.on(args, kwargs)
         if num_warmup == 0 and self.settings.schedule is None:
@@ -294,10 +293,17 @@ class SGKernel(MCMCKernel):
         self._constrain_cache = None
         batched = not is_prng_key(rng_key)
         bound, position = bind(
-            self._settings, rng_key, num_warmup, init_params, args, kwargs, batched=batched
+            self._settings,
+            rng_key,
+            num_warmup,
+            init_params,
+            args,
+            kwargs,
+            batched=batched,
+            num_draws=USUAL_DRAWS if self._clock is None else self._clock.plan.draws,
         )
-        given = jax.tree.flatten((args, kwargs))
-        if self._shares is not None and init_params is None and _is_same(self._shares[0], given):
+        data = jax.tree.flatten((args, kwargs))
+        if self._shares is not None and init_params is None and _is_same(self._shares[0], data):
             bound = bound.with_shares(self._shares[1])
         self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
         return position
@@ -385,6 +391,11 @@ class SGKernel(MCMCKernel):
 
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
+
+
+def _two_keys(rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    first, second = random.split(rng_key)
+    return first, second
 
 
 def _is_same(given: tuple, other: tuple) -> bool:

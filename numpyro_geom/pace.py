@@ -45,7 +45,7 @@ SETTLED = 10.0
 longer than the later ones."""
 LEAST_STEP = 1e-5
 """Seconds of a step besides its gradient."""
-SLOWEST = 1e9
+SLOWEST = 4e9
 """Operations per second that any machine reaches. A run that is short at this rate is not timed."""
 TIMED = 0.02
 """Seconds for which gradients are repeated to time one."""

@@ -16,6 +16,7 @@ from targets import SIGMAS, linear, linear_moments, local_latents, regression_da
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion, step_size_summary
+from numpyro_geom._numpyro import plan_of
 from numpyro_geom._util import key_word, scattered_floats
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.bound import bind
@@ -24,6 +25,12 @@ from numpyro_geom.warmup.start import FEW_ROWS, FIRST_ROWS
 
 ROWS = regression_data(20_000, 3)
 FEW = regression_data(FEW_ROWS, 3)
+
+
+@pytest.fixture(autouse=True)
+def no_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small data stand for large ones."""
+    monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
 
 
 def chosen(kernel: Any, *rows: Any, num_warmup: int = 8) -> tuple:
@@ -56,6 +63,17 @@ def test_noise_is_that_of_the_scores() -> None:
 def test_few_rows_are_all_taken() -> None:
     assert chosen(SGHMC(linear), *FEW) == (None, False)
     assert chosen(SGHMC(linear), *regression_data(FEW_ROWS + 500, 3))[0] is not None
+
+
+def test_a_run_with_few_gradients_takes_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run is done sooner with fewer rows per step, although their choice takes a second."""
+    monkeypatch.undo()
+    for num_samples, takes_all in ((100, True), (100_000, False)):
+        kernel = SGHMC(linear)
+        mcmc = MCMC(kernel, num_warmup=8, num_samples=num_samples, progress_bar=False)
+        kernel.before_run(plan_of(mcmc))
+        kernel.bind(random.key(0), 8, None, ROWS, {})
+        assert (kernel.settings.batch_size is None) == (not kernel.bound.undecided) == takes_all
 
 
 def bound(kernel: Any, rows: jax.Array) -> Any:

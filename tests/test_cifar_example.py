@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -29,8 +30,15 @@ def weights(cifar: Any) -> dict[str, jax.ShapeDtypeStruct]:
 def test_parameter_counts_of_the_paper(cifar: Any) -> None:
     sites = weights(cifar)
     assert sum(math.prod(x.shape) for x in sites.values()) == 274_042
-    expanded = jax.eval_shape(cifar.expansion().init, random.key(0), sites)
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(expanded)) == 383_098
+
+    def expanded(**settings: Any) -> int:
+        chosen = dataclasses.replace(cifar.expansion(), **settings)
+        found = jax.eval_shape(chosen.init, random.key(0), sites)
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(found))
+
+    assert expanded() == 383_098
+    assert expanded(left=2, right=2) == 492_154
+    assert [expanded(rank=1 / 8), expanded(rank=1 / 4)] == [303_610, 330_874]
     assert jax.tree.structure(cifar.nested(sites)).num_leaves == len(sites)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 from scripts import load_script
+
+from numpyro_geom.diagnostics.predictive import input_curvature
 
 pytest.importorskip("sklearn", reason="the examples extra is not installed")
 
@@ -149,6 +152,22 @@ def test_dropout_leaves_a_share_of_the_units_out(example: ModuleType) -> None:
 # --- measures
 
 
+def test_curvature_is_that_of_the_library(example: ModuleType) -> None:
+    data = example.digits()
+    z = example.start(random.key(0), example.shapes_of("dense", 64, 8), "gaussian")
+    X, y = jnp.asarray(data.X[:5]), jnp.asarray(data.y[:5])
+
+    def loss(label: int, w: dict, x: jax.Array) -> jax.Array:
+        return -jax.nn.log_softmax(example.logits_of(w, x[None])[0])[label]
+
+    draw = jax.tree.map(lambda x: x[None], z)
+    expected = [
+        input_curvature(partial(loss, int(k)), draw, x[None], num_iterations=200)[0, 0]
+        for x, k in zip(X, y, strict=True)
+    ]
+    np.testing.assert_allclose(example.curvature_of(z, X, y), expected, rtol=1e-3)
+
+
 def test_measures_of_hand_made_predictions(example: ModuleType) -> None:
     """Two draws that follow each other; entropies tell what is outside from what is not."""
     data = example.digits()._replace(test_y=np.array([0, 1]), outside_X=np.zeros((2, 4)))
@@ -157,6 +176,7 @@ def test_measures_of_hand_made_predictions(example: ModuleType) -> None:
         "test": np.array([[[sure, sure[::-1]], [sure, sure[::-1]]]]),
         "outside": np.array([[[doubt, doubt], [doubt, doubt]]]),
         "weights": np.array([[[3.0, 4.0], [3.0, 5.0]]]),
+        "curvature": np.array([[2.0, 3.0]]),
     }
     measures = example.Measures(data)
     measures.add(draws)
@@ -167,6 +187,8 @@ def test_measures_of_hand_made_predictions(example: ModuleType) -> None:
     assert found.ambiguity == pytest.approx(0, abs=1e-12)
     assert found.distance == pytest.approx(1 / 5)
     assert found.draws == 2
+    assert found.confidence == pytest.approx(0.9)
+    assert found.curvature == 2.5
     assert np.isnan(measures.result(follow=False).distance)
 
 
@@ -182,7 +204,7 @@ def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None
     assert len({x.count("|") for x in (head, line, one, other)}) == 1
     cells = [x.strip() for x in one.split("|")]
     assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0500"]
-    assert cells[13:17] == ["5.00", "96.85", "0.1310", "0.0430"]
+    assert cells[15:19] == ["5.00", "96.85", "0.1310", "0.0430"]
     assert "failed" in other
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from tiers import short
 
 from numpyro_geom import SGHMC
 from numpyro_geom._linalg import eigenvalues
-from numpyro_geom._util import FEW_LEAVES, SMALL_PIECE, ravel
+from numpyro_geom._util import FEW_LEAVES, OBJECTS, SMALL_PIECE, few_collections, ravel
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model import start as start_of_chains
@@ -326,3 +327,25 @@ def test_how_often_constants_stand_in_a_trace_does_not_count(programs: OrderedDi
         np.testing.assert_array_equal(of(*given)(jnp.zeros(3)), expected)
     assert len(programs) == 1
     np.testing.assert_array_equal(of(data, other, data)(jnp.zeros(3)), 2 * other * (3 + data))
+
+
+def test_the_arrays_of_a_run_are_made_in_its_program(missed: Callable[[], int]) -> None:
+    """NumPyro makes each by three operations, and each of these would be a program."""
+    rng = np.random.default_rng(0)
+    X, y = jnp.asarray(rng.normal(size=(60, 2)), jnp.float32), jnp.ones(60)
+    mcmc = MCMC(SGHMC(few_rows), num_warmup=8, num_samples=9, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        mcmc.run(random.key(0), X, y)
+    assert 8 < missed() < 22  # about 16; one operation at a time 33
+
+
+def test_garbage_is_looked_for_as_often_as_before() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, *before[1:])
+    try:
+        with few_collections():
+            assert gc.get_threshold()[0] == OBJECTS
+        assert gc.get_threshold()[0] == 700
+    finally:
+        gc.set_threshold(*before)

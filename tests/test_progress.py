@@ -20,6 +20,7 @@ from numpyro_geom._numpyro import Plan
 from numpyro_geom.laplace import draw
 from numpyro_geom.laplace.geodesic import Geodesic
 from numpyro_geom.runs import mesh
+from numpyro_geom.sampling.algorithm import MAX_NUM_STEPS
 
 Y = jnp.arange(6.0)
 
@@ -98,7 +99,7 @@ LONG: dict[str, tuple[Callable, dict[str, Any], str]] = {
     "curvature": (
         narrow_and_wide,
         {"dense_mass": None},
-        r"1,000 steps per draw, 0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
+        rf"{MAX_NUM_STEPS} steps .*0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
     ),
     "rotated": (
         rotated,
@@ -113,7 +114,7 @@ def test_a_long_run_without_a_bar_is_told_of_before_the_first_draw(
     model: Callable, settings: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_runs(monkeypatch)
-    steps = settings.get("num_steps", 1000)
+    steps = settings.get("num_steps", MAX_NUM_STEPS)
     expected = pace.duration(40 * steps * (SECONDS + pace.LEAST_STEP))
     mcmc = MCMC(SGRLD(model, **settings), num_warmup=20, num_samples=20)
     mcmc.progress_bar = False
@@ -135,10 +136,10 @@ def test_a_cheap_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_is_long_only_with_most_steps_is_not_measured_in_scaled_coordinates(
     dense_mass: Any, measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 draws of 1000 steps of 20 ms are 800 seconds, and of 10 steps 8."""
+    """40 draws of 500 steps of 40 ms are 800 seconds, and of 10 steps 16."""
     seen = []
     monkeypatch.setattr(pace, "SLOWEST", 1.0)
-    monkeypatch.setattr(pace, "_seconds", lambda *_: 0.02)
+    monkeypatch.setattr(pace, "_seconds", lambda *_: 0.04)
     monkeypatch.setattr(pace, "_measured", lambda bound, algorithm, state: seen.append(1) or state)
     kernel = SGRLD(normal_mean, dense_mass=dense_mass)
     kernel.before_run(pace.Plan(draws=40, repeats=1, bar=False))

@@ -17,6 +17,7 @@ from scripts import load_script
 from numpyro_geom import ISGD, RMSprop
 
 published = load_script("published")
+papers = load_script("benchmarks/papers")
 
 N = 50
 Y = random.normal(random.key(0), (N,)) + 2
@@ -136,3 +137,21 @@ def test_mistakes(make: Any, message: str) -> None:
 
 def test_docstring_examples() -> None:
     assert doctest.testmod(published).failed == 0
+
+
+# --- tables
+
+
+def test_tables_of_the_papers_are_those_of_ours() -> None:
+    """Whoever measures a table again runs `examples/benchmarks/papers.py` after it."""
+    for name, text in papers.tables().items():
+        assert (papers.TABLES / name).read_text() == text, name
+
+
+def test_differences_in_standard_errors() -> None:
+    theirs = papers.Figure(1.0, 0.4, 4)
+    assert papers.away(theirs, papers.Figure(2.0, 0.3, 9)) == f"{1 / (0.2**2 + 0.1**2) ** 0.5:+.1f}"
+    # one run of ours is as uncertain as one of theirs
+    assert papers.away(theirs, papers.Figure(2.0)) == f"{1 / (0.4**2 + 0.2**2) ** 0.5:+.1f}"
+    assert papers.away(theirs._replace(runs=None), papers.Figure(2.0)) == "+2.5"
+    assert papers.away(papers.Figure(1.0), papers.Figure(2.0, 0.3, 9)) == ""

@@ -4,7 +4,9 @@ Prints a Markdown table and writes it to docs/tables/gamma.md; about an hour on 
 ``--only NAME`` runs one posterior. ``--momentum`` measures `SGHMC` instead, at several step sizes
 on one banana, and writes docs/tables/gamma_momentum.md; about ten minutes. ``--laws`` compares
 every kernel in every metric, in default settings, with the law of three curved targets in two
-dimensions, and writes docs/tables/laws.md; about half an hour of one core.
+dimensions, and writes docs/tables/laws.md; about half an hour of one core. ``--densities``
+compares the samplers of Rensmeyer and Niggemann (AISTATS 2025) with the densities that they derive,
+and writes docs/tables/densities.md; some minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from numpyro_geom import (
     AdamSGLD,
     Expansion,
     Monge,
+    RMSprop,
+    Shampoo,
     diagnose,
 )
 
@@ -441,6 +446,89 @@ def laws(options: Any) -> str:
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
 
+# Densities of Rensmeyer and Niggemann
+
+
+DERIVED: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray]]] = {
+    "PSGLD": (
+        partial(SGRLD, metric=RMSprop(0.9, 0.1), gamma="published"),
+        lambda x: (0.1 + x) ** 0.9,
+    ),
+    "PSGLD, corrected": (
+        partial(SGRLD, metric=RMSprop(0.9, 0.1), gamma="corrected"),
+        np.ones_like,
+    ),
+    "SGRLD, Monge": (
+        partial(SGRLD, metric=Monge(1.0, 0.9), gamma="none"),
+        lambda x: 1 + x**2,
+    ),
+    "SGRLD, Shampoo": (
+        partial(SGRLD, metric=Shampoo(decay=0.9, interval=1), gamma="none"),
+        lambda x: x,
+    ),
+    "Adam-SGLD": (
+        partial(AdamSGLD, drift=1.0, mean_decay=0.5, square_decay=0.9, eps=0.1),
+        lambda x: np.exp(-x) * (x + 0.1) ** 0.1,
+    ),
+}
+"""Kernel, and the derived density over that of N(0, 1)."""
+DENSITY_STEP = 5e-5
+"""h, half of the paper's step."""
+
+
+def density_row(name: str, small: bool) -> str:
+    """Variance and largest error of the distribution function, of chains that start at N(0, 1)."""
+    make, factor = DERIVED[name]
+    num_chains, length = (100, 2) if small else (400, 250)
+    kernel = make(
+        potential_fn=lambda z: jnp.sum(jnp.square(z)) / 2, step_size=DENSITY_STEP, num_steps=2000
+    )
+    keys = random.split(random.key(0), num_chains)
+    start = random.normal(random.key(1), (num_chains, 1))
+    state = kernel.init(keys, 0, start, (), {})
+
+    @jax.jit
+    def advance(state: Any) -> Any:
+        def body(state: Any, _: None) -> Any:
+            state = kernel.sample(state, (), {})
+            return state, state.z[..., 0]
+
+        return jax.lax.scan(body, state, None, length)
+
+    state, _ = advance(state)
+    x = np.asarray(advance(state)[1], float)
+    squares = (x**2).mean(0)
+    found, error = squares.mean(), squares.std(ddof=1) / num_chains**0.5
+    grid = np.linspace(-9, 9, 200_001)
+    normal = np.exp(-(grid**2) / 2)
+    laws = [normal * factor(np.abs(grid)), normal]
+    derived = float(laws[0] @ grid**2 / laws[0].sum())
+    share = (np.arange(x.size) + 0.5) / x.size
+    away = [
+        np.abs(np.interp(np.sort(x.ravel()), grid, np.cumsum(p) / p.sum()) - share).max()
+        for p in laws
+    ]
+    print(name, derived, found, error, away, flush=True)
+    return (
+        f"| {name} | {derived:.3f} | {found:.3f} ± {error:.3f} | {(found - derived) / error:+.1f} "
+        f"| {away[0]:.3f} | {away[1]:.3f} |"
+    )
+
+
+def densities(small: bool) -> str:
+    """The Markdown table of densities."""
+    lines = [
+        "N(0, 1) with N = 1, decay 0.9, eps 0.1, and the paper's step of 1e-4 (h = 5e-5). 400 "
+        "chains from N(0, 1), each of 500,000 steps and 500,000 more that count. The last columns "
+        f"are the largest errors of the distribution function. jax {jax.__version__}.",
+        "",
+        "| sampler | variance, derived | ours | in standard errors | from the derived law "
+        "| from N(0, 1) |",
+        "|---" * 6 + "|",
+    ]
+    return "\n".join(lines + [density_row(name, small) for name in DERIVED]) + "\n"
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -449,7 +537,14 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="JSON file to resume from and to write to")
     parser.add_argument("--momentum", action="store_true", help="measure SGHMC")
     parser.add_argument("--laws", action="store_true", help="all kernels against known laws")
+    parser.add_argument("--densities", action="store_true", help="densities in one dimension")
     options = parser.parse_args()
+    if options.densities:
+        text = densities(options.small)
+        print(text)
+        if not options.small:
+            TABLE.with_name("densities.md").write_text(text)
+        return
     if options.laws:
         text = laws(options)
         print(text)

@@ -200,28 +200,37 @@ def _identity(array: Any) -> Any:
 
 
 @cache
-def _known_options(*options: tuple[str, Any]) -> dict[str, Any] | None:
-    """Those of some options of the CPU's compiler that this version knows."""
-    known = {}
-    for name, value in options if jax.default_backend() == "cpu" else ():
+def _known_options() -> dict[str, Any]:
+    """Those options of the CPU's compiler for quick compilation that this version knows."""
+    options = {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+
+    def knows(options: dict[str, Any]) -> bool:
         try:
-            jax.jit(lambda x: -x, compiler_options={name: value})(0.0)
+            jax.jit(lambda x: -x, compiler_options=options)(0.0)
         except Exception:
-            continue
-        known[name] = value
-    return known or None
+            return False
+        return True
+
+    if jax.default_backend() != "cpu":
+        return {}
+    if knows(options):
+        return options
+    return {name: x for name, x in options.items() if knows({name: x})}
 
 
 def lean_options() -> dict[str, Any] | None:
     """Options for half of the compile time, and code that is as fast."""
-    return _known_options(("xla_cpu_use_fusion_emitters", False))
+    name = "xla_cpu_use_fusion_emitters"
+    return {name: False} if name in _known_options() else None
 
 
 def _quick() -> dict[str, Any] | None:
-    """Options for a fourth of the CPU's compile time, and code that is 2 to 4 times slower."""
-    return _known_options(
-        ("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)
-    )
+    """Options for a fifth of the CPU's compile time, and code that is 2 to 4 times slower."""
+    return _known_options() or None
 
 
 def traced_once(fn: Callable) -> Callable:

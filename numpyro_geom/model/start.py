@@ -126,7 +126,7 @@ def find_start(
         )
         if not is_traced(valid):
             _check_support(model, rows)
-        if not is_traced(valid) and not jnp.all(valid):
+        if not is_traced(valid) and not np.asarray(valid).all():
             check_finite(model.fn, args, kwargs)
             start()  # on concrete values, so that NumPyro's errors about the model appear
     else:

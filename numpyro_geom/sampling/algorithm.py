@@ -19,10 +19,12 @@ With averaged noise the first term is (h lam_H / 2)^2.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
 from .. import _random
@@ -45,7 +47,7 @@ from .target import Target
 
 PyTree = Any
 
-MAX_NUM_STEPS = 1000
+MAX_NUM_STEPS = 500
 """Largest number of steps between two draws under ``num_steps="auto"``."""
 DRAW_LENGTH = 0.5
 """Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
@@ -310,6 +312,11 @@ def check_random(settings: Settings, algorithm: Algorithm) -> None:
 # The draw
 
 
+def _some_rows(potential: Potential, seed: Any) -> Any:
+    stream = potential.init_stream(random.key(seed + 1))
+    return potential.draw(random.key(seed), stream)[0]
+
+
 def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
     """The algorithm's own draw, or several of its steps, of which invalid ones are undone."""
     if algorithm.draw is not None:
@@ -330,8 +337,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         potential = target.potential
         key_steps, _ = _random.split(rng_key)
         with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
-            stream = potential.init_stream(random.key(1))
-            some_batch, _ = compiled(potential.draw, random.key(0), stream)
+            some_batch = compiled(partial(_some_rows, potential), np.uint32(0))
         dtype = state.potential_energy.dtype
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))

@@ -392,9 +392,9 @@ SHARED: dict[str, Setting] = {
     "batch_size": Setting(
         auto_or(lambda _, value: check_batch_size(value), "rows per step, or None"),
         """rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"`` takes all
-        rows up to 2,048 rows. Above 2,048 rows it takes the most promising number, see
-        `numpyro_geom.warmup.start.choose`. ``"auto"`` also takes all rows if the model cannot be
-        subsampled or if ``step_size`` is given.""",
+        rows up to 2,048 rows, and in a run whose gradients cost less than a choice. Otherwise it
+        takes the most promising number, see `numpyro_geom.warmup.start.choose`. ``"auto"`` also
+        takes all rows if the model cannot be subsampled or if ``step_size`` is given.""",
     ),
     "num_steps": Setting(
         auto_or(check_int, "an integer of at least 1"),

@@ -60,6 +60,7 @@ from ..model.control_variate import (
     with_control_variate,
 )
 from ..model.jaxprs import work
+from ..model.model import CURVATURE_ROWS
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
@@ -132,9 +133,14 @@ LONGEST_STEP = 1.0
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
-FEW_OPERATIONS = 5e6
-"""The same with groups, up to this many operations of a gradient on all rows. A step on fewer rows
-takes four gradients of gathered rows, and the measurements for them compile for seconds."""
+FEW_OPERATIONS = 2e10
+"""It also takes all rows if the gradients of a run then take at most this many operations, times
+the gradients of a step on fewer rows. The measurements for fewer rows compile for a second and
+more, in which such a run is done."""
+USUAL_DRAWS = 2000
+"""Draws of a run, where their number is not known."""
+USUAL_STEPS = 8
+"""Steps of a draw, where their number is not known."""
 FIRST_ROWS = 256
 """Rows per step from which the noise is measured, and rows per step if no measurement is possible.
 """
@@ -516,7 +522,8 @@ def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array)
     stream = jax.eval_shape(potential.init_stream, rng_key)
     step = operations(jax.eval_shape(potential.draw, rng_key, stream)[0])
     look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
-    one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look)
+    all_rows = MOST_NEWTON_STEPS * look * max(1.0, potential.num_data / CURVATURE_ROWS)
+    one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look) + all_rows
     return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))
 
 

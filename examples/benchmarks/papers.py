@@ -1,0 +1,327 @@
+"""The tables of five papers next to ours: writes docs/tables/papers_*.md.
+
+Our figures are read from docs/tables, where other scripts wrote them; this one has the papers' and
+their errors. It runs nothing. A cell has the paper's figure, ours, and the difference in standard
+errors in brackets,
+
+    (ours - theirs) / sqrt(s^2 / n + theirs_s^2 / theirs_n),
+
+with the standard deviations s over n runs. If we have one run, the paper's s stands for ours. Where
+a paper does not state n, the unit is its s.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+TABLES = Path(__file__).parents[2] / "docs" / "tables"
+
+
+class Figure(NamedTuple):
+    """A figure; its sd over runs, None if unknown; and how many runs."""
+
+    value: float
+    sd: float | None = None
+    runs: int | None = None
+
+
+def lines_of(name: str) -> list[list[str]]:
+    """The cells of a table, line by line."""
+    text = (TABLES / f"{name}.md").read_text()
+    return [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+
+
+def line(name: str, *first: str) -> list[str]:
+    """The line that begins with these cells."""
+    return next(x for x in lines_of(name) if x[: len(first)] == list(first))
+
+
+def figure(cell: str, runs: int | None = None) -> Figure:
+    """The figure of a cell such as ``0.71 ± 0.02``; without ``runs``, only its value."""
+    found = [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", cell)]
+    return Figure(found[0], found[1] if len(found) > 1 and runs else None, runs)
+
+
+def away(theirs: Figure, ours: Figure) -> str:
+    """The difference in standard errors; empty if no error is known or all are rounded to 0."""
+    if not theirs.sd:
+        return ""
+    if theirs.runs is None:
+        return f"{(ours.value - theirs.value) / theirs.sd:+.1f}"
+    sd, runs = (theirs.sd, 1) if ours.sd is None else (ours.sd, ours.runs or 1)
+    error = math.sqrt(sd**2 / runs + theirs.sd**2 / theirs.runs)
+    return f"{(ours.value - theirs.value) / error:+.1f}"
+
+
+def cell(theirs: Figure, ours: Figure, form: str) -> str:
+    """``paper, ours (difference)``."""
+    difference = away(theirs, ours)
+    text = f"{theirs.value:{form}}, {ours.value:{form}}"
+    return f"{text} ({difference})" if difference else text
+
+
+def table(*lines: Iterable[str]) -> str:
+    """Markdown; the first line is the head, and lines are filled up with empty cells."""
+    rows = [list(x) for x in lines]
+    width = len(rows[0])
+    text = [f"| {' | '.join(x + [''] * (width - len(x)))} |" for x in rows]
+    return "\n".join([text[0], "|---" * width + "|", *text[1:]])
+
+
+def still_open(*lines: tuple[str, str, str, str]) -> str:
+    """The table of what nobody measured here."""
+    return table(("open", "what", "hours on two cores", "GPU hours"), *lines)
+
+
+# --- Yu et al. 2023: ten runs of 400 epochs
+
+METRICS = ("identity", "wenzel", "rmsprop", "shampoo", "monge")
+YU = {
+    ("NLL", "gaussian"): ((0.1310, 4), (0.1315, 2), (0.1307, 5), (0.1286, 3)),
+    ("NLL", "horseshoe"): ((0.0750, 4), (0.0768, 9), (0.0678, 11), (0.0641, 9), (0.0629, 9)),
+    ("ECE", "gaussian"): ((0.0430, 4), (0.0438, 4), (0.0447, 3), (0.0421, 3)),
+    ("ECE", "horseshoe"): ((0.0281, 4), (0.0248, 5), (0.0124, 9), (0.0164, 8), (0.0180, 9)),
+}
+"""Tables 1 and 8, 400 units: figure and sd in its last digit."""
+YU_SECONDS = {"gaussian": (8.1, 7.7, 8.8, 18.8), "horseshoe": (8.3, 9.5, 10.7, 20.1, 12.9)}
+"""Table 2: seconds per epoch."""
+YU_EQUAL_TIME = {"gaussian": -0.0007, "horseshoe": -0.0059}
+"""Table 6: NLL of Shampoo minus that of the identity."""
+YU_SHORT = {
+    ("curvature", "gaussian"): {"identity": 5.93},
+    ("curvature", "horseshoe"): {"identity": 14.65, "rmsprop": 25.76},
+    ("confidence", "horseshoe"): {"identity": 0.9544, "rmsprop": 0.9684},
+}
+"""Tables 2 and 10; ours are of ten epochs."""
+COLUMN = {"NLL": 5, "ECE": 7, "ms": 12, "confidence": 11, "curvature": 12}
+"""Columns of mnist.md and mnist_20.md, and the last two of mnist_10.md."""
+
+
+def yu_2023() -> list[str]:
+    def ours(name: str, prior: str, column: str, metrics: Iterable[str] = METRICS) -> list[Figure]:
+        found = {x[1]: x for x in lines_of(name) if x[0] == prior}
+        names = [f"SGRLD {m}" for m in metrics]
+        return [figure(found[m][COLUMN[column]]) for m in names if m in found]
+
+    measured = [("400 units", *METRICS)]
+    for (measure, prior), published in YU.items():
+        theirs = [Figure(x, sd * 1e-4, 10) for x, sd in published]
+        pairs = zip(theirs, ours("mnist", prior, measure), strict=True)
+        of = {"NLL": "Table 1", "ECE": "Table 8"}[measure]
+        measured.append((f"{of}: {measure}, {prior}", *(cell(*x, ".4f") for x in pairs)))
+    for prior, seconds in YU_SECONDS.items():
+        times = [x.value for x in ours("mnist_20", prior, "ms")]
+        pairs = zip(seconds, times, strict=True)
+        ratios = [(Figure(x / seconds[0]), Figure(y / times[0])) for x, y in pairs]
+        measured.append((f"Table 2: time, {prior}", *(cell(*x, ".2f") for x in ratios)))
+    for (measure, prior), published in YU_SHORT.items():
+        pairs = zip(published.values(), ours("mnist_10", prior, measure, published), strict=True)
+        of, form = {"curvature": ("Table 2", ".2f"), "confidence": ("Table 10", ".4f")}[measure]
+        cells = {m: cell(Figure(x), y, form) for m, (x, y) in zip(published, pairs, strict=True)}
+        label = f"{of}: {measure}, {prior}"
+        measured.append((label, *(cells.get(m, "") for m in METRICS)))
+    for prior, gain in YU_EQUAL_TIME.items():
+        (short,) = ours("mnist_20", prior, "NLL", ["shampoo"])
+        (long,) = ours("mnist", prior, "NLL", ["identity"])
+        difference = cell(Figure(gain), Figure(short.value - long.value), ".4f")
+        measured.append((f"Table 6: NLL at equal time, {prior}", "", "", "", difference))
+    return [
+        table(*measured),
+        still_open(
+            ("Tables 1, 2, 6, 8, 10", "400 units at 400 epochs, ten runs", "29", "4"),
+            ("Tables 1, 2, 6, 8", "800 units", "77", "6"),
+            ("Tables 1, 2, 6, 8", "1,200 units", "170", "10"),
+            ("Tables 3, 7, 9", "ResNet-20 on CIFAR-10", "2,300", "98 (the paper's)"),
+            ("Figure 2", "funnel, whose constants are not stated", "0.2", ""),
+            ("Figure 4", "alpha squared of Monge", "30", "1"),
+        ),
+    ]
+
+
+# --- Rensmeyer and Niggemann 2025
+
+
+def rensmeyer() -> list[str]:
+    names = ("PSGLD", "SGRLD, Monge", "SGRLD, Shampoo", "Adam-SGLD", "PSGLD, corrected")
+    found = [line("densities", name)[1:4] for name in names]
+    return [
+        table(
+            ("variance", *names),
+            ("Figures 1, 2", *(f"{x}, {y} ({z})" for x, y, z in found)),
+        ),
+        still_open(
+            ("Figure 2", "at the paper's step, 40 times smaller", "2", ""),
+            ("Figure 3", "steps that shrink", "0.2", ""),
+        ),
+    ]
+
+
+# --- Yu et al. 2024
+
+RLA = ("euclidean", "monge", "monge-log", "fisher")
+SETS = ("ripley", "pima", "heart", "australian", "german")
+RLA_SPREAD = {
+    "snelson": {"NUTS": 0.002, "euclidean": 0.064, "monge": 0.003, "fisher": 0.002},
+    "snelson-gap": {"NUTS": 0.029, "euclidean": 0.075, "monge": 0.02, "fisher": 0.017},
+    "snelson-std": {"NUTS": 0.001, "euclidean": 0.041, "fisher": 0.001},
+}
+"""Tables 3 and 5: sd of the NLL."""
+
+
+def yu_2024() -> list[str]:
+    def pairs(name: str, target: str, metrics: Iterable[str]) -> dict[str, tuple]:
+        found = {x[2]: x for x in lines_of(name) if x[0] == target}
+        both = {}
+        for m in metrics:
+            if m in found and found[m][8] != "–":
+                theirs = figure(found[m][8], 1)
+                # an sd of 0.000 is at most half of the last digit
+                theirs = Figure(theirs.value, max(theirs.sd or 0.0, 5e-4))
+                both[m] = theirs, figure(found[m][3])
+        return both
+
+    measured = [("", "NUTS", *RLA)]
+    for target in ("banana", "banana-hausdorff", *SETS):
+        both = pairs("riemannian_laplace_10000", target, RLA)
+        of = "Table 2" if target in SETS else "Table 1"
+        cells = [cell(*both[m], ".3f") if m in both else "" for m in RLA]
+        measured.append((f"{of}: W1, {target}", "", *cells))
+    for name in SETS:
+        both = pairs("riemannian_laplace", f"{name}-raw", RLA)
+        straight = both["euclidean"]
+        ratios = {
+            m: [Figure(x.value / y.value) for x, y in zip(v, straight, strict=True)]
+            for m, v in both.items()
+        }
+        cells = [cell(*ratios[m], ".2f") if m in ratios else "" for m in RLA]
+        measured.append((f"Table 2: W1 over straight draws', {name}-raw", "", *cells))
+    for name, sds in RLA_SPREAD.items():
+        found = {x[2]: x for x in lines_of("riemannian_laplace") if x[0] == name}
+        cells = [
+            cell(Figure(figure(found[m][8]).value, sds[m]), figure(found[m][4]), ".3f")
+            if m in sds
+            else ""
+            for m in ("NUTS", *RLA)
+        ]
+        of = "Table 5" if name == "snelson-std" else "Table 3"
+        measured.append((f"{of}: NLL, {name}", *cells))
+    ms = figure(line("laplace_speed", "guide, 10,000 draws")[1])
+    seconds = cell(Figure(0.014), Figure(ms.value / 1000), ".4f")
+    measured.append(("Table 4: seconds per draw, german and a set of its size", *[""] * 4, seconds))
+    return [
+        table(*measured),
+        still_open(
+            ("Table 2", "raw inputs with 10,000 draws", "6", ""),
+            ("Tables 2, 3, 5", "monge-log, the rest; the standardised gap", "10", ""),
+            ("Table 6", "empirical Fisher matrix", "0.5", ""),
+            ("Figure 3", "Gaussians of growing dimension", "0.1", ""),
+        ),
+    ]
+
+
+# --- Franzese et al. 2021: ten splits, and three runs
+
+UCI = ("wine", "protein", "naval", "kin8nm", "power", "boston")
+UCI_METHODS = ("MAP", "dropout", "SGLD", "SGHMC", "I-SGD", "VSGD")
+LENET = {
+    "MAP": (0.0353, 0.0021),
+    "dropout": (0.0363, 0.0025),
+    "SGRLD identity": (0.0280, 0.0017),
+    "SGHMC": (0.0268, 0.0007),
+    "I-SGD": (0.0264, 0.0016),
+    "VSGD": (0.0225, 0.0016),
+    "SWAG": (0.0309, 0.0020),
+}
+"""Table 3: MNLL and its sd."""
+
+
+def franzese() -> list[str]:
+    found = {(x[0], x[2]): x for x in lines_of("uci")}
+    measured = [("", *UCI)]
+    for k, measure in enumerate(("RMSE", "MNLL")):
+        for method in UCI_METHODS:
+            lines = [found[name, method] for name in UCI]
+            cells = [cell(figure(x[7 + k], 10), figure(x[3 + k], int(x[1])), ".4g") for x in lines]
+            measured.append((f"Table {k + 1}: {measure}, {method}", *cells))
+    ours = {x[1]: figure(x[5]) for x in lines_of("mnist_lenet") if x[0] == "gaussian"}
+    names = [name for name in LENET if name in ours]
+    cells = [cell(Figure(*LENET[name], 3), ours[name], ".4f") for name in names]
+    return [
+        table(*measured),
+        table(("LeNet-5", *names), ("Table 3: MNLL", *cells)),
+        still_open(
+            ("Tables 1, 2", "SGLD and SGHMC at temperature 0.01", "0.3", ""),
+            ("Table 3", "three runs of their length, a million steps", "100", "2"),
+            ("Table 3, Figure 1", "entropies and ROC on NOT-MNIST, not at hand", "0.2", ""),
+            ("Table A1", "other lengths of Adam", "1", "0.2"),
+            ("Table 4", "ResNet-18 on CIFAR-10, six methods, three runs", "3,400", "55"),
+        ),
+    ]
+
+
+# --- Kim et al. 2025: four runs, 100 cycles of 5,000 steps of 256 rows
+
+PARAMETERS = {
+    "SGHMC": "274,042",
+    "one factor on each side": "383,098",
+    "two": "492,154",
+    "of rank p / 8": "303,610",
+    "of rank p / 4": "330,874",
+}
+"""Tables 7 and 8. Ours are the same by `tests/test_cifar_example.py`."""
+
+
+def kim() -> list[str]:
+    times = [float(line("networks", f"resnet, {x}")[4]) for x in ("SGHMC", "PXSGHMC")]
+    digits = [line("digits_network", "digits", "dense", x) for x in ("SGHMC", "PX factors")]
+    nll, ambiguity = ([figure(x[k]).value for x in digits] for k in (5, 7))
+    ratios = (
+        ("Table 7: time, ResNet-20", 64 / 61, times),
+        ("Table 1: NLL, ours of digits", 0.388 / 0.422, nll),
+        ("Table 10: ambiguity, ours of digits", 0.242 / 0.186, ambiguity),
+    )
+    return [
+        table(
+            ("Tables 7, 8: parameters", *PARAMETERS),
+            ("theirs and ours", *PARAMETERS.values()),
+        ),
+        table(
+            ("PX-SGHMC over SGHMC", *(x[0] for x in ratios)),
+            ("", *(cell(Figure(x), Figure(y[1] / y[0]), ".2f") for _, x, y in ratios)),
+        ),
+        still_open(
+            ("Tables 1, 2, 6", "CIFAR-10, its shifts, other images", "3,300", "35 (the paper's)"),
+            ("Tables 3, 9", "augmented, three data sets", "9,800", "104"),
+            ("Table 4", "number of factors", "1,300", "14"),
+            ("Table 5, Figure 4", "HMC's checkpoint is not at hand", "", ""),
+            ("Table 8", "factors of low rank", "650", "7"),
+            ("Table 10", "constant steps", "1,300", "14"),
+            ("Figures 7, 8", "temperatures, acceptance of GGMC", "2,600", "28"),
+        ),
+    ]
+
+
+def tables() -> dict[str, str]:
+    """File -> Markdown."""
+    papers = {
+        "yu_2023": yu_2023,
+        "rensmeyer": rensmeyer,
+        "yu_2024": yu_2024,
+        "franzese": franzese,
+        "kim": kim,
+    }
+    return {f"papers_{k}.md": "\n\n".join(parts()) + "\n" for k, parts in papers.items()}
+
+
+def main() -> None:
+    for name, text in tables().items():
+        (TABLES / name).write_text(text)
+        print(f"{name}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()
