@@ -374,8 +374,8 @@ def results(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 HEADER = f"""\
-{SIMULATIONS:,} data sets from the prior predictive of each model, {FEW} for the guide and for
-{", ".join(SLOWEST)}.
+{SIMULATIONS:,} data sets from the prior predictive of each model, at least {FEW} for the guide and
+for {", ".join(SLOWEST)}.
 Default settings, one chain with {WARMUP} draws of warm-up, of {DRAWS:,} draws every
 {DRAWS // KEPT}th. A cell has the p-value of uniform ranks of all parameters, then the largest bias
 of a parameter in posterior sds, and the sd that is farthest from the right one, over the right one.
