@@ -72,7 +72,7 @@ RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(40, 3)), jnp.float32)
 GROUP = jnp.asarray(np.repeat(np.arange(8), 4))
 PLACE = jnp.asarray(np.sort(RNG.uniform(-1, 1, 20)), jnp.float32)
-GONE = jnp.asarray(np.arange(30) % 3 == 0)
+GONE = np.arange(30) % 3 == 0
 
 
 def regression(law: Callable[[Any], Any], scale: float = 1.0) -> Callable:
@@ -172,8 +172,8 @@ def missing(seen: Any = None, y: Any = None) -> None:
     count = int(GONE.sum())
     seen = numpyro.sample("seen", dist.Normal(m, 1).expand([30 - count]).to_event(1), obs=seen)
     gone = numpyro.sample("gone", dist.Normal(m, 1).expand([count]).to_event(1))
-    x = jnp.zeros(30).at[jnp.where(GONE, size=count)[0]].set(gone)
-    x = x.at[jnp.where(~GONE, size=30 - count)[0]].set(seen)
+    x = jnp.zeros(30).at[np.flatnonzero(GONE)].set(gone)
+    x = x.at[np.flatnonzero(~GONE)].set(seen)
     with numpyro.plate("rows", 30):
         numpyro.sample("y", dist.Normal(w[0] + w[1] * x, sigma), obs=y)
 
