@@ -10,7 +10,8 @@ from typing import Any
 import griffe
 
 RULER = re.compile(r"=+( +=+)+$")
-POWER = re.compile(r"(`[^`]*`)|\^\{([^{}]*)\}")
+POWER = re.compile(r"(`[^`]*`)|\^(?:\{([^{}]*)\}|\(([^()]*)\)|(-?\w+(?:/\d+)?))")
+"""Code, or an exponent: in braces, in parentheses, or a number or letter."""
 
 
 def table(lines: list[str]) -> list[str]:
@@ -28,6 +29,11 @@ def table(lines: list[str]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def raised(text: str) -> str:
+    """The same text with exponents as superscripts."""
+    return POWER.sub(lambda m: m[1] or f"<sup>{m[2] or m[3] or m[4]}</sup>", text)
+
+
 def markdown(text: str) -> str:
     """The same text in Markdown."""
     text = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
@@ -35,11 +41,11 @@ def markdown(text: str) -> str:
     for i, block in enumerate(blocks):
         lines = block.splitlines()
         if len(lines) > 3 and RULER.match(lines[0]):
-            blocks[i] = "\n".join(table(lines))
+            blocks[i] = raised("\n".join(table(lines)))
         elif block.startswith(">>> "):
             blocks[i] = f"```pycon\n{block}\n```"
         elif not block.startswith("    "):  # a literal block stays as it is
-            blocks[i] = POWER.sub(lambda m: m[1] or f"<sup>{m[2]}</sup>", block)
+            blocks[i] = raised(block)
     return "\n\n".join(blocks)
 
 

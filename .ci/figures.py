@@ -45,7 +45,8 @@ def numbers(text: str) -> Iterator[tuple[str, float, float]]:
 
 def tables_in(text: str) -> set[str]:
     """The names of the tables that a text shows or names."""
-    return set(re.findall(r"tables/(\w+)\.md", text))
+    named = set(re.findall(r"tables/(\w+)\.md", text))
+    return {name for name in named if (DOCS / f"tables/{name}.md").is_file()}
 
 
 def unknown(page: str, text: str) -> list[str]:
@@ -70,13 +71,21 @@ def unknown(page: str, text: str) -> list[str]:
     ]
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+def check(page: str, text: str) -> None:
     """Warn, which a strict build takes for an error."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    for section in re.split(r"^(?=#)", text, flags=re.M):
+        for number in unknown(page, section):
+            log.warning(f"{page}: {number} stands in no table of its section, or of a linked page")
+
+
+def on_pre_build(**_: Any) -> None:
+    """README.md is no page, and is read on its own."""
+    check("../README.md", (DOCS.parent / "README.md").read_text())
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+    """Called for each page."""
     name = page.file.src_uri
-    if name.startswith(("tables/", "reference/", "changelog")):
-        return
-    for section in re.split(
-        r"^(?=#)", re.sub(r"^```.*?^```", "", markdown, flags=re.S | re.M), flags=re.M
-    ):
-        for number in unknown(name, section):
-            log.warning(f"{name}: {number} stands in no table of its section, or of a linked page")
+    if not name.startswith(("tables/", "reference/", "changelog")):
+        check(name, markdown)

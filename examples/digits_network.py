@@ -599,9 +599,9 @@ def tune(
 def table(results: Sequence[Result]) -> str:
     """Markdown: mean ± sd over seeds; times are those of the fastest cycle."""
     lines = [
-        "| data | network | method | N h² | accuracy, % | NLL | ECE | ambiguity | distance "
-        "| distance / norm | steps undone, % | s per 1,000 gradients | ratio |",
-        "|---" * 13 + "|",
+        "| data | network | method | N h² | accuracy, % | NLL | ECE | s per 1,000 gradients "
+        "| ratio |",
+        "|---" * 9 + "|",
     ]
 
     def of(*what: str) -> list[Result]:
@@ -612,18 +612,17 @@ def table(results: Sequence[Result]) -> str:
 
     for data, network, method in dict.fromkeys((r.data, r.network, r.method) for r in results):
         mine, base = of(data, network, method), of(data, network, "SGHMC")
-        values = np.array([r.measures for r in mine]) * [100, 1, 1, 1, 1, 1]
-        formats = (".2f", ".4f", ".4f", ".4f", ".2f", ".3f")
+        values = np.array([r.measures[:3] for r in mine]) * [100, 1, 1]
+        formats = (".2f", ".4f", ".4f")
         cells = [
             f"{mean:{form}} ± {sd:{form}}"
             for mean, sd, form in zip(values.mean(axis=0), values.std(axis=0), formats, strict=True)
         ]
         if method == START:
-            cells = ["–", *cells[:3], *["–"] * 6]
+            cells = ["–", *cells, "–", "–"]
         else:
-            undone = 100 * np.mean([r.undone for r in mine])
             ratio = f"{seconds(mine) / seconds(base):.1f}" if base else "–"
-            cells = [f"{mine[0].rate:g}", *cells, f"{undone:.2g}", f"{seconds(mine):.2f}", ratio]
+            cells = [f"{mine[0].rate:g}", *cells, f"{seconds(mine):.2f}", ratio]
         lines.append(f"| {' | '.join((data, network, method, *cells))} |")
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Plausible mistakes, and the errors that the package raises for them.
 
 Each mistake is a line of code that a user might type. The script runs them and makes the table of
-the page "What is refused". The tests check that every message names the argument and the remedy.
+the page "Mistakes". The tests check that every message names the argument and the remedy.
 
     python examples/mistakes.py            # print
     python examples/mistakes.py --write    # write docs/tables/mistakes.md
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,17 @@ from numpyro_geom import diagnostics
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
 LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
 """Names of all arguments or fields, which the table leaves out."""
+SPECIFIC = re.compile(
+    r"""^[\w.]+ |'[^']*'|\[[^\]]*\]|\([^)]*\)|`[^`]*`|, got .*|is a .*|\b[A-Z]\w*|\d+"""
+    r"""|init_\w+"""
+)
+"""Parts in which messages of one kind differ: names, values, and what the user gave."""
+
+
+SHOWN = 3
+"""Mistakes of a group in the table."""
+LONGEST = 90
+"""Characters of a message that the table shows."""
 
 
 class Mistake(NamedTuple):
@@ -377,14 +389,20 @@ def raised(mistake: Mistake, known: dict[str, Any]) -> Exception:
 
 
 def table() -> str:
-    """All mistakes, in Markdown."""
+    """In Markdown the first mistakes of each group, one of each kind of message."""
     known, rows = names(), ["| call | error |", "|---|---|"]
     for title, mistakes in MISTAKES.items():
         rows.append(f"| **{title}** | |")
+        kinds: set[str] = set()
         for mistake in mistakes:
             error = raised(mistake, known)
             text = " ".join(str(error).split()).replace("|", "\\|")
             text = LONG_LIST.sub("[...]", text)
+            kind = SPECIFIC.sub("", text)
+            if kind in kinds or len(kinds) == SHOWN:
+                continue
+            kinds.add(kind)
+            text = textwrap.shorten(text, LONGEST, placeholder=" ...")
             rows.append(f"| `{mistake.code}` | `{type(error).__name__}`: {text} |")
     return "\n".join(rows)
 

@@ -459,9 +459,6 @@ def table(rows: Sequence[Row]) -> str:
         "all",
         "TV of weights: one chain",
         "all",
-        "largest error of a weight",
-        "TV on bins: one chain",
-        "all",
         "variance in a mode / exact",
         "draws with failed steps",
         "seconds",
@@ -476,9 +473,6 @@ def table(rows: Sequence[Row]) -> str:
             _cell(every.visited, 1),
             _cell(one.weights),
             _cell(every.weights),
-            _cell(every.largest, 3),
-            _cell(one.bins),
-            _cell(every.bins),
             _cell(every.spread),
             "–" if math.isnan(row.diverging) else f"{row.diverging:.0%}",
             "–" if math.isnan(row.seconds) else f"{row.seconds:.1f}",
@@ -661,7 +655,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS))
-    parser.add_argument("--out", type=Path, help="file for the tables")
+    parser.add_argument("--out", type=Path, help="file for the first table")
     parser.add_argument("--figure", type=Path, help="file for the histograms, such as mixture.png")
     parser.add_argument("--quick", action="store_true", help="very short chains")
     parser.add_argument("--tune", action="store_true", help="try the grids of settings only")
@@ -681,10 +675,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
         shown[name] = done.draws[0].reshape(-1, 2)
         print(f"{name}: {done.seconds:.0f} s", file=sys.stderr, flush=True)
     checks = CHECKS[:1] if options.quick else CHECKS
-    text = (
-        f"{table(rows)}\n\n{check_table(QUICK_CHECKING if options.quick else CHECKING, checks)}\n"
-    )
-    print(text)
+    text = table(rows) + "\n"
+    print(f"{text}\n{check_table(QUICK_CHECKING if options.quick else CHECKING, checks)}")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text)

@@ -702,6 +702,28 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
+def short(rows: Sequence[Row]) -> str:
+    """Markdown: a target in a line, with distances and evaluations by metric; then networks."""
+    draws = [r for r in rows if r.scores.shape[1] == 1]
+    others = table([r for r in rows if r.scores.shape[1] == 2])
+    if not draws:
+        return others
+
+    def cell(distance: str, evaluations: str) -> str:
+        return distance if evaluations == "–" else f"{distance} ({float(evaluations):,.0f})"
+
+    found = {(r.target, r.metric): r for r in draws}
+    heads = ["target", "floor", *METRICS, *(f"{m}, paper" for m in METRICS)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for target in dict.fromkeys(r.target for r in draws):
+        mine = [found.get((target, m)) for m in METRICS]
+        ours = ["–" if r is None else cell(f"{r.scores.mean():.3f}", _ours(r)[0]) for r in mine]
+        theirs = ["–" if r is None else cell(*_theirs(r)[::2]) for r in mine]
+        floor = next(r.floor.mean() for r in draws if r.target == target)
+        lines.append(f"| {' | '.join((target, f'{floor:.3f}', *ours, *theirs))} |")
+    return "\n\n".join(filter(None, ["\n".join(lines), others]))
+
+
 FIGURES = {
     "banana": (("banana", "banana-hausdorff"), (-7.5, 3.5), (-3.5, 3.5)),
     "squiggle": (("squiggle", "squiggle-narrow"), (-9.0, 9.0), (-4.0, 4.0)),
@@ -823,15 +845,15 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
             print(table(more), file=sys.stderr, flush=True)
         if not rows:
             sys.exit("no target could be run: see above, or try --quick")
-        text = (
+        head = (
             f"{effort.draws} draws against {effort.reference} reference draws, {effort.repeats} "
-            f"repeats (mean ± sd), float64, seed {options.seed}.\n\n{table(rows)}\n"
+            f"repeats (mean ± sd), float64, seed {options.seed}."
         )
-        print(text)
+        print(f"{head}\n\n{table(rows)}\n")
         if options.write is not None:
             path = options.write / "tables" / "riemannian_laplace.md"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(f"{head}\n\n{short(rows)}\n")
             save_figures(options.write / "figures", targets, shown)
     return rows
 

@@ -294,13 +294,14 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
         rows.append(summary_row(name, mcmc, report, reference))
         if name == "repaired":
             continue
-        yield f"{name}.md", _block(report)
+        yield f"{name}.md", _block(report if name == "step" else _about_bias(report))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the report has the same findings
             idatas[name] = to_inference_data(mcmc)
         planes[name] = _plane_draws(mcmc)
         if name in ENDS:
-            yield f"compare_{name}.md", _block(compare(mcmc, reference))
+            if name == "step":
+                yield "compare_step.md", _block(compare(mcmc, reference))
             yield f"{name}.png", marginals(mcmc, reference)
     head = [f"| {' | '.join(SUMMARY_HEAD)} |", "|---" * len(SUMMARY_HEAD) + "|"]
     yield "summary.md", "\n".join([*head, *rows])
@@ -317,12 +318,19 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
             num_samples=effort.curve_samples,
             num_chains=effort.num_chains,
         )
-        yield f"bias_{name}.md", _block(curves[name])
+        if name == "step":
+            yield "bias_step.md", _block(curves[name])
     yield "bias.png", bias_curves(curves)
 
 
 def _block(text: Any) -> str:
     return f"```text\n{text}\n```"
+
+
+def _about_bias(report: Any) -> str:
+    """The lines of the head and of the group Bias."""
+    head, _, rest = str(report).partition("Mixing\n")
+    return head + rest[rest.index("Bias\n") : rest.index("Step\n")].rstrip()
 
 
 def _plane_draws(mcmc: MCMC) -> np.ndarray:

@@ -88,7 +88,7 @@ jax.block_until_ready(some.get_samples())
 some_seconds = time.process_time() - start
 
 # --8<-- [start:run]
-print(compare(some, nuts))
+print(compare(some, nuts, var_names=["mu", "tau", "slope", "noise"]))
 # --8<-- [end:run]
 
 # --8<-- [start:diagnose]
@@ -128,5 +128,6 @@ print(f"{'NUTS':18s} {num_some:8,} {nuts_seconds:8.0f} {drawn:24,} {num_some:13,
 for rows, took, result in ((num_some, some_seconds, some), (num_rows, seconds, mcmc)):
     facts = to_inference_data(result).posterior.attrs
     gradients = int(sum(facts["gradients"]))
-    print(f"{'SGHMC':18s} {rows:8,} {took:8.0f} {gradients:24,} {facts['batch_size']:13,}")
+    each = rows if isinstance(facts["batch_size"], str) else facts["batch_size"]  # "all"
+    print(f"{'SGHMC':18s} {rows:8,} {took:8.0f} {gradients:24,} {each:13,}")
 # --8<-- [end:cost]

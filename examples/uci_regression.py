@@ -697,6 +697,17 @@ def standing(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def likelihoods(results: Sequence[Result]) -> str:
+    """Markdown: mean MNLL of each method on each data set."""
+    datasets = list(dict.fromkeys(r.dataset for r in results))
+    lines = [f"| MNLL | {' | '.join(datasets)} |", "|---" * (1 + len(datasets)) + "|"]
+    for method in dict.fromkeys(r.method for r in results):
+        found = [[x.mnll for x in scores_of(results, d, method).values()] for d in datasets]
+        cells = [f"{np.mean(x):.3g}" if x else "–" for x in found]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _place(difference: float, error: float) -> int:
     """0 for lower by more than the error, 2 for higher, 1 for neither."""
     return 1 + (difference > error) - (difference < -error)
@@ -716,7 +727,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", help="folder for what is finished")
-    parser.add_argument("--out", help="file to write the tables to")
+    parser.add_argument("--out", help="folder for uci.md and uci_standing.md")
     parser.add_argument("--quick", action="store_true", help="one split of generated data")
     options = parser.parse_args(arguments)
     if options.splits < 1:
@@ -744,10 +755,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
             jax.clear_caches()  # NumPyro compiles a loop at every run, and JAX keeps all of them
     if not results:
         sys.exit("no data set could be loaded: see above, or try --quick")
-    text = f"{table(results)}\n\n{standing(results)}"
-    print(f"\n{text}")
+    print(f"\n{table(results)}\n\n{standing(results)}")
     if options.out is not None:
-        Path(options.out).write_text(text + "\n")
+        folder = Path(options.out)
+        (folder / "uci.md").write_text(likelihoods(results) + "\n")
+        (folder / "uci_standing.md").write_text(standing(results) + "\n")
     return results
 
 

@@ -206,6 +206,10 @@ def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None
     assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0500"]
     assert cells[15:19] == ["5.00", "96.85", "0.1310", "0.0430"]
     assert "failed" in other
+    head, _, one, other = example.short(records, "dense").splitlines()
+    assert [x.strip() for x in one.split("|")][2:6:3] == ["97.00 ± 0.00", "0.900 ± 0.000"]
+    assert "| 0.1310 | – |" in one
+    assert other.startswith("| VSGD | – | – |")
 
 
 # --- experiment

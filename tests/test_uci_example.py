@@ -188,6 +188,9 @@ def test_failures_are_counted(uci: ModuleType, capsys: pytest.CaptureFixture) ->
     assert f"{good[:, 0].mean():.4g} ± {good[:, 0].std():.2g}" in lines[2]
     assert "| 0 of 2 |" in lines[2]
     assert lines[3].startswith("| small | 2 | explodes | – | – | 2 of 2 |")
+    head, _, *lines = uci.likelihoods(results).splitlines()
+    assert head == "| MNLL | small |"
+    assert lines[:2] == [f"| MAP | {good[:, 1].mean():.3g} |", "| explodes | – |"]
 
 
 def test_a_split_is_not_run_twice(uci: ModuleType, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -163,22 +162,20 @@ def measured(model: str, kernel: str, folder: str) -> tuple[float, float, float]
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def rows_of(model: str) -> list[str]:
-    """The lines of the table for one model."""
-    lines: list[str] = []
-    base: Any = None
+def row_of(model: str) -> str:
+    """The line of the table for one model."""
+    found = {}
     for kernel in KERNELS:
         with tempfile.TemporaryDirectory() as folder:
             cold, _, megabytes = measured(model, kernel, folder)
             again, *_ = measured(model, kernel, folder)
-        found = cold, again, megabytes
-        base = base or found
-        cells = [
-            f"{x:,.{n}f} | {x / b:.2f}" for x, b, n in zip(found, base, (1, 1, 0), strict=True)
-        ]
-        lines.append(f"| {_title(model)} | {kernel} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return lines
+        found[kernel] = cold, again, megabytes
+        print(model, kernel, *found[kernel], flush=True)
+    base, cells = found["NUTS"], [_title(model)]
+    for k, (digits, shown) in enumerate(((1, KERNELS), (1, KERNELS), (0, ["NUTS", "SGHMC"]))):
+        cells.append(f"{base[k]:,.{digits}f}")
+        cells += [f"{found[name][k] / base[k]:.2f}" for name in shown if name != "NUTS"]
+    return f"| {' | '.join(cells)} |"
 
 
 def _title(model: str) -> str:
@@ -195,17 +192,20 @@ def main() -> None:
         one(*arguments.one)
         return
     head = (
-        f"{DRAWS} draws of warm-up and {DRAWS} draws, one chain, jax {jax.__version__}. Ratios "
-        "are to NUTS.\n\n| model | kernel | CPU seconds, first process | ratio | second process "
-        "| ratio | megabytes | ratio |\n|---|---|---|---|---|---|---|---|"
+        f"{DRAWS} draws of warm-up and {DRAWS} draws, one chain, jax {jax.__version__}. CPU "
+        "seconds of NUTS, and ratios to them.\n\n| model | first process: NUTS | SGRLD | SGHMC "
+        "| GGMC | second: NUTS | SGRLD | SGHMC | GGMC | megabytes: NUTS | SGHMC |\n"
+        + "|---" * 11
+        + "|"
     )
     print(head)
     for model in arguments.models:
-        found = rows_of(model)
+        found = row_of(model)
+        print(found)
         if not arguments.no_table:
             lines = TABLE.read_text().splitlines() if TABLE.exists() else []
             known = {m: [x for x in lines if x.startswith(f"| {_title(m)} |")] for m in MODELS}
-            known[model] = found
+            known[model] = [found]
             TABLE.write_text("\n".join([head, *itertools.chain(*known.values())]) + "\n")
 
 

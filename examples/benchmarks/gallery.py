@@ -57,14 +57,12 @@ def number(cell: str) -> float:
 def mnist(ax: plt.Axes) -> None:
     """Negative log-likelihood by method and prior."""
     rows = table("mnist")
-    names = sorted(
-        {row["method"] for row in rows},
-        key=lambda name: -min(number(row["NLL"]) for row in rows if row["method"] == name),
-    )
-    for prior in ("gaussian", "horseshoe"):
-        found = {row["method"]: number(row["NLL"]) for row in rows if row["prior"] == prior}
-        shown = [name for name in names if name in found]
-        ax.plot([found[name] for name in shown], shown, "o", label=f"{prior} prior")
+    columns = {"gaussian": "NLL", "horseshoe": "NLL 2"}
+    rows.sort(key=lambda row: -min(x for x in map(number, map(row.get, columns.values())) if x > 0))
+    for prior, column in columns.items():
+        shown = [row for row in rows if number(row[column]) > 0]
+        names = [row["method"] for row in shown]
+        ax.plot([number(row[column]) for row in shown], names, "o", label=f"{prior} prior")
     ax.set(xscale="log", xlabel="negative log-likelihood of test images")
     ax.legend()
 

@@ -379,14 +379,14 @@ def memory(cells: Sequence[Cell]) -> str:
 SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "at least, scaled"}
 
 
-def table(cells: Sequence[Cell]) -> str:
-    """Markdown: the cells, and the growth of their memory."""
+def table(cells: Sequence[Cell], shown: Sequence[Cell] | None = None) -> str:
+    """Markdown: the cells, or the shown ones, and the growth of the memory of all."""
     lines = [
         "| D | N | method | CPU s per draw | seconds are | evaluations | failed | temporary MB "
         "| CPU s to compile |",
         "|---" * 9 + "|",
     ]
-    for c in cells:
+    for c in cells if shown is None else shown:
         ran = c.how == "run"
         row = (
             f"{num_parameters(c.hidden):,}",
@@ -556,8 +556,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Cell]:
     text = table(cells) + "\n"
     print(f"\n{text}")
     if options.write:
+        least = min((c.hidden for c in cells), default=0)
+        shown = [c for c in cells if c.hidden == least and c.rows <= 10_000]
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(text)
+        TABLE.write_text(table(cells, shown) + "\n")
     return cells
 
 

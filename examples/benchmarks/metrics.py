@@ -204,8 +204,8 @@ def write(results: dict) -> str:
     """The Markdown table: a row for each posterior; for each metric, two columns of facts."""
     lines = [
         "Each cell has two ratios to the identity metric: effective draws of the worst scalar per "
-        "gradient, and per second. The second line has the largest error of a mean in sds, and the "
-        f"range of sds over the reference's. `SGRLD`, {CHAINS} vectorized chains of {WARMUP} + "
+        "gradient, and per second; lost is a mean off by more than a posterior sd, or an sd by a "
+        f"factor of 2. `SGRLD`, {CHAINS} vectorized chains of {WARMUP} + "
         f"{DRAWS} draws in scaled coordinates, automatic step size, one run each. A product with "
         "the Hessian counts as a gradient; seconds are of sampling, on a shared machine, jax "
         f"{jax.__version__}.",
@@ -226,8 +226,6 @@ def write(results: dict) -> str:
             text = (
                 "lost" if wrong else ", ".join(f"{x:.0f}" if x > 10 else f"{x:.2g}" for x in rates)
             )
-            if not wrong:
-                text += f"<br>{r['mean']:.2f}, {r['low']:.2f} to {r['high']:.2f}"
             cells.append(text)
         lines.append(f"| {column['name']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -202,12 +202,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    parts = [step_table, expansion_table, trajectory_table]
-    text = "\n\n".join(part(options.small) for part in parts) + "\n"
-    print(text)
+    steps = step_table(options.small)
+    print(f"{steps}\n\n{expansion_table(options.small)}\n\n{trajectory_table(options.small)}")
     if not options.small:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(text)
+        TABLE.write_text(steps + "\n")
 
 
 if __name__ == "__main__":

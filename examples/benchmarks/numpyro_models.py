@@ -113,16 +113,12 @@ def cell(found: dict[str, Any]) -> str:
 
 HEADER = f"""\
 Models as in NumPyro's examples (`examples/benchmarks/numpyro_posteriors.py`), default settings, 4
-vectorized chains of 1,000 draws after 1,000 of warm-up, in float32. ESS is that of the worst scalar
-in all chains together. Errors are those of the worst scalar, against 20,000 draws of NUTS in
-float64 (for baseball, of the exact law). Positive parameters are compared by their logarithms,
-networks by their values at five inputs. A run is wrong where a mean is off by more than
-{WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right where no mean is off by more than
-{RIGHT[0]:g} sd and no sd by more than {RIGHT[1]:.0%}, all of it beyond three Monte Carlo errors of
-the reference. A cell has ESS, gradients per draw, the verdict and, unless the run is right, the
-largest error of a mean in posterior sd. "Flagged" is by `diagnose`. "Too few draws" means that
-R-hat, an effective sample size or the number of relaxation times is flagged: these ask for a longer
-run.
+vectorized chains of 1,000 draws after 1,000 of warm-up, in float32. A cell has the ESS of the worst
+scalar, gradients per draw, the verdict and, unless the run is right, the largest error of a mean in
+sd, against 20,000 draws of NUTS in float64. A run is wrong where a mean is off by more than
+{WRONG[0]:g} sd or an sd by more than {WRONG[1]:.0%}, and right within {RIGHT[0]:g} sd and
+{RIGHT[1]:.0%}, beyond three Monte Carlo errors. "Flagged" is by `diagnose`. "Too few draws" is a
+flag of R-hat, an effective sample size or the relaxation times.
 """
 
 

@@ -1,8 +1,9 @@
 """The tables of five papers next to ours: writes docs/tables/papers_*.md.
 
-Our figures are read from docs/tables, where other scripts wrote them; this one has the papers' and
-their errors. It runs nothing. A cell has the paper's figure, ours, and the difference in standard
-errors in brackets,
+Our figures are read from docs/tables, where other scripts wrote them, and from the folder long,
+which has what these print where docs/tables has less. This script has the papers' figures and their
+errors. It runs nothing. A cell has the paper's figure, ours, and the difference in standard errors
+in brackets,
 
     (ours - theirs) / sqrt(s^2 / n + theirs_s^2 / theirs_n),
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TABLES = Path(__file__).parents[2] / "docs" / "tables"
+LONG = Path(__file__).with_name("long")
 
 
 class Figure(NamedTuple):
@@ -31,7 +33,8 @@ class Figure(NamedTuple):
 
 def lines_of(name: str) -> list[list[str]]:
     """The cells of a table, line by line."""
-    text = (TABLES / f"{name}.md").read_text()
+    path = LONG / f"{name}.md"
+    text = (path if path.exists() else TABLES / path.name).read_text()
     return [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
 
 

@@ -25,6 +25,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -588,30 +589,28 @@ def in_process(
 # The tables
 
 HEAD = (
-    f"| method | start, compile, warm-up, sample (s) | draws | ESS | seconds to ESS {GOAL:,} "
-    "| ESS/s, sampling | ESS/s, all included | ESS per gradient | mean error | sd ratios |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    f"| method | start, compile, warm-up, sample (s) | seconds to ESS {GOAL:,} "
+    "| ESS/s, sampling | ESS/s, all included | mean error | sd ratios |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
 def line(method: str, r: dict[str, Any], limit: float) -> str:
     """A line of a table."""
     if "failed" in r:
-        return f"| `{method}` | {r['failed']} |" + " |" * 8
+        return f"| `{method}` | {r['failed']} |" + " |" * 5
     *before, sampling = r["seconds"]
     size, total = r["size"], sum(r["seconds"])
     needed = sum(before) + sampling * GOAL / size
     if r["wrong"]:
-        cells = [f"wrong: {r['wrong']}", "–", "–", "–"]
+        cells = [f"wrong: {r['wrong']}", "–", "–"]
     elif size < GOAL:
         cells = [f"not reached in {total:.0f} s", f"{size / sampling:.3g}", f"{size / total:.3g}"]
     else:
         cells = [f"{needed:.1f}", f"{size / sampling:.3g}", f"{GOAL / needed:.3g}"]
-    if len(cells) == 3:
-        cells.append("" if not r["gradients"] else f"{size / r['gradients']:.3g}")
     low, high = r["ratios"]
     parts = ", ".join(f"{x:.1f}" for x in r["seconds"])
-    text = " | ".join([f"`{method}`", parts, f"{r['draws']:,}", f"{size:,.0f}", *cells])
+    text = " | ".join([f"`{method}`", parts, *cells])
     return f"| {text} | {r['error']:.2f} | {low:.2f} to {high:.2f} |"
 
 
@@ -671,7 +670,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
                 continue
             r = in_process(name, method, folder, given.seconds, given.limit, given.core)
             text = line(method, r, given.limit)
-            print(text, flush=True)
+            print(text, r, flush=True)
             if not given.no_table:
                 put(path_of(name), title, method, text, f"{made_with(given.seconds)}.")
 
@@ -687,7 +686,7 @@ def points() -> dict[str, list[tuple[int, float]]]:
         if condition < BADLY_SCALED:
             continue
         for method, text in lines.items():
-            cell = text.split("|")[5].strip().replace(",", "")
+            cell = text.split("|")[3].strip().replace(",", "")
             if re.fullmatch(r"[\d.]+", cell):
                 found.setdefault(SHORT[method], []).append((num_rows, float(cell)))
     return {m: sorted(found[m]) for m in SHORT.values() if m in found}
@@ -724,7 +723,7 @@ def draw(style: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     with plt.style.context(style):
-        figure, ax = plt.subplots(figsize=(6.8, 4.2), constrained_layout=True)
+        figure, ax = plt.subplots(figsize=(5.2, 4.6))
         theirs = iter(THEIRS)
         for name, values in points().items():
             ours = name in OURS
@@ -736,15 +735,20 @@ def draw(style: str, path: Path) -> None:
                 label=name,
                 color=OURS[name] if ours else next(theirs),
             )
-        ax.plot([], [], " ", label="\n".join(["wrong, or not in time:", *failures()]))
+        missing = textwrap.fill(f"Wrong, or not in time: {', '.join(failures())}", 72)
+        figure.text(0.5, 0, missing, fontsize=8, ha="center", va="top")
         ax.set(xlabel="rows", ylabel="seconds to 1,000 effective draws")
         ax.yaxis.set_major_locator(mpl.ticker.LogLocator(10, (1, 2, 5)))
         ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        figure.savefig(path, dpi=150, transparent=True, metadata={"Software": None})
+        ax.legend(
+            frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.45, -0.14), ncol=3
+        )
+        figure.tight_layout()
+        settings = {"dpi": 150, "transparent": True, "bbox_inches": "tight"}
+        figure.savefig(path, **settings, metadata={"Software": None})
         plt.close(figure)
 
 

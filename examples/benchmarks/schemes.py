@@ -317,7 +317,7 @@ def minibatches() -> str:
     for name, passes in costs.items():
         gradient = batch_gradient(posterior, name == "control variate")
         for scheme, momentum in SCHEMES.items():
-            for sweep in SWEEPS:
+            for sweep in SWEEPS if scheme != "UBU" else ():  # as BAOAB within Monte Carlo error
                 cells = []
                 for cost in NUM_BATCHES * np.array(passes):
                     h, friction = (2 / cost, 1.0) if momentum else (2 / (cost + 1), 0.0)
@@ -327,8 +327,10 @@ def minibatches() -> str:
                         continue
                     found = run(posterior.target, gradient, scheme, h, friction, sweep, cost)
                     cells.append(cell(found))
-                lines.append(f"| {name} | {scheme} | {sweep} | " + " | ".join(cells) + " |")
-                print(lines[-1], flush=True)
+                row = f"| {name} | {scheme} | {sweep} | {' | '.join(cells)} |"
+                print(row, flush=True)
+                if name != "Gaussian" and sweep != "forward, backward":  # which gain little
+                    lines.append(row)
     return "\n".join(lines) + "\n"
 
 

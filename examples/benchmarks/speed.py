@@ -298,7 +298,7 @@ def main() -> None:
     print(text)
     if not options.small:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(text)
+        TABLE.write_text("\n\n".join(parts[:-1]) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from .plates import warn_of_deterministic
 from .programs import compiled
 
 PyTree = Any
-LONGEST_START = 1_500
-"""Most operations of a start that is compiled as one program. A model has about 110 for each site.
-From a dozen sites on, running them one by one is faster, since sites repeat operations."""
+LONGEST_START = 1_200
+"""Most operations of a start that is compiled as one program. A model has about 70 for each site.
+From 20 sites on, running them one by one is faster, since sites repeat operations."""
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -91,7 +91,7 @@ def find_start(
     replays = False
     runnable = SubsamplePlates(model.runnable, rows)
 
-    def start(in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
+    def start(rng_key: jax.Array, in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
         """A position, whether energy and gradient are finite there, and the sites' transforms."""
         nonlocal replays
         info = initialize_model(
@@ -114,24 +114,29 @@ def find_start(
         elif not compiled(
             lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
         ):
-            return start()  # NumPyro's search continues until the gradient is finite
+            return start(rng_key)  # NumPyro's search continues until the gradient is finite
         # `init_to_value` leaves values as they are, possibly with fewer bits than a position
         wide = jnp.result_type(float)
         position = {n: x.astype(jnp.promote_types(x.dtype, wide)) for n, x in found.z.items()}
         return position, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
+        # with a key whose value is known, NumPyro would trace the energy a second time
         position, valid, transforms = compiled(
-            start, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
+            start, rng_key, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
         )
         if not is_traced(valid):
             _check_support(model, rows)
         if not is_traced(valid) and not np.asarray(valid).all():
             check_finite(model.fn, args, kwargs)
-            start()  # on concrete values, so that NumPyro's errors about the model appear
+            start(rng_key)  # on concrete values, so that NumPyro's errors about the model appear
     else:
-        position, _, transforms = jax.eval_shape(start)
-        transforms = compiled(lambda: start()[2]) if jax.tree.leaves(transforms) else transforms
+        position, _, transforms = jax.eval_shape(start, rng_key)
+        transforms = (
+            compiled(lambda key: start(key)[2], rng_key)
+            if jax.tree.leaves(transforms)
+            else transforms
+        )
     # arrays in transforms that belong to an outer transformation must not outlive it
     if not replays and not is_traced(transforms):
         model = model.replace(transforms=partial(transform_fn, transforms))
