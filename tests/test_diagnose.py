@@ -19,7 +19,7 @@ from scripts import load_script
 from tiers import short
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay, report
 from numpyro_geom.diagnostics.checks import draw_checks, run_checks, weight_checks
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
@@ -946,6 +946,22 @@ def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
     assert found.ok is False
     assert given in found.advice
     assert not_given not in found.advice
+
+
+def test_what_does_nothing_to_the_draws_is_not_flagged(monkeypatch) -> None:
+    draws = normal(4, 2000, 3)
+    for pull, share, ok in (
+        (1.0, 0.04, (True, True)),
+        (0.8, 0.04, (False, False)),
+        (1, 0.06, (True, False)),
+    ):
+        failed = np.arange(2000) < share * 2000
+        stats = {"diverging": np.broadcast_to(failed, (4, 2000))}
+        run = RunRecord({"w": draws}, stats, FUNNEL, {"z.w": draws, "grad_U.w": pull * draws})
+        monkeypatch.setattr(report, "record_of_container", lambda _, run=run: run)
+        found = diagnose(idata_of({"w": draws}))
+        names = "largest over smallest curvature", "divergences"
+        assert tuple(line(found, name).ok for name in names) == ok
 
 
 def test_lines_for_jumps_stay_within_a_chain() -> None:

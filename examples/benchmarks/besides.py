@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import io
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -407,11 +408,15 @@ def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
     found = jax.device_get(mcmc.get_samples(group_by_chain=True))
     seconds = time.process_time() - begin
     sites = ["mean"] if "mean" in found else [n for n in found if n not in ("z", "loc_unwrapped")]
-    draws = np.concatenate(
-        [np.asarray(found[n], float).reshape(S.CHAINS, S.DRAWS, -1) for n in sites], -1
-    )
-    positive = (draws > 0).all((0, 1))  # their tails may have no variance
-    draws[..., positive] = np.log(draws[..., positive])
+    traced = handlers.trace(handlers.seed(model, 0)).get_trace()
+    parts = []
+    for site in sites:
+        x = np.asarray(found[site], float).reshape(S.CHAINS, S.DRAWS, -1)
+        support = getattr(traced[site].get("fn"), "support", None)
+        support = getattr(support, "base_constraint", support)
+        # their tails may have no variance
+        parts.append(np.log(x) if support is dist.constraints.positive else x)
+    draws = np.concatenate(parts, -1)
     kept = S.moments(draws) | {
         "ess": float(effective_sample_size(draws).min()),
         "rhat": float(split_gelman_rubin(draws).max()),
@@ -429,9 +434,13 @@ def measure(name: str, method: str, path: Path, seed: int = 1) -> None:
 def line(name: str, found: dict[str, dict[str, Any]]) -> str:
     """A row of the table."""
     known, ours = (found[m] for m in METHODS)
+    ran = [x.get("failed", f"{x.get('ess', 0):.0f}, {x.get('rhat', 0):.2f}") for x in (known, ours)]
+    seconds = " / ".join(f"{x['seconds']:.0f}" if "seconds" in x else "-" for x in (known, ours))
+    flags = ours.get("flags", [])
+    more = f", and {len(flags) - 1} more" if len(flags) > 1 else ""
+    flagged = f"{''.join(flags[:1])}{more}"
     if "failed" in ours or "failed" in known:
-        texts = [x.get("failed", "ran") for x in (known, ours)]
-        return f"| {name} | {texts[0]} | {texts[1]} | | | | | |"
+        return f"| {name} | {ran[0]} | {ran[1]} | {seconds} | | | not compared | {flagged} |"
     mean, sd = (np.asarray([x[k] for x in (known, ours)]) for k in ("mean", "sd"))
     errors = [
         np.hypot(*(np.asarray(x[k]) for x in (known, ours))) for k in ("mean_error", "sd_error")
@@ -439,14 +448,12 @@ def line(name: str, found: dict[str, dict[str, Any]]) -> str:
     away = np.abs(np.diff(mean, axis=0)[0]) / sd[0], np.abs(np.diff(np.log(sd), axis=0)[0])
     beyond = [float(np.max(x - ERRORS * e)) for x, e in zip(away, errors, strict=True)]
     same = max(beyond) <= RIGHT
-    verdict = "same" if same else "**differs**"
+    result = ("right" if same else "wrong") + (", flagged" if flags else "")
+    result = "**wrong**" if result == "wrong" else result
     ratio = ours["ess"] / ours["seconds"] / (known["ess"] / known["seconds"])
-    flags = ours["flags"]
-    more = f", and {len(flags) - 1} more" if len(flags) > 1 else ""
     return (
-        f"| {name} | {known['ess']:.0f}, {known['rhat']:.2f} | {ours['ess']:.0f}, "
-        f"{ours['rhat']:.2f} | {known['seconds']:.0f} / {ours['seconds']:.0f} | {ratio:.2g} | "
-        f"{away[0].max():.2f}, {away[1].max():.2f} | {verdict} | {''.join(flags[:1])}{more} |"
+        f"| {name} | {ran[0]} | {ran[1]} | {seconds} | {ratio:.2g} | "
+        f"{away[0].max():.2f}, {away[1].max():.2f} | {result} | {flagged} |"
     )
 
 
@@ -454,24 +461,33 @@ HEADER = f"""\
 Default settings, 4 vectorized chains of 1,000 draws after 1,000 of warm-up, float32. "ESS" is that
 of the worst scalar in all chains together, with the largest R-hat. Seconds are processor seconds of
 one core with compiling, and the ratio is that of ESS a second, also with compiling. Differences are
-the largest of a mean, in posterior sds, and of the logarithm of an sd. "Same" means that no
-difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive scalars
+the largest of a mean, in posterior sds, and of the logarithm of an sd. "Right" means that no
+difference is more than {RIGHT:g} beyond {ERRORS} Monte Carlo errors of both runs. Positive sites
 are compared by their logarithms, and networks by their values at the data. The last column has the
-first check that `diagnose` flags.
+first check that `diagnose` flags. A run of more than 300 processor seconds is stopped.
 
 """
 
 
+def kept_lines() -> dict[str, str]:
+    """Lines of the table as it is, by model."""
+    text = TABLE.read_text() if TABLE.exists() else ""
+    return {x.split(" | ")[0].removeprefix("| "): x for x in text.splitlines() if " | " in x}
+
+
 def table(folder: Path) -> str:
+    kept = kept_lines()
     lines = [
         "| model | NUTS: ESS, R-hat | SGHMC | seconds, NUTS / SGHMC | ESS a second over NUTS | "
-        "differences | | flagged |",
+        "differences | result | flagged |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in MODELS:
         paths = {m: path_of(folder, name, m) for m in METHODS}
         if all(x.exists() for x in paths.values()):
             lines.append(line(name, {m: json.loads(x.read_text()) for m, x in paths.items()}))
+        elif name in kept:
+            lines.append(kept[name])
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
 
@@ -507,7 +523,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--models", help=f"some of {'; '.join(TIMED)}, separated by semicolons")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
-    parser.add_argument("--seconds", type=float, default=300, help="after which a run is stopped")
+    parser.add_argument("--seconds", type=int, default=300, help="processor seconds of a run")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "METHOD"), help="in this process")
     options = parser.parse_args()
     folder = options.cache
@@ -520,14 +536,12 @@ def main() -> None:
             path = path_of(folder, name, method)
             if not path.exists():
                 command = [sys.executable, __file__, "--cache", folder, "--one", name, method]
-                try:
-                    done = subprocess.run(
-                        command, timeout=options.seconds, stderr=subprocess.PIPE, text=True
-                    )
-                    lines = done.stderr.strip().splitlines() if done.returncode else []
-                    failed = [x for x in lines if not x.startswith(("-", "For simplicity"))][-1:]
-                except subprocess.TimeoutExpired:
-                    failed = [f"stopped after {options.seconds:.0f} s"]
+                most = partial(resource.setrlimit, resource.RLIMIT_CPU, 2 * (options.seconds,))
+                done = subprocess.run(command, preexec_fn=most, stderr=subprocess.PIPE, text=True)
+                lines = done.stderr.strip().splitlines() if done.returncode else []
+                failed = [x for x in lines if not x.startswith(("-", "For simplicity"))][-1:]
+                if done.returncode < 0:
+                    failed = [f"not done in {options.seconds} s"]
                 if failed:
                     path.write_text(json.dumps({"failed": failed[0][:200]}))
                 print(name, method, *failed, flush=True)

@@ -221,7 +221,7 @@ def table(done: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for run in found:
-        missed, needless = run in wrong and not flags(run), run in right and flags(run)
+        missed, needless = run not in right and not flags(run), run in right and flags(run)
         if missed or needless:
             reasons = ", ".join(flags(run)) if needless else "nothing"
             lines.append(

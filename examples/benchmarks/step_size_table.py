@@ -1,25 +1,45 @@
 """Check the automatic step size: worst variance ratio on seven posteriors, default settings.
 
-Prints a Markdown table and writes it to docs/tables/bias.md.
+Prints a Markdown table and writes it to docs/tables/bias.md. Lines of that table that are not
+measured stay as they are.
+
+    python examples/benchmarks/step_size_table.py [--targets banana logistic] [--kernels SGRLD]
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import posteriors as P
 
-from numpyro_geom import SGHMC, SGRLD
+from numpyro_geom import SGHMC, SGRLD, Monge
 
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "bias.md"
-TARGETS = (P.gaussian, P.logistic, lambda: P.logistic(raw=True), P.poisson, P.hierarchical)
-TARGETS += (P.network, P.banana)
+TARGETS: dict[str, Callable[[], P.Posterior]] = {
+    "gaussian": P.gaussian,
+    "logistic": P.logistic,
+    "raw": lambda: P.logistic(raw=True),
+    "poisson": P.poisson,
+    "hierarchical": P.hierarchical,
+    "network": P.network,
+    "banana": P.banana,
+}
+MOVES = {"metric": Monge(alpha2=1.0, decay=0.9)}
+KERNELS: dict[str, Callable[..., Any]] = {
+    "SGRLD": SGRLD,
+    "SGHMC": SGHMC,
+    "SGRLD, gamma='none'": partial(SGRLD, gamma="none"),
+    "SGRLD, Monge(1.0, 0.9)": partial(SGRLD, **MOVES),
+    "SGRLD, Monge(1.0, 0.9), bias_tolerance=0.03": partial(SGRLD, bias_tolerance=0.03, **MOVES),
+}
 
 
-def row(posterior: P.Posterior, kernel: Any, values: Any, state: Any, mean: Any, sd: Any) -> str:
+def row(title: str, kernel: Any, values: Any, state: Any, mean: Any, sd: Any) -> str:
     """One line of the table."""
     _, _, ratio, ratio_mc = P.errors(values, mean, sd)
     learned, h = state.adaptation, np.asarray(state.step_size)
@@ -28,7 +48,7 @@ def row(posterior: P.Posterior, kernel: Any, values: Any, state: Any, mean: Any,
     spanned = np.median(len(values) * np.asarray(state.num_steps) * h * rate)
     binds = "noise" if np.median(learned.noise) > np.median(learned.curvature) else "curvature"
     return (
-        f"| {posterior.name} | {type(kernel).__name__} | {np.median(h):.1e} "
+        f"{title} | {np.median(h):.1e} "
         f"| {np.median(state.num_steps):.0f} | {np.median(1 + parts[0] + parts[1]):.2f} "
         f"| {ratio**2:.2f} ({2 * ratio * ratio_mc:.2f}) | {spanned:.0f} | {binds} |"
     )
@@ -38,18 +58,23 @@ def main() -> None:
     """Run all targets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
-    small = parser.parse_args().small
-    lines = [
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=[*TARGETS])
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=[*KERNELS])
+    options = parser.parse_args()
+    small = options.small
+    head = [
         "| posterior | kernel | h | steps per draw | predicted | worst variance ratio (its Monte "
         "Carlo error) | relaxation times | binds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for target in TARGETS:
-        posterior = target()
+    old = TABLE.read_text().splitlines()[2:] if TABLE.exists() else []
+    known = {tuple(x.split(" | ")[:2]): x for x in old}
+    for target in options.targets:
+        posterior = TARGETS[target]()
         mean, sd = posterior.reference(40_000)
-        for make in (SGRLD, SGHMC):
+        for label in options.kernels:
             rows = {} if posterior.batch_size is None else {"batch_size": posterior.batch_size}
-            kernel = make(posterior.model, **rows)
+            kernel = KERNELS[label](posterior.model, **rows)
             runs = P.run_chains(
                 kernel,
                 posterior,
@@ -57,11 +82,13 @@ def main() -> None:
                 num_warmup=32 if small else 500,
                 num_samples=20 if small else 1000,
             )
-            lines.append(row(posterior, kernel, *runs[0], mean, sd))
-            print(lines[-1], flush=True)
+            title = f"| {posterior.name}", label
+            known[title] = row(" | ".join(title), kernel, *runs[0], mean, sd)
+            print(known[title], flush=True)
     if not small:
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text("\n".join(lines) + "\n")
+        names = list(dict.fromkeys(name for name, _ in known))
+        lines = [known[n, k] for n in names for k in KERNELS if (n, k) in known]
+        TABLE.write_text("\n".join([*head, *lines]) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,9 @@ WIDE_CURVATURE = 15.0
 """Ratio of curvatures along the median chain above which one step size does not fit. The largest
 ratio over chains is less informative, because in many correct runs one chain meets an unusual
 place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that no other check
-flags, one has a ratio of 31."""
+flags, one has a ratio of 31. In a metric that moves, the metric's own movement is part of it: right
+runs on curved targets have up to 35."""
+MOMENTS = "error of the means, in sd", "relative error of the sd"
 LARGEST_CLAMPED = 0.05
 """Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
 LARGEST_FAILED = 0.02
@@ -63,6 +65,9 @@ error of the sd changes in a variance, because the target may have more mass the
 of the benchmark with an error of the sd below 3% have up to 0.015, and one has 0.046."""
 LARGEST_DIVERGING = 0.005
 """The same for divergences. A trajectory that is rejected leaves no draw where it diverged."""
+LARGEST_SEEN = 0.05
+"""The same for both, if gradients at the draws tell that means and sds are right. They do not tell
+of places that the draws avoid: in wrong runs whose moments seem right it is 0.06 and more."""
 LEAST_ACCEPTANCE = 0.5
 """Share of the target acceptance rate."""
 FEWEST_WEIGHTS = 25
@@ -214,13 +219,24 @@ def other_coordinates(run: RunRecord) -> str:
     return "reparametrise the model (a non-centred hierarchy, for instance)"
 
 
-def run_checks(run: RunRecord) -> Iterator[Check]:
-    """All checks that need neither the draws of a chain nor gradients at the draws."""
+def moments_right(found: Sequence[Check]) -> bool:
+    """Whether checks of moments tell that means and standard deviations are right."""
+    return all(any(check.name == name and check.ok for check in found) for name in MOMENTS)
+
+
+def run_checks(run: RunRecord, right: bool = False) -> Iterator[Check]:
+    """All checks that need neither the draws of a chain nor gradients at the draws.
+
+    Args:
+        run: the record.
+        right: whether gradients at the draws tell that means and sds are right. Curvatures of a
+            wide range and a few failed steps have then done nothing to the draws.
+    """
     yield from _starts(run)
     yield from _temperatures(run)
     yield from _step_size(run)
-    yield from _length(run)
-    yield from _trouble(run)
+    yield from _length(run, right)
+    yield from _trouble(run, right)
     yield from _guide(run)
 
 
@@ -360,7 +376,7 @@ def _what_binds(
     return "minibatch noise binds", f"{others}a larger batch_size allows larger steps"
 
 
-def _length(run: RunRecord) -> Iterator[Check]:
+def _length(run: RunRecord, right: bool) -> Iterator[Check]:
     """Checks from the measurements of warm-up: length of the run, and range of curvatures."""
     attrs = run.attributes
     if "relaxations" in attrs:
@@ -377,9 +393,12 @@ def _length(run: RunRecord) -> Iterator[Check]:
             "one step size does not fit all of the posterior, and where the curvature is largest "
             f"the draws are the most biased: {other_coordinates(run)}, {closer}"
         )
-        name, ratio = "largest over smallest curvature", attrs["curvature_ratio"]
+        name, ratio = "largest over smallest curvature", float(np.median(attrs["curvature_ratio"]))
         where = "in late warm-up, median chain"
-        yield at_most(name, np.median(ratio), WIDE_CURVATURE, where, advice)
+        if right and ratio > WIDE_CURVATURE:
+            yield Check(name, ratio, ok=True, where=f"{where}; means and sds are right")
+        else:
+            yield at_most(name, ratio, WIDE_CURVATURE, where, advice)
 
 
 def _relaxations(run: RunRecord) -> float:
@@ -420,7 +439,7 @@ def advice_on_length(run: RunRecord) -> str:
     )
 
 
-def _trouble(run: RunRecord) -> Iterator[Check]:
+def _trouble(run: RunRecord, right: bool) -> Iterator[Check]:
     """Clamped noise, failed or rejected steps, and passes over the data."""
     attrs, stats = run.attributes, run.sample_stats
     if "clamped" in attrs:
@@ -430,7 +449,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         advice = "use a smaller step_size or a larger batch_size"
         yield at_most("clamped noise", attrs["clamped"], LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
-        yield _failed(run)
+        yield _failed(run, right)
     if "acceptance_rate" in stats:
         name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
         if "target_accept" in attrs:
@@ -446,7 +465,7 @@ def _trouble(run: RunRecord) -> Iterator[Check]:
         yield Check("passes over the data", passes, where="per chain, after warm-up")
 
 
-def _failed(run: RunRecord) -> Check:
+def _failed(run: RunRecord, right: bool) -> Check:
     """Draws with failed steps, or with trajectories that were rejected because of huge errors."""
     diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
     exact = "target_accept" in run.attributes or not run.of_this_package
@@ -455,7 +474,7 @@ def _failed(run: RunRecord) -> Check:
     where = f"of {diverging.size} draws"
     if mass > 0:
         where += f", where {mass:.2g} of the {most} is"
-    if 0 < mass <= (LARGEST_DIVERGING if exact else LARGEST_FAILED):
+    if 0 < mass <= (LARGEST_SEEN if right else LARGEST_DIVERGING if exact else LARGEST_FAILED):
         return Check(name, float(diverging.sum()), None, "few", True, where)
     if not run.of_this_package:
         advice = "use a larger target_accept_prob or another parametrisation"

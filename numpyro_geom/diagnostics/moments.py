@@ -113,7 +113,7 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
     left = f", {found.left_out} draws without a finite gradient left out" if found.left_out else ""
     if found.hidden:
         left += f", {len(found.hidden)} coordinates left out: not finite, or hidden by rounding"
-    names = ("error of the means, in sd", "relative error of the sd")
+    names = checks.MOMENTS
     if not found.full:
         left += ", correlations not known, so this is no error of a moment"
         names = ("scaled force", "scaled virial, less 1")

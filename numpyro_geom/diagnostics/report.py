@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 from .._checks import check_flag, check_number
 from .._numpyro import arguments_of, holding, sample_field, seconds_of, states_of
 from .._warning import warn_outside
-from .checks import Check, draw_checks, run_checks
+from .checks import Check, draw_checks, moments_right, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, host, paths
 from .gradients import gradients_at_draws
 from .moments import moment_checks, shift_checks
@@ -226,10 +226,11 @@ def diagnose(
       most ``bias_tolerance``. It is measured under ``step_size="auto"`` or ``num_steps="auto"``.
     - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
       and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
-      15 in the median chain. Above 15, one step size does not fit the whole posterior.
+      15 in the median chain. Above 15, one step size does not fit the whole posterior. That is not
+      flagged if **moments** are all as expected, since then it has done nothing to the draws.
     - **other**: failed steps (divergences), if more than 2% (0.5%) of the draws, or of the variance
-      of an entry (of its logarithm, if it is positive), is at draws with them; the acceptance rate,
-      at least half of its target;
+      of an entry (of its logarithm, if it is positive), is at draws with them, or 5% if **moments**
+      are all as expected; the acceptance rate, at least half of its target;
       clamped noise, at most 5%; for the draws of a guide, failed geodesics, the Pareto shape of
       the weights, and the means and sds without weights against those with weights, with the
       tolerances of **moments**; the number of passes over the data.
@@ -299,12 +300,13 @@ def diagnose(
     posterior = run.posterior
     if var_names is not None:
         posterior = {n: posterior[n] for n in chosen(var_names, posterior, "the posterior")}
+    moments = tuple(moment_checks(run))
     return Report(
         (
             *draw_checks(posterior, run, seconds),
-            *moment_checks(run),
+            *moments,
             *shift_checks(run),
-            *run_checks(run),
+            *run_checks(run, moments_right(moments)),
         )
     )
 
