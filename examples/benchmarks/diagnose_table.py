@@ -201,9 +201,6 @@ def table(done: dict[str, Any]) -> str:
     lines.append(f"| **all** | {cells(lambda r: True, flags)} |")
     kept = cells(lambda r: setting(r) != f"{SHORT} draws", flags)
     lines.append(f"| **all that were not stopped early** | {kept} |")
-    lines += ["", f"| by posterior | {head}"]
-    for name in dict.fromkeys(run["posterior"] for run in found):
-        lines.append(f"| {name} | {cells(lambda r, n=name: r['posterior'] == n, flags)} |")
     lines += ["", f"| by setting | {head}"]
     for kind in ("as is", f"{SHORT} draws", "larger step"):
         lines.append(f"| {kind} | {cells(lambda r, k=kind: setting(r) == k, flags)} |")

@@ -413,38 +413,23 @@ def nuts(**settings: Any) -> Callable:
 
 
 METHODS: dict[str, Callable] = {
-    "NUTS(model)": nuts(),
-    "NUTS(model, dense_mass=True)": nuts(dense_mass=True),
-    "nutpie.sample(density)": of_nutpie,
-    "nutpie.sample(density, low_rank_modified_mass_matrix=True)": partial(
-        of_nutpie, low_rank_modified_mass_matrix=True
-    ),
-    "nutpie.sample(density, low_rank_modified_mass_matrix=True), float64": partial(
-        of_nutpie, dtype="f8", low_rank_modified_mass_matrix=True
-    ),
-    f"blackjax.adjusted_mclmc_dynamic, tuning of {TUNING:,} steps by hand": of_mams,
-    "HMCECS(NUTS(model, dense_mass=True)), Taylor proxy, 256 rows and 10 blocks by hand": of_kernel(
+    "NUTS": nuts(),
+    "NUTS, dense": nuts(dense_mass=True),
+    "nutpie": of_nutpie,
+    "nutpie, low rank": partial(of_nutpie, low_rank_modified_mass_matrix=True),
+    "nutpie, low rank, float64": partial(of_nutpie, dtype="f8", low_rank_modified_mass_matrix=True),
+    "MAMS": of_mams,
+    "HMCECS": of_kernel(
         lambda _, data: hmcecs(data), 1000, 1000, 256, inner=lambda state: state.hmc_state
     ),
-    f"blackjax.pathfinder and psis_weights, {PATHS} starts by hand": of_pathfinder,
-    f"AutoMultivariateNormal(model), Adam(0.01) and {SVI_STEPS:,} steps by hand": of_guide,
-    "SGHMC(model)": of_kernel(lambda model, _: SGHMC(model), 1000, 1000),
-    "GGMC(model)": of_kernel(lambda model, _: GGMC(model), 1000, 1000),
-    "SGRLD(model)": of_kernel(lambda model, _: SGRLD(model), 1000, 1000),
-    "RiemannianLaplace(model)": of_laplace,
+    "Pathfinder": of_pathfinder,
+    "normal guide": of_guide,
+    "SGHMC": of_kernel(lambda model, _: SGHMC(model), 1000, 1000),
+    "GGMC": of_kernel(lambda model, _: GGMC(model), 1000, 1000),
+    "SGRLD": of_kernel(lambda model, _: SGRLD(model), 1000, 1000),
+    "RiemannianLaplace": of_laplace,
 }
-SHORT = dict(
-    zip(
-        METHODS,
-        (
-            *("NUTS", "NUTS, dense", "nutpie", "nutpie, low rank", "nutpie, low rank, float64"),
-            *("MAMS", "HMCECS", "Pathfinder", "normal guide"),
-            *("SGHMC", "GGMC", "SGRLD", "RiemannianLaplace"),
-        ),
-        strict=True,
-    )
-)
-"""Names in the figure."""
+"""docs/measured/rivals.md has the calls."""
 READS_FILES = ("SGHMC", "SGRLD")
 """Methods that can read rows from a file."""
 
@@ -598,7 +583,7 @@ HEAD = (
 def line(method: str, r: dict[str, Any], limit: float) -> str:
     """A line of a table."""
     if "failed" in r:
-        return f"| `{method}` | {r['failed']} |" + " |" * 5
+        return f"| {method} | {r['failed']} |" + " |" * 5
     *before, sampling = r["seconds"]
     size, total = r["size"], sum(r["seconds"])
     needed = sum(before) + sampling * GOAL / size
@@ -610,7 +595,7 @@ def line(method: str, r: dict[str, Any], limit: float) -> str:
         cells = [f"{needed:.1f}", f"{size / sampling:.3g}", f"{GOAL / needed:.3g}"]
     low, high = r["ratios"]
     parts = ", ".join(f"{x:.1f}" for x in r["seconds"])
-    text = " | ".join([f"`{method}`", parts, *cells])
+    text = " | ".join([method, parts, *cells])
     return f"| {text} | {r['error']:.2f} | {low:.2f} to {high:.2f} |"
 
 
@@ -624,7 +609,8 @@ def read(path: Path) -> dict[str, tuple[dict[str, str], str]]:
     """Lines by method, and machine and versions, by title."""
     parts = {}
     for text in re.split(r"(?m)^(?=\*\*)", path.read_text() if path.exists() else ""):
-        lines = {m[1]: m[0] for m in re.finditer(r"(?m)^\| `(.*?)` \|.*$", text)}
+        found = re.finditer(r"(?m)^\| (.*?) \|.*$", text)
+        lines = {m[1]: m[0] for m in found if m[1] in METHODS}
         made = re.findall(r"(?m)^\d{4}-.*$", text)
         if lines:
             parts[text.splitlines()[0]] = (lines, made[-1])
@@ -661,7 +647,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
         del problem
         print(f"{title}\n\n" + "\n".join(HEAD), flush=True)
         for method in METHODS:
-            if given.methods and SHORT[method] not in given.methods:
+            if given.methods and method not in given.methods:
                 continue
             if "HMCECS" in method and name != "logistic":
                 continue  # its model has to take the number of rows of a step
@@ -688,8 +674,8 @@ def points() -> dict[str, list[tuple[int, float]]]:
         for method, text in lines.items():
             cell = text.split("|")[3].strip().replace(",", "")
             if re.fullmatch(r"[\d.]+", cell):
-                found.setdefault(SHORT[method], []).append((num_rows, float(cell)))
-    return {m: sorted(found[m]) for m in SHORT.values() if m in found}
+                found.setdefault(method, []).append((num_rows, float(cell)))
+    return {m: sorted(found[m]) for m in METHODS if m in found}
 
 
 def failures() -> list[str]:
@@ -698,7 +684,7 @@ def failures() -> list[str]:
     run = {
         method for title, (lines, _) in tables for method in lines if about(title)[2] > BADLY_SCALED
     }
-    return [SHORT[method] for method in METHODS if method in run and SHORT[method] not in points()]
+    return [method for method in METHODS if method in run and method not in points()]
 
 
 def summary(found: dict[str, list[tuple[int, float]]]) -> str:
@@ -758,7 +744,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("problems", nargs="*", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000])
     parser.add_argument("--condition", type=float, nargs="+", default=[4e6])
-    parser.add_argument("--methods", nargs="+", choices=SHORT.values(), help="only those")
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS], help="only those")
     parser.add_argument("--seconds", type=float, default=5.0, help="of sampling, at least")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds of a method, at most")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
