@@ -50,10 +50,10 @@ GOAL = 1000
 """Effective draws in the column "seconds to"."""
 
 HEAD = (
-    "| method | warm-up + draws | start, compile, warm-up, sample (s) | ESS "
+    "| method | start, compile, warm-up, sample (s) "
     f"| ESS/s, sampling | over NUTS | ESS/s, all included | over NUTS | seconds to ESS {GOAL:,}"
     " | mean error | sd ratios |",
-    "|---|---|---|---|---|---|---|---|---|---|---|",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 
 CHOSEN: dict[str, Any] = {"batch_size": BATCH, "control_variate": True}
@@ -254,7 +254,7 @@ def line(
     """A line of the table, and the two rates; ``base`` has the rates of NUTS, or None for NUTS."""
     if r is None:
         text = f"{entrant.num_warmup} draws of warm-up took more than {limit:.0f} s"
-        return f"| `{name}` | {text} |" + " |" * 9, None
+        return f"| `{name}` | {text} |" + " |" * 7, None
     columns = range(0, r.draws.shape[1], COLUMNS)  # some at a time, for memory
     size = min(
         float(np.min(effective_sample_size(r.draws[None, :, k : k + COLUMNS]))) for k in columns
@@ -270,10 +270,9 @@ def line(
         cells = [f"{x:.3g} | {ratio}" for x, ratio in zip(rates, ratios, strict=True)]
     to_goal = f"{before + r.sampling * GOAL / size:.1f}" if size >= GOAL else "not reached"
     error, spread = np.abs((r.draws.mean(0) - mean) / sd).max(), r.draws.std(0) / sd
-    warmup = -(-entrant.num_warmup // entrant.chunk) * entrant.chunk
     text = (
-        f"| `{name}` | {warmup:,} + {len(r.draws):,} | {r.start:.1f}, {r.compiling:.1f}, "
-        f"{r.warmup:.1f}, {r.sampling:.1f} | {size:,.0f} | {' | '.join(cells)} | {to_goal} | "
+        f"| `{name}` | {r.start:.1f}, {r.compiling:.1f}, {r.warmup:.1f}, {r.sampling:.1f} | "
+        f"{' | '.join(cells)} | {to_goal} | "
         f"{error:.2f} | {spread.min():.2f} to {spread.max():.2f} |"
     )
     return text, rates
