@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro.infer.mcmc import MCMCKernel
@@ -194,7 +195,9 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
-        key_state, key_model = compiled(_two_keys if single else jax.vmap(_two_keys), rng_key)
+        two_keys = _two_keys if single else jax.vmap(_two_keys)
+        inside = is_traced(jnp.zeros(()))  # a transformation, which may leave the key known
+        key_state, key_model = two_keys(rng_key) if inside else compiled(two_keys, rng_key)
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
         bound = self.bound.on(args, kwargs)
         if num_warmup == 0 and self.settings.schedule is None:

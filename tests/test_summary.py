@@ -37,6 +37,7 @@ from numpyro_geom.diagnostics.record import (
 )
 from numpyro_geom.diagnostics.report import GROUPS, KINDS
 from numpyro_geom.diagnostics.table import WIDTH
+from numpyro_geom.sampling.algorithm import MAX_NUM_STEPS
 
 BIAS, LENGTH = "bias of variances, both", "relaxation times per chain"
 TEMPERATURE = "configurational temperature"
@@ -435,7 +436,7 @@ def test_more_draws_are_advised_where_they_help(
     run = RunRecord({}, {}, {"final_step_size": 0.1, **known})
     assert ("increase num_samples" in advice_on_length(run)) is more_draws
     assert ("Mend the coordinates" in advice_on_length(run)) is not more_draws
-    assert ("1,000 steps per draw" in advice_on_length(run)) is (
+    assert (f"{MAX_NUM_STEPS} steps per draw" in advice_on_length(run)) is (
         relaxations == 3 and not more_draws
     )
     # effective sample sizes are too small for the same reason
