@@ -65,6 +65,21 @@ def test_few_rows_are_all_taken() -> None:
     assert chosen(SGHMC(linear), *regression_data(FEW_ROWS + 500, 3))[0] is not None
 
 
+def rare(X: jax.Array, y: jax.Array) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 10).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w - 8), obs=y[i])
+
+
+def test_rare_events_take_all_rows() -> None:
+    """A sample of rows misses them, and its gradients have nearly no noise."""
+    X = ROWS[0]
+    y = jnp.zeros(len(X)).at[jnp.argsort(X[:, 0])[-3:]].set(1)
+    kernel = SGHMC(rare)
+    assert chosen(kernel, X, y) == (None, 0)
+    assert kernel.bound.choice.noise[0] < 1
+
+
 def test_a_run_with_few_gradients_takes_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run is done sooner with fewer rows per step, although their choice takes a second."""
     monkeypatch.undo()

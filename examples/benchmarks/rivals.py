@@ -17,6 +17,7 @@ Without it, its lines are left out, which is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -51,6 +52,7 @@ from numpyro.infer.util import potential_energy, unconstrain_fn
 from numpyro.optim import Adam
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, SGKernel
+from numpyro_geom._util import few_collections
 from numpyro_geom.model.programs import lean_options
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -179,7 +181,8 @@ def loop(
     def many(state: Any, data: tuple) -> tuple:
         return lax.scan(lambda s, _: advance(s, data), state, None, chunk)
 
-    program = many.lower(state, data).compile()
+    with contextlib.nullcontext() if options is None else few_collections():
+        program = many.lower(state, data).compile()
     compiling = clock.lap()
     for _ in range(-(-num_warmup // chunk)):
         state, _ = jax.block_until_ready(program(state, data))

@@ -157,6 +157,10 @@ GATHERED = 2.0
 """Cost of a drawn row, relative to a row in a pass over all rows in their order."""
 MARGIN = 2.0
 """The final noise of a run (the largest of several measurements), relative to the first one."""
+LEAST_NOISE = 0.01
+"""A step takes all rows if the noise is less than this share of the noise of a model that is right,
+whose scores have the covariance H / N. Then a few rows, such as rare events, carry the information,
+and the measured rows miss them."""
 LEAST_GAIN = 1.1
 """Smallest predicted gain that makes a control variate worth its anchor."""
 
@@ -749,6 +753,8 @@ def choose(
         if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
             gains[higher] = 0.0
     order, best = map(int, np.unravel_index(gains.argmax(), gains.shape))
+    if open_rows and noise[0] < LEAST_NOISE * num_rows / batch_size:
+        best = len(sizes)
     chosen = None if best == len(sizes) else sizes[best]
     order = 0 if chosen is None else order
     plain, corrected = (
