@@ -435,10 +435,8 @@ def table(rows: Sequence[Row], num_draws: int, short: bool = False) -> str:
     own = [r for r in rows if r.method not in HOST]
     known = thresholds(own, num_draws)
     if short:
-        rows, own = ([r for r in x if r.method in SHORT] for x in (rows, own))
-        tables = [grid("largest error of a mean, in sd", rows, of_mean)]
-        tables.append(grid("weighted: error of a mean (k)", own, weighted))
-        return "\n\n".join([SETTINGS, *tables, known])
+        rows = [r for r in rows if r.method in SHORT]
+        return "\n\n".join([SETTINGS, grid("largest error of a mean, in sd", rows, of_mean), known])
     tables = [
         grid("largest error of a mean, in sd", rows, of_mean),
         grid("error of the scale's mean, in sd", rows, lambda r: f"{r.scale[0]:+.2f}"),
