@@ -24,7 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_geom import SGHMC, print_summary, to_inference_data
+from numpyro_geom import SGHMC, step_size_summary, to_inference_data
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -136,8 +136,9 @@ def main() -> None:
         print(f"SGHMC is faster from about {float(f'{rows:.1g}'):,.0f} rows on.")
 
     print()
-    print_summary(runs["SGHMC"].mcmc)
     idata = to_inference_data(runs["SGHMC"].mcmc, constant_data=False)
+    print(az.summary(idata, round_to=4).to_string())
+    print(step_size_summary(runs["SGHMC"].mcmc))
     idata.to_netcdf(options.out / "sghmc.nc")
     draw_figure(options.rows, seconds, options.out / "time_to_accuracy.png")
     print(f"\nWrote the draws and a figure to {options.out}/")
