@@ -152,6 +152,11 @@ def with_ends(run: Callable[..., None]) -> Callable[..., None]:
 _jit_of_loops: ContextVar[Callable | None] = ContextVar("jit_of_loops", default=None)
 
 
+def _own_jit() -> Callable | None:
+    """The ``jit`` of the kernel that runs, unless NumPyro's loops are not compiled."""
+    return None if util._DISABLE_CONTROL_FLOW_PRIM else _jit_of_loops.get()
+
+
 def in_one_program(fori_collect: Callable) -> Callable:
     """NumPyro's sampling loop; without a progress bar it is one program of a kernel's ``jit``.
 
@@ -160,7 +165,7 @@ def in_one_program(fori_collect: Callable) -> Callable:
 
     @functools.wraps(fori_collect)
     def collect(lower: int, upper: int, body: Callable, init: PyTree, **options: Any) -> PyTree:
-        own = None if util._DISABLE_CONTROL_FLOW_PRIM else _jit_of_loops.get()
+        own = _own_jit()
         if own is None or options.get("progbar", True):
             return fori_collect(lower, upper, body, init, **options)
         with few_collections():
@@ -176,8 +181,7 @@ def with_jit_of_kernels(maybe_jit: Callable) -> Callable:
 
     @functools.wraps(maybe_jit)
     def jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
-        own = None if util._DISABLE_CONTROL_FLOW_PRIM else _jit_of_loops.get()
-        return (own or maybe_jit)(fn, *args, **kwargs)
+        return (_own_jit() or maybe_jit)(fn, *args, **kwargs)
 
     return jit
 

@@ -305,8 +305,8 @@ class SGKernel(MCMCKernel):
             batched=batched,
             num_draws=USUAL_DRAWS if self._clock is None else self._clock.plan.draws,
         )
-        data = jax.tree.flatten((args, kwargs))
-        if self._shares is not None and init_params is None and _is_same(self._shares[0], data):
+        given = jax.tree.flatten((args, kwargs))
+        if self._shares is not None and init_params is None and _is_same(self._shares[0], given):
             bound = bound.with_shares(self._shares[1])
         self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
         return position

@@ -162,13 +162,9 @@ def _has_rows(x: Any) -> bool:
     return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
 
 
-def _is_finite(array: jax.Array) -> jax.Array:
-    return jnp.isfinite(jnp.sum(array))
-
-
 def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
     """Indices of rows with a bad entry (NaN, for instance); reads one part at a time."""
-    if isinstance(array, jax.Array) and bool(compiled(_is_finite, array)):
+    if isinstance(array, jax.Array) and bool(compiled(all_finite, array)):
         return np.zeros(0, int)
     held = array.held if isinstance(array, HostRows) else range(array.shape[0])
     width = math.prod(array.shape[1:])
