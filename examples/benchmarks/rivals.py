@@ -290,7 +290,8 @@ def of_nutpie(
     shape = (len(flat),)
     model = from_pyfunc(len(flat), make_density, make_record, [np.dtype("float64")], [shape], ["x"])
     options = {"chains": 1, "cores": 1, "seed": 1, "progress_bar": False, "save_warmup": False}
-    sampler = nutpie.sample(model, draws=10**6, blocking=False, **options, **settings)
+    most = min(10**6, 10**8 // len(flat))  # memory for all draws is taken at once
+    sampler = nutpie.sample(model, draws=most, blocking=False, **options, **settings)
     tune = sampler._settings.num_tune
 
     def so_far() -> tuple:
