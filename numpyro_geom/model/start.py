@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._util import all_finite, is_traced
+from .._util import all_finite, at_once, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -222,7 +222,7 @@ def _param_values(
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}
 
     used, unused = (jax.eval_shape(partial(values, x)) for x in (False, True))
-    with jax.ensure_compile_time_eval():
+    with at_once():
         fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
         if not used:
             return fixed
