@@ -29,9 +29,10 @@ from .plates import warn_of_deterministic
 from .programs import compiled
 
 PyTree = Any
-LONGEST_START = 1_200
-"""Most operations of a start that is compiled as one program. A model has about 70 for each site.
-From 20 sites on, running them one by one is faster, since sites repeat operations."""
+MOST_ALIKE = 25
+"""Most alike operations of a start that is compiled as one program, as a mean. Running them one by
+one compiles each once. That is faster from 20 scalar sites of one law on, or 20 layers of a
+network, and much slower if shapes differ."""
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -123,7 +124,7 @@ def find_start(
     if init_params is None:
         # with a key whose value is known, NumPyro would trace the energy a second time
         position, valid, transforms = compiled(
-            start, rng_key, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
+            start, rng_key, at_most=MOST_ALIKE, otherwise=partial(start, in_parts=True)
         )
         if not is_traced(valid):
             _check_support(model, rows)
