@@ -368,7 +368,7 @@ def row_of(name: str, limit: float) -> str:
     """A row of the table."""
     _, about, nuts_draws = MODELS[name]
     runs = {
-        "SGHMC": in_process(name, "SGHMC", 300 if name in LARGER else 1000, limit),
+        "SGHMC": in_process(name, "SGHMC", 1000, limit),
         "NUTS": in_process(LARGER.get(name, name), "NUTS", nuts_draws, limit),
     }
     if name in LARGER and runs["NUTS"]:
