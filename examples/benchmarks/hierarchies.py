@@ -299,7 +299,7 @@ MODELS = {
     "ratings": (
         lambda: factors(5000, 1000, 2, 500_000),
         "matrix factorisation, 5,000 x 1,000, LKJ priors",
-        100,
+        20,
     ),
     "regression": (regression, "logistic regression without groups", 20),
     "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
