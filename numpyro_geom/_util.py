@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -82,6 +82,16 @@ def is_traced(tree: PyTree) -> bool:
     """Whether some leaf of a pytree is a tracer, whose values are not known."""
     leaves = jax.tree.leaves(tree)
     return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
+
+
+def at_once() -> AbstractContextManager:
+    """A context in which operations on known values are carried out, also in a transformation.
+
+    Within it, JAX would also trace a program operation by operation, each compiled on its own. So
+    outside of a transformation it does nothing.
+    """
+    inside = is_traced(jnp.zeros(()))
+    return jax.ensure_compile_time_eval() if inside else nullcontext()
 
 
 def are_known(tree: PyTree) -> bool:

@@ -19,6 +19,7 @@ from jax import random
 from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+from targets import count_compilations
 
 from numpyro_geom import (
     GGMC,
@@ -34,6 +35,7 @@ from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
     Layout,
+    accepted,
     derivatives_at,
     find_layouts,
     find_parents,
@@ -157,6 +159,16 @@ def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     again = jax.vmap(new.times)(unit).T
     np.testing.assert_allclose(again, matrix @ further, atol=1e-9)
     np.testing.assert_allclose(jax.vmap(new.solve)(unit).T @ again, unit, atol=1e-9)
+
+
+def test_the_trial_of_groups_is_one_program(layout: Layout) -> None:
+    """And a second one for the outer groups. One by one, its operations compile for seconds."""
+    potential = function_potential(coupled(layout))
+    with count_compilations() as compiled:
+        found, nested = accepted(potential, replace(layout, is_series=False), jnp.float32)
+    assert found == (None if layout.is_series else layout)
+    assert nested == (layout.rest is not None)
+    assert compiled() <= 4  # one of them tries the options of the compiler
 
 
 def test_misfit_tells_of_groups_that_depend_on_each_other(x64: None, layout: Layout) -> None:

@@ -719,3 +719,11 @@ def test_the_benchmark_runs(tmp_path, monkeypatch):
     assert len(lines) == 4 + 1 + 3 + 1 + 5
     assert all(line.startswith("|") for line in lines if line)
     assert "want of memory" not in lines[2]
+
+
+def test_a_read_takes_no_longer_among_many_rows() -> None:
+    """A number of NumPy is looked for in a range one by one: 5 s for this one."""
+    many = HostRows(np.broadcast_to(np.float32(2), (100_000_000,)))
+    began = time.process_time()
+    assert many[np.array([99_999_999])].tolist() == [2.0]
+    assert time.process_time() - began < 1

@@ -29,7 +29,6 @@ from numpyro_geom._util import FEW_LEAVES, OBJECTS, SMALL_PIECE, few_collections
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model import start as start_of_chains
-from numpyro_geom.model.jaxprs import length
 from numpyro_geom.model.programs import compiled, loop_program
 
 
@@ -153,19 +152,19 @@ def test_rules_of_vmap_do_not_hide_that_traces_are_equal(programs: OrderedDict) 
     assert len(programs) == 1
 
 
-@pytest.mark.parametrize(("at_most", "kept"), [(6, 1), (5, 0)])
-def test_long_programs_run_operation_by_operation(
-    programs: OrderedDict, at_most: int, kept: int
+@pytest.mark.parametrize(("at_most", "size", "kept"), [(2, 3, 1), (1.9, 3, 0), (1.9, 2, 1)])
+def test_programs_with_alike_operations_run_one_by_one(
+    programs: OrderedDict, at_most: float, size: int, kept: int
 ) -> None:
-    """Operations inside of a loop or of another program count too."""
+    """Operations of a program within count too. They are alike if shapes are."""
 
     def fn(x: jax.Array) -> jax.Array:
-        inner = jax.jit(lambda x: jnp.sin(x) * 2)
-        return jax.lax.fori_loop(0, 3, lambda _, x: inner(x) + 1, x)
+        inner = jax.jit(lambda x: jnp.sin(x) * 2.0)
+        once = inner(x)
+        return inner(once[:size] if size < 3 else once)
 
-    assert length(jax.make_jaxpr(fn)(1.0).jaxpr) == 6
-    found = compiled(fn, jnp.ones(()), at_most=at_most)
-    np.testing.assert_allclose(found, fn(jnp.ones(())), rtol=1e-6)
+    found = compiled(fn, jnp.ones(3), at_most=at_most)
+    np.testing.assert_allclose(found, fn(jnp.ones(3)), rtol=1e-6)
     assert len(programs) == kept
 
 
@@ -202,7 +201,7 @@ def test_a_compiled_start_grows_in_proportion_to_the_scalar_sites() -> None:
 
 
 def test_a_long_program_can_have_a_substitute(programs: OrderedDict) -> None:
-    found = compiled(lambda x: x + 1 + 1, 0.0, at_most=1, otherwise=lambda x: x + 7)
+    found = compiled(lambda x: x + 1 + 1, 0.0, at_most=1.5, otherwise=lambda x: x + 7)
     assert found == 7
     assert not programs
 
@@ -230,7 +229,7 @@ def test_a_long_start_ends_where_a_short_one_does(
         return kernel.init(jax.random.split(key, chains) if chains else key, 0, None, (), {}).z
 
     short = start()
-    monkeypatch.setattr(start_of_chains, "LONGEST_START", 0)
+    monkeypatch.setattr(start_of_chains, "MOST_ALIKE", 0)
     long = start()
     assert np.all(short["x"] > 0)
     for name, value in short.items():

@@ -23,7 +23,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
 from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
-from .._util import is_traced
+from .._util import at_once, is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
@@ -489,7 +489,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         self._data = model
         if self._layout is not None:
             return
-        with handlers.block(), jax.ensure_compile_time_eval():
+        with handlers.block(), at_once():
             posterior = learn(self.settings, self._posterior({}, model), self._init_latent)
         names = ("structure", "diagonal_prior")
         self._learned = {name: getattr(posterior, name) for name in names}

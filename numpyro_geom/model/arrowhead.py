@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax, random
 
 from .._linalg import balanced_roots
-from .._util import is_traced, scattered_floats
+from .._util import at_once, is_traced, scattered_floats
 from .derivatives import linearize
 from .potential import Potential
 from .programs import compiled
@@ -271,27 +271,34 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout |
     some rows, at a random place. Within a transformation of JAX that hides the data there is no
     trial, and the answer is None.
     """
-    rng = np.random.default_rng(0)
-    with jax.ensure_compile_time_eval():
-        size = sum(map(prod, layout.shapes))
-        position, direction = (scattered_floats(jnp.uint32(k), size, dtype) for k in range(2))
-        parts = layout.parts(direction)
-        some = [rng.uniform(size=(len(x), 1)) < TRIED for x in parts]
-        levels = range(1, len(parts))
+    rng, size = np.random.default_rng(0), sum(map(prod, layout.shapes))
+    empty = jax.eval_shape(layout.parts, jax.ShapeDtypeStruct((size,), dtype))
+    some = [rng.uniform(size=(len(x), 1)) < TRIED for x in empty]
+    levels = range(1, len(some))
 
-        def on_some(level: int) -> jax.Array:
-            chosen = [jnp.where(some[k] & (k == level), x, 0) for k, x in enumerate(parts) if k]
-            return layout.whole([0 * parts[0], *chosen])
+    def vector(word: int) -> jax.Array:
+        return scattered_floats(jnp.uint32(word), size, dtype)
 
-        def products(position: jax.Array, directions: jax.Array) -> jax.Array:
-            rows = potential.curvature_batch(random.key(0))
-            push = linearize(jax.grad(lambda x: potential.energy(x, rows)), position)[1]
-            return lax.map(push, directions)
+    def sizes_at(position: jax.Array) -> list[jax.Array]:
+        rows = potential.curvature_batch(random.key(0))
+        push = linearize(jax.grad(lambda x: potential.energy(x, rows)), position)[1]
+        shared, *groups = layout.parts(vector(1))
+        chosen = jnp.stack(
+            [
+                layout.whole(
+                    [0 * shared, *(jnp.where(some[k] & (k == j), groups[k - 1], 0) for k in levels)]
+                )
+                for j in levels
+            ]
+        )
+        products = lax.map(push, chosen)
+        return [jnp.abs(layout.parts(x)[k]) for k, x in zip(levels, products, strict=True)]
 
-        found = compiled(products, position, jnp.stack([on_some(k) for k in levels]))
+    with at_once():
+        found = compiled(lambda: sizes_at(vector(0)))
         if is_traced(found):
             return None, False
-        sizes = [np.abs(np.asarray(layout.parts(x)[k])) for k, x in zip(levels, found, strict=True)]
+        sizes = list(map(np.asarray, found))
         near = some[-1] | np.roll(some[-1], 1, axis=0) | np.roll(some[-1], -1, axis=0)
 
         def apart(sizes: np.ndarray, inside: np.ndarray) -> bool:
@@ -305,7 +312,7 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout |
             return replace(layout, is_series=True) if is_series else None, False
         if not all(map(apart, sizes, some[1:])):
             return None, False
-        parents = compiled(lambda x: find_parents(potential, x, layout), position)
+        parents = compiled(lambda: find_parents(potential, vector(0), layout))
         return layout, bool(np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED)
 
 

@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._util import PyTree, is_key, is_traced
 from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
-from .jaxprs import counts_of_scan, length, needed, work
+from .jaxprs import alike, counts_of_scan, length, needed, work
 
 MOST_PROGRAMS = 64
 """Number of programs that are kept; the least recently used one is dropped first."""
@@ -68,8 +68,8 @@ def compiled(
     Args:
         fn: a pure function; its closed-over values may change from call to call.
         args: pytrees of arrays.
-        at_most: most operations of a program that is compiled. ``otherwise`` runs instead of a
-            longer program.
+        at_most: most alike operations of a program that is compiled, as a mean over its
+            operations. ``otherwise`` runs instead of a program with more.
         otherwise: the replacement, by default ``fn`` itself. It runs operation by operation, each
             compiled once for each shape. This is faster if ``fn`` runs once and repeats its
             operations, like a deep network.
@@ -79,7 +79,7 @@ def compiled(
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     if is_traced(traced.consts):
         return fn(*args)
-    if length(traced.jaxpr) > at_most:
+    if alike(traced.jaxpr) > at_most:
         return (otherwise or fn)(*args)
     program = _program(traced, args, shape)
     return jax.jit(fn)(*args) if program is None else program(*args)

@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._util import all_finite, is_traced
+from .._util import all_finite, at_once, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -29,9 +29,10 @@ from .plates import warn_of_deterministic
 from .programs import compiled
 
 PyTree = Any
-LONGEST_START = 1_200
-"""Most operations of a start that is compiled as one program. A model has about 70 for each site.
-From 20 sites on, running them one by one is faster, since sites repeat operations."""
+MOST_ALIKE = 25
+"""Most alike operations of a start that is compiled as one program, as a mean. Running them one by
+one compiles each once. That is faster from 20 scalar sites of one law on, or 20 layers of a
+network, and much slower if shapes differ."""
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -123,7 +124,7 @@ def find_start(
     if init_params is None:
         # with a key whose value is known, NumPyro would trace the energy a second time
         position, valid, transforms = compiled(
-            start, rng_key, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
+            start, rng_key, at_most=MOST_ALIKE, otherwise=partial(start, in_parts=True)
         )
         if not is_traced(valid):
             _check_support(model, rows)
@@ -222,7 +223,7 @@ def _param_values(
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}
 
     used, unused = (jax.eval_shape(partial(values, x)) for x in (False, True))
-    with jax.ensure_compile_time_eval():
+    with at_once():
         fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
         if not used:
             return fixed

@@ -8,7 +8,6 @@ or groups of the rows drawn, by normalisation over the batch, by the mean in a f
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import potential_energy
 from numpyro.ops.provenance import eval_provenance
 
-from .._util import is_traced
+from .._util import at_once, is_traced
 from ..rows.host_rows import host_rows_in
 from .abstract import with_start
 from .jaxprs import inner
@@ -143,8 +142,7 @@ def leaning(
         return {n: _common(x, batches.places) if n in inside else x for n, x in found.items()}
 
     # chains in parallel read the model within a transformation, though its data are known
-    within = jax.ensure_compile_time_eval if is_traced(jnp.zeros(())) else contextlib.nullcontext
-    with within():
+    with at_once():
         found = evaluated(noise)
         suspects = [name for name, x in found.items() if (_excess(x) > 0).any()]
         if not suspects:

@@ -132,7 +132,8 @@ class Reader:
         size, held = self.shape[0], self.held
         if len(index) and (index.min() < 0 or index.max() >= size):  # as JAX indexes
             index = np.clip(np.where(index < 0, index + size, index), 0, size - 1)
-        if len(index) and not (index.min() in held and index.max() in held):
+        # in a range, NumPy's numbers would be looked for one by one
+        if len(index) and not (held.start <= index.min() and index.max() < held.stop):
             raise IndexError(
                 f"the source holds rows {held.start} to {held.stop - 1} of {size}, and others were "
                 "asked for: expected all rows, or a run on a mesh with a data_axis"
