@@ -84,6 +84,11 @@ def is_traced(tree: PyTree) -> bool:
     return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
 
 
+def in_trace(*trees: PyTree) -> bool:
+    """Whether the caller is within a transformation that traces, or has values from one."""
+    return is_traced((trees, jnp.zeros(())))  # new arrays are traced there too
+
+
 def are_known(tree: PyTree) -> bool:
     """Whether values are known here: not traced, and not on other processes."""
     if is_traced(tree):

@@ -184,10 +184,12 @@ def _program(
     """
     traced = _with_constants_once(traced)
     key, order = (None, range(len(traced.consts))) if traced.effects else _exact(traced.jaxpr)
-    if key is None and not part:
-        return None
+    if key is None:
+        if not part:
+            return None
+        key = (object(),)
     treedefs = jax.tree.structure(args), jax.tree.structure(shape)
-    key = (object() if key is None else key, *treedefs, donated, part)
+    key += *treedefs, donated, part
     if key not in _programs:
         jaxpr = traced.jaxpr.replace(constvars=[traced.jaxpr.constvars[k] for k in order])
 

@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._util import all_finite, is_traced
+from .._util import all_finite, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -32,6 +32,8 @@ PyTree = Any
 LONGEST_START = 1_200
 """Most operations of a start that is compiled as one program. A model has about 70 for each site.
 From 20 sites on, running them one by one is faster, since sites repeat operations."""
+MANY_SITES = 20
+"""Sites from which a start is not traced to count its operations."""
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -89,7 +91,7 @@ def find_start(
     if gibbs and init_params:
         init_strategy = init_to_value(values=dict(init_params))
     replays = False
-    runnable = SubsamplePlates(model.runnable, rows)
+    runnable, energy = SubsamplePlates(model.runnable, rows), model.potential().energy
 
     def start(rng_key: jax.Array, in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
         """A position, whether energy and gradient are finite there, and the sites' transforms."""
@@ -107,7 +109,7 @@ def find_start(
         valid = jnp.isfinite(found.potential_energy)
 
         def has_gradient(z: PyTree) -> jax.Array:
-            return all_finite(jax.grad(info.potential_fn)(z))
+            return all_finite(jax.grad(energy)(z, rows))
 
         if not in_parts:
             valid &= all_finite(found.z_grad)
@@ -122,9 +124,12 @@ def find_start(
 
     if init_params is None:
         # with a key whose value is known, NumPyro would trace the energy a second time
-        position, valid, transforms = compiled(
-            start, rng_key, at_most=LONGEST_START, otherwise=partial(start, in_parts=True)
-        )
+        in_parts = partial(start, in_parts=True)
+        if len(plan.sites) < MANY_SITES or in_trace(rng_key, args, kwargs):
+            found = compiled(start, rng_key, at_most=LONGEST_START, otherwise=in_parts)
+        else:
+            found = in_parts(rng_key)
+        position, valid, transforms = found
         if not is_traced(valid):
             _check_support(model, rows)
         if not is_traced(valid) and not np.asarray(valid).all():
@@ -180,7 +185,7 @@ def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
 
     All rows are checked, except those that stay on the host.
     """
-    if not validates() or is_traced((model.args, model.kwargs, jnp.zeros(()))):
+    if not validates() or in_trace(model.args, model.kwargs):
         return
     seen = SubsamplePlates(model.runnable, rows if model.on_host else {})
 

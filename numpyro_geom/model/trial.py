@@ -23,7 +23,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import potential_energy
 from numpyro.ops.provenance import eval_provenance
 
-from .._util import is_traced
+from .._util import in_trace, is_traced
 from ..rows.host_rows import host_rows_in
 from .abstract import with_start
 from .jaxprs import inner
@@ -143,7 +143,7 @@ def leaning(
         return {n: _common(x, batches.places) if n in inside else x for n, x in found.items()}
 
     # chains in parallel read the model within a transformation, though its data are known
-    within = jax.ensure_compile_time_eval if is_traced(jnp.zeros(())) else contextlib.nullcontext
+    within = jax.ensure_compile_time_eval if in_trace() else contextlib.nullcontext
     with within():
         found = evaluated(noise)
         suspects = [name for name, x in found.items() if (_excess(x) > 0).any()]

@@ -472,12 +472,18 @@ def hessian_at(
     potential: Potential, position: PyTree, rng_key: jax.Array
 ) -> Callable[[PyTree], PyTree]:
     """The product with the Hessian at a position, on `ROWS_PER_PARAMETER` or on all rows."""
-    parts = _parts(potential, ravel(position)[0].size)
+    flat, unravel = ravel(position)
+    parts = _parts(potential, flat.size)
 
     def grad_on(rng_key: jax.Array) -> Callable:
         batch = potential.curvature_batch(rng_key)
         return jax.grad(lambda position: potential.energy(position, batch))
 
+    if parts <= 1 and flat.size <= DENSE_LIMIT:
+        # as at the start, so that JAX derives the energy once for both programs
+        batch = potential.curvature_batch(rng_key)
+        ask = second_order(lambda x: potential.energy(unravel(x), batch), flat)
+        return lambda v: unravel(ask(flat, ravel(v)[0])[2])
     if parts <= 1:
         return linearize(grad_on(rng_key), position)[1]
 
