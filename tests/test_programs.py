@@ -230,7 +230,7 @@ def test_a_long_start_ends_where_a_short_one_does(
         return kernel.init(jax.random.split(key, chains) if chains else key, 0, None, (), {}).z
 
     short = start()
-    monkeypatch.setattr(start_of_chains, "LONGEST_START", 0)
+    monkeypatch.setattr(start_of_chains, "MANY_SITES", 0)
     long = start()
     assert np.all(short["x"] > 0)
     for name, value in short.items():
