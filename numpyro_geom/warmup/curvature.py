@@ -119,7 +119,8 @@ def measure(
             rows, push = linearize(rows_fn, unravel(flat))
             slopes = _matrix(lambda v, push=push: push(unravel(root(v))), flat)
             slopes -= jnp.mean(slopes, axis=1, keepdims=True)
-            total += weight / rows.size * jnp.matmul(slopes, slopes.T, precision=lax.Precision.HIGHEST)
+            product = jnp.matmul(slopes, slopes.T, precision=lax.Precision.HIGHEST)
+            total += weight / rows.size * product
         total = noise_factor * total
         if known_noise is None:
             return total
