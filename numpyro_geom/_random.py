@@ -2,7 +2,8 @@
 
 There, JAX writes each of its calls as a loop over five groups of Threefry rounds: some twenty
 kernels, which take longer than a step on a small minibatch. Written out, the rounds are one kernel.
-Other generators than Threefry, and other devices, go to `jax.random`.
+XLA would copy it into every kernel that uses the numbers; two operations that change no value
+prevent this. Other generators than Threefry, and other devices, go to `jax.random`.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
 """
@@ -30,7 +31,8 @@ def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
     """`jax.random.split`."""
     if not _written_out(rng_key):
         return random.split(rng_key, num)
-    return from_words(jnp.stack(_pairs(rng_key, (num,)), axis=-1), rng_key)
+    pairs = jnp.stack(_pairs(rng_key, (num,)), axis=-1)
+    return from_words(lax.optimization_barrier(pairs), rng_key)  # one kernel for all keys
 
 
 def bits(rng_key: jax.Array, shape: Shape, dtype: Any = jnp.uint32) -> jax.Array:
@@ -52,7 +54,9 @@ def normal(rng_key: jax.Array, shape: Shape = (), dtype: Any = float) -> jax.Arr
     """`jax.random.normal`."""
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     low = np.nextafter(np.array(-1.0, dtype), np.array(0.0, dtype), dtype=dtype)
-    return lax.erf_inv(_between(rng_key, shape, dtype, low, 1.0)) * np.array(sqrt(2), dtype)
+    found = lax.erf_inv(_between(rng_key, shape, dtype, low, 1.0)) * np.array(sqrt(2), dtype)
+    # XLA copies cheap operations into each kernel that uses them, and a division is not cheap
+    return found / (1 + 0 * found) if _written_out(rng_key) else found
 
 
 def tree_normal(rng_key: jax.Array, like: Any) -> Any:

@@ -84,14 +84,18 @@ def is_traced(tree: PyTree) -> bool:
     return any(isinstance(getattr(x, "device_value", x), jax.core.Tracer) for x in leaves)
 
 
+def in_trace(*trees: PyTree) -> bool:
+    """Whether the caller is within a transformation that traces, or has values from one."""
+    return is_traced((trees, jnp.zeros(())))  # new arrays are traced there too
+
+
 def at_once() -> AbstractContextManager:
     """A context in which operations on known values are carried out, also in a transformation.
 
     Within it, JAX would also trace a program operation by operation, each compiled on its own. So
     outside of a transformation it does nothing.
     """
-    inside = is_traced(jnp.zeros(()))
-    return jax.ensure_compile_time_eval() if inside else nullcontext()
+    return jax.ensure_compile_time_eval() if in_trace() else nullcontext()
 
 
 def are_known(tree: PyTree) -> bool:

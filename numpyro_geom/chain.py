@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax, random
 from numpyro.util import is_prng_key
 
+from . import _random
 from ._checks import check_energy
 from ._util import is_traced, ravel, tree_vdot
 from .bound import Bound
@@ -294,7 +295,7 @@ def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
 
 def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
     """The state after the next draw."""
-    rng_key, key_steps, key_measure, _ = random.split(state.rng_key, 4)
+    rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
     if settings.learns_scale:
         state = heed_draws(state, due, settings, algorithm)

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro.infer.mcmc import MCMCKernel
@@ -24,7 +23,7 @@ from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
 from ._numpyro import Plan
-from ._util import few_collections, is_traced
+from ._util import few_collections, in_trace, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
@@ -196,8 +195,8 @@ class SGKernel(MCMCKernel):
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         two_keys = _two_keys if single else jax.vmap(_two_keys)
-        inside = is_traced(jnp.zeros(()))  # a transformation, which may leave the key known
-        key_state, key_model = two_keys(rng_key) if inside else compiled(two_keys, rng_key)
+        # a transformation may leave the key known
+        key_state, key_model = two_keys(rng_key) if in_trace() else compiled(two_keys, rng_key)
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
         bound = self.bound.on(args, kwargs)
         if num_warmup == 0 and self.settings.schedule is None:

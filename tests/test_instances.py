@@ -28,8 +28,13 @@ def occurrences(jaxpr: Jaxpr, name: str) -> int:
     return here + sum(occurrences(part, name) for e in jaxpr.eqns for part in inner(e))
 
 
+RUNS: list[int] = []
+"""One entry for each run of `marked` in Python."""
+
+
 def marked(y: jax.Array) -> None:
     """Two sites and rows; atan2 stands once in the energy, and in none of its derivatives."""
+    RUNS.append(1)
     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
     v = numpyro.sample("v", dist.Normal(0, 1))
     numpyro.factor("mark", 1e-3 * jnp.arctan2(v, 2.0))
@@ -42,20 +47,21 @@ FEW = Y[:50]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "y", "at_start", "in_draw"),
+    ("kernel", "y", "at_start", "in_draw", "runs"),
     [
         # Adam's gradient and the look around; a step, its last check, the measurement (2)
-        (lambda: SGHMC(marked), FEW, 2, 4),
-        pytest.param(lambda: SGRLD(marked), FEW, 2, 4, marks=pytest.mark.slow),
-        pytest.param(lambda: SGRLD(marked, metric=Monge()), FEW, 2, 4, marks=pytest.mark.slow),
+        (lambda: SGHMC(marked), FEW, 2, 4, 1),
+        pytest.param(lambda: SGRLD(marked), FEW, 2, 4, 1, marks=pytest.mark.slow),
+        pytest.param(lambda: SGRLD(marked, metric=Monge()), FEW, 2, 4, 1, marks=pytest.mark.slow),
         # and the gradient on all rows; the anchor's part of a step, noise with the anchor's part,
         # and the anchor's move
-        (lambda: SGHMC(marked, batch_size=100, control_variate=True), Y, 3, 8),
+        (lambda: SGHMC(marked, batch_size=100, control_variate=True), Y, 3, 8, 5),
     ],
 )
 def test_the_energy_stands_in_a_program_this_often(
-    kernel: Callable[[], Any], y: jax.Array, at_start: int, in_draw: int
+    kernel: Callable[[], Any], y: jax.Array, at_start: int, in_draw: int, runs: int
 ) -> None:
+    """And the model runs in Python once for each set of rows while a draw is traced."""
     chosen = kernel()
     bound, position = bind(chosen._settings, random.key(0), 100, None, (y,), {}, batched=False)
     algorithm = chosen.algorithm(bound.settings)
@@ -66,8 +72,10 @@ def test_the_energy_stands_in_a_program_this_often(
     program = jax.make_jaxpr(start)(random.key(0), position).jaxpr
     assert occurrences(program, "atan2") == at_start
     state = chosen.init(random.key(0), 100, None, (y,), {})
+    RUNS.clear()
     draw = jax.make_jaxpr(lambda state: chosen.sample(state, (y,), {}))(state).jaxpr
     assert occurrences(draw, "atan2") == in_draw
+    assert len(RUNS) == runs
 
 
 def test_an_energy_runs_once_in_python_for_each_shape() -> None:
@@ -87,6 +95,25 @@ def test_an_energy_runs_once_in_python_for_each_shape() -> None:
         np.testing.assert_allclose(found[1]["x"], expected[1]["x"], rtol=1e-6)
     once(z, jnp.ones(()))
     assert len(calls) == 2
+
+
+def test_equal_energies_are_derived_once() -> None:
+    derived = []
+
+    @jax.custom_jvp
+    def sine(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    @sine.defjvp
+    def rule(at: tuple, along: tuple) -> tuple:
+        derived.append(1)
+        return sine(at[0]), jnp.cos(at[0]) * along[0]
+
+    for rows in (jnp.ones(3), 2 * jnp.ones(3)):
+        energy = traced_once(lambda z, rows=rows: jnp.sum(sine(z) * rows))
+        found = jax.jit(jax.grad(energy))(jnp.ones(3))
+        np.testing.assert_allclose(found, rows * np.cos(1), rtol=1e-6)
+    assert len(derived) == 1
 
 
 def test_work_counts_products_and_repeats() -> None:

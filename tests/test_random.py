@@ -68,3 +68,14 @@ def test_batches_and_pytrees() -> None:
 def test_a_program_has_no_loop() -> None:
     text = jax.jit(lambda k: _random.normal(k, (3,))).lower(random.key(0)).as_text()
     assert ("while" in text) == (jax.default_backend() != "cpu")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="Threefry is written out on the CPU")
+def test_a_compiled_program_has_the_rounds_of_threefry_once() -> None:
+    def step(key: jax.Array) -> tuple:
+        first, second = _random.split(key)
+        x = _random.normal(first, (10,))
+        return second, x + 1, jnp.sum(x**2), jnp.max(x)
+
+    compiled = jax.jit(step).lower(random.key(0)).compile().as_text()
+    assert compiled.count(" xor(") < 3 * 20  # 20 rounds for the keys, and 20 for the numbers

@@ -23,7 +23,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
 from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
-from .._util import at_once, is_traced
+from .._util import at_once, in_trace, is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
@@ -602,7 +602,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
         learned, chosen = tuple(self._learned.items()), tuple(static.items())
         given = model.arrays, {**model.fixed, **params}, *inputs
-        within = is_traced((given, jnp.zeros(1)))  # within a trace zeros are traced too
+        within = in_trace(given)
         options = None if within else lean_options()
         key = (fn, chosen, model.signature, learned, self.settings.fingerprint, options is None)
         if key not in self._programs:

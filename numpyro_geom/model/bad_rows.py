@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_choice
-from .._util import all_finite, is_traced
+from .._util import all_finite, in_trace
 from .._warning import warn_outside
 from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
 from ..rows.reader import check_mapped
@@ -92,7 +92,7 @@ def check_finite(
             finite.
         sizes: sizes of the plates whose rows ``energy`` takes.
     """
-    if is_traced((args, kwargs, jnp.zeros(()))):  # values are unknown within a transformation
+    if in_trace(args, kwargs):  # values are unknown
         return
     named = {n: x for n, x in by_name(model, args, kwargs).items() if not host_rows_in(x)}
     bad, told = _found(named, lambda x: ~np.isfinite(x))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any, TypeVar
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 Fact = TypeVar("Fact")
@@ -33,9 +32,10 @@ FACTORISATIONS = {
 
 def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs within an equation."""
-    for value in jax.tree.leaves(equation.params, is_leaf=is_jaxpr):
-        if is_jaxpr(value):
-            yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
+    for given in equation.params.values():
+        for value in given if isinstance(given, (tuple, list)) else (given,):
+            if is_jaxpr(value):
+                yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
 
 
 def length(jaxpr: Jaxpr) -> int:

@@ -405,6 +405,8 @@ def _key_energies(energy: Callable, rows: Batch, position: PyTree) -> jax.Array:
 
 def _some_rows(plan: Subsampling, rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:
     """Distinct rows from all over each subsampled plate."""
+    if not plan.batch_sizes:
+        return {}  # as a step's batch, so that a trace of the energy serves both
     return Strata(
         (
             plate,

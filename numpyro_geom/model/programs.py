@@ -76,13 +76,7 @@ def compiled(
     """
     if is_traced(args):
         return fn(*args)
-    traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    if is_traced(traced.consts):
-        return fn(*args)
-    if alike(traced.jaxpr) > at_most:
-        return (otherwise or fn)(*args)
-    program = _program(traced, args, shape)
-    return jax.jit(fn)(*args) if program is None else program(*args)
+    return _found(fn, args, at_most=at_most, otherwise=otherwise)(*args)
 
 
 def repeated(fn: Callable) -> Callable:
@@ -90,20 +84,48 @@ def repeated(fn: Callable) -> Callable:
 
     It is traced once for each structure, shape and dtype of its arguments.
     """
-    known: dict[Any, Callable | None] = {}
+    return _by_type(lambda args: fn if is_traced(args) else _found(fn, args))
+
+
+def traced_once(fn: Callable) -> Callable:
+    """``fn``, which runs in Python once for each structure, shape and dtype of its arguments.
+
+    A program that uses the result several times holds it several times. But JAX derives and lowers
+    it once, for all programs that use a function with the same trace. The arrays that ``fn`` closes
+    over must stay valid as long as the result is used.
+    """
+    return _by_type(lambda args: _found(fn, args, part=True))
+
+
+def _by_type(find: Callable[[tuple], Callable]) -> Callable:
+    """The function that ``find`` returns, once for each structure, shape and dtype of arguments."""
+    known: dict[Any, Callable] = {}
 
     def run(*args: PyTree) -> PyTree:
-        if is_traced(args):
-            return fn(*args)
         leaves, treedef = jax.tree.flatten(args)
-        key = treedef, *map(jax.typeof, leaves)
+        key = is_traced(args), treedef, *map(jax.typeof, leaves)
         if key not in known:
-            traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-            known[key] = None if is_traced(traced.consts) else _program(traced, args, shape)
-        program = known[key]
-        return compiled(fn, *args) if program is None else program(*args)
+            known[key] = find(args)
+        return known[key](*args)
 
     return run
+
+
+def _found(
+    fn: Callable,
+    args: tuple,
+    *,
+    at_most: float = float("inf"),
+    otherwise: Callable | None = None,
+    part: bool = False,
+) -> Callable:
+    """The program of ``fn``, see `compiled`, or ``fn`` itself within an outer transformation."""
+    traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    if is_traced(traced.consts) and not part:
+        return fn
+    if at_most < float("inf") and alike(traced.jaxpr) > at_most:
+        return otherwise or fn
+    return _program(traced, args, shape, part=part) or jax.jit(fn)
 
 
 def loop_program(
@@ -143,15 +165,31 @@ def loop_program(
 
 
 def _program(
-    traced: ClosedJaxpr, args: tuple, shape: PyTree, donated: tuple[int, ...] | None = None
+    traced: ClosedJaxpr,
+    args: tuple,
+    shape: PyTree,
+    donated: tuple[int, ...] | None = None,
+    *,
+    part: bool = False,
 ) -> Callable | None:
-    """The program of a trace. None if it cannot be shared, because it calls the host."""
+    """The program of a trace. None if it cannot be shared, because it calls the host.
+
+    Args:
+        traced: the trace.
+        args: its arguments.
+        shape: the structure of its result.
+        donated: numbers of the arguments whose memory a loop's result may use.
+        part: whether it is a part of other programs. It has no compiler options then, and if it
+            cannot be shared, it belongs to this trace alone.
+    """
     traced = _with_constants_once(traced)
-    key, order = (None, ()) if traced.effects else _exact(traced.jaxpr)
+    key, order = (None, range(len(traced.consts))) if traced.effects else _exact(traced.jaxpr)
     if key is None:
-        return None
+        if not part:
+            return None
+        key = (object(),)
     treedefs = jax.tree.structure(args), jax.tree.structure(shape)
-    key += *treedefs, donated
+    key += *treedefs, donated, part
     if key not in _programs:
         jaxpr = traced.jaxpr.replace(constvars=[traced.jaxpr.constvars[k] for k in order])
 
@@ -160,10 +198,11 @@ def _program(
             return jax.tree.unflatten(treedefs[1], flat)
 
         short = donated is None and work(jaxpr, LEAST_TURNS) < MUCH_WORK * length(jaxpr)
+        options = _quick() if short else lean_options()
         _programs[key] = jax.jit(
             run,
             donate_argnums=tuple(1 + k for k in donated or ()),
-            compiler_options=_quick() if short else lean_options(),
+            compiler_options=None if part else options,
         )
         while len(_programs) > MOST_PROGRAMS:
             _programs.popitem(last=False)
@@ -232,27 +271,6 @@ def lean_options() -> dict[str, Any] | None:
 def _quick() -> dict[str, Any] | None:
     """Options for a fifth of the CPU's compile time, and code that is 2 to 4 times slower."""
     return _known_options() or None
-
-
-def traced_once(fn: Callable) -> Callable:
-    """``fn``, which runs in Python once for each structure, shape and dtype of its arguments.
-
-    A program that uses the result several times holds it several times, but derives and lowers it
-    once. The arrays that ``fn`` closes over must stay valid as long as the result is used.
-    """
-    known: dict[Any, tuple] = {}
-
-    def run(*args: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(args)
-        key = treedef, *map(jax.typeof, leaves)
-        if key not in known:
-            traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-            call = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr))
-            known[key] = call, traced.consts, jax.tree.structure(shape)
-        call, consts, result = known[key]
-        return jax.tree.unflatten(result, call(consts, *leaves))
-
-    return run
 
 
 def _exact(jaxpr: Jaxpr) -> tuple[tuple | None, list[int]]:

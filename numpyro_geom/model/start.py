@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._util import all_finite, at_once, is_traced
+from .._util import all_finite, at_once, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -33,6 +33,8 @@ MOST_ALIKE = 25
 """Most alike operations of a start that is compiled as one program, as a mean. Running them one by
 one compiles each once. That is faster from 20 scalar sites of one law on, or 20 layers of a
 network, and much slower if shapes differ."""
+MANY_SITES = 20
+"""Sites of one shape, as a mean, from which a start is not traced to count its operations."""
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -90,7 +92,7 @@ def find_start(
     if gibbs and init_params:
         init_strategy = init_to_value(values=dict(init_params))
     replays = False
-    runnable = SubsamplePlates(model.runnable, rows)
+    runnable, energy = SubsamplePlates(model.runnable, rows), model.potential().energy
 
     def start(rng_key: jax.Array, in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
         """A position, whether energy and gradient are finite there, and the sites' transforms."""
@@ -108,7 +110,7 @@ def find_start(
         valid = jnp.isfinite(found.potential_energy)
 
         def has_gradient(z: PyTree) -> jax.Array:
-            return all_finite(jax.grad(info.potential_fn)(z))
+            return all_finite(jax.grad(energy)(z, rows))
 
         if not in_parts:
             valid &= all_finite(found.z_grad)
@@ -123,9 +125,13 @@ def find_start(
 
     if init_params is None:
         # with a key whose value is known, NumPyro would trace the energy a second time
-        position, valid, transforms = compiled(
-            start, rng_key, at_most=MOST_ALIKE, otherwise=partial(start, in_parts=True)
-        )
+        in_parts, shapes = partial(start, in_parts=True), [site.shape for site in plan.sites]
+        many = len(shapes) >= MANY_SITES * len(set(shapes))
+        if many and not in_trace(rng_key, args, kwargs):
+            found = in_parts(rng_key)
+        else:
+            found = compiled(start, rng_key, at_most=MOST_ALIKE, otherwise=in_parts)
+        position, valid, transforms = found
         if not is_traced(valid):
             _check_support(model, rows)
         if not is_traced(valid) and not np.asarray(valid).all():
@@ -181,7 +187,7 @@ def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
 
     All rows are checked, except those that stay on the host.
     """
-    if not validates() or is_traced((model.args, model.kwargs, jnp.zeros(()))):
+    if not validates() or in_trace(model.args, model.kwargs):
         return
     seen = SubsamplePlates(model.runnable, rows if model.on_host else {})
 

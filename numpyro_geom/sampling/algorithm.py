@@ -29,7 +29,6 @@ from jax import random
 
 from .. import _random
 from .._util import (
-    MANY_LEAVES,
     all_finite,
     lazy_cond,
     settled,
@@ -342,7 +341,6 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))
         sites = site_sizes(start.position, state.z)
-        many = len(jax.tree.leaves(state.z)) >= MANY_LEAVES
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
             chain, trusted, control, t, old, old_ratio, opening, shorter, failed, sums = carry
@@ -380,8 +378,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
-            if many:
-                finite = settled(finite)
+            finite = settled(finite)
             # energy and gradient are those at the start of the step. If they are not finite, the
             # previous step failed, and the chain returns to the last position where they were
             back = chain._replace(position=trusted, dynamics=algorithm.at_rest(chain.dynamics))

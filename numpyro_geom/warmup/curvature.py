@@ -112,12 +112,26 @@ def measure(
         total = noise_factor * product
         return total if known_noise is None else total - v * ravel(known_noise)[0]
 
+    def covariance_matrix(flat: jax.Array) -> jax.Array:
+        """The matrix of `covariance_at`, from derivatives of the rows in D directions."""
+        total = jnp.zeros((flat.size, flat.size), flat.dtype)
+        for weight, rows_fn in scores(rng_key):
+            rows, push = linearize(rows_fn, unravel(flat))
+            slopes = _matrix(lambda v, push=push: push(unravel(root(v))), flat)
+            slopes -= jnp.mean(slopes, axis=1, keepdims=True)
+            product = jnp.matmul(slopes, slopes.T, precision=lax.Precision.HIGHEST)
+            total += weight / rows.size * product
+        total = noise_factor * total
+        if known_noise is None:
+            return total
+        return total - _matrix(lambda v: root(root(v) * ravel(known_noise)[0]), flat)
+
     def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
         """The extreme eigenvalues of the curvature, or of the noise."""
         if flat.size <= DENSE_LIMIT:
             wanted = [lambda flat: _matrix(curvature_at(flat), flat)]
             if noisy:
-                wanted.append(lambda flat: _matrix(covariance_at(flat, rng_key), flat))
+                wanted.append(covariance_matrix)
             matrix = lax.switch(of_noise.astype(jnp.int32), wanted, flat)
             finite = jnp.all(jnp.isfinite(matrix))
             values = eigenvalues(jnp.where(finite, matrix + matrix.T, 0) / 2)
@@ -472,12 +486,18 @@ def hessian_at(
     potential: Potential, position: PyTree, rng_key: jax.Array
 ) -> Callable[[PyTree], PyTree]:
     """The product with the Hessian at a position, on `ROWS_PER_PARAMETER` or on all rows."""
-    parts = _parts(potential, ravel(position)[0].size)
+    flat, unravel = ravel(position)
+    parts = _parts(potential, flat.size)
 
     def grad_on(rng_key: jax.Array) -> Callable:
         batch = potential.curvature_batch(rng_key)
         return jax.grad(lambda position: potential.energy(position, batch))
 
+    if parts <= 1 and flat.size <= DENSE_LIMIT:
+        # as at the start, so that JAX derives the energy once for both programs
+        batch = potential.curvature_batch(rng_key)
+        ask = second_order(lambda x: potential.energy(unravel(x), batch), flat)
+        return lambda v: unravel(ask(flat, ravel(v)[0])[2])
     if parts <= 1:
         return linearize(grad_on(rng_key), position)[1]
 
@@ -520,9 +540,10 @@ def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree],
 
 
 def _matrix(product: Callable, like: jax.Array) -> jax.Array:
-    """The matrix of a symmetric operator on vectors like ``like``, some columns at a time."""
+    """The transposed matrix of an operator on vectors like ``like``, some columns at a time."""
     columns = min(COLUMNS_AT_ONCE, like.size)
     num_blocks = -(-like.size // columns)
     units = jnp.eye(num_blocks * columns, like.size, dtype=like.dtype)
     blocks = units.reshape(num_blocks, columns, like.size)
-    return lax.map(jax.vmap(product), blocks).reshape(-1, like.size)[: like.size]
+    found = lax.map(jax.vmap(product), blocks)
+    return found.reshape(-1, found.shape[-1])[: like.size]

@@ -537,7 +537,9 @@ def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array)
 
     stream = jax.eval_shape(potential.init_stream, rng_key)
     step = operations(jax.eval_shape(potential.draw, rng_key, stream)[0])
-    look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
+    look = step
+    if not potential.deterministic:
+        look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
     all_rows = MOST_NEWTON_STEPS * look * max(1.0, potential.num_data / CURVATURE_ROWS)
     one = USUAL_ROUNDS * (ROUND_STEPS * step + 2 * position.size * look) + all_rows
     return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))
