@@ -20,7 +20,7 @@ import fuzz_arguments
 import fuzz_models
 import jax
 import numpy as np
-from fuzz_outcomes import FAILURES, KINDS, WARNED, Outcome, outcome_of
+from fuzz_outcomes import FAILURES, KINDS, RIGHT, WARNED, Outcome, outcome_of
 
 CASES_PER_CLEARING = 100
 """Cases after which compiled programs are dropped; a process cannot keep any number of them."""
@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
 
 def show(case: Any, outcome: Outcome) -> None:
     """Print a failure, or what a warning is about, and the command that repeats it."""
-    print(f"{outcome.kind}: {outcome.told[:300]}", flush=True)
+    print(f"{outcome.kind}: {outcome.told[:600]}", flush=True)
     print(f"  python examples/benchmarks/fuzz.py --case {str(case)!r}", flush=True)
 
 
@@ -48,7 +48,7 @@ def fuzz(seed: int, seconds: float, parts: list[str]) -> Counter:
             case = PARTS[part](rng)
             outcome = outcome_of(case)
             counts[part, outcome.kind] += 1
-            if outcome.kind in (*FAILURES, WARNED):
+            if outcome.kind in (*FAILURES, WARNED) or (outcome.kind == RIGHT and outcome.told):
                 show(case, outcome)
             if number % CASES_PER_CLEARING == 0:
                 jax.clear_caches()
