@@ -298,6 +298,8 @@ class Model:
 
     def is_exact_law(self, settings: dict[str, Any]) -> bool:
         """Whether the law of the draws is the tempered posterior, up to a small bias."""
+        if settings.get("temperature") == 0:
+            return False
         if self.kernel == "RiemannianLaplace":
             return all(block.family == "normal" for block in self.blocks)
         return self.kernel not in BIASED and settings.get("gamma") not in ("none", "published")

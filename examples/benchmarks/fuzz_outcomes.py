@@ -66,9 +66,9 @@ def outcome_of(case: Callable[[], str]) -> Outcome:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     told = [str(x.message) for x in caught if issubclass(x.category, SamplingWarning)]
-    if not problem:
-        return Outcome(RIGHT, "; ".join(told))
-    return Outcome(WARNED if told else WRONG, "; ".join([problem, *told]))
+    if told:
+        return Outcome(WARNED, "; ".join([problem or "nothing is seen to be wrong", *told]))
+    return Outcome(WRONG, problem) if problem else Outcome(RIGHT)
 
 
 def kind_of(error: Exception) -> str:
