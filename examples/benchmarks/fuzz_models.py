@@ -277,7 +277,7 @@ class Model:
         settings = {name: eval(code, {"ng": ng}) for name, code in self.settings}
         temperature = settings.get("temperature", 1.0)
         with jax.enable_x64(self.x64):
-            draws, mcmc = self.draws(data, settings)
+            draws, mcmc, report = self.draws(data, settings)
         problem = ""
         for block in self.blocks:
             drawn = mcmc is not None and block.plate in mcmc.sampler.plan.batch_sizes
@@ -291,32 +291,34 @@ class Model:
             if self.is_exact_law(settings):
                 moments = block.posterior(data[block.name], temperature)
                 problem = problem or self.difference(block.name, found, *moments)
-        if problem and mcmc is not None:
-            for check in ng.diagnose(mcmc).flagged:
+        with jax.enable_x64(self.x64):
+            for check in report().flagged if problem else ():
                 warnings.warn(SamplingWarning(f"diagnose: {check.sentence}"), stacklevel=1)
         return problem
 
     def is_exact_law(self, settings: dict[str, Any]) -> bool:
-        """Whether the law of the draws is the tempered posterior, up to a small bias."""
+        """Whether the law of the draws should be the tempered posterior, up to a small bias."""
         if settings.get("temperature") == 0:
             return False
-        if self.kernel == "RiemannianLaplace":
-            return all(block.family == "normal" for block in self.blocks)
         return self.kernel not in BIASED and settings.get("gamma") not in ("none", "published")
 
-    def draws(self, data: Any, settings: dict[str, Any]) -> tuple[dict, MCMC | None]:
-        """Draws by site, shaped (chains, draws, ...), and their run."""
+    def draws(
+        self, data: Any, settings: dict[str, Any]
+    ) -> tuple[dict, MCMC | None, Callable[[], ng.diagnostics.Report]]:
+        """Draws by site, shaped (chains, draws, ...), their run, and what tells of them."""
         kernel = getattr(ng, self.kernel)(self.model, **settings)
         key = jax.random.key(self.seed)
         if self.kernel == "RiemannianLaplace":
             params = kernel.fit(key, data)
-            return kernel.sample_posterior(key, params, data, sample_shape=(2, 500)), None
+            found = kernel.draw(key, params, data, sample_shape=(2, 500), progress_bar=False)
+            report = lambda: ng.diagnose(ng.to_inference_data(found, gradients=True))  # noqa: E731
+            return found.samples, None, report
         mcmc = MCMC(
             kernel, num_warmup=300, num_samples=400, num_chains=2, progress_bar=False,
             chain_method=self.chain_method,
         )  # fmt: skip
         mcmc.run(key, data)
-        return mcmc.get_samples(group_by_chain=True), mcmc
+        return mcmc.get_samples(group_by_chain=True), mcmc, lambda: ng.diagnose(mcmc)
 
     def difference(self, name: str, x: np.ndarray, mean: Any, sd: Any, kurtosis: Any) -> str:
         """Where moments differ from the exact ones by more than the errors allow."""
