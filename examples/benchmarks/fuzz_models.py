@@ -199,9 +199,7 @@ class Block:
             parts = [(flat[:, k], weight) for k in range(flat.shape[1])]
         else:
             parts = [(y.reshape((weight.size, *y.shape[weight.ndim :])), weight.reshape(-1))]
-        moments = [
-            quadrature(self.family, *part, temperature, self.shape) for part in parts
-        ]
+        moments = [quadrature(self.family, *part, temperature, self.shape) for part in parts]
         return [
             np.stack(m).reshape((*SHAPES[self.shape], *m[0].shape))
             for m in zip(*moments, strict=True)
@@ -392,7 +390,9 @@ def random_block(rng: np.random.Generator, number: int) -> Block:
         shape=shape,
         plate="others" if rng.random() < 0.2 else "rows",
         mask=bool(rng.random() < 0.3),
-        scale=1.0 if shape in ("local", "cox") or rng.random() < 0.6 else [None, 0.5][rng.integers(2)],
+        scale=1.0
+        if shape in ("local", "cox") or rng.random() < 0.6
+        else [None, 0.5][rng.integers(2)],
     )
 
 

@@ -623,12 +623,6 @@ def _guide(run: RunRecord) -> Iterator[Check]:
         yield _shape_of_weights(shape, weights, num_draws, is_fisher)
         if weights is not None:
             yield from weight_checks(run.posterior, weights, can_correct(weights, shape))
-    elif "success" in stats and not run.unconstrained:
-        advice = (
-            "draw(..., log_weight=True) or to_inference_data(draws, gradients=True) tells how near "
-            "the draws are to the posterior"
-        )
-        yield Check("weights or gradients", math.nan, None, "either", False, "no draw has", advice)
 
 
 def _shape_of_weights(
