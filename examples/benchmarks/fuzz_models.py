@@ -324,13 +324,15 @@ class Model:
         x, mean, sd, kurtosis = x[..., moving], mean[moving], sd[moving], kurtosis[moving]
         z = (x - mean) / sd
         ess, ess_square = effective_sample_size(z), effective_sample_size(z**2)
+        shift, spread = np.abs(z.mean((0, 1))), np.abs((z**2).mean((0, 1)) - 1)
         if min(ess.min(), ess_square.min()) < LEAST_ESS:
-            return f"{name}: an effective sample size of {min(ess.min(), ess_square.min()):.0f}"
+            return (
+                f"{name}: an effective sample size of {min(ess.min(), ess_square.min()):.0f}, a "
+                f"mean is off by {shift.max():.2f}, a variance by {spread.max():.2f}"
+            )
         settings = dict(self.settings)
         exact = self.kernel in ("GGMC", "RiemannianLaplace") or settings.get("adjusted") == "True"
         bias = 0.0 if exact else 0.1  # bias_tolerance, of variances: half of it for each sd
-        shift = np.abs(z.mean((0, 1)))
-        spread = np.abs((z**2).mean((0, 1)) - 1)
         allowed = ERRORS / ess**0.5 + bias, ERRORS * ((kurtosis - 1) / ess_square) ** 0.5 + 2 * bias
         for what, value, most in (("mean", shift, allowed[0]), ("variance", spread, allowed[1])):
             worst = np.argmax(value - most)
