@@ -33,6 +33,7 @@ Nothing is tuned here. The published settings are used, and no choice depends on
     python examples/mnist.py --data-dir FOLDER --cache FOLDER [--epochs 40] [--seeds 0 1]
     python examples/mnist.py --data-dir FOLDER --network lenet --priors gaussian
     python examples/mnist.py --data-dir FOLDER --hidden 800 --priors horseshoe
+    python examples/mnist.py --data-dir FOLDER --epochs 400 --seeds 0 1 2 3 4 --together  # on a GPU
     python examples/mnist.py --quick
 
 Measures are for the averaged prediction on the 10,000 test images. AUROC shows how well its entropy
@@ -329,7 +330,7 @@ class Task:
         epochs: passes over the rows.
         burn_in: steps before the first draw.
         batch_size: rows per step.
-        timed: whether steps are timed, in a separate program.
+        timed: whether steps are timed, in a separate program. Chains of one run step together.
     """
 
     data: Data
@@ -395,7 +396,8 @@ class Result(NamedTuple):
             are not a chain.
         draws: number of draws.
         undone: share of steps that were undone or flagged.
-        milliseconds: per step, without compilation and predictions; NaN if not measured.
+        milliseconds: per step of all chains of a run, without compilation and predictions; NaN if
+            not measured.
         seconds: total time.
         confidence: mean probability of the most probable class.
         curvature: mean over draws of the loss's curvature in the pixels.
@@ -458,66 +460,81 @@ class Measures:
         )
 
 
-def of_draws(task: Task, draws: Iterable[tuple]) -> Result:
+def of_draws(task: Task, draws: Iterable[tuple]) -> list[Result]:
     """Measures of given draws; each draw is a tuple of arguments of `Task.predict`."""
     measures, predict = Measures(task.data), jax.jit(task.predict)
     for draw in draws:
         found = predict(*draw)
         measures.add(jax.tree.map(lambda x: np.asarray(x)[None, None], found))
-    return measures.result(follow=False)
+    return [measures.result(follow=False)]
 
 
 # --- methods
 
-Method = Callable[[Task, jax.Array, Path | None], Result]
+Method = Callable[[Task, jax.Array, Path | None], list[Result]]
+"""A result for each key; only chains take several keys, in an array."""
 
 
 def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool = False) -> Method:
     """A chain of a kernel, from the start, or from a mode that takes half of the epochs."""
 
-    def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
-        key_start, key_train, key_run = random.split(key, 3)
-        position, epochs, burn_in = task.start(key_start), task.epochs, task.burn_in
+    def method(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
+        several, epochs, burn_in = key.ndim > 0, task.epochs, task.burn_in
+        keys = jax.vmap(lambda k: random.split(k, 3))(key.reshape(-1))
+        positions = [task.start(k) for k in keys[:, 0]]
         if trained:
             epochs = max(1, task.epochs // 2)
-            options = {"batch_size": task.batch_size, "init_params": position}
-            position = train(
-                task.model, key_train, *task.rows, num_epochs=task.epochs - epochs, **options
-            ).position
-        measures, kernel = Measures(task.data), make(task)
+            for n, k in enumerate(keys[:, 1]):
+                options = {"batch_size": task.batch_size, "init_params": positions[n]}
+                positions[n] = train(
+                    task.model, k, *task.rows, num_epochs=task.epochs - epochs, **options
+                ).position
+        measures, kernel = [Measures(task.data) for _ in keys], make(task)
         mcmc = MCMC(
             kernel,
             num_warmup=burn_in // num_steps,
             num_samples=(epochs * task.epoch - burn_in) // num_steps,
+            num_chains=len(keys),
+            chain_method="vectorized",
             postprocess_fn=task.predict,
             progress_bar=False,
             jit_model_args=True,
         )
+
+        def monitor(predictions: Mapping[str, Any]) -> None:
+            for n, of_chain in enumerate(measures):
+                of_chain.add({name: x[n : n + 1] for name, x in predictions.items()})
+
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *positions)
         done = run(
             mcmc,
-            key_run,
+            keys[:, 2] if several else keys[0, 2],
             *task.rows,
             directory=folder,
             draws_per_segment=max(1, 1000 // num_steps),
-            init_params=position,
+            init_params=stacked if several else positions[0],
             extra_fields=("num_diverging",),
-            monitor=measures.add,
+            monitor=monitor,
         )
         if not done.finished:
             raise KeyboardInterrupt("the run was stopped; called again it goes on")
-        undone = np.asarray(done.mcmc.get_extra_fields()["num_diverging"]).sum()
-        result = measures.result()
-        result = result._replace(undone=float(undone / (result.draws * num_steps)))
-        if not task.timed:
-            return result
-        time_a_step = milliseconds(kernel, done.mcmc.last_state, task, num_steps)
-        return result._replace(milliseconds=time_a_step)
+        fields, state = done.mcmc.get_extra_fields(group_by_chain=True), done.mcmc.last_state
+        undone = np.asarray(fields["num_diverging"]).sum(1)
+        results = [x.result() for x in measures]
+        results = [
+            x._replace(undone=float(u / (x.draws * num_steps)))
+            for x, u in zip(results, undone, strict=True)
+        ]
+        if task.timed:
+            time_a_step = milliseconds(kernel, state, task, num_steps)
+            results = [x._replace(milliseconds=time_a_step) for x in results]
+        return results
 
     return method
 
 
 def milliseconds(kernel: Any, state: Any, task: Task, num_steps: int) -> float:
-    """Milliseconds per step, in the fastest of three draws after the last draw."""
+    """Milliseconds per step of all chains, in the fastest of three draws after the last draw."""
     sample, rows = jax.jit(kernel.sample), task.rows
     state = jax.block_until_ready(sample(state, rows, {}))
     seconds = []
@@ -611,21 +628,21 @@ def mode(task: Task, key: jax.Array, **settings: Any) -> dict[str, jax.Array]:
 def ensemble(members: int) -> Method:
     """Modes from several starts."""
 
-    def method(task: Task, key: jax.Array, folder: Path | None) -> Result:
+    def method(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
         modes = [mode(task, random.fold_in(key, member)) for member in range(members)]
         return of_draws(task, ((position,) for position in modes))
 
     return method
 
 
-def dropout(task: Task, key: jax.Array, folder: Path | None) -> Result:
+def dropout(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
     """A mode trained with dropout, and its predictions with dropout."""
     key_mode, key_units = random.split(key)
     position = mode(task, key_mode, dropout=True)
     return of_draws(task, ((position, k) for k in random.split(key_units, BASELINE_DRAWS)))
 
 
-def last_layer(task: Task, key: jax.Array, folder: Path | None) -> Result:
+def last_layer(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
     """Laplace approximation of the last layer's weights; the other layers are at a mode."""
     key_mode, key_draw = random.split(key)
     position, last = mode(task, key_mode), max(task.shapes)
@@ -653,7 +670,7 @@ def last_layer(task: Task, key: jax.Array, folder: Path | None) -> Result:
     return of_draws(task, ((z,) for z in each))
 
 
-def swag(task: Task, key: jax.Array, folder: Path | None) -> Result:
+def swag(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
     """SWAG; half of its steps go to the mode."""
     key_start, key_fit, key_draw = random.split(key, 3)
     steps = task.epochs * task.epoch
@@ -686,6 +703,9 @@ METHODS: dict[str, Method] = {
     "VSGD": chain(vsgd, trained=True),
     "SGRLD shampoo": sgrld("shampoo", Shampoo(decay=0.99, eps=1e-8, interval=100)),
 }
+
+CHAINS = [name for name in METHODS if name.startswith("SG") or name in ("I-SGD", "VSGD")]
+"""Methods that take several seeds in one run."""
 
 
 class Published(NamedTuple):
@@ -729,34 +749,42 @@ def skipped(prior: str, method: str, hidden: int = 400) -> bool:
 # --- experiment
 
 
-def run_one(task: Task, method: str, seed: int, cache: Path | None) -> dict[str, Any]:
-    """One method with one seed; cached results are reused, and a failure is a result too."""
-    name = f"{task.prior}-{method.replace(' ', '_')}-{seed}"
-    kept = None if cache is None else cache / f"{name}.json"
-    if kept is not None and kept.is_file():
-        return json.loads(kept.read_text())
-    folder = None if cache is None else cache / name
+def run_seeds(
+    task: Task, method: str, seeds: Sequence[int], cache: Path | None
+) -> list[dict[str, Any]]:
+    """One method with seeds, as chains of one run if there are several.
+
+    Cached results are reused, and a failure is a result too.
+    """
+    name = f"{task.prior}-{method.replace(' ', '_')}-"
+    kept = [] if cache is None else [cache / f"{name}{seed}.json" for seed in seeds]
+    if kept and all(file.is_file() for file in kept):
+        return [json.loads(file.read_text()) for file in kept]
+    folder = None if cache is None else cache / f"{name}{'-'.join(map(str, seeds))}"
     # a key by name, so that a method's draws do not depend on the other methods
-    key = random.fold_in(random.key(seed), zlib.crc32(method.encode()))
-    record: dict[str, Any] = {"prior": task.prior, "method": method, "seed": seed}
+    keys = [random.fold_in(random.key(seed), zlib.crc32(method.encode())) for seed in seeds]
+    records: list[dict[str, Any]]
+    records = [{"prior": task.prior, "method": method, "seed": seed} for seed in seeds]
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            found = METHODS[method](task, key, folder)
-        found = found._replace(seconds=time.perf_counter() - begin)
-        record |= found._asdict()
+            found = METHODS[method](task, keys[0] if len(keys) == 1 else jnp.stack(keys), folder)
+        seconds = (time.perf_counter() - begin) / len(seeds)
+        for record, result in zip(records, found, strict=True):
+            record |= result._replace(seconds=seconds)._asdict()
     except FloatingPointError as error:
-        record["failed"] = f"{type(error).__name__}: {error}"
-    if kept is not None:
-        kept.write_text(json.dumps(record, indent=1))
-        if folder is not None and folder.is_dir():
-            shutil.rmtree(folder)
-    return record
+        for record in records:
+            record["failed"] = f"{type(error).__name__}: {error}"
+    for file, record in zip(kept, records, strict=False):
+        file.write_text(json.dumps(record, indent=1))
+    if folder is not None and folder.is_dir():
+        shutil.rmtree(folder)
+    return records
 
 
 def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """Markdown: means over seeds, and the range if there are several."""
+    """Markdown: means over seeds, and standard deviations if there are several."""
     paper = "Franzese et al." if kind == "lenet" else "Yu et al."
     lines = [
         "| prior | method | seeds | draws | accuracy, % | NLL | Brier | ECE | AUROC | ambiguity "
@@ -775,7 +803,7 @@ def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
             if not len(values):
                 return "–"
             text = f"{values.mean():{form}}"
-            return text if len(values) < 2 else f"{text} ± {np.ptp(values) / 2:{form}}"
+            return text if len(values) < 2 else f"{text} ± {values.std(ddof=1):{form}}"
 
         if good:
             cells = [
@@ -823,6 +851,11 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--priors", nargs="+", choices=PRIORS, default=list(PRIORS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="all seeds of a chain in one run, as vectorized chains: faster on a GPU",
+    )
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--cache", help="folder for what is finished and for runs under way")
     parser.add_argument("--out", help="file to write a short table to")
@@ -849,7 +882,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         parser.error("--quick has images of 8 x 8 pixels, too small for --network lenet")
     if options.quick:
         sizes = {"epochs": 60, "hidden": 32, "burn_in": 200, "batch_size": 50, "timed": False}
-        options.seeds = options.seeds[:1]
+        options.seeds = options.seeds[: 2 if options.together else 1]
         methods = QUICK_METHODS if options.methods is None else methods
     try:
         data = digits() if options.quick else load(options.data_dir)
@@ -863,14 +896,15 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         cache.mkdir(parents=True, exist_ok=True)
     print(f"{data.origin}: {len(data.y)} rows, {sizes['epochs']} epochs", flush=True)
     records = []
-    for seed in options.seeds:
-        for method in methods:
+    for method in methods:
+        together = options.together and method in CHAINS
+        for seeds in [options.seeds] if together else [[seed] for seed in options.seeds]:
             for prior in options.priors:
                 if skipped(prior, method, options.hidden):
                     continue
-                record = run_one(Task(data, prior, **sizes), method, seed, cache)
-                records.append(record)
-                print(json.dumps(record), flush=True)
+                found = run_seeds(Task(data, prior, **sizes), method, seeds, cache)
+                records += found
+                print(*map(json.dumps, found), sep="\n", flush=True)
     records = sorted(records, key=lambda r: r["prior"])
     print(f"\n{table(records, named)}")
     if options.out is not None:

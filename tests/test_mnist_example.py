@@ -203,7 +203,7 @@ def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None
     head, line, one, other = example.table(records, "dense").splitlines()
     assert len({x.count("|") for x in (head, line, one, other)}) == 1
     cells = [x.strip() for x in one.split("|")]
-    assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0500"]
+    assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0707"]
     assert cells[15:19] == ["5.00", "96.85", "0.1310", "0.0430"]
     assert "failed" in other
     head, _, one, other = example.short(records, "dense").splitlines()
@@ -229,7 +229,7 @@ def test_a_failure_is_a_result(
 
     monkeypatch.setitem(example.METHODS, "MAP", fails)
     task = example.Task(example.digits(), "gaussian")
-    record = example.run_one(task, "MAP", 3, tmp_path)
+    (record,) = example.run_seeds(task, "MAP", [3], tmp_path)
     assert record["failed"] == "FloatingPointError: lost"
     assert json.loads((tmp_path / "gaussian-MAP-3.json").read_text()) == record
 
@@ -239,10 +239,25 @@ def test_baselines_predict(example: ModuleType) -> None:
     data = example.digits()
     task = example.Task(data, "gaussian", hidden=16, epochs=60, batch_size=50)
     for method in ("dropout", "last layer"):
-        found = example.METHODS[method](task, random.key(0), None)
+        (found,) = example.METHODS[method](task, random.key(0), None)
         assert found.accuracy > 0.9
         assert found.draws == example.BASELINE_DRAWS
         assert found.ambiguity > 0
+
+
+def test_seeds_of_a_run_are_those_of_runs_alone(example: ModuleType, tmp_path: Path) -> None:
+    """Chains of one run end where runs of one seed end, and both seeds are kept."""
+    whole = example.digits()
+    data = whole._replace(X=whole.X[:100], y=whole.y[:100])
+    task = example.Task(
+        data, "gaussian", hidden=4, epochs=20, burn_in=100, batch_size=10, timed=False
+    )
+    both = example.run_seeds(task, "SGRLD identity", [3, 4], None)
+    alone = example.run_seeds(task, "SGRLD identity", [4], None)
+    assert [r["seed"] for r in both] == [3, 4]
+    assert both[1]["draws"] == alone[0]["draws"] == 1
+    assert both[1]["nll"] == pytest.approx(alone[0]["nll"], rel=1e-3)
+    assert both[0]["nll"] != pytest.approx(alone[0]["nll"], rel=1e-3)
 
 
 @pytest.mark.slow
