@@ -915,6 +915,18 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0, "dense_mass": 0}),
         *("dense_mass=True, or 'low_rank'", "num_warmup"),
     ),
+    "hardly moved, few steps": (
+        *("relaxation", {}, AUTO | SLOW | {"num_steps": 1}),
+        *("use num_steps='auto' and dense_mass=True", "step_size"),
+    ),
+    "hardly moved, expanded": (
+        *("relaxation", {}, AUTO | SLOW | {"kernel": "PXSGHMC", "expansion": "Expansion()"}),
+        *("instead: standardise the inputs", "dense_mass"),
+    ),
+    "hardly moved, without a scale": (
+        *("relaxation", {}, AUTO | SLOW | {"kernel": "AdamSGLD"}),
+        *("instead: standardise the inputs", "dense_mass"),
+    ),
     "a jump": ("jump", {}, {"energy_jump": 1.0}, "Smooth the jump", "step_size"),
     "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
     "slow chains": (
