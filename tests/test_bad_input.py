@@ -124,6 +124,18 @@ def row_of_inputs(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mu + y[i], 1), obs=y[i][:, None])
 
 
+def column_of_means(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("data", 12) as i:
+        numpyro.sample("y", dist.Normal(mu + 0 * y[i][:, None], 1), obs=y[i])
+
+
+def column_of_factors(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("data", 12) as i:
+        numpyro.factor("y", -((mu - y[i][:, None]) ** 2))
+
+
 def outside_plate(y: Any) -> None:
     """The observed rows use the plate's indices outside the plate, so they are never scaled."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
@@ -687,6 +699,14 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "rows of plate 'data' are on two axes of site 'y', .* and on axis -1",
     ),
+    **{
+        f"rows on two axes: {name}": (
+            start(bad, Y),
+            ValueError,
+            "rows of plate 'data' are on two axes of site 'y', .* and on axis -2",
+        )
+        for name, bad in {"means": column_of_means, "factors": column_of_factors}.items()
+    },
     # init_params
     "init_params missing site": (
         start(linear, X, Y, init_params={}),

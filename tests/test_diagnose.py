@@ -22,7 +22,7 @@ from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay, report
 from numpyro_geom.diagnostics.checks import draw_checks, run_checks, weight_checks
 from numpyro_geom.diagnostics.inference_data import container
-from numpyro_geom.diagnostics.moments import moment_checks, moment_errors
+from numpyro_geom.diagnostics.moments import moment_checks, moment_errors, shift_checks
 from numpyro_geom.diagnostics.record import RunRecord
 
 SD = np.array([1.0, 0.1, 3.0])
@@ -856,6 +856,10 @@ FUNNEL = {"curvature_ratio": 99.0}
 BIAS = {"bias_discretisation": 0.3, "bias_noise": 0.0}
 SHORT = {"relaxations": 20.0, "relaxation_steps": 9.0}
 SLOW = {"relaxations": 0.1, "relaxation_steps": 1e6}
+GUIDE = {"guide": "RiemannianLaplace", "metric": "monge"}
+EDGE = np.where(np.arange(500)[:, None] % 2 == np.arange(2), np.inf, normal(4, 500, 2))
+DRIFT = {"z.w": normal(4, 500), "grad_U.w": normal(4, 500)}
+DRIFT["squared_drift"] = np.roll(DRIFT["z.w"], 1, 1)
 ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
     "too wide, auto": (
         "relative error of the sd",
@@ -911,6 +915,18 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("relaxation", {}, AUTO | SLOW | {"scale_condition": 3.0, "dense_mass": 0}),
         *("dense_mass=True, or 'low_rank'", "num_warmup"),
     ),
+    "hardly moved, few steps": (
+        *("relaxation", {}, AUTO | SLOW | {"num_steps": 1}),
+        *("use num_steps='auto' and dense_mass=True", "step_size"),
+    ),
+    "hardly moved, expanded": (
+        *("relaxation", {}, AUTO | SLOW | {"kernel": "PXSGHMC", "expansion": "Expansion()"}),
+        *("instead: standardise the inputs", "dense_mass"),
+    ),
+    "hardly moved, without a scale": (
+        *("relaxation", {}, AUTO | SLOW | {"kernel": "AdamSGLD"}),
+        *("instead: standardise the inputs", "dense_mass"),
+    ),
     "a jump": ("jump", {}, {"energy_jump": 1.0}, "Smooth the jump", "step_size"),
     "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
     "slow chains": (
@@ -931,20 +947,93 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         "step_size='auto'",
         "toler",
     ),
+    "too wide, of NUTS": (
+        *("relative error of the sd", WRONG, {}),
+        *("let the sampler take smaller steps", "bias_tolerance"),
+    ),
+    "too wide, of a guide": (
+        *("relative error of the sd", WRONG, GUIDE, "metric='fisher', or run MCMC", "num_"),
+    ),
+    "not centred": (
+        *("error of the means", {"z.w": normal(4, 500) + 1, "grad_U.w": normal(4, 500) + 1}, AUTO),
+        *("increase num_warmup and num_samples", "bias_tolerance"),
+    ),
+    "shifted by the step, auto": (
+        *("shift of the means", DRIFT, AUTO, "use a bias_tolerance of at most", "divide"),
+    ),
+    "shifted by the step, by hand": (
+        *("shift of the means", DRIFT, BY_HAND, "divide step_size by", "bias_tolerance"),
+    ),
+    "at the edge": (
+        *("draws with a finite", {"z.w": normal(4, 500, 2), "grad_U.w": EDGE}, AUTO),
+        *("at the edge of the support", "step_size"),
+    ),
+    "without a gradient": (
+        *("coordinates with", {"z.w": normal(4, 500), "grad_U.w": np.full((4, 500), np.nan)}),
+        *(AUTO, "rounding of constrained values", "step_size"),
+    ),
+    "few draws": ("draws per chain", {"a": normal(4, 1)}, {}, "increase num_samples", "step_size"),
+    "not finite": (
+        *("entries that are not finite", {"a": np.where(np.arange(500) == 3, np.nan, 1.0)[None]}),
+        *({}, "the model is proper", "num_samples"),
+    ),
+    "a worse mode": (
+        *("energy above the best", {"energy": normal(2, 500) + [[0], [99]]}, {"bridged": 11.0}),
+        *("chain 1 is in another mode than chain 0", "step_size"),
+    ),
+    "clamped": (*("clamped noise", {}, {"clamped": 0.2}), "a larger batch_size", "num_samples"),
+    "rejected, auto": (
+        *("acceptance rate", {"acceptance_rate": np.full((4, 500), 0.1)}),
+        *(AUTO | {"target_accept": 0.8}, "use a larger num_warmup", "auto"),
+    ),
+    "rejected, by hand": (
+        *("acceptance rate", {"acceptance_rate": np.full((4, 500), 0.1)}),
+        *(BY_HAND | {"target_accept": 0.8}, "use step_size='auto'", "num_warmup"),
+    ),
+    "divergences of NUTS": (
+        *("divergences", {"diverging": np.ones((4, 500))}, {}, "larger target_accept_prob", "auto"),
+    ),
+    "failed geodesics": (
+        *("failed geodesics", {"success": np.zeros((4, 500))}, GUIDE),
+        *("use metric='fisher'", "reparametrise"),
+    ),
+    "failed geodesics, fisher": (
+        *("failed geodesics", {"success": np.zeros((4, 500))}, GUIDE | {"metric": "fisher"}),
+        *("reparametrise the model", "use metric"),
+    ),
+    "unknown guide": (
+        *("weights or gradients", {"success": np.ones((4, 500))}, GUIDE),
+        *("draw(..., log_weight=True)", "num_samples"),
+    ),
+    "far guide": (
+        *("Pareto shape", {}, GUIDE | {"pareto_k": 1.2}),
+        *("do not use log_weight, .* try metric='fisher'", "draw more"),
+    ),
+    "far guide, fisher": (
+        *("Pareto shape", {}, GUIDE | {"pareto_k": 1.2, "metric": "fisher"}),
+        *("do not use log_weight, .* draw more", "metric="),
+    ),
+    "few weights": (
+        *("Pareto shape", {"log_weight": np.where(np.arange(500) < 3, normal(4, 500), np.nan)}),
+        *(GUIDE | {"pareto_k": np.nan}, "draw hundreds or more", "log_weight"),
+    ),
 }
+OF_STATS = {"energy", "acceptance_rate", "diverging", "success", "log_weight", "squared_drift"}
 
 
 @pytest.mark.parametrize(
     ("name", "arrays", "attrs", "given", "not_given"), ADVICE.values(), ids=ADVICE
 )
 def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
+    stats = {n: x for n, x in arrays.items() if n in OF_STATS}
+    arrays = {n: x for n, x in arrays.items() if n not in OF_STATS}
     unconstrained = arrays if any(n.startswith("z.") for n in arrays) else {}
     posterior = {"w": normal(4, 500)} if unconstrained or not arrays else arrays
-    run = RunRecord(posterior, {}, attrs, unconstrained)
-    every = (*draw_checks(posterior, run, None), *run_checks(run), *moment_checks(run))
-    (found,) = [check for check in every if check.name.startswith(name)]
+    run = RunRecord(posterior, stats, attrs, unconstrained)
+    every = [*draw_checks(posterior, run, None), *run_checks(run), *moment_checks(run)]
+    (found,) = [c for c in (*every, *shift_checks(run)) if c.name.startswith(name)]
     assert found.ok is False
-    assert given in found.advice
+    assert all(part in found.advice for part in given.split(" .* "))
     assert not_given not in found.advice
 
 

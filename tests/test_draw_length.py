@@ -60,7 +60,7 @@ def narrow_ridge(y: np.ndarray) -> None:
 @pytest.mark.usefixtures("optimised")
 def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is() -> None:
     y = 0.5 * np.random.default_rng(0).normal(size=30)
-    kernel = GGMC(narrow_ridge)
+    kernel = GGMC(narrow_ridge, target_accept=0.95)
     mcmc = MCMC(
         kernel,
         num_warmup=500,
@@ -79,16 +79,15 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
     mean = np.average(grid, weights=weights)
     sd = np.average((grid - mean) ** 2, weights=weights) ** 0.5
     size = effective_sample_size(draws)
-    # four seeds: 230 to 330, and 51 to 85 with draws as long as the covariance suggests; the total
-    # depends on the slowest chain
+    # four seeds at an acceptance of 0.8: 230 to 330, and 51 to 85 with draws as long as the
+    # covariance suggests; the total depends on the slowest chain
     assert np.median([effective_sample_size(x[None]) for x in draws]) > 150
     assert abs(draws.mean() - mean) < 4 * sd / size**0.5
     of_squares = effective_sample_size((draws - mean) ** 2)
-    # Measured with six seeds: 7% too little on average, and 5% with four times as many draws.
-    # Probably steps are rejected most where tau is small, and visits there are rare and long.
+    # Eight seeds: 1% too much on average. At an acceptance of 0.8 it is 9% too little, with
+    # divergences: steps are rejected most where tau is small, and visits there are rare and long.
     too_much = np.mean((draws - mean) ** 2) / sd**2 - 1
-    error = (2 / of_squares) ** 0.5
-    assert -0.07 - 4 * error < too_much < 4 * error
+    assert abs(too_much) < 4 * (2 / of_squares) ** 0.5
 
 
 @pytest.mark.slow

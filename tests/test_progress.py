@@ -88,6 +88,12 @@ def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_seconds", lambda *_: SECONDS)
 
 
+def noisy() -> None:
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    with numpyro.plate("rows", 1000) as i:
+        numpyro.sample("y", dist.Normal(x, 1), obs=jnp.arange(1000.0)[i])
+
+
 LONG: dict[str, tuple[Callable, dict[str, Any], str]] = {
     # 40 draws of 100 steps of half a second
     "given": (
@@ -100,6 +106,16 @@ LONG: dict[str, tuple[Callable, dict[str, Any], str]] = {
         narrow_and_wide,
         {"dense_mass": None},
         rf"{MAX_NUM_STEPS} steps .*0.5 s .*posterior differ by a factor of 1e\+06.*Reparametrise",
+    ),
+    "expensive": (
+        noisy,
+        {"step_size": 1e-7, "num_steps": 40},
+        r"A gradient on all 1,000 rows is expensive. Use fewer draws, batch_size=... if the model",
+    ),
+    "noise": (
+        noisy,
+        {"batch_size": 1, "dense_mass": None},
+        r"minibatch noise limits .*: use control_variate=True or a larger batch_size",
     ),
     "rotated": (
         rotated,

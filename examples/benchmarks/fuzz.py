@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
 
 def show(case: Any, outcome: Outcome) -> None:
     """Print a failure, or what a warning is about, and the command that repeats it."""
-    print(f"{outcome.kind}: {outcome.told[:300]}", flush=True)
+    print(f"{outcome.kind}: {outcome.told[:600]}", flush=True)
     print(f"  python examples/benchmarks/fuzz.py --case {str(case)!r}", flush=True)
 
 

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         kind: one of `KINDS`.
-        told: what was wrong, or the message of the error.
+        told: what was wrong and the warnings, or the message of the error.
     """
 
     kind: str
@@ -65,10 +65,10 @@ def outcome_of(case: Callable[[], str]) -> Outcome:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    if not problem:
-        return Outcome(RIGHT)
-    was_told = any(issubclass(x.category, SamplingWarning) for x in caught)
-    return Outcome(WARNED if was_told else WRONG, problem)
+    told = [str(x.message) for x in caught if issubclass(x.category, SamplingWarning)]
+    if told:
+        return Outcome(WARNED, "; ".join([problem or "nothing is seen to be wrong", *told]))
+    return Outcome(WRONG, problem) if problem else Outcome(RIGHT)
 
 
 def kind_of(error: Exception) -> str:

@@ -199,16 +199,11 @@ def timed(options: argparse.Namespace) -> list[str]:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by default nothing is cleaned up
         for name in given:
             command += [name, str(getattr(options, name[2:]))]
-        processes = [
-            subprocess.Popen(
-                command,
-                env={
-                    **os.environ, "WEAK_SCALING_PROCESS": str(k), "WEAK_SCALING_FOLDER": folder
-                },
-            )
-            for k in range(2)
-        ]  # fmt: skip
+        processes: list[subprocess.Popen] = []
         try:
+            for k in range(2):
+                own = {"WEAK_SCALING_PROCESS": str(k), "WEAK_SCALING_FOLDER": folder}
+                processes.append(subprocess.Popen(command, env={**os.environ, **own}))
             if any([process.wait() for process in processes]):
                 raise RuntimeError("a process failed: see what it said")
         finally:

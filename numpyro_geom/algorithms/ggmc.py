@@ -101,7 +101,10 @@ class GGMC(SGKernel):
             slowest direction.
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
             at the start of a trajectory holds for the whole trajectory.
-        target_accept: mean acceptance probability that ``step_size="auto"`` aims at.
+        target_accept: mean acceptance probability that ``step_size="auto"`` aims at. On a narrow
+            ridge (products of a scale and its effects known to a hundredth) runs of 500 draws had
+            9% too little of the scale's variance at 0.8, flagged for divergences. At 0.95 it was
+            within Monte Carlo error.
         batch_size: rows per gradient: an int, a dict plate -> int, or None for all rows.
         num_steps: L, or ``"auto"`` for one relaxation time. With minibatches ``"auto"`` means three
             relaxation times, but no more steps than cost about as much as the energy on all rows.

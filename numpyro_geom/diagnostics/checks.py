@@ -208,6 +208,12 @@ def less_noise(attrs: Mapping[str, Any]) -> str:
     return "a larger batch_size" + ("" if corrected else " or control_variate=True")
 
 
+def takes_scale(attrs: Mapping[str, Any]) -> bool:
+    """Whether the kernel has ``dense_mass``, and can use it."""
+    expanded = attrs.get("expansion", "none") != "none"
+    return not expanded and ("kernel" not in attrs or "dense_mass" in attrs)
+
+
 STANDARDISE = "standardise the inputs"
 
 
@@ -369,8 +375,8 @@ def _what_binds(
             return "neither binds: the integrator is not stable at larger steps", ""
         return "neither binds", ""
     if parts[1] <= parts[0]:
-        scaled = "scale_condition" in attrs  # then no other metric is better
-        return "discretisation binds", "" if scaled else "dense_mass=True allows larger steps"
+        can = takes_scale(attrs) and "scale_condition" not in attrs  # else no metric is better
+        return "discretisation binds", "dense_mass=True allows larger steps" if can else ""
     known = "control_variate" not in attrs or attrs["control_variate"] or "num_data" not in attrs
     others = "" if known else "control_variate=True or "
     return "minibatch noise binds", f"{others}a larger batch_size allows larger steps"
@@ -426,16 +432,22 @@ def advice_on_length(run: RunRecord) -> str:
     if capped:
         slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
-    automatic = "" if attrs.get("step_size") == "auto" else "step_size='auto' and "
-    how = f"{automatic}dense_mass=True, which learns the posterior's scale"
+    how = [
+        f"{name}='auto'"
+        for name, usual in (("step_size", ""), ("num_steps", "auto"))
+        if attrs.get(name, usual) != "auto"
+    ]
     if attrs.get("dense_mass") == 0:
-        how = ANY_DIRECTION
+        how.append(ANY_DIRECTION)
     elif "scale_condition" in attrs:
-        how = "a larger num_warmup, from whose draws the scale is learned"
+        how.append("a larger num_warmup, from whose draws the scale is learned")
+    elif takes_scale(attrs):
+        how.append("dense_mass=True, which learns the posterior's scale")
+    use = f"use {' and '.join(how)}, " if how else ""
     others = other_coordinates(run).removeprefix(f"{STANDARDISE}, or ")
     return (
         f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
-        f"use {how}, {STANDARDISE}, or {others}"
+        f"{use}{STANDARDISE}, or {others}"
     )
 
 

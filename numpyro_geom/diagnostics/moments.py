@@ -90,6 +90,13 @@ def moment_checks(run: RunRecord) -> Iterator[Check]:
         for name in ("scaled force", "scaled virial, less 1"):
             yield Check(name, np.nan, None, "about 0", None, where)
     first = next((x for n, x in run.unconstrained.items() if n.startswith(POSITION)), None)
+    if first is None and "success" in run.sample_stats and "pareto_k" not in run.attributes:
+        advice = (
+            "draw(..., log_weight=True) or to_inference_data(draws, gradients=True) tells how near "
+            "a guide's draws are to the posterior"
+        )
+        given = np.nan, None, "either", False, "there are none"
+        yield Check("weights or gradients", *given, advice)
     if first is None or run.temperature <= 0 or first.shape[1] < LEAST_PER_CHAIN:
         return
     positions = [x for n, x in run.unconstrained.items() if n.startswith(POSITION)]

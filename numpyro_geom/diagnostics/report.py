@@ -60,6 +60,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "draws per chain": ("Mixing", "the draws are too few"),
     "effective sample size": ("Mixing", "the draws are too few"),
     "Pareto shape of weights": ("Bias", "the guide is far from the posterior"),
+    "weights or gradients": ("Bias", "how near the guide is to the posterior is not known"),
     "draws with a finite gradient": ("Bias", "gradients are not finite at the draws"),
     "coordinates with a gradient": ("Bias", "gradients are not finite at the draws"),
     "searches for a start": ("Mixing", ""),

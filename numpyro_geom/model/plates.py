@@ -220,7 +220,7 @@ def _data_plate(sites: tuple[Site, ...], batch_size: int) -> str:
 
 
 def _check_values(trace: Mapping[str, Any]) -> None:
-    """Raise for observed values that have an axis more or fewer than the plates of their site.
+    """Raise for observed values or laws that have an axis more or fewer than their plates.
 
     NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
     all rows.
@@ -232,7 +232,7 @@ def _check_values(trace: Mapping[str, Any]) -> None:
         if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:
             continue
         rows, expected = _rows_of_values(site), tuple(site["fn"].batch_shape)
-        if not rows or site["infer"].get("is_auxiliary", False):
+        if not rows:
             continue
         try:
             wider = np.broadcast_shapes(rows, expected) != expected
@@ -243,13 +243,29 @@ def _check_values(trace: Mapping[str, Any]) -> None:
             frame.size > 1 and (len(rows) < -frame.dim or rows[frame.dim] == 1)
             for frame in site["cond_indep_stack"]
         )
-        if wider and lacking:  # columns beside the axis of a plate are independent values
+        auxiliary = site["infer"].get("is_auxiliary", False)  # of `numpyro.factor`
+        # columns beside the axis of a plate are independent values
+        if wider and lacking and not auxiliary:
             raise ValueError(
                 f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "
                 f"plates {plates} ask for {expected}: every pair of rows would count. Expected one "
                 "value for each row: pass `y[:, 0]` or `y[..., None]` in place of y, or make an "
                 "axis a part of the value by `.to_event(1)` on the distribution"
             )
+        dims = {frame.dim for frame in site["cond_indep_stack"]}
+        sizes = {size: plate for plate, size in plates.items() if size > 1}
+        for axis in set(range(-len(expected), 0)) - dims:
+            if rows != expected and expected[axis] in sizes:
+                raise _two_axes(sizes[expected[axis]], site["name"], axis)
+
+
+def _two_axes(plate: str, site: str, axis: int) -> ValueError:
+    return ValueError(
+        f"the rows of plate {plate!r} are on two axes of site {site!r}, on the plate's own and on "
+        f"axis {axis}: every pair of rows would count. Expected values and a distribution of the "
+        "shape that the plate's dim asks for, such as `obs=y[i][:, None]` for dim=-2, or "
+        "`dist.Normal(loc[:, 0], scale)` for dim=-1"
+    )
 
 
 def _check_lengths(model: Callable, args: tuple, kwargs: dict, declared: Declared) -> None:
@@ -339,11 +355,7 @@ def _check_indexed(
     again, _ = abstract_trace(model, args, kwargs, {plate: probe + 1})
     for name, axis in twice:
         if _shape_of_terms(again[name])[axis] == probe + 1:
-            raise ValueError(
-                f"the rows of plate {plate!r} are on two axes of site {name!r}, on the plate's "
-                f"own and on axis {axis}: every pair of rows would count. Expected values of the "
-                "shape that the plate's dim asks for, such as `obs=y[i][:, None]` for dim=-2"
-            )
+            raise _two_axes(plate, name, axis)
 
 
 def _check_local(model: Callable, args: tuple, kwargs: dict, subsampling: Subsampling) -> None:
