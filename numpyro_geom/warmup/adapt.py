@@ -217,8 +217,9 @@ def _adapt(
         # of few rows of each group the curvature is a noise that an anchor of second order corrects
         exact = target.controlled and control.anchor.curvature
         second_order, known = algorithm.second_order, algorithm.known_noise
+        plain = target.expanded(target.potential)
         found = measure(
-            seen if exact else target.expanded(target.potential),
+            seen if exact else plain,
             chain.position,
             lambda v: metric.apply_inverse_sqrt(chain.metric_state, v),
             rng_key,
@@ -230,7 +231,8 @@ def _adapt(
             settings.bias_tolerance,
             settings.temperature,
             seen.score_noise,
-            settings.layout is not None,
+            settings.layout,
+            plain,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         found = found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))

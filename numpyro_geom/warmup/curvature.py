@@ -13,6 +13,7 @@ from jax import lax, random
 
 from .._linalg import balanced_roots, eigenvalues
 from .._util import key_word, lazy_cond, ravel, scattered_floats
+from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
@@ -33,6 +34,8 @@ Hessian that is the identity then come out between .25 and 2.25."""
 PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
+PULLS = 8
+"""Number of probes that also tell what noise does to means."""
 FAR = 0.99
 """Quantile of the estimated noise of many parameters that counts as the largest. The estimates have
 heavy tails, and the largest of thousands is many times what it estimates."""
@@ -53,7 +56,8 @@ def measure(
     bias_tolerance: float = 0.1,
     temperature: float = 1.0,
     score_noise: Callable[[jax.Array], tuple] | None = None,
-    groups: bool = False,
+    layout: Layout | None = None,
+    plain: Potential | None = None,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position; beyond `DENSE_LIMIT` by iterations.
 
@@ -72,8 +76,10 @@ def measure(
         temperature: tau.
         score_noise: `Potential.score_noise` of the gradients that steps see, if these are
             corrected. The curvature does not depend on a linear correction.
-        groups: whether parameters belong to groups, in coordinates in which the target is about
-            equally wide in all directions about 0. Noise is then a mean over positions.
+        layout: the parameters that belong to groups, in coordinates in which the target is about
+            equally wide in all directions about 0. Noise is then a mean over positions, and counts
+            for what it does to the means of shared parameters.
+        plain: the target without a control variate, if ``potential`` has one.
 
     Returns:
         The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
@@ -141,8 +147,17 @@ def measure(
             return extreme_eigenvalues(curvature_at(flat), flat.size, start, LANCZOS_STEPS)
 
         def of_covariance(flat: jax.Array) -> Extremes:
-            if groups:
-                largest = _noise_of_groups(scores, unravel(flat), root, corrected, rng_key)
+            if layout is not None:
+                largest = _noise_of_groups(
+                    scores,
+                    unravel(flat),
+                    root,
+                    corrected,
+                    rng_key,
+                    layout,
+                    potential if plain is None else plain,
+                    temperature,
+                )
             else:
                 largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
             return Extremes(largest, largest, largest)
@@ -326,14 +341,28 @@ def roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
 
 
 def largest_noise(
-    potential: Potential, position: PyTree, rng_key: jax.Array, groups: bool = False
+    potential: Potential,
+    position: PyTree,
+    rng_key: jax.Array,
+    layout: Layout | None = None,
+    plain: Potential | None = None,
+    temperature: float = 1.0,
 ) -> jax.Array:
     """Estimate of lam_C, the largest eigenvalue of the gradient's covariance; see `measure`."""
     flat, _ = ravel(position)
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     scores = potential.score_noise
-    if groups:
-        return _noise_of_groups(scores, position, lambda v: v, lambda v, product: product, rng_key)
+    if layout is not None:
+        return _noise_of_groups(
+            scores,
+            position,
+            lambda v: v,
+            lambda v, product: product,
+            rng_key,
+            layout,
+            potential if plain is None else plain,
+            temperature,
+        )
     return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
 
 
@@ -349,12 +378,21 @@ def _noise_of_groups(
     root: Callable[[jax.Array], jax.Array],
     corrected: Callable[[jax.Array, jax.Array], jax.Array],
     rng_key: jax.Array,
+    layout: Layout,
+    potential: Potential,
+    temperature: float,
 ) -> jax.Array:
-    """The largest noise of many groups: lam_C of `_on_other_rows`, or `FAR` of C's diagonal.
+    """The largest noise of many groups: lam_C of `_on_other_rows`, `FAR` of C's diagonal, or pull.
 
     If each of many groups has few rows, a power iteration from some rows misses the group with the
     largest noise. And at any position a few groups are far from an anchor. The noise that widens a
-    group is its mean over positions. One loop takes both estimates, so that the energy occurs once.
+    group is its mean over positions. One loop takes all estimates, so that the energy of the rows
+    occurs once.
+
+    The pull of the noise is tau^{1/2} |grad tr(H C)| / 2 along the shared parameters. Where noise
+    widens the law by the covariance b tau C, it moves the mean by -b tau grad tr(H C) / 2. In sd
+    this is b times the pull, as b lam_C is the error of a variance. It is by far the larger one for
+    a scale of many values: each of them says little about the scale, but all are too wide.
 
     Args:
         score_noise: `Potential.score_noise`.
@@ -362,14 +400,32 @@ def _noise_of_groups(
         root: v -> A^{1/2} v.
         corrected: (v, C v) -> the product of v with the covariance in a step.
         rng_key: for the rows, and for positions as far from 0 as ``position``.
+        layout: the parameters that belong to groups.
+        potential: the target. A control variate is of no use here, since it is at most quadratic.
+        temperature: tau.
     """
     flat, unravel = ravel(position)
+    sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
+
+    def pull_of(noise: jax.Array, place: jax.Array, key: jax.Array) -> jax.Array:
+        """grad (v' H v) for a noise v, from other rows, by differences of one sd at most."""
+        rows = potential.curvature_batch(random.fold_in(key, 1))
+        length = 1 / jnp.maximum(jnp.max(jnp.abs(noise)), jnp.finfo(flat.dtype).tiny)
+        away = root(length * noise)
+
+        def force(side: jax.Array) -> jax.Array:
+            gradient = jax.grad(potential.energy)(unravel(place + side * away), rows)
+            return layout.parts(root(ravel(gradient)[0]))[0]
+
+        here, ahead, behind = lax.map(force, sides)
+        return (ahead + behind - 2 * here) / length**2
 
     def look(j: jax.Array, found: tuple) -> tuple:
-        v, _, last, diagonal = found
+        v, _, last, diagonal, pulls = found
         k = j - PROBES
         key = random.fold_in(rng_key, jnp.where(k < 0, j, jnp.maximum(k - POWER_STEPS + 1, 0)))
-        place, along = unravel(_elsewhere(flat, key)), root(v)
+        there, along = _elsewhere(flat, key), root(v)
+        place = unravel(there)
         product, entries = jnp.zeros_like(v), jnp.zeros_like(v)
         for weight, rows_fn in score_noise(key):
             rows, push = linearize(rows_fn, place)
@@ -377,19 +433,25 @@ def _noise_of_groups(
             slopes = jnp.where(k < 0, signs.reshape(rows.shape), push(unravel(along)) / rows.size)
             pulled = ravel(jax.vjp(push, place)[1](slopes - jnp.mean(slopes))[0])[0]
             product = product + weight * pulled
-            entries = entries + weight / rows.size * root(pulled) ** 2
+            noise = (weight / rows.size) ** 0.5 * root(pulled)
+            entries = entries + noise**2
+            pull = lazy_cond(j < PULLS, lambda _, *x: pull_of(*x), pulls[0], noise, there, key)
+            pulls = pulls.at[j % 2].add(jnp.where(j < PULLS, pull / (PULLS / 2), 0))
         product = root(corrected(along, product))
         turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
-        return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES
+        return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES, pulls
 
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     nothing = jnp.zeros_like(start)
-    found = normalise(start)[0], nothing, nothing, nothing
-    _, one, other, diagonal = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
+    none = jnp.zeros((2, layout.num_shared), flat.dtype)
+    found = normalise(start)[0], nothing, nothing, nothing, none
+    _, one, other, diagonal, pulls = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
     # the identity in the place of A and v leaves of the correction what it takes from the diagonal
     ones = jnp.ones_like(flat)
     diagonal = corrected(root(root(ones)), diagonal)
-    return jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
+    pull = (rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) ** 0.5 / 2
+    along = jnp.sqrt(jnp.abs(jnp.vdot(one, other)))
+    return jnp.maximum(jnp.maximum(along, pull), jnp.quantile(diagonal, FAR))
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -791,6 +791,7 @@ def _speeds(
 ) -> tuple[jax.Array, jax.Array]:
     """Relaxation per step by share of the noise, and the noise; by order of the control variate."""
     scaled = target.scaled(state)
+    plain = scaled.expanded(target.potential)
     position = state.chain.position
     flat, unravel = ravel(position)
     # at the anchor a control variate leaves no noise. So measure at a typical distance of the chain
@@ -800,7 +801,9 @@ def _speeds(
     def noise_at(order: jax.Array) -> jax.Array:
         corrected = with_control_variate(target.potential, state.control.anchor, order)
         seen = scaled.expanded(corrected)
-        return largest_noise(seen, typical, state.rng_key, settings.layout is not None)
+        return largest_noise(
+            seen, typical, state.rng_key, settings.layout, plain, target.temperature
+        )
 
     def speed(noise: jax.Array) -> jax.Array:
         # curvature is about 1 in scaled coordinates (more with a diagonal scale), like the initial
