@@ -676,9 +676,35 @@ def test_noise_of_groups_is_the_mean_over_positions(x64: None) -> None:
 
     potential = function_potential(lambda t: jnp.sum(t**2))._replace(score_noise=score_noise)
     key = random.key_data(random.key(1))
-    largest = largest_noise(potential, jnp.ones(size), key, groups=True)
+    layout = find_layouts({"t": (size,)}, {"t": [("p", 0)]})[0]
+    largest = largest_noise(potential, jnp.ones(size), key, layout)
     # rows that differ have no direction in common: the far quantile of the entries is the largest.
     # An entry is a mean over 24 positions, each with signs of its own
     t, gradient = np.random.default_rng(0).normal(size=(2, 20_000, 24))
     low, high = np.quantile(np.mean(2 * t**4 * gradient**2, axis=1), (0.95, 0.999))
     assert low < largest < high
+
+
+def test_noise_of_groups_counts_for_what_it_does_to_a_scale(x64: None) -> None:
+    """U = sum(t_i^2) exp(-2 a s) / 2 with a noise c in each t_i: tr(H C) = c exp(-2 a s) G."""
+    rows, size, a = 50, 300, 0.02
+    slopes = random.normal(random.key(0), (16, rows, size))
+    layout = find_layouts({"s": (), "t": (size,)}, {"t": [("p", 0)]})[0]
+
+    def energy(x: jax.Array) -> jax.Array:
+        s, t = layout.split(x)
+        return jnp.sum(t**2) * jnp.exp(-2 * a * s[0]) / 2
+
+    def score_noise(rng_key: jax.Array) -> tuple:
+        mine = slopes[rng_key[-1] % 16]
+        return ((2.0, lambda x: mine @ layout.split(x)[1][:, 0]),)
+
+    potential = function_potential(energy)._replace(score_noise=score_noise)
+    key = random.key_data(random.key(1))
+    without, found = (
+        largest_noise(potential, jnp.ones(size + 1), key, layout, plain, temperature=4.0)
+        for plain in (None, potential)
+    )
+    assert without < 4
+    # the mean over eight positions s, and over signs
+    assert found == pytest.approx(4.0**0.5 * a * 2 * size, rel=0.1)

@@ -72,7 +72,8 @@ class SGHMC(SGKernel):
     inflates the variances of theta by h^2 lam / (4 - 2 gamma h - h^2 lam), where lam is an
     eigenvalue of A^{1/2} H A^{1/2}. With either, minibatch noise inflates the variances by about
     h lam_C / (2 gamma tau), so more friction reduces its effect. ``step_size="auto"`` and
-    ``friction="auto"`` keep both errors below ``bias_tolerance``, see the page on momentum. The
+    ``friction="auto"`` keep both errors below ``bias_tolerance``, and with groups also the shift of
+    shared means by noise, in sds: see the pages on momentum and step size. The
     momentum persists from step to step and from draw to draw.
 
     The metric is constant after warm-up, or it moves with the position, depending on ``gamma``:

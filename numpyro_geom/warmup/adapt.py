@@ -232,7 +232,7 @@ def _adapt(
             settings.temperature,
             seen.score_noise,
             settings.layout,
-            plain,
+            None if algorithm.adjusted or known is not None else plain,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         found = found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))

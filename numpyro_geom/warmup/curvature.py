@@ -77,9 +77,10 @@ def measure(
         score_noise: `Potential.score_noise` of the gradients that steps see, if these are
             corrected. The curvature does not depend on a linear correction.
         layout: the parameters that belong to groups, in coordinates in which the target is about
-            equally wide in all directions about 0. Noise is then a mean over positions, and counts
-            for what it does to the means of shared parameters.
-        plain: the target without a control variate, if ``potential`` has one.
+            equally wide in all directions about 0. Noise is then a mean over positions, and what
+            it does to the means of shared parameters counts as well.
+        plain: the target without a control variate; None if noise moves no mean, or its effect is
+            corrected.
 
     Returns:
         The adaptation with new ``curvature``, ``flattest`` and ``noise``. A measurement that is not
@@ -155,7 +156,7 @@ def measure(
                     corrected,
                     rng_key,
                     layout,
-                    potential if plain is None else plain,
+                    plain,
                     temperature,
                 )
             else:
@@ -360,7 +361,7 @@ def largest_noise(
             lambda v, product: product,
             rng_key,
             layout,
-            potential if plain is None else plain,
+            plain,
             temperature,
         )
     return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
@@ -379,7 +380,7 @@ def _noise_of_groups(
     corrected: Callable[[jax.Array, jax.Array], jax.Array],
     rng_key: jax.Array,
     layout: Layout,
-    potential: Potential,
+    plain: Potential | None,
     temperature: float,
 ) -> jax.Array:
     """The largest noise of many groups: lam_C of `_on_other_rows`, `FAR` of C's diagonal, or pull.
@@ -401,20 +402,20 @@ def _noise_of_groups(
         corrected: (v, C v) -> the product of v with the covariance in a step.
         rng_key: for the rows, and for positions as far from 0 as ``position``.
         layout: the parameters that belong to groups.
-        potential: the target. A control variate is of no use here, since it is at most quadratic.
+        plain: see `measure`. A control variate would change nothing: it is at most quadratic.
         temperature: tau.
     """
     flat, unravel = ravel(position)
     sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
 
-    def pull_of(noise: jax.Array, place: jax.Array, key: jax.Array) -> jax.Array:
-        """grad (v' H v) for a noise v, from other rows, by differences of one sd at most."""
-        rows = potential.curvature_batch(random.fold_in(key, 1))
+    def pull_of(plain: Potential, _: Any, noise: jax.Array, place: Any, key: Any) -> jax.Array:
+        """The gradient of v' H v, for noise v from other rows, by differences of up to one sd."""
+        rows = plain.curvature_batch(random.fold_in(key, 1))
         length = 1 / jnp.maximum(jnp.max(jnp.abs(noise)), jnp.finfo(flat.dtype).tiny)
         away = root(length * noise)
 
         def force(side: jax.Array) -> jax.Array:
-            gradient = jax.grad(potential.energy)(unravel(place + side * away), rows)
+            gradient = jax.grad(plain.energy)(unravel(place + side * away), rows)
             return layout.parts(root(ravel(gradient)[0]))[0]
 
         here, ahead, behind = lax.map(force, sides)
@@ -435,7 +436,10 @@ def _noise_of_groups(
             product = product + weight * pulled
             noise = (weight / rows.size) ** 0.5 * root(pulled)
             entries = entries + noise**2
-            pull = lazy_cond(j < PULLS, lambda _, *x: pull_of(*x), pulls[0], noise, there, key)
+            if plain is None:
+                continue
+            told = partial(pull_of, plain)
+            pull = lazy_cond(j < PULLS, told, pulls[0], noise, there, key)
             pulls = pulls.at[j % 2].add(jnp.where(j < PULLS, pull / (PULLS / 2), 0))
         product = root(corrected(along, product))
         turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
@@ -449,9 +453,9 @@ def _noise_of_groups(
     # the identity in the place of A and v leaves of the correction what it takes from the diagonal
     ones = jnp.ones_like(flat)
     diagonal = corrected(root(root(ones)), diagonal)
-    pull = (rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) ** 0.5 / 2
-    along = jnp.sqrt(jnp.abs(jnp.vdot(one, other)))
-    return jnp.maximum(jnp.maximum(along, pull), jnp.quantile(diagonal, FAR))
+    pull = jnp.sqrt(rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) / 2
+    most = jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
+    return jnp.maximum(most, pull)
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:

@@ -791,7 +791,7 @@ def _speeds(
 ) -> tuple[jax.Array, jax.Array]:
     """Relaxation per step by share of the noise, and the noise; by order of the control variate."""
     scaled = target.scaled(state)
-    plain = scaled.expanded(target.potential)
+    plain = None if algorithm.adjusted else scaled.expanded(target.potential)
     position = state.chain.position
     flat, unravel = ravel(position)
     # at the anchor a control variate leaves no noise. So measure at a typical distance of the chain
