@@ -440,7 +440,8 @@ def _noise_of_groups(
                 continue
             told = partial(pull_of, plain)
             pull = lazy_cond(j < PULLS, told, pulls[0], noise, there, key)
-            pulls = pulls.at[j % 2].add(jnp.where(j < PULLS, pull / (PULLS / 2), 0))
+            pull = jnp.where(j < PULLS, corrected(pull, pull) / (PULLS / 2), 0)
+            pulls = pulls.at[j % 2].add(pull)
         product = root(corrected(along, product))
         turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
         return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES, pulls
