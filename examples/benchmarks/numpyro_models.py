@@ -43,7 +43,6 @@ REFERENCE_SECONDS = 1200
 KERNELS: dict[str, Callable[[Callable], Any]] = {
     "NUTS": lambda model: NUTS(model),
     "SGRLD": lambda model: SGRLD(model),
-    "SGRLD monge": lambda model: SGRLD(model, metric="monge"),
     "SGHMC": lambda model: SGHMC(model),
     "GGMC": lambda model: GGMC(model),
 }
@@ -125,31 +124,13 @@ flag of R-hat, an effective sample size or the relaxation times.
 def table(folder: Path, seed: int) -> str:
     """All finished runs, as Markdown."""
     lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
-    verdicts: dict[str, list[str]] = {}
     for name, make in MODELS.items():
         cells = []
         for label in KERNELS:
             path = result_path(folder, name, label, seed)
             found = json.loads(path.read_text()) if path.exists() else {}
             cells.append(cell(found) if found else "–")
-            if found:
-                verdicts.setdefault(label, []).append(verdict(found))
         lines.append(f"| {make().name} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| kernel | right | too few draws | flagged without need | between | too few draws "
-        "| flagged | wrong | of these flagged | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for label, words in verdicts.items():
-        counts = []
-        for word in ("right", "between"):
-            of_word = [x for x in words if x.startswith(word)]
-            counts += [len(of_word)]
-            counts += [of_word.count(f"{word}, {what}") for what in ("too few draws", "flagged")]
-        flagged = words.count("wrong, flagged")
-        counts += [flagged + words.count("**wrong, not flagged**"), flagged]
-        lines.append(f"| {label} | {' | '.join(map(str, counts))} | {words.count('failed')} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
 
