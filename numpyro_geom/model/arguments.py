@@ -59,9 +59,7 @@ def split_arrays(tree: PyTree, least_size: int = 0) -> tuple[list, Callable[[lis
 
     For a `HostArray` this takes the copy on the device.
 
-    Args:
-        tree: the arguments.
-        least_size: fewest entries of an array that is taken.
+    Arrays of fewer than ``least_size`` entries are left.
     """
     leaves, structure = jax.tree.flatten(tree)
 
@@ -92,10 +90,7 @@ def without_host(tree: PyTree) -> PyTree:
 def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether host code reads values of the arguments, so that the model fails without them.
 
-    Args:
-        run: ``(args, kwargs)``, runs the model abstractly.
-        args: the model's arguments, from `on_device`.
-        kwargs: the model's keyword arguments.
+    ``run(args, kwargs)`` runs the model abstractly, with arguments from `on_device`.
     """
     if not any(isinstance(x, HostArray) for x in jax.tree.leaves((args, kwargs))):
         return False
@@ -106,12 +101,6 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iterator[None]:
     """Name the argument that JAX cannot use, if it is the reason why the model fails.
-
-    Args:
-        model: the user's model.
-        args: the model's arguments.
-        kwargs: the model's keyword arguments.
-        run: ``(args, kwargs)``, runs the model.
 
     Raises:
         TypeError: with the name of the argument.

@@ -364,12 +364,8 @@ class WithoutPrior(Messenger):
 def with_expansion(potential: Potential, expansion: Expansion, temperature: Any) -> Potential:
     """The potential of the expanded position, with the same minibatches.
 
-    Args:
-        potential: potential of the position dict site -> array; under ``target="factors"`` the
-            potential of `WithoutPrior`. Apply a control variate before the expansion: its anchor
-            is a position of the model.
-        expansion: the settings.
-        temperature: tau of the chain.
+    Under ``target="factors"`` it takes the potential of `WithoutPrior`. Apply a control variate
+    before the expansion: its anchor is a position of the model.
     """
     return in_coordinates(
         potential, expansion.merge, lambda expanded: expansion.correction(expanded, temperature)

@@ -224,9 +224,6 @@ def _check_values(trace: Mapping[str, Any]) -> None:
 
     NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
     all rows.
-
-    Args:
-        trace: of the model on all rows, with values or their shapes.
     """
     for site in trace.values():
         if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:
