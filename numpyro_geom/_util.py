@@ -53,16 +53,9 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     element. This function is a loop of zero or one iterations. So a batch pays for ``fn`` only if
     at least one of its predicates holds.
 
-    Args:
-        pred: boolean scalar.
-        fn: pure function whose result has the structure, shapes and dtypes of ``operand``. Work
-            on closed-over values alone may be moved out of the condition: pass expensive inputs as
-            ``args``.
-        operand: any pytree of arrays.
-        args: further arguments, pytrees of arrays.
-
-    Returns:
-        A pytree like ``operand``. Forward-mode differentiable, not reverse-mode.
+    ``fn`` is pure, and its result has the structure, shapes and dtypes of ``operand``. Work on
+    closed-over values alone may be moved out of the condition: pass expensive inputs as ``args``.
+    Forward-mode differentiable, not reverse-mode.
     """
     leaves, treedef = jax.tree.flatten(args)
 
@@ -209,11 +202,8 @@ def scattered(word: Any, size: int) -> jax.Array:
     """32-bit integers that look random, shape (size,), for uses that need no true randomness.
 
     They choose rows and starting vectors, which only have to be without a pattern. Each draw from
-    `jax.random` would take some 350 lines of a compiled program.
-
-    Args:
-        word: a 32-bit integer; another word gives other numbers.
-        size: number of integers.
+    `jax.random` would take some 350 lines of a compiled program. Another ``word`` gives other
+    numbers.
     """
     # Murmur's finaliser of a Weyl sequence
     x = lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)

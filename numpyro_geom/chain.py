@@ -41,15 +41,8 @@ def start_chains(
 ) -> SGState:
     """The state of one chain before its first draw, or of several chains.
 
-    Args:
-        target: the target to sample.
-        algorithm: the algorithm that samples it.
-        bound: the bound model.
-        rng_key: one key, or one for each chain.
-        num_warmup: draws of warm-up.
-        position: position of the chain, or of all chains in one pytree.
-        unknown: whether NumPyro and not the user chose the position, so that a search may improve
-            it.
+    There are as many chains as keys; their positions are in one pytree. ``unknown`` tells that
+    NumPyro and not the user chose the position, so that a search may improve it.
 
     Raises:
         ValueError: if the algorithm cannot use the potential.
@@ -76,12 +69,8 @@ ALIKE = 0.1
 def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
-    Shares that differ little from those in use stay as they are.
-
-    Args:
-        bound: the bound model.
-        state: the state before the first draw, or the states of several chains.
-        first: whether the shares in use are those of `first_shares`.
+    Shares that differ little from those in use stay as they are. ``first`` tells whether the shares
+    in use are those of `first_shares`.
     """
     if is_traced(state):
         return {}
@@ -118,11 +107,6 @@ def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:
     """Shares of 1 for the sites whose shares are to be measured.
 
     There are none with a scale that the user gives, and within a transformation.
-
-    Args:
-        bound: the bound model.
-        position: position of the chain, or of all chains in one pytree.
-        batched: whether there are several chains.
     """
     if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
         return {}
@@ -156,12 +140,8 @@ def decide(
 ) -> tuple[Bound, SGState]:
     """Choose open arguments by measurements at the start of the first chain.
 
-    Args:
-        target: the target, with the values that serve for measuring.
-        algorithm: the algorithm that samples it.
-        bound: the bound model, with undecided arguments.
-        state: state of one chain before its first draw, or of several chains.
-        choice: an earlier choice; it is kept.
+    ``target`` and ``bound`` have the values that serve for measuring. An earlier ``choice`` is
+    kept.
 
     Returns:
         The bound model and the state, without parts that are no longer needed. Within a

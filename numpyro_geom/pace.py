@@ -54,11 +54,7 @@ MANY_STEPS = 50
 
 
 class Clock:
-    """How long a run takes. It changes while the run goes on, and no draw depends on it.
-
-    Args:
-        plan: the run.
-    """
+    """How long a run takes. It changes while the run goes on, and no draw depends on it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -67,10 +63,6 @@ class Clock:
 
     def left(self, bound: Bound, state: SGState) -> str:
         """How long the rest takes, in words for a progress bar; empty if less than a minute.
-
-        Args:
-            bound: the bound model.
-            state: the state after a draw.
 
         Warns:
             UserWarning: once, if the rest takes more than ten minutes.
@@ -94,11 +86,6 @@ class Clock:
 
         Nothing is measured if the values are not known (within a transformation), if rows come from
         the host, or if the run is short at `SLOWEST` operations per second.
-
-        Args:
-            bound: the bound model with its arguments.
-            algorithm: the algorithm.
-            state: the state before the first draw, or the states of several chains.
 
         Warns:
             UserWarning: with the expected duration, its reason, and what to do.
@@ -182,15 +169,7 @@ def _measured(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
 
 
 def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: float) -> str:
-    """The warning about a long run: how long it takes, why, and what to do.
-
-    Args:
-        bound: the bound model.
-        state: the state of a chain after a measurement.
-        plan: the run.
-        step: seconds per step.
-        seconds: seconds of the run.
-    """
+    """The warning about a long run: how long it takes, why, and what to do."""
     settings, found = bound.settings, state.adaptation
     steps, step_size = (int(np.max(state.num_steps)), float(np.max(state.step_size)))
     chains = f" for each of {plan.repeats} chains in turn" if plan.repeats > 1 else ""
