@@ -17,17 +17,12 @@ from jax.flatten_util import ravel_pytree
 
 PyTree = Any
 
-
 MANY_LEAVES = 16
 """Number of leaves of a pytree from which programs are written to compile fast."""
-
-
 FEW_LEAVES = 32
 """Number of leaves that are cut from one piece of a vector."""
 SMALL_PIECE = 2048
 """Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
-
-
 OBJECTS = 50_000
 """New objects after which Python looks for garbage while programs are traced: 700 by default."""
 

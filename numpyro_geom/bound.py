@@ -356,11 +356,7 @@ def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
 
 
 def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
-    """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``.
-
-    Raises:
-        ValueError: for a structured scale of a model that has no groups.
-    """
+    """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``."""
     settings = bound.settings
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
@@ -403,11 +399,7 @@ def _layout(bound: Bound, position: PyTree) -> Layout | None:
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:
-    """Sites whose prior the expansion replaces.
-
-    Raises:
-        ValueError: if the expansion does not fit the position.
-    """
+    """Sites whose prior the expansion replaces."""
     expansion = settings.expansion
     if expansion is None:
         return ()

@@ -65,11 +65,7 @@ class Batches(NamedTuple):
 def check_separate(
     model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
 ) -> None:
-    """Raise for the first site of `leaning`.
-
-    Raises:
-        ValueError: with the site, the plate, and the module of a network that is the reason.
-    """
+    """Raise for the first site of `leaning`."""
     for _, told in leaning(model, args, kwargs, plan, plate):
         raise ValueError(told)
 
