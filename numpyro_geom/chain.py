@@ -12,7 +12,7 @@ from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import is_traced, ravel, tree_vdot
+from ._util import is_traced, ravel, tree_vdot, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
@@ -79,9 +79,9 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     scale = state.scale
     curvature = state.control and state.control.anchor.curvature
     parts: Any = state.z, scale.centre, scale.root, curvature
-    z, centre, root, curvature = (
-        parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
-    )
+    if not is_prng_key(state.rng_key):
+        parts = jax.tree.map(lambda x: x[0], parts)
+    z, centre, root, curvature = parts
     unravel = ravel(z)[1]
     position, plain = unravel(centre), bound.with_shares({})
     if (names := _series(bound)) is not None:
@@ -112,7 +112,7 @@ def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:
         return {}
     if is_traced((position, bound.model.args, bound.model.kwargs)):
         return {}
-    position = jax.tree.map(_first, position) if batched else position
+    position = jax.tree.map(lambda x: x[0], position) if batched else position
     return unmeasured(bound.model, position, _series(bound))
 
 
@@ -129,10 +129,6 @@ def _of_series(root: ArrowRoot) -> jax.Array:
     layout = root.layout
     draw = random.normal(random.key(0), (layout.num_groups, layout.num_local), root.blocks.dtype)
     return root.times(layout.join(jnp.zeros(layout.num_shared, draw.dtype), draw))
-
-
-def _first(x: jax.Array) -> jax.Array:
-    return x[0]
 
 
 def decide(
@@ -244,7 +240,7 @@ def init_chain(
         steps_taken=count,
         adaptation=init_adaptation(num_warmup, dtype),
         built_on={},
-        seed=_key_data(rng_key),
+        seed=words(rng_key),
         rng_key=key_state,
     )
     key_search = random.split(key_state, 4)[3]
@@ -314,9 +310,3 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
         potential_energy=energy.astype(dtype),
         grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),
     )
-
-
-def _key_data(rng_key: jax.Array) -> jax.Array:
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        return random.key_data(rng_key)
-    return rng_key
