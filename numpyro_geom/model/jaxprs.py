@@ -34,7 +34,7 @@ def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs within an equation."""
     for given in equation.params.values():
         for value in given if isinstance(given, (tuple, list)) else (given,):
-            if is_jaxpr(value):
+            if isinstance(value, (ClosedJaxpr, Jaxpr)):
                 yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
 
 
@@ -135,8 +135,3 @@ def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     params.pop("ft_out")
     consts, carried, _ = map(len, params.pop("ft_in").unpack())
     return consts, carried
-
-
-def is_jaxpr(x: Any) -> bool:
-    """Whether ``x`` is a program, with or without its constants."""
-    return isinstance(x, (ClosedJaxpr, Jaxpr))

@@ -184,7 +184,8 @@ def _program(
             return jax.tree.unflatten(treedefs[1], flat)
 
         short = donated is None and work(jaxpr, LEAST_TURNS) < MUCH_WORK * length(jaxpr)
-        options = _quick() if short else lean_options()
+        # compiled in a fifth of the time, to code that is 2 to 4 times slower
+        options = _known_options() or None if short else lean_options()
         _programs[key] = jax.jit(
             run,
             donate_argnums=tuple(1 + k for k in donated or ()),
@@ -252,11 +253,6 @@ def lean_options() -> dict[str, Any] | None:
     """Options for half of the compile time, and code that is as fast."""
     name = "xla_cpu_use_fusion_emitters"
     return {name: False} if name in _known_options() else None
-
-
-def _quick() -> dict[str, Any] | None:
-    """Options for a fifth of the CPU's compile time, and code that is 2 to 4 times slower."""
-    return _known_options() or None
 
 
 def _exact(jaxpr: Jaxpr) -> tuple[tuple | None, list[int]]:
