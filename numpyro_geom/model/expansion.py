@@ -331,10 +331,6 @@ class WithoutPrior(Messenger):
     parameters of the old prior lose their link to the site: with w ~ N(0, s), s no longer depends
     on w.
 
-    Args:
-        fn: the model.
-        names: sites, see `Expansion.replaced`.
-
     Raises:
         ValueError: when the model runs, for a site whose support is not the whole space or that is
             observed.
