@@ -100,7 +100,8 @@ class Clock:
         most = MAX_NUM_STEPS if settings.given_num_steps is None else settings.given_num_steps
         longest = plan.draws * plan.repeats * most
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
-        operations = gradients * _operations(potential, one)
+        gradient = jax.make_jaxpr(potential.gradient)(one.z, one.rng_key, one.stream)
+        operations = gradients * work(gradient.jaxpr, UNKNOWN_TURNS)  # at most, about
         told_from = TOLD_FROM
         if settings.given_num_steps is None and settings.finds_scale:
             told_from *= UNLIKELY
@@ -117,16 +118,6 @@ class Clock:
         if seconds > TOLD_FROM and not self._told:
             self._told = True
             warn_outside(in_words(bound, state, self.plan, step, seconds), UserWarning)
-
-
-def _operations(potential: Potential, state: SGState) -> float:
-    """At most the number of operations of a gradient, about."""
-
-    def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
-        return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
-
-    jaxpr = jax.make_jaxpr(gradient)(state.z, state.rng_key, state.stream).jaxpr
-    return work(jaxpr, UNKNOWN_TURNS)
 
 
 def _seconds(potential: Potential, state: SGState) -> float:

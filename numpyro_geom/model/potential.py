@@ -62,6 +62,10 @@ class Potential(NamedTuple):
     on_host: bool = False
     full_energy: Callable[[PyTree], jax.Array] | None = None
 
+    def gradient(self, position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
+        """An estimate of U's gradient, from the next minibatch."""
+        return jax.grad(self.energy)(position, self.draw(rng_key, stream)[0])
+
 
 def in_coordinates(
     potential: Potential,

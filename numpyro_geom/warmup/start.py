@@ -722,12 +722,8 @@ def _costs(
     target: Target, state: SGState, batch_size: int, sizes: list[int], num_rows: int
 ) -> np.ndarray:
     """Operations per step by order of the control variate; the last column is for all rows."""
-    potential, position = target.potential, state.z
-
-    def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
-        return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
-
-    counted = jax.jit(gradient).lower(position, state.rng_key, state.stream).cost_analysis()
+    gradient = jax.jit(target.potential.gradient)
+    counted = gradient.lower(state.z, state.rng_key, state.stream).cost_analysis()
     row = float((counted or {}).get("flops", 0.0)) / batch_size
     drawn = GATHERED * row * np.asarray(sizes, float)
     orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
