@@ -187,15 +187,6 @@ def entrants(reference: tuple, seconds: float) -> dict[str, Entrant]:
     }
 
 
-BETWEEN = (
-    "| SGRLD",
-    "| SGHMC, 256",
-    "| SGHMC + control variate, 64",
-    "| GGMC, 1,024",
-)
-"""Lines of the second size that the documentation leaves out; it has no costs of a step either."""
-
-
 def table(num_rows: int, seconds: float) -> tuple[str, dict[str, str]]:
     """All samplers at one number of rows, and the cost per step of those with steps."""
     data = rows(num_rows)
@@ -253,8 +244,7 @@ def main() -> None:
     print(text)
     if not options.small:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        short = [x for x in parts[1].splitlines() if not x.startswith(BETWEEN)]
-        TABLE.write_text("\n\n".join([parts[0], "\n".join(short), parts[2]]) + "\n")
+        TABLE.write_text("\n\n".join([parts[0], parts[2]]) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import importlib.util
 import json
 import os
@@ -39,12 +40,13 @@ import families
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import regression
 from blackjax.diagnostics import psis_weights
 from blackjax.mcmc.adjusted_mclmc_dynamic import build_kernel, make_random_trajectory_length_fn
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
-from large_tables import hmcecs, made_with
+from large_tables import hmcecs
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
@@ -603,6 +605,12 @@ def line(method: str, r: dict[str, Any], limit: float) -> str:
     return f"| {text} | {r['error']:.2f} | {low:.2f} to {high:.2f} |"
 
 
+def made_with() -> str:
+    """Date and versions."""
+    versions = f"jax {jax.__version__}, numpyro {numpyro.__version__}"
+    return f"{datetime.date.today()}, {versions}."
+
+
 def path_of(name: str) -> Path:
     """The table's file."""
     kind = "families" if name in FAMILIES else "hierarchy" if name == "two_level" else name
@@ -662,7 +670,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
             text = line(method, r, given.limit)
             print(text, r, flush=True)
             if not given.no_table:
-                put(path_of(name), title, method, text, f"{made_with(given.seconds)}.")
+                put(path_of(name), title, method, text, made_with())
 
 
 # The figure
