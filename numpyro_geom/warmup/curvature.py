@@ -263,12 +263,8 @@ def look_around(
     columns of the Hessian, then on both sides of the position, along L ``noise``, until U rises as
     in a Gaussian there, by the rule of `within_reach`.
 
-    Args:
-        energy: U as a function of a vector, from the same rows at every place.
-        position: shape (D,).
-        other: a second position.
-        noise: a draw of N(0, I), shape (D,).
-        temperature: tau.
+    ``energy`` takes the same rows at every place. ``noise`` is a draw of N(0, I), and ``other`` is
+    a second position.
     """
     size, dtype = position.size, position.dtype
     tau = rule_temperature(temperature)
@@ -356,12 +352,7 @@ def _noise_of_groups(
     largest noise. And at any position a few groups are far from an anchor. The noise that widens a
     group is its mean over positions. One loop takes both estimates, so that the energy occurs once.
 
-    Args:
-        score_noise: `Potential.score_noise`.
-        position: where to measure.
-        root: v -> A^{1/2} v.
-        corrected: (v, C v) -> the product of v with the covariance in a step.
-        rng_key: for the rows, and for positions as far from 0 as ``position``.
+    ``corrected`` maps v and C v to the product of v with the covariance in a step.
     """
     flat, unravel = ravel(position)
 
@@ -397,13 +388,9 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
 
     The largest eigenvalue of one sample is too large unless the sample has many more rows than
     there are parameters. With five times as many rows it is twice as large. With fewer rows the
-    factor has no bound.
-    |C v| is too small if some rows do not show the direction.
+    factor has no bound. |C v| is too small if some rows do not show the direction.
 
-    Args:
-        product_of: rng_key -> (x -> Cx), with C the covariance of the rows of that key.
-        start: start of a power iteration.
-        rng_key: for the rows.
+    ``product_of(rng_key)`` is x -> C x, with C the covariance of the rows of that key.
     """
 
     def closer(k: jax.Array, found: tuple) -> tuple:
@@ -427,12 +414,8 @@ def diagonal_curvature(
     by the result of the previous round. Otherwise the stiffest parameters would hide the others. An
     entry below the noise of its estimate counts as that noise.
 
-    Args:
-        potential: the target.
-        position: where to look.
-        rng_key: for the rows and the signs.
-        explained: W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,). Only
-            the rest is estimated, which has less noise if W are stiff directions.
+    ``explained`` are W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,).
+    Only the rest is estimated, which has less noise if W are stiff directions.
     """
     flat, unravel = ravel(position)
     if explained is None:
