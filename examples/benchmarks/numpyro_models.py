@@ -7,7 +7,8 @@ Prints a Markdown table and writes it to docs/tables/numpyro_models.md.
     python examples/benchmarks/numpyro_models.py --cache DIR [--models NAMES] [--kernels NAMES]
 
 ``--cache`` names a folder for reference draws and results. Stored results are not computed again,
-and the table has all of them. Every run is a separate process that is stopped after ``--seconds``.
+and the table has all of them; its other cells stay. Every run is a separate process that is stopped
+after ``--seconds``.
 """
 
 from __future__ import annotations
@@ -122,14 +123,17 @@ flag of R-hat, an effective sample size or the relaxation times.
 
 
 def table(folder: Path, seed: int) -> str:
-    """All finished runs, as Markdown."""
+    """All finished runs, as Markdown; other cells are those of the table as it is."""
+    old = TABLE.read_text() if TABLE.exists() else ""
+    rows = [[x.strip() for x in x.split("|")[1:-1]] for x in old.splitlines() if "|" in x]
+    kept = {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
     lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
     for name, make in MODELS.items():
         cells = []
         for label in KERNELS:
             path = result_path(folder, name, label, seed)
             found = json.loads(path.read_text()) if path.exists() else {}
-            cells.append(cell(found) if found else "–")
+            cells.append(cell(found) if found else kept.get((make().name, label), "–"))
         lines.append(f"| {make().name} | {' | '.join(cells)} |")
     return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
 
