@@ -17,17 +17,12 @@ from jax.flatten_util import ravel_pytree
 
 PyTree = Any
 
-
 MANY_LEAVES = 16
 """Number of leaves of a pytree from which programs are written to compile fast."""
-
-
 FEW_LEAVES = 32
 """Number of leaves that are cut from one piece of a vector."""
 SMALL_PIECE = 2048
 """Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
-
-
 OBJECTS = 50_000
 """New objects after which Python looks for garbage while programs are traced: 700 by default."""
 
@@ -53,16 +48,9 @@ def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTr
     element. This function is a loop of zero or one iterations. So a batch pays for ``fn`` only if
     at least one of its predicates holds.
 
-    Args:
-        pred: boolean scalar.
-        fn: pure function whose result has the structure, shapes and dtypes of ``operand``. Work
-            on closed-over values alone may be moved out of the condition: pass expensive inputs as
-            ``args``.
-        operand: any pytree of arrays.
-        args: further arguments, pytrees of arrays.
-
-    Returns:
-        A pytree like ``operand``. Forward-mode differentiable, not reverse-mode.
+    ``fn`` is pure, and its result has the structure, shapes and dtypes of ``operand``. Work on
+    closed-over values alone may be moved out of the condition: pass expensive inputs as ``args``.
+    Forward-mode differentiable, not reverse-mode.
     """
     leaves, treedef = jax.tree.flatten(args)
 
@@ -209,11 +197,8 @@ def scattered(word: Any, size: int) -> jax.Array:
     """32-bit integers that look random, shape (size,), for uses that need no true randomness.
 
     They choose rows and starting vectors, which only have to be without a pattern. Each draw from
-    `jax.random` would take some 350 lines of a compiled program.
-
-    Args:
-        word: a 32-bit integer; another word gives other numbers.
-        size: number of integers.
+    `jax.random` would take some 350 lines of a compiled program. Another ``word`` gives other
+    numbers.
     """
     # Murmur's finaliser of a Weyl sequence
     x = lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)

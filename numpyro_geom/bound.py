@@ -169,16 +169,6 @@ def bind(
 ) -> tuple[Bound, PyTree]:
     """Read the model, find where chains start, and give automatic settings their values.
 
-    Args:
-        settings: the kernel's settings.
-        rng_key: one key, or one for each chain.
-        num_warmup: draws of warm-up.
-        init_params: the user's starting point of the chains, or None.
-        args: the model's arguments.
-        kwargs: the model's keyword arguments.
-        batched: whether there are several chains.
-        num_draws: draws of the run, with those of warm-up.
-
     Returns:
         The bound model, and the position of the chain, or of all chains in one pytree.
 
@@ -304,11 +294,8 @@ def _resolved(
 ) -> tuple[Settings, tuple[str, ...]]:
     """Settings with a value for each automatic argument.
 
-    Args:
-        bound: the kernel's settings and the model.
-        rows: rows per step, in the form of ``batch_size``.
-        position: position of one chain.
-        num_warmup: draws of warm-up.
+    ``rows`` are rows per step, in the form of ``batch_size``, and ``position`` is that of one
+    chain.
 
     Returns:
         The settings, and the names of those arguments in `CHOSEN` whose values only serve for
@@ -369,11 +356,7 @@ def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
 
 
 def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
-    """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``.
-
-    Raises:
-        ValueError: for a structured scale of a model that has no groups.
-    """
+    """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``."""
     settings = bound.settings
     if not isinstance(settings.dense_mass, str):
         return settings.dense_mass
@@ -416,11 +399,7 @@ def _layout(bound: Bound, position: PyTree) -> Layout | None:
 
 
 def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:
-    """Sites whose prior the expansion replaces.
-
-    Raises:
-        ValueError: if the expansion does not fit the position.
-    """
+    """Sites whose prior the expansion replaces."""
     expansion = settings.expansion
     if expansion is None:
         return ()

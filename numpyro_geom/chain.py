@@ -12,7 +12,7 @@ from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import is_traced, ravel, tree_vdot
+from ._util import is_traced, ravel, tree_vdot, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
@@ -41,15 +41,8 @@ def start_chains(
 ) -> SGState:
     """The state of one chain before its first draw, or of several chains.
 
-    Args:
-        target: the target to sample.
-        algorithm: the algorithm that samples it.
-        bound: the bound model.
-        rng_key: one key, or one for each chain.
-        num_warmup: draws of warm-up.
-        position: position of the chain, or of all chains in one pytree.
-        unknown: whether NumPyro and not the user chose the position, so that a search may improve
-            it.
+    There are as many chains as keys; their positions are in one pytree. ``unknown`` tells that
+    NumPyro and not the user chose the position, so that a search may improve it.
 
     Raises:
         ValueError: if the algorithm cannot use the potential.
@@ -76,12 +69,8 @@ ALIKE = 0.1
 def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
-    Shares that differ little from those in use stay as they are.
-
-    Args:
-        bound: the bound model.
-        state: the state before the first draw, or the states of several chains.
-        first: whether the shares in use are those of `first_shares`.
+    Shares that differ little from those in use stay as they are. ``first`` tells whether the shares
+    in use are those of `first_shares`.
     """
     if is_traced(state):
         return {}
@@ -90,9 +79,9 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     scale = state.scale
     curvature = state.control and state.control.anchor.curvature
     parts: Any = state.z, scale.centre, scale.root, curvature
-    z, centre, root, curvature = (
-        parts if is_prng_key(state.rng_key) else jax.tree.map(_first, parts)
-    )
+    if not is_prng_key(state.rng_key):
+        parts = jax.tree.map(lambda x: x[0], parts)
+    z, centre, root, curvature = parts
     unravel = ravel(z)[1]
     position, plain = unravel(centre), bound.with_shares({})
     if (names := _series(bound)) is not None:
@@ -118,17 +107,12 @@ def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:
     """Shares of 1 for the sites whose shares are to be measured.
 
     There are none with a scale that the user gives, and within a transformation.
-
-    Args:
-        bound: the bound model.
-        position: position of the chain, or of all chains in one pytree.
-        batched: whether there are several chains.
     """
     if bound.model is None or bound.point is not None or not bound.settings.finds_scale:
         return {}
     if is_traced((position, bound.model.args, bound.model.kwargs)):
         return {}
-    position = jax.tree.map(_first, position) if batched else position
+    position = jax.tree.map(lambda x: x[0], position) if batched else position
     return unmeasured(bound.model, position, _series(bound))
 
 
@@ -147,21 +131,13 @@ def _of_series(root: ArrowRoot) -> jax.Array:
     return root.times(layout.join(jnp.zeros(layout.num_shared, draw.dtype), draw))
 
 
-def _first(x: jax.Array) -> jax.Array:
-    return x[0]
-
-
 def decide(
     target: Target, algorithm: Algorithm, bound: Bound, state: SGState, choice: Choice | None
 ) -> tuple[Bound, SGState]:
     """Choose open arguments by measurements at the start of the first chain.
 
-    Args:
-        target: the target, with the values that serve for measuring.
-        algorithm: the algorithm that samples it.
-        bound: the bound model, with undecided arguments.
-        state: state of one chain before its first draw, or of several chains.
-        choice: an earlier choice; it is kept.
+    ``target`` and ``bound`` have the values that serve for measuring. An earlier ``choice`` is
+    kept.
 
     Returns:
         The bound model and the state, without parts that are no longer needed. Within a
@@ -264,7 +240,7 @@ def init_chain(
         steps_taken=count,
         adaptation=init_adaptation(num_warmup, dtype),
         built_on={},
-        seed=_key_data(rng_key),
+        seed=words(rng_key),
         rng_key=key_state,
     )
     key_search = random.split(key_state, 4)[3]
@@ -334,9 +310,3 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
         potential_energy=energy.astype(dtype),
         grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),
     )
-
-
-def _key_data(rng_key: jax.Array) -> jax.Array:
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        return random.key_data(rng_key)
-    return rng_key

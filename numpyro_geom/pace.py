@@ -54,11 +54,7 @@ MANY_STEPS = 50
 
 
 class Clock:
-    """How long a run takes. It changes while the run goes on, and no draw depends on it.
-
-    Args:
-        plan: the run.
-    """
+    """How long a run takes. It changes while the run goes on, and no draw depends on it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -67,10 +63,6 @@ class Clock:
 
     def left(self, bound: Bound, state: SGState) -> str:
         """How long the rest takes, in words for a progress bar; empty if less than a minute.
-
-        Args:
-            bound: the bound model.
-            state: the state after a draw.
 
         Warns:
             UserWarning: once, if the rest takes more than ten minutes.
@@ -95,11 +87,6 @@ class Clock:
         Nothing is measured if the values are not known (within a transformation), if rows come from
         the host, or if the run is short at `SLOWEST` operations per second.
 
-        Args:
-            bound: the bound model with its arguments.
-            algorithm: the algorithm.
-            state: the state before the first draw, or the states of several chains.
-
         Warns:
             UserWarning: with the expected duration, its reason, and what to do.
         """
@@ -113,7 +100,8 @@ class Clock:
         most = MAX_NUM_STEPS if settings.given_num_steps is None else settings.given_num_steps
         longest = plan.draws * plan.repeats * most
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
-        operations = gradients * _operations(potential, one)
+        gradient = jax.make_jaxpr(potential.gradient)(one.z, one.rng_key, one.stream)
+        operations = gradients * work(gradient.jaxpr, UNKNOWN_TURNS)  # at most, about
         told_from = TOLD_FROM
         if settings.given_num_steps is None and settings.finds_scale:
             told_from *= UNLIKELY
@@ -130,16 +118,6 @@ class Clock:
         if seconds > TOLD_FROM and not self._told:
             self._told = True
             warn_outside(in_words(bound, state, self.plan, step, seconds), UserWarning)
-
-
-def _operations(potential: Potential, state: SGState) -> float:
-    """At most the number of operations of a gradient, about."""
-
-    def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
-        return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
-
-    jaxpr = jax.make_jaxpr(gradient)(state.z, state.rng_key, state.stream).jaxpr
-    return work(jaxpr, UNKNOWN_TURNS)
 
 
 def _seconds(potential: Potential, state: SGState) -> float:
@@ -182,15 +160,7 @@ def _measured(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
 
 
 def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: float) -> str:
-    """The warning about a long run: how long it takes, why, and what to do.
-
-    Args:
-        bound: the bound model.
-        state: the state of a chain after a measurement.
-        plan: the run.
-        step: seconds per step.
-        seconds: seconds of the run.
-    """
+    """The warning about a long run: how long it takes, why, and what to do."""
     settings, found = bound.settings, state.adaptation
     steps, step_size = (int(np.max(state.num_steps)), float(np.max(state.step_size)))
     chains = f" for each of {plan.repeats} chains in turn" if plan.repeats > 1 else ""

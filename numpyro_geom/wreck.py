@@ -55,12 +55,7 @@ SUSPICIOUS, SUSPICIOUS_REAL = 10.0, 1e6
 
 
 def fault_at(bound: Bound, position: PyTree) -> str:
-    """Which site makes the energy not finite at a position of one chain; empty if none is found.
-
-    Args:
-        bound: the bound model with its arguments.
-        position: position of the model's sites.
-    """
+    """Which site makes the energy not finite at a position of one chain; empty if none is found."""
     model = bound.model
     if model is None or model.on_host or is_traced((position, model.args, model.kwargs)):
         return ""
@@ -82,10 +77,6 @@ def fault_at(bound: Bound, position: PyTree) -> str:
 
 def check_arrival(bound: Bound, state: SGState) -> None:
     """Raise if the search for a start has run away, because the energy falls forever.
-
-    Args:
-        bound: the bound model with its arguments.
-        state: the state before the first draw, or the states of several chains.
 
     Raises:
         ValueError: if a parameter is far out, and the energy twice as far out is much lower.
@@ -138,11 +129,8 @@ def bridged(temperature: float, parameters: int) -> float:
 def above_the_best(energies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By how much each chain's median energy exceeds the lowest one, and what noise explains.
 
-    Args:
-        energies: of the draws, shape (chains, draws); with minibatches each one has its own noise.
-
-    Returns:
-        The excesses and `NOISE` standard errors, in nats, both of shape (chains,).
+    Energies have the shape (chains, draws), and with minibatches their own noise. The results, of
+    shape (chains,), are the excesses and `NOISE` standard errors, in nats.
     """
     middles = np.median(energies, 1)
     noise = np.median(np.abs(np.diff(energies, axis=1)), 1) / energies.shape[1] ** 0.5
@@ -154,11 +142,7 @@ def warn_of_run(
 ) -> None:
     """Warn, once for all chains, if a chain of a run is a wreck, or else if its metric lags.
 
-    Args:
-        settings: the kernel's settings.
-        algorithm: the kernel's algorithm.
-        states: the fields of the draws, arrays of shape (chains, draws, ...).
-        last: the last state, or the last states of several chains.
+    ``states`` are the fields of the draws, arrays of shape (chains, draws, ...).
 
     Warns:
         SamplingWarning: if most draws of a chain have undone steps, if it has not moved, or if its

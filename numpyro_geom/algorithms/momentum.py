@@ -110,14 +110,9 @@ def momentum_algorithm(
 ) -> Algorithm:
     """The algorithm of a step with a momentum; `momentum_rule` gives its automatic settings.
 
-    Args:
-        settings: the kernel's settings.
-        step: the pure step.
-        integrator: ``"baoab"`` or ``"euler"``, the scheme whose bias counts.
-        most_friction: see `momentum_rule`.
-        follow: ``(dynamics, friction) -> dynamics``, the dynamics for another friction.
-        remark: an addition to the text of the bias.
-        others: further fields of `Algorithm`.
+    ``integrator`` is the scheme whose bias counts, ``follow`` maps the dynamics to those for
+    another friction, ``remark`` is added to the text of the bias, and ``others`` are further fields
+    of `Algorithm`.
     """
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
@@ -170,15 +165,8 @@ def momentum_rule(
     direction. Draws are most effective there: autocorrelation times of theta fall with the
     friction, and autocorrelation times of theta^2 have their minimum there.
 
-    Args:
-        adaptation: the measurements.
-        bias_tolerance: relative error of variances.
-        temperature: tau.
-        integrator: ``"baoab"`` or ``"euler"``.
-        given_step: the user's step size, or None.
-        given_friction: the user's friction, or None.
-        most_friction: largest gamma h with an automatic friction or with ``"euler"``. If noise or
-            a given friction needs more, the step shrinks.
+    ``most_friction`` is the largest gamma h with an automatic friction or with ``"euler"``. If
+    noise or a given friction needs more, the step shrinks.
     """
     tau = rule_temperature(temperature)
     part = 1.0 if integrator == "baoab" else 0.5

@@ -234,13 +234,7 @@ def optimise(
 ) -> tuple[Descent, jax.Array]:
     """Steps of an optimiser on minibatches, and the mean of their losses U / N.
 
-    Args:
-        energy: ``(position, rows) -> energy``.
-        draw: ``(rng_key, stream) -> rows and the advanced stream``.
-        optimiser: an Optax optimiser, of gradients over N.
-        num_data: N.
-        num_steps: number of steps.
-        descent: the state at the start.
+    The optimiser is one of gradients over N.
     """
 
     def step(_: int, carry: tuple) -> tuple:

@@ -233,10 +233,8 @@ def moments_right(found: Sequence[Check]) -> bool:
 def run_checks(run: RunRecord, right: bool = False) -> Iterator[Check]:
     """All checks that need neither the draws of a chain nor gradients at the draws.
 
-    Args:
-        run: the record.
-        right: whether gradients at the draws tell that means and sds are right. Curvatures of a
-            wide range and a few failed steps have then done nothing to the draws.
+    ``right`` tells whether gradients at the draws show that means and sds are right. Curvatures of
+    a wide range and a few failed steps have then done nothing to the draws.
     """
     yield from _starts(run)
     yield from _temperatures(run)
@@ -681,11 +679,8 @@ def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> Itera
     and errors of 0. Weights see only where there are draws: in a tail without draws an error is
     larger than its figure. With a Pareto shape that is too large, the errors are too small.
 
-    Args:
-        draws: site name -> draws, shape (chains, draws, ...).
-        log_weight: logs of the weights up to a constant, shape (chains, draws); NaN for failed
-            draws, which are left out.
-        correct: whether the weights turn the draws into draws of the posterior.
+    ``log_weight`` has the shape (chains, draws), up to a constant; NaN for failed draws, which are
+    left out. ``correct`` tells whether the weights turn the draws into draws of the posterior.
     """
     used = np.isfinite(log_weight)
     arrays = {name: x for name, x in numeric(draws).items() if x.size}

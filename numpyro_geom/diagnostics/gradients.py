@@ -60,11 +60,7 @@ def gradients_at_draws(
     The gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
     determine (the small entries of a sparse simplex in float32).
 
-    Args:
-        model: the model with its arguments.
-        posterior: draws by site, shaped (chains, draws, ...).
-        least_draws: fewest draws of a chain that are worth their time.
-        seconds: of the run; None if unknown. See `MOST_SECONDS` and `LEAST_SECONDS`.
+    ``seconds`` are those of the run, if they are known: see `MOST_SECONDS` and `LEAST_SECONDS`.
 
     Returns:
         The arrays and a dict. If there are arrays, the dict has ``gradients_every``, k if every
@@ -167,11 +163,8 @@ def energy_jumps(
     again. In the smaller cells, the error of the rule is much smaller, also at a kink, but a jump
     keeps its size.
 
-    Args:
-        energies: ``z -> (U, gradient)``, with a leading axis of positions.
-        z: unconstrained draws, with a leading axis of draws, chain after chain.
-        num_lines: number of lines.
-        chains: number of chains.
+    ``energies`` maps z to U and its gradient, with a leading axis of positions; draws are chain
+    after chain.
 
     Returns:
         The largest jump of each line, or 0 if rounding explains it; None without lines.

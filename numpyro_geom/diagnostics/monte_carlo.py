@@ -74,12 +74,7 @@ LEAST_BATCHED = 16
 
 
 class BatchMeans:
-    """Sums and sums of squares over batches of successive draws; all batches have the same length.
-
-    Args:
-        chains: number of chains.
-        scalars: number of scalars.
-    """
+    """Sums and sums of squares over batches of successive draws, all of the same length."""
 
     def __init__(self, chains: int, scalars: int) -> None:
         self.chains = chains

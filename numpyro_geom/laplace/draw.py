@@ -302,20 +302,15 @@ def gaussian(
     settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, at: AtMode, keys: jax.Array
 ) -> tuple[Flat, jax.Array]:
     """Draws s ~ N(m, P^-1), one for each key, and (s - m)'P(s - m); m is zero or `AtMode.mean`."""
-    if isinstance(at.factor, ArrowRoot):
-
-        def from_root(key: jax.Array) -> tuple[Flat, jax.Array]:
-            noise = random.normal(key, loc.shape, loc.dtype)
-            return at.factor.times(noise), jnp.vdot(noise, noise)
-
-        return jax.vmap(from_root)(keys)
-
-    if at.factor.size:
+    if isinstance(at.factor, ArrowRoot) or at.factor.size:
 
         def from_factor(key: jax.Array) -> tuple[Flat, jax.Array]:
             noise = random.normal(key, loc.shape, loc.dtype)
-            draw = solve_triangular(at.factor, noise, trans=1, lower=True)
-            return draw + at.mean, jnp.vdot(noise, noise)
+            if isinstance(at.factor, ArrowRoot):
+                draw = at.factor.times(noise)
+            else:
+                draw = solve_triangular(at.factor, noise, trans=1, lower=True) + at.mean
+            return draw, jnp.vdot(noise, noise)
 
         return jax.vmap(from_factor)(keys)
 

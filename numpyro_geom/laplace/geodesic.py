@@ -66,13 +66,8 @@ def exponential_map(
     differentiable in forward mode, as the numerical map with fixed steps.
     This is for one geodesic: use ``vmap`` for many.
 
-    Args:
-        acceleration: ``(position, velocity) -> theta''``, vectors of length D.
-        position: theta(0), shape (D,).
-        velocity: theta'(0), shape (D,).
-        rtol: relative tolerance of the root mean square of a step's error over the 2 D entries.
-        atol: absolute tolerance of this error.
-        max_steps: steps, rejected ones included, after which the solver gives up.
+    ``rtol`` and ``atol`` are tolerances of the root mean square of a step's error over the 2 D
+    entries. After ``max_steps``, rejected ones included, the solver gives up.
     """
     acceleration = jax.jit(acceleration)  # traced once
 
@@ -168,13 +163,7 @@ def log_map(precision: jax.Array, target: Flat, alpha2: float = 1.0) -> tuple[Fl
     The method is shooting with Newton steps. The scale of the gradient is continued from a nearly
     flat metric to the requested one. The end point is checked, and a miss is reported.
 
-    Args:
-        precision: P, shape (D, D).
-        target: x(1), shape (D,).
-        alpha2: scale of the gradient's outer product.
-
-    Returns:
-        The velocity x'(0), shape (D,), and whether its geodesic hits the target.
+    The result is the velocity x'(0), and whether its geodesic hits the target.
     """
     eye = jnp.eye(target.size, dtype=target.dtype)
     # unknowns in posterior standard deviations: Newton's system is then well scaled

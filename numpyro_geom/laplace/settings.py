@@ -90,15 +90,11 @@ class LaplaceSettings:
     ) -> LaplaceSettings:
         """The settings with the choices for a model of D = ``size`` dimensions.
 
-        Args:
-            size: D.
-            has_factor: whether the model has a ``numpyro.factor``. Its curvature is only in the
-                Hessian of the prior part. This prior part may become indefinite along a geodesic,
-                and so the Euclidean mode is safer.
-            has_observed: whether the model has an observed site with a distribution. Without one
-                there is no Fisher information. Monge's metric is not chosen, because its draws are
-                too narrow.
-            has_law: whether the draws come from the nearest normal law.
+        With a ``numpyro.factor``, curvature is only in the Hessian of the prior part. This prior
+        part may become indefinite along a geodesic, and so the Euclidean mode is safer. Without an
+        observed site with a distribution, there is no Fisher information. Monge's metric is not
+        chosen, because its draws are too narrow. ``has_law`` tells whether the draws come from the
+        nearest normal law.
         """
         metric, mode, precision, prior = self.metric, self.mode, self.precision, self.prior_metric
         if has_law:

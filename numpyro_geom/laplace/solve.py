@@ -42,9 +42,7 @@ def nystrom(product: Callable[[Array], Array], probes: Array) -> Sketch:
     Frangella, Tropp and Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl.
     44(2), 2023. Directions that are not found keep the identity, so that S^2 >= (I + A)^-1.
 
-    Args:
-        product: ``v -> A v``.
-        probes: random vectors, shape (rank, D).
+    ``probes`` are random vectors, shape (rank, D).
     """
     times = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     pushed = lax.map(product, probes)
@@ -75,13 +73,8 @@ def conjugate_gradients(
     is more than 30 tolerances in the norm of G (in float32 3e-2), the solve has failed.
     Differentiable, by solves of the same kind.
 
-    Args:
-        product: ``v -> G v``, for positive definite G.
-        b: right-hand side, shape (D,).
-        tolerance: see above. In float32 it is at least 1e-4.
-        max_steps: products after which the solve fails.
-        sketch: makes a preconditioner, used if more than ``patience`` products are needed without.
-        patience: about as many products as the sketch costs.
+    In float32 the tolerance is at least 1e-4. ``sketch`` makes a preconditioner, used if more than
+    ``patience`` products are needed without: about as many as the sketch costs.
     """
     single = b.dtype != jnp.float64
     tolerance = max(tolerance, 1e-4 if single else 1e-9)

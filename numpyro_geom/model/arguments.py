@@ -54,20 +54,14 @@ def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
     )
 
 
-def split_arrays(tree: PyTree, least_size: int = 0) -> tuple[list, Callable[[list], PyTree]]:
+def split_arrays(tree: PyTree) -> tuple[list, Callable[[list], PyTree]]:
     """The arrays that compiled code can take, and a function that replaces them by others.
 
     For a `HostArray` this takes the copy on the device.
-
-    Args:
-        tree: the arguments.
-        least_size: fewest entries of an array that is taken.
     """
     leaves, structure = jax.tree.flatten(tree)
 
     def is_array(x: Any) -> bool:
-        if np.size(x) < least_size:
-            return False
         if isinstance(x, jax.Array):
             return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
         return isinstance(x, HostArray) or _is_plain(x)
@@ -92,10 +86,7 @@ def without_host(tree: PyTree) -> PyTree:
 def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether host code reads values of the arguments, so that the model fails without them.
 
-    Args:
-        run: ``(args, kwargs)``, runs the model abstractly.
-        args: the model's arguments, from `on_device`.
-        kwargs: the model's keyword arguments.
+    ``run(args, kwargs)`` runs the model abstractly, with arguments from `on_device`.
     """
     if not any(isinstance(x, HostArray) for x in jax.tree.leaves((args, kwargs))):
         return False
@@ -105,17 +96,7 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
 
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iterator[None]:
-    """Name the argument that JAX cannot use, if it is the reason why the model fails.
-
-    Args:
-        model: the user's model.
-        args: the model's arguments.
-        kwargs: the model's keyword arguments.
-        run: ``(args, kwargs)``, runs the model.
-
-    Raises:
-        TypeError: with the name of the argument.
-    """
+    """Name the argument that JAX cannot use, if it is the reason why the model fails."""
     try:
         yield
     except Exception as error:
@@ -141,11 +122,7 @@ def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iter
 
 @contextmanager
 def differentiated() -> Iterator[None]:
-    """Explain the remedy if the model has a loop without a gradient.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Explain the remedy if the model has a loop without a gradient."""
     try:
         yield
     except ValueError as error:

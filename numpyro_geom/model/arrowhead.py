@@ -172,11 +172,7 @@ def find_layout(
 ) -> Layout | None:
     """The groups of a model, found by its plates or by equal lengths, and tried; None without.
 
-    Args:
-        potential: of vectors.
-        sites: the sites of the model's plan, for their plates.
-        shapes: shapes of the unconstrained sites, in their order in a vector.
-        dtype: of the vectors.
+    ``shapes`` are those of the unconstrained sites, in their order in a vector.
     """
     if potential.on_all_rows is None:
         return None
@@ -202,11 +198,9 @@ def find_layouts(
     Each is the one with the fewest products for its Hessian. Shapes do not tell whether groups are
     separate, nor whether the outer groups contain the others: see `accepted`.
 
-    Args:
-        shapes: shapes of the unconstrained sites.
-        plates: for each site, its plates with the axes of its value. A site without a plate
-            belongs to groups if one axis is as long as the plate of another site, or as any axis
-            of the model if no site has a plate.
+    ``plates`` are those of each site, with the axes of its value. A site without a plate belongs to
+    groups if one axis is as long as the plate of another site, or as any axis of the model if no
+    site has a plate.
     """
     both: tuple[list, list] = [], []
     for layout in _layouts(shapes, plates):
@@ -585,9 +579,8 @@ class ArrowRoot:
     def then(self, corner: tuple[jax.Array, jax.Array], width: jax.Array) -> ArrowRoot:
         """L R, where R scales the shared parameters by a matrix and the others one by one.
 
-        Args:
-            corner: the matrix and its inverse, shapes (d, d).
-            width: factors of the parameters of groups, in a vector of all, shape (D,).
+        ``corner`` is the matrix and its inverse. ``width`` holds the factors of the parameters of
+        groups, in a vector of all, shape (D,).
         """
         rest, local = self.layout.split(width)
         if isinstance(self.corner, ArrowRoot):
@@ -697,12 +690,8 @@ def derivatives_at(
     the relative error in a random direction v of the posterior, |L'(H - A) v| / |L'A v|. Without
     groups it is 0.
 
-    Args:
-        potential: of vectors.
-        position: shape (D,).
-        layout: the parameters that belong to groups.
-        root: L, about a root of the inverse Hessian, for the misfit and the outer groups' numbers;
-            by default the identity, without outer groups' numbers.
+    ``root`` is L, about a root of the inverse Hessian, for the misfit and the outer groups'
+    numbers; by default the identity, without outer groups' numbers.
     """
     dtype = position.dtype
     root = unit_root(layout, dtype) if root is None else root

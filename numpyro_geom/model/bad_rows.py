@@ -84,13 +84,9 @@ def check_finite(
 ) -> None:
     """Raise if rows with values that are not finite make the energy or its gradient not finite.
 
-    Args:
-        model: the user's model.
-        args: its arguments. Rows that stay on the host are not checked.
-        kwargs: its keyword arguments.
-        energy: ``(rows of each plate) -> (energy, gradient)``; None if it is known to be not
-            finite.
-        sizes: sizes of the plates whose rows ``energy`` takes.
+    ``energy`` maps the rows of each plate to the energy and its gradient; None if it is known to be
+    not finite. ``sizes`` are those of the plates whose rows it takes. Rows that stay on the host
+    are not checked.
     """
     if in_trace(args, kwargs):  # values are unknown
         return

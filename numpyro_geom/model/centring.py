@@ -147,12 +147,8 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
 def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = None) -> Shares:
     """Shares of 1 for all sites that may not be centred: u is x.
 
-    A start with them is the same program as a start with measured shares.
-
-    Args:
-        model: the `numpyro_geom.model.model.Model`.
-        position: a position of its sites.
-        series: the sites of a series, if the model is one.
+    A start with them is the same program as a start with measured shares. ``series`` are the sites
+    of a series, if the model is one.
     """
     if series is None:
         names = _following(model, _scales_of_groups(model, position), position)
@@ -169,11 +165,7 @@ def find_shares(
 ) -> dict[str, np.ndarray]:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
-    Args:
-        model: the `numpyro_geom.model.model.Model`.
-        potential: its energy.
-        position: where the shares are measured.
-        diagonal: the Hessian's diagonal there, if it is known, in the structure of ``position``.
+    ``diagonal`` is the Hessian's at ``position``, if it is known, in the same structure.
     """
     scales = _scales_of_groups(model, position)
     names = _following(model, scales, position)
@@ -267,13 +259,7 @@ def _some_rows(model: Any) -> Any:
 
 
 def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Array | float]:
-    """The position with x in the place of u, for series, and log |dx/du|.
-
-    Args:
-        model: the `numpyro_geom.model.model.Model`.
-        position: of its sites.
-        rows: some rows, on which the model runs.
-    """
+    """The position with x in the place of u, for series, and log |dx/du|."""
     paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
     if not paths:
         return position, 0.0
@@ -293,11 +279,8 @@ def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
 def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTree) -> Shares:
     """The coordinates of series; empty for a series whose scale is known or follows from its times.
 
-    Args:
-        model: the `numpyro_geom.model.model.Model`.
-        names: sites of the series.
-        position: m, and the other sites there.
-        away: a draw of the posterior's series about the position, given the other sites.
+    ``position`` is m, and the other sites there. ``away`` is a draw of the posterior's series about
+    it, given the other sites.
     """
     if not _are_usable(model, names, position):
         return {}

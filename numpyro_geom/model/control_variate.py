@@ -92,11 +92,8 @@ def anchor_at(
 ) -> Anchor:
     """An anchor at ``position``: one pass over all rows, in chunks.
 
-    Args:
-        potential: the target.
-        position: the place.
-        layout: the parameters that belong to groups, for an anchor of second order.
-        root: about a root of the inverse Hessian, if there are groups.
+    An anchor of second order needs a ``layout``, and with groups ``root``, about a root of the
+    inverse Hessian.
     """
     if layout is not None:
         flat, unravel = ravel(position)
@@ -113,11 +110,7 @@ def anchor_at(
 def with_control_variate(potential: Potential, anchor: Anchor, order: Any = None) -> Potential:
     """The potential whose minibatch energies are corrected at the anchor.
 
-    Args:
-        potential: the target.
-        anchor: the anchor.
-        order: order of the correction, from 0 for none to 2; by default the order for which there
-            is an anchor.
+    ``order`` is from 0 for none to 2; by default the order for which there is an anchor.
     """
     curvature = anchor.curvature
     exact: Any = False
@@ -197,11 +190,8 @@ def replace_anchor(
 ) -> Control:
     """Move the anchor to ``position``, unless the energy or gradient there is not finite.
 
-    Args:
-        potential: the target, without a control variate.
-        control: the state.
-        position: the place.
-        root: the chain's `Scale.root`, for an anchor of second order.
+    ``potential`` has no control variate. ``root`` is the chain's `Scale.root`, for an anchor of
+    second order.
     """
     curvature = control.anchor.curvature
     layout = curvature.hessian.layout if curvature else None

@@ -23,12 +23,7 @@ PyTree = Any
 
 
 def linearize(fn: Callable[[PyTree], PyTree], position: PyTree) -> tuple[PyTree, Callable]:
-    """``fn(position)``, and the map from a direction t to J t, as `jax.linearize`.
-
-    Args:
-        fn: a function of one pytree of floating-point arrays, with such a pytree as its value.
-        position: where J is the Jacobian of ``fn``.
-    """
+    """``fn(position)``, and the map from a direction t to J t, as `jax.linearize`."""
     value, push = jax.linearize(fn, position)
     jaxpr = jax.make_jaxpr(push)(position).jaxpr
     if _has_placeholder(jaxpr):
@@ -58,9 +53,7 @@ def jvp(fn: Callable[[PyTree], PyTree], position: PyTree, direction: PyTree) -> 
 def second_order(fn: Callable[[jax.Array], jax.Array], like: jax.Array) -> Callable:
     """The map from a position and a direction t to ``fn``, its slope along t, and Hessian times t.
 
-    Args:
-        fn: a function of one vector, with a scalar as its value.
-        like: a vector like the positions and directions.
+    Positions and directions are vectors like ``like``, and values of ``fn`` are scalars.
     """
 
     def product(x: jax.Array, t: jax.Array) -> tuple:

@@ -49,11 +49,7 @@ def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, A
 
     A key counts only if the energy depends on it: modules draw initial weights with a key.
 
-    Args:
-        model: a NumPyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        trace: of the model, with values or their shapes.
+    ``trace`` is the model's, with values or their shapes.
     """
     kept = ("param", "mutable")
     values = {

@@ -10,10 +10,7 @@ from typing import Any
 def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sums: bool) -> None:
     """Raise if a model has discrete latent sites that cannot be summed out.
 
-    Args:
-        trace: of the model.
-        batch_sizes: batch sizes of the plates that are to be subsampled.
-        sums: whether the caller can sum out discrete sites at all.
+    ``sums`` tells whether the caller can sum out discrete sites at all.
 
     Raises:
         ValueError: for discrete sites with infinite support; if there is no continuous site; with
@@ -56,9 +53,8 @@ def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sum
 def enumerating(model: Callable, sites: Iterable[Any]) -> Callable:
     """The model with one axis for the values of each discrete latent site, left of all plates.
 
-    Args:
-        model: on all rows.
-        sites: its sites, each with its ``plates``: pairs of a name and a negative dimension.
+    ``model`` is on all rows. Each of its sites has ``plates``: pairs of a name and a negative
+    dimension.
     """
     from numpyro.contrib.funsor import config_enumerate, enum
 

@@ -331,10 +331,6 @@ class WithoutPrior(Messenger):
     parameters of the old prior lose their link to the site: with w ~ N(0, s), s no longer depends
     on w.
 
-    Args:
-        fn: the model.
-        names: sites, see `Expansion.replaced`.
-
     Raises:
         ValueError: when the model runs, for a site whose support is not the whole space or that is
             observed.
@@ -364,12 +360,8 @@ class WithoutPrior(Messenger):
 def with_expansion(potential: Potential, expansion: Expansion, temperature: Any) -> Potential:
     """The potential of the expanded position, with the same minibatches.
 
-    Args:
-        potential: potential of the position dict site -> array; under ``target="factors"`` the
-            potential of `WithoutPrior`. Apply a control variate before the expansion: its anchor
-            is a position of the model.
-        expansion: the settings.
-        temperature: tau of the chain.
+    Under ``target="factors"`` it takes the potential of `WithoutPrior`. Apply a control variate
+    before the expansion: its anchor is a position of the model.
     """
     return in_coordinates(
         potential, expansion.merge, lambda expanded: expansion.correction(expanded, temperature)

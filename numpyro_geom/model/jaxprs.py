@@ -34,7 +34,7 @@ def inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs within an equation."""
     for given in equation.params.values():
         for value in given if isinstance(given, (tuple, list)) else (given,):
-            if is_jaxpr(value):
+            if isinstance(value, (ClosedJaxpr, Jaxpr)):
                 yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
 
 
@@ -59,9 +59,7 @@ def alike(jaxpr: Jaxpr) -> float:
 def work(jaxpr: Jaxpr, unknown: int = 1) -> float:
     """About the number of operations of a program.
 
-    Args:
-        jaxpr: the program.
-        unknown: number of turns of a loop whose length is not known.
+    ``unknown`` is the number of turns of a loop whose length is not known.
     """
     total = 0.0
     for equation in jaxpr.eqns:
@@ -86,10 +84,8 @@ def needed(
 ) -> tuple[list[JaxprEqn], set[Any]]:
     """Equations that results depend on, and the variables among their inputs and the results.
 
-    Args:
-        jaxpr: a program.
-        results: some of its variables; literals among them do not count.
-        always: whether an equation is needed for another reason, such as an effect.
+    Literals among the results do not count. ``always`` tells whether an equation is needed for
+    another reason, such as an effect.
     """
     variables = {x for x in results if not isinstance(x, Literal)}
     found = []
@@ -110,12 +106,9 @@ def followed(
 
     Equations of which nothing is known are passed over: nothing is known about their results.
 
-    Args:
-        jaxpr: the program.
-        inputs: a fact about each input.
-        rule: facts about the results of an equation, from the equation and facts about its inputs.
-            An equation that calls a program (`CALLS`) is entered instead.
-        nothing: the fact about literals and constants.
+    ``rule`` gives facts about the results of an equation, from the equation and facts about its
+    inputs. An equation that calls a program (`CALLS`) is entered instead. ``nothing`` is the fact
+    about literals and constants.
     """
     known = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -142,8 +135,3 @@ def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     params.pop("ft_out")
     consts, carried, _ = map(len, params.pop("ft_in").unpack())
     return consts, carried
-
-
-def is_jaxpr(x: Any) -> bool:
-    """Whether ``x`` is a program, with or without its constants."""
-    return isinstance(x, (ClosedJaxpr, Jaxpr))

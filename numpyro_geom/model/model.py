@@ -179,25 +179,21 @@ class Model:
         given = self.args, self.kwargs
         arrays, fill = split_arrays(given)
 
-        def run(arrays: list) -> None:
-            args, kwargs = fill(arrays)
-            abstract_trace(self.runnable, args, kwargs, {})
-
         try:
-            jax.eval_shape(run, arrays)
+            jax.eval_shape(lambda arrays: self._run_abstractly(*fill(arrays)), arrays)
         except Exception:  # a model can raise anything where it needs a value
             return [], lambda _: given
         return arrays, fill
 
+    def _run_abstractly(self, args: tuple, kwargs: dict) -> None:
+        abstract_trace(self.runnable, args, kwargs, {})
+
     @cached_property
     def signature(self) -> str:
         """Text of all that a compiled program depends on besides `fn` and `arrays`."""
-
-        def run(args: tuple, kwargs: dict) -> None:
-            abstract_trace(self.runnable, args, kwargs, {})
-
-        leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
-        by_value = not self.arrays or reads_values(run, self.args, self.kwargs)
+        given = self.args, self.kwargs
+        leaves, treedef = jax.tree.flatten(given)
+        by_value = not self.arrays or reads_values(self._run_abstractly, *given)
         digests = Digests()
 
         def told(x: Any) -> Any:

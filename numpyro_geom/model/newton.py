@@ -70,14 +70,11 @@ def newton(
     A step with a finite gradient that lowers the loss is taken. ``evaluate`` occurs once in the
     program.
 
-    Args:
-        evaluate: position -> `Place`.
-        start: shape (D,).
-        most_steps: largest number of evaluations, the one at the start included.
-        enough: the search ends if the next step promises a smaller fall of U than this, in nats.
-        rounding: size of rounding errors in the loss. A step that raises the loss by less is taken,
-            since the gradient is more accurate. A smaller fall makes the next step shorter.
-        first: the place before the first evaluation, by default `nowhere`, with L = I.
+    The search ends after ``most_steps`` evaluations, or if the next step promises a smaller fall of
+    U than ``enough``, in nats. ``rounding`` is the size of rounding errors in the loss. A step that
+    raises the loss by less is taken, since the gradient is more accurate. A smaller fall makes the
+    next step shorter. ``first`` is the place before the first evaluation, by default `nowhere`,
+    with L = I.
 
     Returns:
         The last position taken, and the number of evaluations. If nothing is finite, the start with

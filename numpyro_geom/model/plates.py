@@ -41,15 +41,8 @@ def read_subsampling(
 ) -> Subsampling:
     """Read plates and sites of a model and check that it can be subsampled.
 
-    Args:
-        model: a NumPyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        batch_size: rows per step: an int for the only plate that holds observed rows, a dict
-            plate -> int, or None for the model's own subsampling (all rows if there is none). A
-            batch as large as its plate means no subsampling of that plate.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        sums: whether discrete latent sites are summed out, on all rows; otherwise they are errors.
+    The arguments are those of `numpyro_geom.model.read`. A batch as large as its plate means no
+    subsampling of that plate.
 
     Raises:
         ValueError: for a model without rows, with discrete latent sites that cannot be summed out,
@@ -224,9 +217,6 @@ def _check_values(trace: Mapping[str, Any]) -> None:
 
     NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
     all rows.
-
-    Args:
-        trace: of the model on all rows, with values or their shapes.
     """
     for site in trace.values():
         if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:

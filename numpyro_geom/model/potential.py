@@ -62,6 +62,10 @@ class Potential(NamedTuple):
     on_host: bool = False
     full_energy: Callable[[PyTree], jax.Array] | None = None
 
+    def gradient(self, position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
+        """An estimate of U's gradient, from the next minibatch."""
+        return jax.grad(self.energy)(position, self.draw(rng_key, stream)[0])
+
 
 def in_coordinates(
     potential: Potential,
@@ -70,10 +74,7 @@ def in_coordinates(
 ) -> Potential:
     """The potential as a function of other coordinates of the position.
 
-    Args:
-        potential: potential of the position.
-        to_sites: map from the coordinates to the position.
-        correction: an addition to the energy, as a function of the coordinates.
+    ``correction`` is an addition to the energy, as a function of the coordinates.
     """
 
     def energy(coordinates: PyTree, batch: Batch) -> jax.Array:
@@ -95,12 +96,8 @@ def function_potential(
     """The potential of a function ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.
 
     The second form is a stochastic energy: any unbiased estimate of U, with one key per estimate.
-
-    Args:
-        potential_fn: the function.
-        full_potential_fn: U itself, if ``potential_fn`` is stochastic. Without it there is no
-            ``on_all_rows``.
-        num_data: N; None for 1. Metrics then see the gradient of the whole energy.
+    Without U itself (``full_potential_fn``) it has no ``on_all_rows``. Without ``num_data``,
+    metrics see the gradient of the whole energy.
     """
     stochastic = takes_rng_key(potential_fn)
 

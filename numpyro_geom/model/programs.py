@@ -65,14 +65,10 @@ def compiled(
 
     Within an outer transformation ``fn`` becomes a part of the outer program.
 
-    Args:
-        fn: a pure function; its closed-over values may change from call to call.
-        args: pytrees of arrays.
-        at_most: most alike operations of a program that is compiled, as a mean over its
-            operations. ``otherwise`` runs instead of a program with more.
-        otherwise: the replacement, by default ``fn`` itself. It runs operation by operation, each
-            compiled once for each shape. This is faster if ``fn`` runs once and repeats its
-            operations, like a deep network.
+    ``fn`` is pure; its closed-over values may change from call to call. A program with more than
+    ``at_most`` alike operations, as a mean over its operations, is not compiled. ``otherwise`` runs
+    instead, by default ``fn`` itself: operation by operation, each compiled once for each shape.
+    This is faster if ``fn`` runs once and repeats its operations, like a deep network.
     """
     if is_traced(args):
         return fn(*args)
@@ -135,11 +131,6 @@ def loop_program(
 
     Data are inputs of the program. As constants, they would be copied into the program while it
     compiles, and other data would need another program.
-
-    Args:
-        fn: the loop, or one of its iterations.
-        static_argnums: numbers of the first arguments, if they are no arrays.
-        donate_argnums: number of the argument whose memory the result may use, if any.
     """
     call: Callable | None = None
 
@@ -174,13 +165,8 @@ def _program(
 ) -> Callable | None:
     """The program of a trace. None if it cannot be shared, because it calls the host.
 
-    Args:
-        traced: the trace.
-        args: its arguments.
-        shape: the structure of its result.
-        donated: numbers of the arguments whose memory a loop's result may use.
-        part: whether it is a part of other programs. It has no compiler options then, and if it
-            cannot be shared, it belongs to this trace alone.
+    With ``donated`` arguments a loop's result may use their memory. A ``part`` of other programs
+    has no compiler options, and if it cannot be shared, it belongs to this trace alone.
     """
     traced = _with_constants_once(traced)
     key, order = (None, range(len(traced.consts))) if traced.effects else _exact(traced.jaxpr)
@@ -198,7 +184,8 @@ def _program(
             return jax.tree.unflatten(treedefs[1], flat)
 
         short = donated is None and work(jaxpr, LEAST_TURNS) < MUCH_WORK * length(jaxpr)
-        options = _quick() if short else lean_options()
+        # compiled in a fifth of the time, to code that is 2 to 4 times slower
+        options = _known_options() or None if short else lean_options()
         _programs[key] = jax.jit(
             run,
             donate_argnums=tuple(1 + k for k in donated or ()),
@@ -268,11 +255,6 @@ def lean_options() -> dict[str, Any] | None:
     return {name: False} if name in _known_options() else None
 
 
-def _quick() -> dict[str, Any] | None:
-    """Options for a fifth of the CPU's compile time, and code that is 2 to 4 times slower."""
-    return _known_options() or None
-
-
 def _exact(jaxpr: Jaxpr) -> tuple[tuple | None, list[int]]:
     """A key that is equal for programs that can replace each other, whatever their constants are.
 
@@ -321,11 +303,8 @@ class Program(NamedTuple):
     ) -> Program:
         """The `Program` of a traced program.
 
-        Args:
-            traced: the program.
-            digests: digests of arrays and host rows; known ones are not read again.
-            arguments: digests of some arguments, by their number. A program that has such an array
-                as an argument then equals one that contains the array.
+        Arrays and host rows with known ``digests`` are not read again. A program with an array
+        among its ``arguments``, by number, equals one that contains the array.
         """
         walk = _Walk(digests)
         found = walk.part(traced, arguments or {})
@@ -382,10 +361,9 @@ class _Walk:
     ) -> str:
         """Digest of a part of a program.
 
-        Args:
-            part: visited only once, if its values depend on its own arguments alone.
-            bound: texts of arguments that are values of the part around this one, by number.
-            depth: number of parts around this one. It keeps arguments of different parts apart.
+        It is visited only once, if its values depend on its own arguments alone. ``bound`` are
+        texts of arguments that are values of the part around this one, by number. The ``depth``
+        keeps arguments of different parts apart.
         """
         if bound is not None:
             return self._digest(part, bound, depth)

@@ -40,9 +40,7 @@ MANY_SITES = 20
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
     """The model with the initial values of ``param`` and ``mutable`` sites, one for all chains.
 
-    Args:
-        model: the model.
-        rows: some rows, on which a model with `numpyro_geom.HostRows` runs.
+    ``rows`` are some rows, on which a model with `numpyro_geom.HostRows` runs.
     """
     if not model.plan.has_params:
         return model
@@ -63,13 +61,7 @@ def find_start(
 ) -> tuple[Model, PyTree]:
     """Find where chains start, and the transforms of the sites on the way.
 
-    Args:
-        model: the model.
-        rng_key: one key, or one for each chain.
-        init_params: the user's starting point of the chains, or None.
-        init_strategy: NumPyro's strategy for the start without ``init_params``.
-        batched: whether there are several chains.
-        constrained: whether ``init_params`` are in the supports of the sites.
+    ``constrained`` tells whether ``init_params`` are in the supports of the sites.
 
     Returns:
         The model with its ``param`` sites and transforms, and the position of the chain, or of all
@@ -249,15 +241,8 @@ def _as_position(
 ) -> dict[str, jax.Array]:
     """The position that ``init_params`` describes.
 
-    Args:
-        init_params: values by site. The parameters of a module may be the module's nested dict:
-            ``{"nn": {"Dense_0": {"kernel": ...}}}`` for the site ``nn/Dense_0.kernel``.
-        position: position of the chain, or of all chains in one pytree; gives shapes and dtypes.
-        model: the model with all sites.
-        args: the model's arguments.
-        kwargs: the model's keyword arguments.
-        batched: whether leaves have a leading axis of chains.
-        constrained: whether values are site values and not unconstrained values.
+    The parameters of a module may be the module's nested dict: ``{"nn": {"Dense_0": {"kernel":
+    ...}}}`` for the site ``nn/Dense_0.kernel``. ``position`` gives shapes and dtypes.
 
     Raises:
         TypeError: for values that are not floating point arrays.

@@ -65,11 +65,7 @@ class Batches(NamedTuple):
 def check_separate(
     model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
 ) -> None:
-    """Raise for the first site of `leaning`.
-
-    Raises:
-        ValueError: with the site, the plate, and the module of a network that is the reason.
-    """
+    """Raise for the first site of `leaning`."""
     for _, told in leaning(model, args, kwargs, plan, plate):
         raise ValueError(told)
 
@@ -81,13 +77,6 @@ def leaning(
 
     Nothing is tried within a transformation of the arguments, where their values are unknown, and
     for `HostRows` of which a process holds a part or that are on a mesh.
-
-    Args:
-        model: a NumPyro model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        plan: its plates and batch sizes.
-        plate: the plate whose rows are tried.
 
     Yields:
         The site's name, and a text with the plate, and the module of a network that is the reason.
@@ -261,10 +250,8 @@ def _nudged(x: np.ndarray) -> np.ndarray:
 def _excess(found: np.ndarray, eps: float = 0.0, amplified: Any = 0.0) -> np.ndarray:
     """By how much two log densities differ beyond rounding, relative to what is allowed, less one.
 
-    Args:
-        found: log densities, shape (positions, 2, ...).
-        eps: the coarsest rounding of the program, relative.
-        amplified: change of the log densities for a relative change of 1 of the position.
+    Log densities have the shape (positions, 2, ...). ``eps`` is the coarsest rounding of the
+    program, relative, and ``amplified`` their change for a relative change of 1 of the position.
     """
     first, second = found[:, 0], found[:, 1]
     allowed = max(RELATIVE, ROUNDINGS * eps) * np.maximum(np.abs(first), np.abs(second))

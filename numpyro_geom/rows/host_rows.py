@@ -313,12 +313,10 @@ def fetch(
 ) -> tuple[jax.Array, ...]:
     """Rows by one callback to the host, also under `jax.vmap`; over a mesh by one of each device.
 
-    Args:
-        wanted: pairs of an array and the place of its index in ``here``.
-        here: traced indices of any shape.
-        then: indices that will be needed next; empty if they are not known.
-        ordered: whether each index has one row from each of equal stretches, in their order.
-        mapped: whether the first axis of the indices is the axis of a ``vmap``, such as chains.
+    ``wanted`` are pairs of an array and the place of its index in ``here``. ``then`` are indices
+    that will be needed next; empty if they are not known. ``ordered`` indices have one row from
+    each of equal stretches, in their order. With ``mapped``, their first axis is the axis of a
+    ``vmap``, such as chains.
 
     Returns:
         For each pair, rows of shape ``index.shape + X.shape[1:]``.

@@ -219,12 +219,8 @@ class OverMesh:
         right only for stratified batches. For other indices, each device then asks for its own
         rows, and the devices' words are summed.
 
-        Args:
-            call_host: ``(wanted, here, then) -> rows``, the callback.
-            wanted: pairs of an array and the place of its index.
-            indices: the indices to fetch, and those that will be needed next.
-            ordered: whether each index has one row from each of equal stretches, in their order.
-            mapped: whether the first axis of the indices counts chains.
+        Arguments are those of `fetch`, whose callback is ``call_host(wanted, here, then)``.
+        ``indices`` are those to fetch, and those that will be needed next.
         """
         here, _ = indices
         parts, chains = self._devices(self.data_axis), self._devices(self.chain_axis)

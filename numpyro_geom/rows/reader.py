@@ -31,12 +31,8 @@ class Reader:
 
     The source's shape is fixed at the start, even if the source grows.
 
-    Args:
-        source: the array.
-        name: its name in errors.
-        shape: of the array of all rows.
-        held: numbers of the rows that the source holds.
-        timeout: seconds for one gather, or None.
+    ``held`` are numbers of the rows that the source holds, and ``shape`` is that of all rows.
+    ``timeout`` is in seconds for one gather.
     """
 
     def __init__(

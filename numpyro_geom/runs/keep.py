@@ -323,13 +323,7 @@ def _newest_record(folder: Path, resume: bool | str) -> Any:
 
 
 class Describer:
-    """Names, dimensions and attributes of a run's draws, the same as in `to_inference_data`.
-
-    Args:
-        mcmc: the MCMC of the draws.
-        arguments: the model's arguments, positional and by keyword.
-        created_at: start time of the run, in ISO format.
-    """
+    """Names, dimensions and attributes of a run's draws, the same as in `to_inference_data`."""
 
     def __init__(self, mcmc: MCMC, arguments: tuple, created_at: str) -> None:
         self._mcmc, self._arguments, self._created_at = mcmc, arguments, created_at

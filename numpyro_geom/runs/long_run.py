@@ -243,11 +243,7 @@ def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyT
 
 
 def _told_of_frozen_chains(state: PyTree, draw: int) -> bool:
-    """Warn if more than `FROZEN` of the steps of a chain's last draw were undone.
-
-    Returns:
-        Whether it warned.
-    """
+    """Warn if over `FROZEN` of the steps of a chain's last draw were undone; whether it warned."""
     undone, steps = (getattr(state, name, None) for name in ("num_diverging", "num_steps"))
     if undone is None or steps is None:  # not of a kernel of this package
         return False

@@ -405,11 +405,7 @@ def _strangers(path: Path, ours: set[str]) -> list[str]:
 
 
 def _check_name(name: str) -> None:
-    """Check that a variable's name can be the name of a folder in a group of a store.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """Check that a variable's name can be the name of a folder in a group of a store."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

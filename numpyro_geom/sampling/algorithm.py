@@ -89,11 +89,8 @@ def num_steps_from(
 ) -> jax.Array:
     """Steps per draw, so that a draw spans ``draw_length`` relaxation times.
 
-    Args:
-        rate: relaxation rate of the slowest direction, per unit of step size.
-        step_size: h.
-        potential: unused.
-        draw_length: number of relaxation times.
+    ``rate`` is the relaxation rate of the slowest direction, per unit of step size; the potential
+    is not used.
     """
     wanted = draw_length / (step_size * rate)
     return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
@@ -253,9 +250,7 @@ def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
 def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
     """``(state, grad, num_data, learning) -> state`` after a gradient over all data.
 
-    Args:
-        metric: the metric.
-        frozen: whether statistics change only while ``learning``; after it they cost nothing.
+    If ``frozen``, statistics change only while ``learning``; after it they cost nothing.
     """
 
     def update(state: PyTree, grad: PyTree, num_data: int) -> PyTree:
@@ -282,10 +277,8 @@ def settling_steps(metric: Any, least: int = 1) -> int:
 def check_noisy(potential: Potential, what: str, remedy: str) -> None:
     """Raise if the potential has no minibatch noise.
 
-    Args:
-        potential: the potential.
-        what: the reason for which noise is needed; begins the message.
-        remedy: what to do besides passing a batch size; ends the message.
+    ``what`` needs the noise and begins the message. ``remedy``, besides passing a batch size, ends
+    it.
     """
     if potential.deterministic:
         raise ValueError(

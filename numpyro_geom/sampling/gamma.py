@@ -89,14 +89,9 @@ def divergence_from_probe(
 
         grad, hvp_z = jax.jvp(grad_fn, (position,), (z,))
 
-    Args:
-        metric: a metric.
-        state: its state after the update with ``grad``.
-        grad: g = grad Uhat / N, a pytree like the position.
-        z: the probe, a pytree like the position.
-        hvp_z: Hessian of Uhat times z over N.
-        product: the metric's method whose matrix has the divergence: A, or A^{1/2} with
-            ``"apply_inverse_sqrt"``.
+    ``state`` is the metric's after the update with ``grad``, which is g = grad Uhat / N. ``z`` is
+    the probe, and ``hvp_z`` the Hessian of Uhat times z over N. ``product`` names the method of the
+    metric whose matrix has the divergence: A, or A^{1/2} with ``"apply_inverse_sqrt"``.
     """
     _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
 

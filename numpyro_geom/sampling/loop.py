@@ -33,14 +33,7 @@ def loop_over_batches(
 ) -> tuple[Any, PyTree]:
     """``carry = body(k, rng_key, batch, carry)`` for each of the next minibatches.
 
-    Args:
-        potential: the potential; it draws the minibatches.
-        position: a position of the model, for its shapes.
-        rng_key: key for batches and steps.
-        stream: state of the row stream.
-        num_steps: number of steps; may be traced.
-        body: a pure function of the number of the step, a key, the minibatch and the carry.
-        carry: initial value of the carry.
+    ``position`` is one of the model, for its shapes. ``num_steps`` may be traced.
 
     Returns:
         The advanced stream, and the last carry.

@@ -286,10 +286,8 @@ def _check_function(function: Callable[[Any], Any]) -> None:
 def check_always_noisy(schedule: Schedule | None, what: str, other: str = "") -> None:
     """Raise if some steps of a schedule (None for ``"auto"``) have no noise.
 
-    Args:
-        schedule: the step sizes.
-        what: the object that needs the noise; begins the message.
-        other: a remedy besides ``explore=0``; ends the message.
+    ``what`` needs the noise and begins the message. ``other``, a remedy besides ``explore=0``, ends
+    it.
     """
     if getattr(schedule, "explore", 0.0) > 0:
         raise ValueError(

@@ -23,9 +23,7 @@ DEFAULT_FIELDS = (
 def site_sizes(position: PyTree, z: PyTree) -> dict[str, int]:
     """Sizes of the sites that have temperatures of their own, in the order of their names.
 
-    Args:
-        position: the object that steps move: a pytree, or a vector in place of the sites.
-        z: a position of the model's sites.
+    ``position`` is what steps move: a pytree, or a vector in place of the sites of ``z``.
     """
     sites = z if isinstance(position, jax.Array) else position
     return {name: sites[name].size for name in sorted(sites)} if is_by_site(sites) else {}

@@ -93,10 +93,7 @@ class Due(NamedTuple):
 def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
     """The timetable at draw ``i``.
 
-    Args:
-        i: draws so far.
-        num_warmup: W.
-        adapts: whether any setting follows from measurements.
+    ``adapts`` tells whether any setting follows from measurements.
     """
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
     sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
@@ -272,15 +269,7 @@ def _adapt(
 def _move_to_mean(
     potential: Potential, control: Control, restarting: jax.Array, like: PyTree, root: Any
 ) -> Control:
-    """Move the anchor to the mean of the last draws, if there are enough.
-
-    Args:
-        potential: the target, without a control variate.
-        control: the state.
-        restarting: whether the mean is then restarted.
-        like: a position of the model's sites.
-        root: the chain's `Scale.root`.
-    """
+    """Move the anchor to the mean of the last draws, if there are enough."""
     enough = jnp.maximum(control.num_draws, 1)
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
     usable = control.num_draws >= FEWEST_FOR_MEAN

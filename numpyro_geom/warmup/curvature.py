@@ -279,12 +279,8 @@ def look_around(
     columns of the Hessian, then on both sides of the position, along L ``noise``, until U rises as
     in a Gaussian there, by the rule of `within_reach`.
 
-    Args:
-        energy: U as a function of a vector, from the same rows at every place.
-        position: shape (D,).
-        other: a second position.
-        noise: a draw of N(0, I), shape (D,).
-        temperature: tau.
+    ``energy`` takes the same rows at every place. ``noise`` is a draw of N(0, I), and ``other`` is
+    a second position.
     """
     size, dtype = position.size, position.dtype
     tau = rule_temperature(temperature)
@@ -395,15 +391,8 @@ def _noise_of_groups(
     this is b times the pull, as b lam_C is the error of a variance. It is by far the larger one for
     a scale of many values: each of them says little about the scale, but all are too wide.
 
-    Args:
-        score_noise: `Potential.score_noise`.
-        position: where to measure.
-        root: v -> A^{1/2} v.
-        corrected: (v, C v) -> the product of v with the covariance in a step.
-        rng_key: for the rows, and for positions as far from 0 as ``position``.
-        layout: the parameters that belong to groups.
-        plain: see `measure`. A control variate would change nothing: it is at most quadratic.
-        temperature: tau.
+    ``corrected`` maps v and C v to the product of v with the covariance in a step. For
+    ``plain`` see `measure`: a control variate changes nothing, because it is at most quadratic.
     """
     flat, unravel = ravel(position)
     sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
@@ -456,7 +445,7 @@ def _noise_of_groups(
     diagonal = corrected(root(root(ones)), diagonal)
     pull = jnp.sqrt(rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) / 2
     most = jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
-    return jnp.maximum(most, pull)
+    return jnp.where(jnp.isfinite(pull), jnp.maximum(most, pull), most)
 
 
 def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
@@ -464,13 +453,9 @@ def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -
 
     The largest eigenvalue of one sample is too large unless the sample has many more rows than
     there are parameters. With five times as many rows it is twice as large. With fewer rows the
-    factor has no bound.
-    |C v| is too small if some rows do not show the direction.
+    factor has no bound. |C v| is too small if some rows do not show the direction.
 
-    Args:
-        product_of: rng_key -> (x -> Cx), with C the covariance of the rows of that key.
-        start: start of a power iteration.
-        rng_key: for the rows.
+    ``product_of(rng_key)`` is x -> C x, with C the covariance of the rows of that key.
     """
 
     def closer(k: jax.Array, found: tuple) -> tuple:
@@ -494,12 +479,8 @@ def diagonal_curvature(
     by the result of the previous round. Otherwise the stiffest parameters would hide the others. An
     entry below the noise of its estimate counts as that noise.
 
-    Args:
-        potential: the target.
-        position: where to look.
-        rng_key: for the rows and the signs.
-        explained: W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,). Only
-            the rest is estimated, which has less noise if W are stiff directions.
+    ``explained`` are W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,).
+    Only the rest is estimated, which has less noise if W are stiff directions.
     """
     flat, unravel = ravel(position)
     if explained is None:

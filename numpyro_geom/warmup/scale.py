@@ -100,12 +100,8 @@ def low_rank_root(
 ) -> tuple[LowRankRoot, jax.Array]:
     """L with L L' about |H|^-1 at a vector, and which of its directions are known well.
 
-    Args:
-        potential: the target, of a vector.
-        flat: where the curvature is measured, shape (D,).
-        towards: shape (D,), such as a gradient g: ``L L' g`` is then the step of conjugate
-            gradients.
-        rng_key: for the rows.
+    ``towards`` is a vector such as a gradient g: ``L L' g`` is then the step of conjugate
+    gradients.
     """
     product = hessian_at(potential, flat, rng_key)
     low, high = chance(potential, flat.size)

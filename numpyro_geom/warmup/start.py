@@ -176,14 +176,8 @@ def find_bulk(
 ) -> tuple[PyTree, jax.Array | None, Any, Any, jax.Array]:
     """Move near the bulk, and place the scale and the control variate's anchor there.
 
-    Args:
-        target: the target to sample, in the model's coordinates.
-        settings: the kernel's settings.
-        position: position of the model's sites where NumPyro's strategy or the user starts.
-        control: the control variate's state, empty without one.
-        rng_key: for the rows.
-        searching: whether to search at all.
-        often: whether to search from other positions too, if that is cheap.
+    ``control`` is empty without a control variate. With ``often`` it also searches from other
+    positions, if that is cheap.
 
     Returns:
         A position, U at the given one if it was needed, the control variate's state, the scale, and
@@ -290,16 +284,7 @@ def search(
     The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
     below a share of this unit reduces the learning rate. A round that raises the energy is also
     undone. Five reductions end the search. So it stops near the typical set. This need not be near
-    the mode.
-
-    Args:
-        potential: the target.
-        position: where to start, a pytree.
-        rng_key: for the rows.
-        temperature: tau.
-
-    Returns:
-        A position like ``position``. If the energy was never finite, ``position`` itself.
+    the mode. If the energy was never finite, the result is ``position`` itself.
     """
     size, num_data = ravel(position)[0].size, potential.num_data
     if num_data > 1:  # otherwise N is not known
@@ -392,12 +377,6 @@ def find_law(
     a Hessian on some rows. The energy occurs in the program at three places: in Adam's gradient, in
     `look_around`, and in the gradient on all rows.
 
-    Args:
-        target: of a vector in the model's coordinates.
-        position: where to start, shape (D,).
-        rng_key: for the rows.
-        searching: whether to move at all.
-
     Returns:
         The last place, with `Around` it; the start and I if nothing is finite. U at the start. And
         where a chain starts: at a draw of the law, within its reach, since the middle of D
@@ -481,13 +460,7 @@ def search_often(
     An end is chosen with the probability of its normal law, exp(-loss / tau). So a mode without
     mass is not chosen if another search has found the mass, and chains start in different modes if
     these have about the same mass, as in Pathfinder (Zhang et al. 2022, JMLR 23(306), section 2.4).
-
-    Args:
-        target: of a vector in the model's coordinates.
-        position: where the first search starts, shape (D,). The others start at uniform positions.
-        rng_key: for starts and rows.
-        searching: whether to move at all.
-        number: number of searches.
+    The first search starts at ``position``, the others start at uniform positions.
 
     Returns:
         What `find_law` returns, and the loss of each end in nats, shape (number,), the chosen one
@@ -559,15 +532,8 @@ def find_arrow(
     least Kullback-Leibler divergence to the target has the mean gradient 0, and its precision is
     the mean Hessian (Opper and Archambeau 2009, The variational Gaussian approximation revisited).
     Both means are taken over pairs of draws at opposite sides of m. After a search with Adam, whose
-    energies are means over a wide law, each round moves m by a share of Newton's step.
-
-    Args:
-        target: of a vector in the model's coordinates.
-        layout: the parameters that belong to groups.
-        position: where to start, shape (D,).
-        rng_key: for rows and draws.
-        searching: whether to move at all.
-        num_pairs: pairs of draws in a round.
+    energies are means over a wide law, each round of ``num_pairs`` pairs moves m by a share of
+    Newton's step.
 
     Returns:
         An anchor of second order at m, and L.
@@ -647,13 +613,6 @@ def find_low_rank(
     Adam's steps are equal in all coordinates, and end far from the mass if parameters are
     correlated. So Newton's steps follow, by conjugate gradients: the Hessian is known by
     `low_rank_root`, and the gradient on all rows. They lower U - tau log |det L|, as in `find_law`.
-
-    Args:
-        target: of a vector in the model's coordinates.
-        position: where to start, shape (D,).
-        control: the control variate's state, empty without one.
-        rng_key: for the rows.
-        searching: whether to move at all.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
@@ -724,15 +683,9 @@ def choose(
 ) -> Choice:
     """Choose from measurements at the start of a chain.
 
-    Args:
-        target: the target with a control variate.
-        algorithm: the algorithm that samples it.
-        settings: the kernel's settings.
-        state: state of one chain before its first draw, with its anchor where the search ended.
-        num_rows: N, rows of the plate that is subsampled.
-        batch_size: rows per step that the target takes.
-        open_rows: whether the number of rows is to be chosen.
-        open_control: whether the use of the control variate is to be chosen.
+    ``target`` takes ``batch_size`` of ``num_rows`` rows per step, and has a control variate with
+    its anchor where the search ended. ``open_rows`` and ``open_control`` tell which of the two is
+    to be chosen.
     """
     sizes = [batch_size]
     if open_rows:
@@ -769,12 +722,8 @@ def _costs(
     target: Target, state: SGState, batch_size: int, sizes: list[int], num_rows: int
 ) -> np.ndarray:
     """Operations per step by order of the control variate; the last column is for all rows."""
-    potential, position = target.potential, state.z
-
-    def gradient(position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
-        return jax.grad(potential.energy)(position, potential.draw(rng_key, stream)[0])
-
-    counted = jax.jit(gradient).lower(position, state.rng_key, state.stream).cost_analysis()
+    gradient = jax.jit(target.potential.gradient)
+    counted = gradient.lower(state.z, state.rng_key, state.stream).cost_analysis()
     row = float((counted or {}).get("flops", 0.0)) / batch_size
     drawn = GATHERED * row * np.asarray(sizes, float)
     orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
