@@ -400,15 +400,15 @@ def cell(found: dict[str, Any], level: float) -> str:
     return f"{text}; {bias:+.2f}; {sd[np.abs(np.log(sd)).argmax()]:.2f}{slow}"
 
 
-def kept_cells() -> dict[tuple[str, str], str]:
-    """Cells of the table as it is."""
-    text = TABLE.read_text() if TABLE.exists() else ""
+def kept_cells(path: Path) -> dict[tuple[str, str], str]:
+    """Cells of a table as it is, by its line and column."""
+    text = path.read_text() if path.exists() else ""
     rows = [[x.strip() for x in line[1:-1].split("|")] for line in text.splitlines() if "|" in line]
     return {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
 
 
 def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
-    kept = kept_cells()
+    kept = kept_cells(TABLE)
     lines = [f"| model | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
     right = [key for key in found if key[1] != WRONG]
     level = LEVEL / len(right)

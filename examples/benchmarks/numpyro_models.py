@@ -26,6 +26,7 @@ import numpy as np
 import numpyro
 import posteriors as P
 import small_data as S
+from calibration import kept_cells
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import NUTS
 from numpyro_posteriors import MODELS, REFERENCES
@@ -124,9 +125,7 @@ flag of R-hat, an effective sample size or the relaxation times.
 
 def table(folder: Path, seed: int) -> str:
     """All finished runs, as Markdown; other cells are those of the table as it is."""
-    old = TABLE.read_text() if TABLE.exists() else ""
-    rows = [[x.strip() for x in x.split("|")[1:-1]] for x in old.splitlines() if "|" in x]
-    kept = {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
+    kept = kept_cells(TABLE)
     lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
     for name, make in MODELS.items():
         cells = []
