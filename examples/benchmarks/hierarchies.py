@@ -1,16 +1,20 @@
 """Posteriors with many groups or times: effective draws per second, beside NUTS.
 
     python examples/benchmarks/hierarchies.py [--models normal logistic ...] [--limit 900]
+    python examples/benchmarks/hierarchies.py --groups
 
 Each run is a process of its own on one core, by default and through ``MCMC``; its CPU seconds
 include start and compilation, but not imports. The ratio is of effective draws (ESS of the worst
-parameter) per second of the whole run. NUTS takes fewer draws where one takes long. NUTS runs a
-non-centred version of a model where that is better, see `NON_CENTRED`. With rows on the host it
-does not run: its time and ESS are those on a smaller model, see `LARGER`, with the time multiplied
-by the ratio of the times of a gradient on all rows. Errors are of the parameters
-that all groups share: the largest difference of means in NUTS's sds, and the ratio of sds, both
-with the Monte Carlo error of both. A line is put into docs/tables/hierarchies.md when it is
-measured; other lines there stay.
+parameter) per second of the whole run of SGHMC and NUTS. NUTS takes fewer draws where one takes
+long. NUTS runs a non-centred version of a model where that is better, see `NON_CENTRED`. With rows
+on the host it does not run: its time and ESS are those on a smaller model, see `LARGER`, with the
+time multiplied by the ratio of the times of a gradient on all rows. Errors of SGHMC are of the
+parameters that all groups share, against GGMC, which is exact, and against NUTS where GGMC was not
+done: the largest difference of means in sds, and the ratio of sds. They have the Monte Carlo error
+of both. A line is put into docs/tables/hierarchies.md when it is measured; other lines there stay.
+
+``--groups`` measures a logistic model with more and more groups, and writes
+docs/tables/hierarchies_groups.md and docs/figures/hierarchies_groups.png.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +43,15 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model
 
-from numpyro_geom import SGHMC, HostRows
+from numpyro_geom import GGMC, SGHMC, HostRows
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "hierarchies.md"
+DOCS = Path(__file__).parents[2] / "docs"
+TABLE = DOCS / "tables" / "hierarchies.md"
+KERNELS = {"SGHMC": SGHMC, "GGMC": GGMC, "NUTS": NUTS}
 COLUMNS = 15
 REPEATS = 20
+GROUPS = (100, 300, 1000, 3000)
+"""Numbers of groups of the figure, with 100 rows in each."""
 GROUPED = (
     "intercept",
     "slope",
@@ -303,6 +312,7 @@ MODELS = {
     ),
     "regression": (regression, "logistic regression without groups", 20),
     "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
+    **{f"groups{n}": (partial(two_level, "logistic", n, 100), "", 100) for n in GROUPS},
 }
 """Name -> data and model, a description, and NUTS's numbers of draws and of draws of warm-up."""
 
@@ -317,8 +327,9 @@ def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     began = time.process_time()
     if kernel == "NUTS" and name in NON_CENTRED:
         model = handlers.reparam(model, config={NON_CENTRED[name]: LocScaleReparam(0.0)})
-    made = NUTS(model) if kernel == "NUTS" else SGHMC(model)
-    mcmc = MCMC(made, num_warmup=num_draws, num_samples=num_draws, progress_bar=False)
+    mcmc = MCMC(
+        KERNELS[kernel](model), num_warmup=num_draws, num_samples=num_draws, progress_bar=False
+    )
     mcmc.run(random.key(1), *data)
     draws = {
         k: np.asarray(x, np.float64)[None]
@@ -369,6 +380,7 @@ def row_of(name: str, limit: float) -> str:
     _, about, nuts_draws = MODELS[name]
     runs = {
         "SGHMC": in_process(name, "SGHMC", 1000, limit),
+        "GGMC": None if name in LARGER else in_process(name, "GGMC", 1000, limit),
         "NUTS": in_process(LARGER.get(name, name), "NUTS", nuts_draws, limit),
     }
     if name in LARGER and runs["NUTS"]:
@@ -376,32 +388,64 @@ def row_of(name: str, limit: float) -> str:
     cells, speed = [], {}
     for kernel, run in runs.items():
         if run is None:
-            cells += [f"not done in {limit:.0f}", "", ""]
+            cells += ["" if kernel == "GGMC" and name in LARGER else f"not done in {limit:.0f}", ""]
             continue
         speed[kernel] = run["ess"] / run["seconds"]
         mark = " (extrapolated)" if kernel == "NUTS" and name in LARGER else ""
-        cells += [f"{run['seconds']:.0f}{mark}", f"{run['ess']:.0f}", f"{speed[kernel]:.2f}"]
+        cells += [f"{run['seconds']:.0f}{mark}, {run['ess']:.0f}", f"{speed[kernel]:.2f}"]
     ours, theirs = runs["SGHMC"], runs["NUTS"]
-    ratio_of_speeds = ""
-    errors = ["", ""]
-    if ours and theirs:
-        ratio_of_speeds = f"{speed['SGHMC'] / speed['NUTS']:.1f}"
-        mean, sd = (np.array(theirs[k]) for k in ("mean", "sd"))
+    cells.append(f"{speed['SGHMC'] / speed['NUTS']:.1f}" if ours and theirs else "")
+    exact = runs["GGMC"] or theirs
+    if ours and exact and name not in LARGER:  # other rows
+        mean, sd = (np.array(exact[k]) for k in ("mean", "sd"))
         away = np.abs(np.array(ours["mean"]) - mean) / sd
         ratio = np.array(ours["sd"]) / sd
-        if name not in LARGER:  # other rows
-            errors = [f"{away.max():.2f}", f"{ratio.min():.2f} to {ratio.max():.2f}"]
+        cells += [f"{away.max():.2f}", f"{ratio.min():.2f} to {ratio.max():.2f}"]
+    else:
+        cells += ["", ""]
     known = ours or theirs
     sizes = [f"{known['rows']:,}", f"{known['size']:,}"] if known else ["", ""]
-    return "| " + " | ".join([about, *sizes, *cells, ratio_of_speeds, *errors]) + " |"
+    return "| " + " | ".join([about, *sizes, *cells]) + " |"
+
+
+def groups(limit: float) -> None:
+    """Seconds against the number of groups, as a table and a figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found: dict[str, list[float]] = {kernel: [] for kernel in KERNELS}
+    lines = [f"| groups | rows | {' | '.join(found)} |", "|---" * (len(found) + 2) + "|"]
+    for number in GROUPS:
+        for kernel, seconds in found.items():
+            run = in_process(f"groups{number}", kernel, 100 if kernel == "NUTS" else 1000, limit)
+            seconds.append(1000 * run["seconds"] / run["ess"] if run else np.nan)
+        cells = (
+            f"{x[-1]:,.0f}" if x[-1] > 0 else f"not done in {limit:.0f}" for x in found.values()
+        )
+        lines.append(f"| {number:,} | {100 * number:,} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    (DOCS / "tables" / "hierarchies_groups.md").write_text("\n".join(lines) + "\n")
+    figure, ax = plt.subplots(figsize=(5, 3.4))
+    for kernel, seconds in found.items():
+        ax.loglog(GROUPS, seconds, "s--" if kernel == "NUTS" else "o-", label=kernel)
+    ax.set(xlabel="groups, with 100 rows each", ylabel="CPU seconds per 1,000 effective draws")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(DOCS / "figures" / "hierarchies_groups.png", dpi=130)
 
 
 def main() -> None:
     """Run all models and write the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="*", default=[*MODELS])
+    parser.add_argument("--models", nargs="*", default=[x for x in MODELS if MODELS[x][1]])
     parser.add_argument("--limit", type=float, default=900)
     parser.add_argument("--no-table", action="store_true")
+    parser.add_argument("--groups", action="store_true", help="the figure")
     parser.add_argument("--one", nargs=3)
     given = parser.parse_args()
     if given.one:
@@ -409,9 +453,12 @@ def main() -> None:
         name, kernel, num_draws = given.one
         print(json.dumps(timed(name, kernel, int(num_draws))))
         return
+    if given.groups:
+        groups(given.limit)
+        return
     head = [
-        "| Model | Rows | D | SGHMC: CPU s | ESS | ESS/s | NUTS: CPU s | ESS | ESS/s | ratio "
-        "| means off by, sd | sds, ratio |",
+        "| Model | Rows | D | SGHMC: CPU s, ESS | ESS/s | GGMC: CPU s, ESS | ESS/s "
+        "| NUTS: CPU s, ESS | ESS/s | ratio | means off by, sd | sds, ratio |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(head), flush=True)

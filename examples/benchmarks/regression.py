@@ -57,7 +57,7 @@ def laplace(X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
             precision = precision + (x * (p * (1 - p))[:, None]).T @ x
         step = np.linalg.solve(precision, gradient)
         w = w - step
-        if gradient @ step < 1e-12:
+        if gradient @ step < 1e-10:  # squared distance to the mode in posterior sds
             break
     return w, precision
 
@@ -65,4 +65,5 @@ def laplace(X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
 def _empty(folder: Path | None, name: str, shape: Any, dtype: str) -> np.ndarray:
     if folder is None:
         return np.empty(shape, dtype)
-    return np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, np.atleast_1d(shape))
+    shape = tuple(np.atleast_1d(shape).tolist())
+    return np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, shape)

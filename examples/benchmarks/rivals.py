@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib.util
 import json
 import os
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 
 import blackjax
 import families
+import hierarchies
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,7 @@ class Problem(NamedTuple):
         mean: exact means, shape (D,).
         sd: exact standard deviations, shape (D,).
         condition: condition number of the posterior's covariance.
+        grouped: whether it is a model with groups, where our kernels may have other coordinates.
     """
 
     model: Callable
@@ -92,6 +95,7 @@ class Problem(NamedTuple):
     mean: np.ndarray
     sd: np.ndarray
     condition: float
+    grouped: bool = False
 
 
 class Measured(NamedTuple):
@@ -176,8 +180,12 @@ def loop(
     num_warmup: int,
     chunk: int,
     options: dict | None = None,
+    view: Callable = lambda draws: draws,
 ) -> Measured:
-    """Warm-up and sampling of ``advance(state, data) -> (state, (draw, gradients))``."""
+    """Warm-up and sampling of ``advance(state, data) -> (state, (draw, gradients))``.
+
+    ``view`` maps draws to unconstrained vectors, outside the clock.
+    """
 
     @partial(jax.jit, compiler_options=options)
     def many(state: Any, data: tuple) -> tuple:
@@ -194,13 +202,13 @@ def loop(
     if clock.over:
         raise OutOfTimeError
     until, draws, gradients, sampling = Until(seconds, clock), [], 0.0, 0.0
-    while not until.enough(lambda: np.concatenate(draws), sampling):
+    while not until.enough(lambda: view(np.concatenate(draws)), sampling):
         clock.lap()
         state, (draw, count) = program(state, data)
         draws.append(np.asarray(draw, np.float64))
         gradients += float(np.sum(count))
         sampling += clock.lap()
-    found = np.concatenate(draws)
+    found = view(np.concatenate(draws))
     return Measured([start, compiling, warmup, sampling], found, worst_size(found), gradients)
 
 
@@ -236,7 +244,16 @@ def of_kernel(
         data = () if on_host else problem.data
         # as `MCMC` compiles the loop of these kernels
         options = lean_options() if isinstance(kernel, SGKernel) else None
-        return loop(clock, seconds, clock.lap(), state, advance, data, num_warmup, size, options)
+        begun = clock.lap()
+        if not (problem.grouped and isinstance(kernel, SGKernel)):
+            return loop(clock, seconds, begun, state, advance, data, num_warmup, size, options)
+        post = jax.vmap(kernel.postprocess_fn(args, {}))
+        unravel = jax.vmap(ravel_pytree(state.z)[1])
+
+        def view(draws: np.ndarray) -> np.ndarray:
+            return to_vectors(problem, jax.jit(lambda z: post(unravel(z)))(draws.astype("f4")))
+
+        return loop(clock, seconds, begun, state, advance, data, num_warmup, size, options, view)
 
     return run
 
@@ -450,7 +467,20 @@ FAMILIES: dict[str, Callable] = {
         *(families.negative_binomial, families.robust),
     )
 }
-MODELS = {"logistic": regression.logistic, **FAMILIES, "two_level": families.two_level}
+GROUPED = ("zipf", "items", "nested")
+"""Hierarchies of hierarchies.py."""
+
+
+@functools.cache
+def grouped(name: str) -> tuple[Callable, tuple]:
+    """A hierarchy and its data."""
+    return hierarchies.MODELS[name][0]()
+
+
+MODELS = {
+    **{"logistic": regression.logistic, **FAMILIES, "two_level": families.two_level},
+    **{name: lambda *data, name=name: grouped(name)[0](*data) for name in GROUPED},
+}
 BADLY_SCALED = 1e5
 """Smallest condition number of the tables in the figure."""
 
@@ -479,6 +509,13 @@ def make(name: str, num_rows: int, condition: float, folder: Path) -> Problem:
         data = families.rows(name, num_rows)
         mean, sd = families.exact_two_level(data)
         return Problem(families.two_level, data, mean, sd, np.nan)
+    if name in GROUPED:
+        model, data = grouped(name)
+        problem = Problem(model, data, np.zeros(0), np.zeros(0), np.nan)
+        mcmc = MCMC(GGMC(model), num_warmup=1000, num_samples=3000, progress_bar=False)
+        mcmc.run(random.key(0), *map(jnp.asarray, data))
+        draws = to_vectors(problem, mcmc.get_samples())
+        return problem._replace(mean=draws.mean(0), sd=draws.std(0))
     smallest = condition**-0.5
     on_host = num_rows >= ON_HOST
     X, y = regression.rows(num_rows, smallest, folder if on_host else None)
@@ -520,7 +557,7 @@ def one(name: str, method: str, folder: Path, seconds: float, limit: float) -> N
         data = tuple(HostRows(np.load(x, mmap_mode="r")) for x in paths)
     else:
         data = tuple(jnp.asarray(np.load(x)) for x in paths)
-    problem = Problem(MODELS[name], data, saved["mean"], saved["sd"], np.nan)
+    problem = Problem(MODELS[name], data, saved["mean"], saved["sd"], np.nan, name in GROUPED)
     spent = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (int(spent + 1.2 * limit + 5),) * 2)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -581,15 +618,15 @@ def in_process(
 
 HEAD = (
     f"| method | start, compile, warm-up, sample (s) | seconds to ESS {GOAL:,} "
-    "| ESS/s, sampling | ESS/s, all included | mean error | sd ratios |",
-    "|---|---|---|---|---|---|---|",
+    "| ESS/s, sampling | ESS/s, all included | gradients per ESS | mean error | sd ratios |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
 def line(method: str, r: dict[str, Any], limit: float) -> str:
     """A line of a table."""
     if "failed" in r:
-        return f"| {method} | {r['failed']} |" + " |" * 5
+        return f"| {method} | {r['failed']} |" + " |" * 6
     *before, sampling = r["seconds"]
     size, total = r["size"], sum(r["seconds"])
     needed = sum(before) + sampling * GOAL / size
@@ -599,6 +636,7 @@ def line(method: str, r: dict[str, Any], limit: float) -> str:
         cells = [f"not reached in {total:.0f} s", f"{size / sampling:.3g}", f"{size / total:.3g}"]
     else:
         cells = [f"{needed:.1f}", f"{size / sampling:.3g}", f"{GOAL / needed:.3g}"]
+    cells.append("–" if r["wrong"] or not r["gradients"] else f"{r['gradients'] / size:.3g}")
     low, high = r["ratios"]
     parts = ", ".join(f"{x:.1f}" for x in r["seconds"])
     text = " | ".join([method, parts, *cells])
@@ -613,7 +651,7 @@ def made_with() -> str:
 
 def path_of(name: str) -> Path:
     """The table's file."""
-    kind = "families" if name in FAMILIES else "hierarchy" if name == "two_level" else name
+    kind = "families" if name in FAMILIES else name if name == "logistic" else "hierarchy"
     return DOCS / "tables" / f"rivals_{kind}.md"
 
 
@@ -652,6 +690,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
         folder = Path(temporary)
         problem = make(name, num_rows, condition, folder)
         save(problem, folder)
+        num_rows = len(problem.data[-1])
         last = f"condition {problem.condition:.1e}"
         if np.isnan(problem.condition):
             last = f"{len(problem.mean):,} parameters"
