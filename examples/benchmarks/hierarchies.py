@@ -68,6 +68,8 @@ NOT_IDENTIFIED = tuple(f"{side}{of}" for side in ("user", "item") for of in ("",
 """Sites that the rows do not tell apart: columns of a factor may change places and signs."""
 NON_CENTRED = {"few": "level"}
 """Model -> the site that is not centred for NUTS."""
+FEWER = {"ratings": 200}
+"""Model whose draws take long -> the number of draws of our kernels, else 1,000."""
 LARGER = {"host": "logistic"}
 """Model with rows on the host -> the smaller model from which NUTS's time is extrapolated."""
 
@@ -378,9 +380,10 @@ def gradient_seconds(name: str) -> float:
 def row_of(name: str, limit: float) -> str:
     """A row of the table."""
     _, about, nuts_draws = MODELS[name]
+    draws = FEWER.get(name, 1000)
     runs = {
-        "SGHMC": in_process(name, "SGHMC", 1000, limit),
-        "GGMC": None if name in LARGER else in_process(name, "GGMC", 1000, limit),
+        "SGHMC": in_process(name, "SGHMC", draws, limit),
+        "GGMC": None if name in LARGER else in_process(name, "GGMC", draws, limit),
         "NUTS": in_process(LARGER.get(name, name), "NUTS", nuts_draws, limit),
     }
     if name in LARGER and runs["NUTS"]:

@@ -474,7 +474,8 @@ GROUPED = ("zipf", "items", "nested")
 @functools.cache
 def grouped(name: str) -> tuple[Callable, tuple]:
     """A hierarchy and its data."""
-    return hierarchies.MODELS[name][0]()
+    model, data = hierarchies.MODELS[name][0]()
+    return model, tuple(map(jnp.asarray, data))
 
 
 MODELS = {
@@ -513,7 +514,7 @@ def make(name: str, num_rows: int, condition: float, folder: Path) -> Problem:
         model, data = grouped(name)
         problem = Problem(model, data, np.zeros(0), np.zeros(0), np.nan)
         mcmc = MCMC(GGMC(model), num_warmup=1000, num_samples=3000, progress_bar=False)
-        mcmc.run(random.key(0), *map(jnp.asarray, data))
+        mcmc.run(random.key(0), *data)
         draws = to_vectors(problem, mcmc.get_samples())
         return problem._replace(mean=draws.mean(0), sd=draws.std(0))
     smallest = condition**-0.5
