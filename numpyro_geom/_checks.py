@@ -105,6 +105,15 @@ def check_model(name: str, value: Any) -> Any:
     return value
 
 
+def check_strategy(name: str, value: Any) -> Any:
+    """A strategy for where chains and searches start."""
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be one of numpyro.infer's, such as init_to_median, got {value!r}"
+        )
+    return value
+
+
 def check_names(name: str, value: Any) -> list[str]:
     """A name or several, each once."""
     given = [value] if isinstance(value, str) else value

@@ -201,7 +201,13 @@ def scattered(word: Any, size: int) -> jax.Array:
     numbers.
     """
     # Murmur's finaliser of a Weyl sequence
-    x = lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)
+    return mixed(
+        lax.iota(jnp.uint32, size) * jnp.uint32(0x9E3779B9) + jnp.asarray(word, jnp.uint32)
+    )
+
+
+def mixed(x: jax.Array) -> jax.Array:
+    """The finaliser of murmur3: a bijection of uint32 in which each bit affects all bits."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

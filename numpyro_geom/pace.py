@@ -10,7 +10,6 @@ the run, and no draw depends on a time.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jax import lax, random
 from numpyro.util import is_prng_key
 
 from ._numpyro import Plan
-from ._util import are_known
+from ._util import PyTree, are_known
 from ._warning import warn_outside
 from .bound import Bound
 from .model.jaxprs import UNKNOWN_TURNS, work
@@ -30,8 +29,6 @@ from .sampling.settings import ANY_DIRECTION
 from .sampling.state import SGState
 from .warmup.adapt import before_draw, what_is_due
 from .warmup.start import GRADIENTS
-
-PyTree = Any
 
 SHOWN_FROM = 60.0
 """Seconds of a run from which the progress bar says how many are left."""
@@ -163,10 +160,11 @@ def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: flo
     """The warning about a long run: how long it takes, why, and what to do."""
     settings, found = bound.settings, state.adaptation
     steps, step_size = (int(np.max(state.num_steps)), float(np.max(state.step_size)))
+    each = f"{step:.2g} s" if step >= 0.1 else f"{1e3 * step:.2g} ms"
     chains = f" for each of {plan.repeats} chains in turn" if plan.repeats > 1 else ""
     text = (
         f"the run takes about {duration(seconds)}: {plan.draws:,} draws with warm-up{chains}, "
-        f"{steps:,} steps per draw, {_short(step)} per step. "
+        f"{steps:,} steps per draw, {each} per step. "
     )
     num_data = 1 if bound.plan is None else bound.plan.num_data  # 1 if it is not known
     rows = f" on all {num_data:,} rows" if num_data > 1 else ""
@@ -206,7 +204,3 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"

@@ -19,15 +19,13 @@ import numpy as np
 import numpyro
 from jax import random
 
-from ._util import are_known, is_traced, named, words
+from ._util import PyTree, are_known, is_traced, named, words
 from ._warning import warn_outside
 from .bound import Bound
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, rule_temperature
 from .sampling.settings import Settings
 from .sampling.state import SGState
-
-PyTree = Any
 
 LEAST_DRAWS = 20
 """Draws of a chain from which it can be called a wreck."""
@@ -76,11 +74,7 @@ def fault_at(bound: Bound, position: PyTree) -> str:
 
 
 def check_arrival(bound: Bound, state: SGState) -> None:
-    """Raise if the search for a start has run away, because the energy falls forever.
-
-    Raises:
-        ValueError: if a parameter is far out, and the energy twice as far out is much lower.
-    """
+    """Raise a ValueError if a search has run away: twice as far out, the energy is much lower."""
     model, several = bound.model, np.ndim(state.i) > 0
     if model is None or bound.point is not None or model.on_host:
         return

@@ -19,6 +19,7 @@ from numpyro import handlers
 from numpyro.infer.util import initialize_model
 from tiers import short
 
+from numpyro_geom import RiemannianLaplace
 from numpyro_geom.laplace.information import form as forms
 from numpyro_geom.laplace.information.form import (
     Structure,
@@ -27,7 +28,7 @@ from numpyro_geom.laplace.information.form import (
     likelihood_form,
 )
 from numpyro_geom.laplace.metrics import (
-    dense_form,
+    dense_metric,
     expected_prior,
     fisher_form,
     fisher_metric,
@@ -61,7 +62,8 @@ def setting(model: Callable, *args: Any, batch_size: Any = None, learn: bool = T
     position = info.param_info.z
     start, unravel = ravel_pytree(position)
     structure = learn_structure(data, position) if learn else Structure()
-    posterior = FlatPosterior(data, unravel, start.size, structure)
+    settings = RiemannianLaplace(model, prior_metric="hessian", rtol=1e-9).settings
+    posterior = FlatPosterior(data, unravel, start.size, settings, structure)
     theta = start + 0.3 * random.normal(random.key(1), start.shape)
     return Setting(posterior, theta)
 
@@ -263,13 +265,14 @@ def test_product_and_force_are_those_of_the_dense_metric(name: str, prior: str) 
     s = known(name)
     metric = metric_of(s, prior)
     v = random.normal(random.key(3), s.theta.shape)
-    by_autodiff = dense_form(metric.dense)
+    by_autodiff = dense_metric(metric.dense)
 
     @jax.jit
     def both(theta: jax.Array, v: jax.Array) -> tuple:
-        return tuple((m.product(theta, v), m.force(theta, v)) for m in (metric, by_autodiff))
+        forces = metric.force(theta, v), by_autodiff.force(theta, v)
+        return metric.product(theta, v), metric.dense(theta) @ v, *forces
 
-    (product, force), (dense_product, dense_force) = both(s.theta, v)
+    product, dense_product, force, dense_force = both(s.theta, v)
     np.testing.assert_allclose(product, dense_product, atol=1e-10 * np.max(np.abs(dense_product)))
     np.testing.assert_allclose(force, dense_force, atol=1e-8 * np.max(np.abs(dense_force)))
 
@@ -320,8 +323,9 @@ def test_conjugate_gradients_solve_as_cholesky_does() -> None:
 
     @functools.partial(jax.jit, static_argnums=0)
     def solve(solver: str, theta: jax.Array, b: jax.Array) -> jax.Array:
-        prior = hessian_prior(posterior)
-        return fisher_metric(posterior, prior, solver, theta + 0.1).solver(theta)(b)
+        settings = dataclasses.replace(posterior.settings, solver=solver)
+        metric = fisher_metric(posterior.replace(settings=settings), theta + 0.1)
+        return metric.solver(theta)(b)
 
     for solver in ("cholesky", "cg"):
         np.testing.assert_allclose(solve(solver, s.theta, b), exact, rtol=1e-7, atol=1e-9)

@@ -34,7 +34,7 @@ from numpyro_geom.laplace.metrics import (
     acceleration_fn,
     choose_solver,
     dense_metric,
-    fisher_metric_of,
+    fisher_metric,
 )
 from numpyro_geom.laplace.report import warn_of_failures, warn_of_hours, warn_of_weights
 from numpyro_geom.laplace.settings import LaplaceSettings
@@ -248,7 +248,7 @@ def test_geodesics_do_not_depend_on_how_rows_are_taken(
     for way in WAYS:
         guide, posterior = bound(metric, way)
         at = near_logistic()["auto_loc"]
-        acceleration = acceleration_fn(guide.settings, posterior, at)
+        acceleration = acceleration_fn(posterior, at)
         results.append((jax.jit(posterior.energy)(at), jax.jit(acceleration)(at, velocity)))
     for other in results[1:]:
         for a, b in zip(other, results[0], strict=True):
@@ -285,10 +285,10 @@ def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPat
 def test_matrices_are_formed_where_they_are_small(
     size: int, outputs: int, linear: bool, chosen: str
 ) -> None:
-    structure = Structure(affine=linear, diagonal=linear)
-    posterior: Any = SimpleNamespace(size=size, num_outputs=outputs, structure=structure)
-    settings = RiemannianLaplace(logistic, mode="euclidean", precision="fisher").settings
-    assert choose_solver(settings, posterior) == chosen
+    found: Any = SimpleNamespace(size=size, num_outputs=outputs)
+    found.structure = Structure(affine=linear, diagonal=linear)
+    found.settings = RiemannianLaplace(logistic, mode="euclidean", precision="fisher").settings
+    assert choose_solver(found) == chosen
 
 
 @pytest.mark.slow
@@ -304,13 +304,11 @@ def test_every_solver_gives_the_same_velocities_geodesics_and_draws() -> None:
         unformed = AtMode(jnp.zeros((0, 0)), *[jnp.nan] * 4, jnp.zeros(6))
 
         @jax.jit
-        def velocities(
-            keys: jax.Array, guide: Any = guide, posterior: Any = posterior, at: Any = unformed
-        ) -> tuple:
-            return drawing.gaussian(guide.settings, posterior, near["auto_loc"], at, keys)
+        def velocities(keys: jax.Array, posterior: Any = posterior, at: Any = unformed) -> tuple:
+            return drawing.gaussian(posterior, near["auto_loc"], at, keys)
 
         straight += [jnp.column_stack(velocities(random.split(KEY, 10)))]
-        metric = fisher_metric_of(guide.settings, posterior, loc)
+        metric = fisher_metric(posterior, loc)
         forces.append(jax.jit(metric.acceleration)(loc + 0.1, v))
         draws.append(guide.draw(KEY, near, X, y, sample_shape=(10,)))
         assert bool(jnp.all(draws[-1].success))

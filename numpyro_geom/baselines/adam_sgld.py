@@ -15,6 +15,7 @@ from .._checks import check_number
 from .._util import tree_vdot
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
+from ..metrics.base import check_decay
 from ..model.potential import Potential
 from ..sampling.algorithm import MAX_SETTLING_STEPS, Algorithm, Step, langevin_algorithm
 from ..sampling.settings import Settings, positive
@@ -112,8 +113,8 @@ class AdamSGLD(SGKernel):
             locals(),
             {
                 "drift": partial(check_number, least=0.0),
-                "mean_decay": _decay,
-                "square_decay": _decay,
+                "mean_decay": check_decay,
+                "square_decay": check_decay,
                 "eps": positive,
             },
         )
@@ -170,12 +171,3 @@ def _step(settings: Settings) -> Step:
 
 def _average(decay: float, average: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(lambda v, x: (decay * v + (1 - decay) * x).astype(v.dtype), average, new)
-
-
-def _decay(name: str, value: Any) -> float:
-    decay = check_number(name, value, least=0.0)
-    if decay >= 1:
-        raise ValueError(
-            f"{name} must be a number in [0, 1), got {value!r}: with decay 1 nothing is learned"
-        )
-    return decay

@@ -66,7 +66,7 @@ class GroupRate(Metric):
     decay: float = 0.5
 
     def __post_init__(self) -> None:
-        check_decay(self.decay)
+        check_decay("decay", self.decay)
         if self.groups is None:
             return
         if not isinstance(self.groups, Mapping) or not all(

@@ -21,6 +21,7 @@ from .._checks import (
     check_key,
     check_model,
     check_number,
+    check_strategy,
 )
 from .._util import PyTree, tree_where
 from ..model import minibatch
@@ -191,11 +192,7 @@ def check_descent(model: Any, batch_size: Any, init_strategy: Any) -> None:
     """Raise unless a model, rows per step and a strategy for the start are of the right kind."""
     check_model("model", model)
     check_batch_size(batch_size)
-    if not callable(init_strategy):
-        raise TypeError(
-            "init_strategy must be one of numpyro.infer's, such as init_to_median, got "
-            f"{init_strategy!r}"
-        )
+    check_strategy("init_strategy", init_strategy)
 
 
 def start(

@@ -16,13 +16,7 @@ from .._util import lazy_cond, tree_axpy, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
 from ..model.potential import Potential
-from ..sampling.algorithm import (
-    Algorithm,
-    Step,
-    check_noisy,
-    langevin_algorithm,
-    settling_steps,
-)
+from ..sampling.algorithm import Algorithm, Step, check_noisy, langevin_algorithm, settling_steps
 from ..sampling.settings import Settings, one_of
 from ..sampling.state import Adaptation, Chain, SGState, StepReport
 

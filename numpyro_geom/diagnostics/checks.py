@@ -296,18 +296,13 @@ def _temperatures(run: RunRecord) -> Iterator[Check]:
         if name in sites:
             title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
         where = HIDDEN if ok is None and error is not None else ""
-        advice = _temperature_advice(run, too_hot=mean > tau)
+        cause, remedy = "noise is missing", ""
+        if mean > tau:
+            cause, remedy = "the steps are too large", f"{smaller_step(run.attributes)}, or "
+        advice = (
+            f"{cause}, or the chain has not reached the target: use {remedy}a larger num_warmup"
+        )
         yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
-
-
-def _temperature_advice(run: RunRecord, *, too_hot: bool) -> str:
-    """What to do about a temperature that is not the target's."""
-    if not too_hot:
-        return "noise is missing, or the chain has not reached the target: use a larger num_warmup"
-    return (
-        "the steps are too large, or the chain has not reached the target: use "
-        f"{smaller_step(run.attributes)}, or a larger num_warmup"
-    )
 
 
 def _step_size(run: RunRecord) -> Iterator[Check]:
@@ -488,23 +483,24 @@ def _failed(run: RunRecord, right: bool) -> Check:
         return Check(name, float(diverging.sum()), None, "few", True, where)
     if not run.of_this_package:
         advice = "use a larger target_accept_prob or another parametrisation"
-        return none_of(name, diverging.sum(), where, advice)
-    if "target_accept" in run.attributes:
+    elif exact:
         smaller = "larger target_accept or num_warmup" if automatic else "smaller step_size"
         advice = (
             "the energy errors were not finite or very large, and the steps were rejected. That is "
             "exact, but chains hardly enter such regions, or cannot leave them. Use a "
             f"{smaller}, or another parametrisation"
         )
-        return none_of(name, diverging.sum(), where, advice)
-    smaller = "a smaller step_size"
-    if automatic:
-        smaller = "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
-    advice = (
-        "steps after warm-up were not finite or not stable: draws avoid the region where that "
-        f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make the "
-        "model finite there"
-    )
+    else:
+        smaller = "a smaller step_size"
+        if automatic:
+            smaller = (
+                "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
+            )
+        advice = (
+            "steps after warm-up were not finite or not stable: draws avoid the region where that "
+            f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make "
+            "the model finite there"
+        )
     return none_of(name, diverging.sum(), where, advice)
 
 
@@ -573,7 +569,9 @@ def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator
         yield at_least(name, found[kind][worst], LEAST_ESS, names[worst], longer)
     bulk, gradients = float(found["bulk"].min()), _gradients(run)
     if gradients is not None:
-        yield Check("effective draws per gradient", bulk / gradients, where=_batches(run))
+        rows = json.loads(run.attributes.get("batch_sizes", "{}"))
+        where = f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
+        yield Check("effective draws per gradient", bulk / gradients, where=where)
     if seconds is not None:
         yield Check("effective draws per second", bulk / seconds)
 
@@ -606,11 +604,6 @@ def _gradients(run: RunRecord) -> float | None:
     if "n_steps" in run.sample_stats:
         return float(run.sample_stats["n_steps"].sum()) * int(run.attributes.get("thinning", 1))
     return None
-
-
-def _batches(run: RunRecord) -> str:
-    rows = json.loads(run.attributes.get("batch_sizes", "{}"))
-    return f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
 
 
 def _guide(run: RunRecord) -> Iterator[Check]:

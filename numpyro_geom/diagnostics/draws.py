@@ -12,8 +12,8 @@ from numpyro.infer import MCMC
 
 from .._checks import check_names
 from .._numpyro import states_of
+from .._util import PyTree
 
-PyTree = Any
 Arrays = dict[str, np.ndarray]
 LEAST_PER_CHAIN = 8
 """Draws per chain that an effective sample size needs, because it splits chains."""

@@ -25,13 +25,7 @@ from ..model.model import Model
 from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
 from .gradients import gradients_at_draws
 from .record import RunRecord, record_of_guide, record_of_mcmc
-from .replay import (
-    latent_draws,
-    model_of,
-    observed_values,
-    pointwise_log_prob,
-    predictive_values,
-)
+from .replay import latent_draws, model_of, observed_values, pointwise_log_prob, predictive_values
 from .report import warn_of_record
 
 MAX_CONSTANT_SIZE = 10**6
@@ -208,8 +202,7 @@ def to_inference_data(
     if isinstance(prior, Mapping):
         groups["prior"], groups["prior_predictive"] = _split_prior(model, prior)
 
-    created_at = datetime.datetime.now(datetime.UTC).isoformat()
-    return container(Labels(groups, model, coords, dims).datasets(run, created_at))
+    return container(Labels(groups, model, coords, dims).datasets(run, now()))
 
 
 def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
@@ -299,6 +292,11 @@ def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
             for y in observed.values()
         )
     }
+
+
+def now() -> str:
+    """The time in ISO format."""
+    return datetime.datetime.now(datetime.UTC).isoformat()
 
 
 def container(datasets: dict[str, Any]) -> Any:

@@ -249,15 +249,12 @@ def shift_checks(run: RunRecord) -> Iterator[Check]:
     worst, ok = checks.worst_of(shifts, errors, sizes, usable, tolerated)
     size, error = float(np.abs(shifts[worst])), float(errors[worst])
     where = f"{names[worst]}, unconstrained, from discretisation, to first order"
-    smaller = _smaller(run, tolerated / size if size > 0 else 1.0)
+    factor = tolerated / size if size > 0 else 1.0
+    smaller = f"divide step_size by {1 / factor:.2g}, or use SGHMC or GGMC"
+    if run.attributes.get("step_size") == "auto" and "bias_tolerance" in run.attributes:
+        tolerance = factor * float(run.attributes["bias_tolerance"])
+        smaller = f"use a bias_tolerance of at most {tolerance:.1g}, or SGHMC or GGMC"
     advice = f"means move with the step, most where one parameter sets the scale of many: {smaller}"
     threshold = f"within {tolerated:g} of 0"
     name = "shift of the means by the step, in sd"
     yield Check(name, float(shifts[worst]), error, threshold, ok, where, advice)
-
-
-def _smaller(run: RunRecord, factor: float) -> str:
-    if run.attributes.get("step_size") == "auto" and "bias_tolerance" in run.attributes:
-        tolerance = factor * float(run.attributes["bias_tolerance"])
-        return f"use a bias_tolerance of at most {tolerance:.1g}, or SGHMC or GGMC"
-    return f"divide step_size by {1 / factor:.2g}, or use SGHMC or GGMC"

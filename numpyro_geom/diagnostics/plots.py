@@ -19,13 +19,7 @@ from .monte_carlo import effective_size, estimate_moments
 from .predictive import stream_of
 from .step_size_bias import BiasCurve
 
-__all__ = [
-    "plot_bias",
-    "plot_calibration",
-    "plot_comparison",
-    "plot_energy",
-    "plot_temperatures",
-]
+__all__ = ["plot_bias", "plot_calibration", "plot_comparison", "plot_energy", "plot_temperatures"]
 
 MOST_PANELS = 16
 MOST_LINES = 6

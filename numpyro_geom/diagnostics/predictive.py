@@ -278,20 +278,15 @@ class PredictionStream:
                 )
             self._sums = tuple(map(np.add, self._sums, new))
             if self._labels is not None:
-                self._add_of_label(log_p, self._labels, chains)
+                of_label = np.take_along_axis(log_p, self._labels[None, :, None], axis=2)[..., 0]
+                some = evenly(rows, FUNCTION_ROWS)
+                if self._functions is None:
+                    self._of_label = np.full(rows, -np.inf)
+                    self._functions = BatchMeans(chains, len(some))
+                self._of_label = np.logaddexp(self._of_label, logsumexp(of_label, axis=0))
+                self._nll.append(-of_label.mean(axis=1).reshape(chains, -1))
+                self._functions.add(np.exp(of_label[:, some]).reshape(chains, -1, len(some)))
         self._draws += chains * draws
-
-    def _add_of_label(self, log_p: np.ndarray, y: np.ndarray, chains: int) -> None:
-        """Update the sums that need labels y; ``log_p`` is (chains * draws, rows, classes)."""
-        rows = len(y)
-        of_label = np.take_along_axis(log_p, y[None, :, None], axis=2)[..., 0]
-        some = evenly(rows, min(rows, FUNCTION_ROWS))
-        if self._functions is None:
-            self._of_label = np.full(rows, -np.inf)
-            self._functions = BatchMeans(chains, len(some))
-        self._of_label = np.logaddexp(self._of_label, logsumexp(of_label, axis=0))
-        self._nll.append(-of_label.mean(axis=1).reshape(chains, -1))
-        self._functions.add(np.exp(of_label[:, some]).reshape(chains, -1, len(some)))
 
     def _check_labelled(self) -> np.ndarray:
         self._check_any()
@@ -305,12 +300,7 @@ class PredictionStream:
 
 
 def classification(
-    source: Any,
-    labels: Any,
-    *,
-    var_name: str | None = None,
-    logits: bool = False,
-    bins: int = 15,
+    source: Any, labels: Any, *, var_name: str | None = None, logits: bool = False, bins: int = 15
 ) -> Classification:
     """All measures of predicted class probabilities against labels.
 
@@ -614,7 +604,6 @@ def _check_labels(labels: Any, shape: tuple[int, int] | None = None) -> np.ndarr
     rows, classes = shape
     if y.shape != (rows,):
         raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
-    y = y.astype(np.int64)
     if y.min() < 0 or y.max() >= classes:
         raise ValueError(
             f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"

@@ -112,12 +112,6 @@ def _log_prob_fn(model: Model, names: list[str], plate: str | None) -> Callable:
     return log_prob
 
 
-def _local_axes(model: Model, plate: str | None) -> dict[str, int]:
-    """Latent sites in the plate, with the axis of its rows (the axis of draws is 0)."""
-    plan = dataclasses.replace(model.plan, batch_sizes={} if plate is None else {plate: 1})
-    return {name: 1 + axis for name, ((_, axis),) in plan.local_axes.items()}
-
-
 def row_plate(model: Model, name: str) -> str | None:
     """The largest plate of an observed site; None if it is small, or rows lean on each other."""
     site, sizes = model.sites[name], model.plan.sizes
@@ -178,7 +172,9 @@ def _evaluate(
     plate is None. At most ``chunk_size`` entries of all results together are computed at once.
     """
     batched = jax.vmap(fn, (None, 0, 0, None))
-    local_axes = _local_axes(model, plate)
+    # latent sites in the plate, with the axis of its rows (the axis of draws is 0)
+    plan = dataclasses.replace(model.plan, batch_sizes={} if plate is None else {plate: 1})
+    local_axes = {name: 1 + axis for name, ((_, axis),) in plan.local_axes.items()}
     num_rows = 1 if plate is None else model.plan.sizes[plate]
 
     def abstract(n_draws: int, n_rows: int) -> tuple:

@@ -117,8 +117,7 @@ class Report(Printed):
             return f"{subject}: {said}."
         names = list(KINDS)
         cause = min(
-            self.flagged,
-            key=lambda c: names.index(_name(c)) if _name(c) in names else len(names),
+            self.flagged, key=lambda c: names.index(_name(c)) if _name(c) in names else len(names)
         )
         figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
         return f"{subject}: {_kind(cause)[1]} ({figure})."
@@ -130,7 +129,14 @@ class Report(Printed):
         return pd.DataFrame(self.checks, columns=Check._fields).set_index("name")
 
     def _above(self) -> list[str]:
-        return [self.verdict, self._counts()]
+        flagged, hidden = len(self.flagged), len(self.undecided)
+        text = "Nothing is flagged"
+        if flagged:
+            text = f"{flagged} of {len(self.checks)} figures flagged"
+        if hidden:
+            text += f", {hidden} undecided (marked {UNDECIDED})"
+        text += ". diagnose(mcmc) looks at the draws too." if self.of_step else "."
+        return [self.verdict, text]
 
     def _table(self) -> list[Row]:
         rows = [Row(("", "figure", "value", "expected"), ("",))]
@@ -142,17 +148,11 @@ class Report(Printed):
                 # advice that several checks give is shown once
                 new = check.ok is False and check.advice not in given
                 given |= {check.advice} if new else set()
-                rows.append(Row(_cells(check), (check.where, check.advice if new else "")))
+                mark = {True: "ok", False: FLAGGED, None: UNDECIDED if check.threshold else ""}
+                first = mark[check.ok].ljust(len(FLAGGED))
+                cells = (first, check.name, check.figure, check.threshold)
+                rows.append(Row(cells, (check.where, check.advice if new else "")))
         return rows
-
-    def _counts(self) -> str:
-        flagged, hidden = len(self.flagged), len(self.undecided)
-        text = "Nothing is flagged"
-        if flagged:
-            text = f"{flagged} of {len(self.checks)} figures flagged"
-        if hidden:
-            text += f", {hidden} undecided (marked {UNDECIDED})"
-        return text + (". diagnose(mcmc) looks at the draws too." if self.of_step else ".")
 
 
 def _name(check: Check) -> str:
@@ -161,12 +161,6 @@ def _name(check: Check) -> str:
 
 def _kind(check: Check) -> tuple[str, str]:
     return KINDS.get(_name(check), ("Other", check.name))
-
-
-def _cells(check: Check) -> tuple[str, str, str, str]:
-    undecided = UNDECIDED if check.threshold else ""
-    mark = {True: "ok", False: FLAGGED, None: undecided}[check.ok]
-    return mark.ljust(len(FLAGGED)), check.name, check.figure, check.threshold
 
 
 def diagnose(

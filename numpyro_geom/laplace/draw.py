@@ -6,7 +6,6 @@ the pure functions that a guide compiles for one chunk.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from ..pace import TOLD_FROM, duration
 from .fit import AtMode
 from .geodesic import Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
-from .metrics import acceleration_fn, choose_solver, fisher_metric_of, fisher_of
+from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
 from .posterior import FlatPosterior
 from .settings import LaplaceSettings, check_dense
 
@@ -192,7 +191,6 @@ def pareto_shape(log_weights: np.ndarray) -> float:
 
 
 def draw_at_once(
-    settings: LaplaceSettings,
     posterior: FlatPosterior,
     loc: Flat,
     at: AtMode,
@@ -204,8 +202,8 @@ def draw_at_once(
     """One draw for each key, in one program, for callers that JAX transforms."""
 
     def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
-        first = gaussian(settings, posterior, loc, at, key[None])
-        ends = follow(settings, posterior, loc, at, *first, log_weight=log_weight)
+        first = gaussian(posterior, loc, at, key[None])
+        ends = follow(posterior, loc, at, *first, log_weight=log_weight)
         return jax.tree.map(lambda x: x[0], ends)
 
     return lax.map(one, keys, batch_size=chunk)
@@ -279,15 +277,16 @@ def _pieces(count: int, chunk: int) -> list[np.ndarray]:
     return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
 
 
-def chunk_size(settings: LaplaceSettings, posterior: FlatPosterior, *, log_weight: bool) -> int:
+def chunk_size(posterior: FlatPosterior, *, log_weight: bool) -> int:
     """Number of draws whose numbers fit together in a bounded memory."""
+    settings = posterior.settings
     if settings.metric == "euclidean" and settings.mode == "mean":
         return int(np.clip(CHUNK_ENTRIES // (20 * posterior.size), 1, MOST_AT_ONCE))
     rows = posterior.num_outputs
     if settings.batch_size is not None or posterior.model.plan.batch_sizes:
         rows = min(rows, CHUNK_ROWS)
     entries = 20 * posterior.size + 20 * rows
-    if settings.metric == "fisher" and choose_solver(settings, posterior) != "cg":
+    if settings.metric == "fisher" and choose_solver(posterior) != "cg":
         fast = posterior.structure.affine and posterior.structure.diagonal
         entries += (0 if fast else rows * posterior.size) + posterior.size**2
     if log_weight:
@@ -299,7 +298,7 @@ def chunk_size(settings: LaplaceSettings, posterior: FlatPosterior, *, log_weigh
 
 
 def gaussian(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, at: AtMode, keys: jax.Array
+    posterior: FlatPosterior, loc: Flat, at: AtMode, keys: jax.Array
 ) -> tuple[Flat, jax.Array]:
     """Draws s ~ N(m, P^-1), one for each key, and (s - m)'P(s - m); m is zero or `AtMode.mean`."""
     if isinstance(at.factor, ArrowRoot) or at.factor.size:
@@ -314,8 +313,8 @@ def gaussian(
 
         return jax.vmap(from_factor)(keys)
 
-    metric = fisher_of(settings, posterior)
-    solve = fisher_metric_of(settings, posterior, loc).solver(loc)
+    metric = fisher_of(posterior)
+    solve = fisher_metric(posterior, loc).solver(loc)
 
     def perturb_and_solve(key: jax.Array) -> tuple[Flat, jax.Array]:
         draw = solve(metric.perturb(loc, key))
@@ -325,7 +324,6 @@ def gaussian(
 
 
 def follow(
-    settings: LaplaceSettings,
     posterior: FlatPosterior,
     loc: Flat,
     at: AtMode,
@@ -341,9 +339,8 @@ def follow(
     is 0 unless requested. Position and weight of a failed geodesic are NaN. ``max_steps`` is used
     in place of the one in the settings.
     """
-    if max_steps is not None:
-        settings = dataclasses.replace(settings, max_steps=max_steps)
-    end = end_fn(settings, posterior, loc)
+    settings = posterior.settings
+    end = end_fn(posterior, loc, settings.max_steps if max_steps is None else max_steps)
     straight = settings.metric == "euclidean"
     if log_weight and not straight:
         check_dense(posterior.size, "log_weight=True", "log_weight=False")
@@ -369,14 +366,12 @@ def follow(
     return jax.vmap(one)(draws, squares)
 
 
-def accelerate(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, velocity: Flat
-) -> Flat:
+def accelerate(posterior: FlatPosterior, loc: Flat, velocity: Flat) -> Flat:
     """The acceleration of a geodesic at its start. Every draw computes dozens of accelerations."""
-    return acceleration_fn(settings, posterior, loc)(loc, velocity)
+    return acceleration_fn(posterior, loc)(loc, velocity)
 
 
-def constrain(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:
+def constrain(posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:
     """Site values at flat positions, deterministic sites included."""
     replay = posterior.model.replay
     return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=32)
@@ -396,19 +391,14 @@ def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any
     return velocity, found, -_with_log_volume(end, velocity)[1]
 
 
-def end_fn(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
-) -> Callable[[Flat], Geodesic]:
+def end_fn(posterior: FlatPosterior, loc: Flat, max_steps: int) -> Callable[[Flat], Geodesic]:
     """``velocity -> Geodesic`` from ``loc``."""
+    settings = posterior.settings
     if settings.metric == "euclidean":
         return lambda v: Geodesic(loc + v, jnp.all(jnp.isfinite(v)), jnp.zeros((), jnp.int32))
-    acceleration = acceleration_fn(settings, posterior, loc)
-    return lambda v: exponential_map(
-        *(acceleration, loc, v),
-        rtol=settings.rtol,
-        atol=settings.atol,
-        max_steps=settings.max_steps,
-    )
+    acceleration = acceleration_fn(posterior, loc)
+    options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "max_steps": max_steps}
+    return lambda v: exponential_map(acceleration, loc, v, **options)
 
 
 def _with_log_volume(end: Callable[[Flat], Geodesic], x: Flat) -> tuple[Geodesic, jax.Array]:

@@ -24,9 +24,9 @@ from ..model.potential import in_coordinates
 from ..sampling.target import Target
 from ..warmup.start import find_arrow
 from .information.form import Flat
-from .metrics import acceleration_fn, fisher_metric_of, fisher_of, prior_part
+from .metrics import acceleration_fn, fisher_metric, fisher_of, prior_part
 from .posterior import FlatPosterior
-from .settings import LaplaceSettings, check_dense, is_wide
+from .settings import check_dense, is_wide
 
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
@@ -117,7 +117,7 @@ class AtMode(NamedTuple):
 
 
 def find_modes(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: None, starts: Flat, *, max_steps: int
+    posterior: FlatPosterior, loc: None, starts: Flat, *, max_steps: int
 ) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
     """Minimise from each start, shape (num_starts, D), by L-BFGS and then Newton steps.
 
@@ -125,13 +125,13 @@ def find_modes(
     objective's value there in nats, the norm of its gradient, and the number of steps of both
     kinds.
     """
-    energy = objective(settings, posterior)
+    energy = objective(posterior)
 
     def run(start: Flat) -> tuple[Flat, jax.Array, jax.Array, jax.Array]:
         position, steps = start, jnp.zeros((), jnp.int32)
         if max_steps > 0:
             position, steps = _lbfgs(energy, start, max_steps)
-            if settings.mode == "euclidean" and posterior.size <= NEWTON_LIMIT:
+            if posterior.settings.mode == "euclidean" and posterior.size <= NEWTON_LIMIT:
                 position, more = _newton(energy, position)
                 steps = steps + more
         value, gradient = jax.value_and_grad(energy)(position)
@@ -247,17 +247,17 @@ def _with_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
     return value, gradient, (matrix + matrix.T) / 2
 
 
-def objective(settings: LaplaceSettings, posterior: FlatPosterior) -> Callable[[Flat], jax.Array]:
+def objective(posterior: FlatPosterior) -> Callable[[Flat], jax.Array]:
     """The objective of the mode: U, or U + log det G / 2 for the Hausdorff mode."""
-    if settings.mode == "euclidean":
+    if posterior.settings.mode == "euclidean":
         return posterior.energy
-    return lambda theta: posterior.energy(theta) + half_log_det(settings, posterior, theta)
+    return lambda theta: posterior.energy(theta) + half_log_det(posterior, theta)
 
 
-def half_log_det(settings: LaplaceSettings, posterior: FlatPosterior, theta: Flat) -> jax.Array:
+def half_log_det(posterior: FlatPosterior, theta: Flat) -> jax.Array:
     """The log volume log det G / 2 of the Fisher metric."""
-    check_dense(posterior.size, f"mode={settings.mode!r}", "mode='euclidean'")
-    factor = jnp.linalg.cholesky(fisher_of(settings, posterior).dense(theta))
+    check_dense(posterior.size, f"mode={posterior.settings.mode!r}", "mode='euclidean'")
+    factor = jnp.linalg.cholesky(fisher_of(posterior).dense(theta))
     return jnp.sum(jnp.log(jnp.diagonal(factor)))  # NaN where G is not positive definite
 
 
@@ -265,7 +265,6 @@ def half_log_det(settings: LaplaceSettings, posterior: FlatPosterior, theta: Fla
 
 
 def find_law(
-    settings: LaplaceSettings,
     posterior: FlatPosterior,
     loc: None,
     start: Flat,
@@ -290,18 +289,19 @@ def at_law(root: ArrowRoot) -> AtMode:
     return AtMode(root, unknown, unknown, unknown, zeros, zeros)
 
 
-def at_mode(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat) -> AtMode:
+def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     """The quantities of `AtMode` at a position."""
-    slope = jax.grad(objective(settings, posterior))(loc)
-    prior = _prior_bend(settings, posterior, loc)
-    if not _forms_precision(settings, posterior):
-        solve = fisher_metric_of(settings, posterior, loc).solver(loc)
+    settings = posterior.settings
+    slope = jax.grad(objective(posterior))(loc)
+    prior = _prior_bend(posterior, loc)
+    if not _forms_precision(posterior):
+        solve = fisher_metric(posterior, loc).solver(loc)
         distance = jnp.sqrt(jnp.vdot(slope, solve(slope)) / posterior.size)
         nan = jnp.full((), jnp.nan, loc.dtype)
         unformed = jnp.zeros((0, 0), loc.dtype)
         return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc))
     if settings.precision == "fisher":
-        matrix = fisher_of(settings, posterior).dense(loc)
+        matrix = fisher_of(posterior).dense(loc)
     else:
         *_, matrix = _with_hessian(posterior.energy, loc)
     eye = jnp.eye(posterior.size, dtype=loc.dtype)
@@ -310,21 +310,12 @@ def at_mode(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat) -> A
     shift = (vectors.T @ slope) ** 2 / jnp.abs(values)
     factor, mean, around = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc), None
     if settings.mode == "mean":
-        mean, around = _look_around(settings, posterior, loc, factor)
-    return AtMode(
-        factor=factor,
-        smallest=values[0],
-        largest=values[-1],
-        distance=jnp.sqrt(jnp.mean(shift)),
-        prior=prior,
-        mean=mean,
-        around=around,
-    )
+        mean, around = _look_around(posterior, loc, factor)
+    distance = jnp.sqrt(jnp.mean(shift))
+    return AtMode(factor, values[0], values[-1], distance, prior, mean, around)
 
 
-def _look_around(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat, factor: jax.Array
-) -> tuple[Flat, Around]:
+def _look_around(posterior: FlatPosterior, loc: Flat, factor: jax.Array) -> tuple[Flat, Around]:
     """The velocities' mean that puts the mean of the draws at the posterior's, to first order.
 
     At the posterior's mean the expected gradient is zero. Let u_i be the columns of a root of P^-1.
@@ -333,7 +324,7 @@ def _look_around(
     accelerations. The differences of the same gradients show the curvature of the energy there.
     """
     gradient = jax.grad(posterior.energy)
-    acceleration = acceleration_fn(settings, posterior, loc)
+    acceleration = acceleration_fn(posterior, loc)
     roots = solve_triangular(factor, jnp.eye(loc.size, dtype=loc.dtype), lower=True)
 
     def along(root: Flat) -> tuple[Flat, Flat, Flat]:
@@ -351,8 +342,9 @@ def _look_around(
     return jnp.where(shift <= FARTHEST_MEAN, mean, 0.0), around
 
 
-def _forms_precision(settings: LaplaceSettings, posterior: FlatPosterior) -> bool:
+def _forms_precision(posterior: FlatPosterior) -> bool:
     """Whether P is formed. If not, its draws come from perturb-and-solve."""
+    settings = posterior.settings
     if settings.metric == "monge-log":
         check_dense(posterior.size, "metric='monge-log'", "metric='monge'")
         return True
@@ -365,12 +357,12 @@ def _forms_precision(settings: LaplaceSettings, posterior: FlatPosterior) -> boo
     return settings.mode == "mean"
 
 
-def _prior_bend(settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat) -> Flat:
+def _prior_bend(posterior: FlatPosterior, loc: Flat) -> Flat:
     """The direction `AtMode.prior`."""
-    none = jnp.zeros_like(loc)
+    none, settings = jnp.zeros_like(loc), posterior.settings
     if not settings.uses_fisher or settings.prior_metric != "hessian":
         return none
-    prior = prior_part(settings, posterior)
+    prior = prior_part(posterior)
     if prior.diagonal is not None:
         values = prior.diagonal(loc)
         lowest = jnp.argmin(values)

@@ -14,8 +14,6 @@ from jax import lax
 from .._linalg import wait_for
 from .information.form import HIGHEST, Flat
 
-Acceleration = Callable[[Flat, Flat], Flat]
-
 EVALUATIONS_PER_STEP = 6
 """Evaluations per step of the Dormand-Prince 5(4) pair: its last stage starts the next step."""
 
@@ -52,7 +50,7 @@ class Geodesic(NamedTuple):
 
 
 def exponential_map(
-    acceleration: Acceleration,
+    acceleration: Callable[[Flat, Flat], Flat],
     position: Flat,
     velocity: Flat,
     *,

@@ -490,7 +490,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         if self._layout is not None:
             return
         with handlers.block(), at_once():
-            posterior = learn(self.settings, self._posterior({}, model), self._init_latent)
+            posterior = learn(self._posterior({}, model), self._init_latent)
         names = ("structure", "diagonal_prior")
         self._learned = {name: getattr(posterior, name) for name in names}
 
@@ -509,7 +509,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         elif self.settings.mode != "euclidean":
             with handlers.block():
                 posterior = self._posterior({}, self._with_data(args, kwargs))
-                log_density = half_log_det(self.settings, posterior, loc)
+                log_density = half_log_det(posterior, loc)
         return numpyro.sample(
             f"_{self.prefix}_latent",
             dist.Delta(latent, log_density=log_density, event_dim=1),
@@ -548,8 +548,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
     def _posterior(self, params: dict, model: Model) -> FlatPosterior:
         """The model with its `param` sites at the given values, or at the prototype's values."""
         fixed = {name: params.get(name, value) for name, value in model.fixed.items()}
-        shape = (self._unpack_latent, self.latent_dim)
-        return FlatPosterior(model.replace(fixed=fixed), *shape, **self._learned)
+        given = (self._unpack_latent, self.latent_dim, self.settings)
+        return FlatPosterior(model.replace(fixed=fixed), *given, **self._learned)
 
     def _with_data(self, args: tuple, kwargs: dict) -> Model:
         """The model with other arguments."""
@@ -599,7 +599,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
     @differentiated()
     def _run(self, fn: Callable, model: Model, params: dict, *inputs: Any, **static: Any) -> Any:
-        """``fn(settings, posterior, loc, *inputs, **static)``, compiled once for each structure."""
+        """``fn(posterior, loc, *inputs, **static)``, compiled once for each structure."""
         learned, chosen = tuple(self._learned.items()), tuple(static.items())
         given = model.arrays, {**model.fixed, **params}, *inputs
         within = in_trace(given)
@@ -610,7 +610,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
             def program(arrays: list, params: dict, *inputs: Any) -> Any:
                 posterior = self._posterior(params, model.with_arrays(arrays))
                 loc = params.get(f"{self.prefix}_loc")
-                return fn(self.settings, posterior, loc, *inputs, **static)
+                return fn(posterior, loc, *inputs, **static)
 
             self._programs[key] = jax.jit(program, compiler_options=options)
         return self._programs[key](*given)
@@ -632,13 +632,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
         loc, at = params[f"{self.prefix}_loc"], self._at(params, data)
         posterior = self._posterior(params, data)
         if chunk is None:
-            chunk = drawing.chunk_size(self.settings, posterior, log_weight=log_weight)
+            chunk = drawing.chunk_size(posterior, log_weight=log_weight)
         chunk = max(1, min(chunk, keys.shape[0]))
         traced = is_traced(at.factor)
         if not (traced or isinstance(at.factor, ArrowRoot)):
             check_definite(self.settings, at, self._unpack_latent, loc)
         if traced or is_traced(keys):
-            drawn = (self.settings, posterior, loc, at, keys)
+            drawn = (posterior, loc, at, keys)
             return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)
 
         def gaussian(keys: jax.Array) -> tuple:
@@ -650,18 +650,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         draws, squares = drawing.gaussian_in_chunks(gaussian, keys, chunk)
         if is_wide(loc.size) and self.settings.metric != "euclidean":
-            self._warn_of_hours(data, params, draws)
+            for _ in range(2):  # the first run includes compilation
+                begin = time.perf_counter()
+                jax.block_until_ready(self._run(drawing.accelerate, data, params, draws[0]))
+            warn_of_hours(time.perf_counter() - begin, draws.shape[0])
         most = self.settings.max_steps
         return drawing.follow_in_chunks(
             *(follow, draws, squares, chunk, most), progress_bar=progress_bar
         )
-
-    def _warn_of_hours(self, data: Model, params: dict, draws: jax.Array) -> None:
-        """Time one acceleration, and warn with the least time for all draws."""
-        for _ in range(2):  # the first run includes compilation
-            begin = time.perf_counter()
-            jax.block_until_ready(self._run(drawing.accelerate, data, params, draws[0]))
-        warn_of_hours(time.perf_counter() - begin, draws.shape[0])
 
 
 def _no_root(rng_key: jax.Array) -> Any:

@@ -23,7 +23,7 @@ from .geodesic import RiemannianMetric
 from .information import form as forms
 from .information.form import HIGHEST, Flat
 from .posterior import FlatPosterior
-from .settings import LaplaceSettings, check_dense, is_wide
+from .settings import check_dense, is_wide
 from .solve import Sketch, conjugate_gradients, nystrom
 
 CG_STEPS = 1000
@@ -115,7 +115,9 @@ def hessian_prior(posterior: FlatPosterior) -> Quadratic:
 
     def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
         noise = random.normal(rng_key, theta.shape, theta.dtype)
-        return jnp.sqrt(diagonal_fn(theta)) * noise if diagonal else _colour(dense(theta), noise)
+        if diagonal:
+            return jnp.sqrt(diagonal_fn(theta)) * noise
+        return jnp.matmul(jnp.linalg.cholesky(dense(theta)), noise, precision=HIGHEST)
 
     return Quadratic(
         product=along,
@@ -135,46 +137,25 @@ def expected_prior(posterior: FlatPosterior) -> Quadratic:
     return whole._replace(diagonal=lambda theta: whole.product(theta, jnp.ones_like(theta)))
 
 
-def dense_form(dense: Callable[[Flat], jax.Array]) -> Quadratic:
-    """Q from a function theta -> Q, shape (D, D); derivatives by autodiff."""
-
-    def product(theta: Flat, v: Flat) -> Flat:
-        return jnp.matmul(dense(theta), v, precision=HIGHEST)
-
-    def force(theta: Flat, v: Flat) -> Flat:
-        _, change = jax.jvp(lambda x: product(x, v), (theta,), (v,))
-        return change - jax.grad(lambda x: jnp.vdot(v, product(x, v), precision=HIGHEST))(theta) / 2
-
-    def perturb(theta: Flat, rng_key: jax.Array) -> Flat:
-        return _colour(dense(theta), random.normal(rng_key, theta.shape, theta.dtype))
-
-    return Quadratic(product, force, dense, perturb)
-
-
-def _colour(matrix: jax.Array, noise: Flat) -> Flat:
-    """A draw from N(0, matrix)."""
-    return jnp.matmul(jnp.linalg.cholesky(matrix), noise, precision=HIGHEST)
-
-
 # --- metrics
 
 
-def fisher_metric(
-    posterior: FlatPosterior,
-    prior: Quadratic,
-    solver: str,
-    mode: Flat | None = None,
-    tolerance: float = 0.0,
-) -> RiemannianMetric:
-    """G = K'K + Q: Fisher information of the observed sites K'K, and a prior part Q.
-
-    Only the solver ``"cg"`` needs a mode, where its diagonal is chosen, and a tolerance (see
-    `conjugate_gradients`).
-    """
+def fisher_metric(posterior: FlatPosterior, loc: Flat) -> RiemannianMetric:
+    """The Fisher metric for geodesics from ``loc``, by the cheapest solver."""
+    prior = prior_part(posterior)
     whole = fisher_form(posterior, prior)
 
     def cholesky(theta: Flat) -> Callable[[Flat], Flat]:
         return partial(solve, whole.dense(theta), assume_a="pos")
+
+    if choose_solver(posterior) == "cholesky":
+        return RiemannianMetric(cholesky, whole.force)
+    own = information(posterior, posterior.form, posterior.sum_rows)
+    diagonal = _diagonal(prior, own, whole, loc)
+    rank = int(np.clip(posterior.size**0.5, min(LEAST_RANK, posterior.size), MOST_RANK))
+    probes = random.rademacher(random.key(0), (rank, posterior.size), dtype=loc.dtype)
+    # a hundredth of the geodesic's own tolerance is accurate enough
+    tolerance = posterior.settings.rtol / 100
 
     def cg(theta: Flat) -> Callable[[Flat], Flat]:
         root = lax.stop_gradient(jnp.sqrt(diagonal(theta)))
@@ -192,13 +173,7 @@ def fisher_metric(
 
         return divide
 
-    if solver == "cg":
-        assert mode is not None
-        own = information(posterior, posterior.form, posterior.sum_rows)
-        diagonal = _diagonal(prior, own, whole, mode)
-        rank = int(np.clip(posterior.size**0.5, min(LEAST_RANK, posterior.size), MOST_RANK))
-        probes = random.rademacher(random.key(0), (rank, posterior.size), dtype=mode.dtype)
-    return RiemannianMetric(cg if solver == "cg" else cholesky, whole.force)
+    return RiemannianMetric(cg, whole.force)
 
 
 def _diagonal(
@@ -251,50 +226,46 @@ def dense_metric(metric: Callable[[Flat], jax.Array]) -> RiemannianMetric:
     def solver(theta: Flat) -> Callable[[Flat], Flat]:
         return partial(solve, metric(theta), assume_a="pos")
 
-    return RiemannianMetric(solver, dense_form(metric).force)
+    def force(theta: Flat, v: Flat) -> Flat:
+        def product(x: Flat) -> Flat:
+            return jnp.matmul(metric(x), v, precision=HIGHEST)
+
+        _, change = jax.jvp(product, (theta,), (v,))
+        return change - jax.grad(lambda x: jnp.vdot(v, product(x), precision=HIGHEST))(theta) / 2
+
+    return RiemannianMetric(solver, force)
 
 
 # --- the choice for a guide
 
 
-def prior_part(settings: LaplaceSettings, posterior: FlatPosterior) -> Quadratic:
+def prior_part(posterior: FlatPosterior) -> Quadratic:
     """The prior part of the Fisher metric."""
-    make = hessian_prior if settings.prior_metric == "hessian" else expected_prior
+    make = hessian_prior if posterior.settings.prior_metric == "hessian" else expected_prior
     return make(posterior)
 
 
-def fisher_of(settings: LaplaceSettings, posterior: FlatPosterior) -> Quadratic:
+def fisher_of(posterior: FlatPosterior) -> Quadratic:
     """The Fisher metric, as a quadratic form."""
-    return fisher_form(posterior, prior_part(settings, posterior))
+    return fisher_form(posterior, prior_part(posterior))
 
 
-def fisher_metric_of(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
-) -> RiemannianMetric:
-    """The Fisher metric for geodesics from ``loc``, by the cheapest solver."""
-    # a hundredth of the geodesic's own tolerance is accurate enough
-    prior, tolerance = prior_part(settings, posterior), settings.rtol / 100
-    return fisher_metric(posterior, prior, choose_solver(settings, posterior), loc, tolerance)
-
-
-def acceleration_fn(
-    settings: LaplaceSettings, posterior: FlatPosterior, loc: Flat
-) -> Callable[[Flat, Flat], Flat]:
+def acceleration_fn(posterior: FlatPosterior, loc: Flat) -> Callable[[Flat, Flat], Flat]:
     """``(position, velocity) -> theta''`` of the geodesics from ``loc``."""
-    metric = settings.metric
+    metric = posterior.settings.metric
     if metric in ("monge", "monge-log"):
-        return monge_acceleration(posterior.energy, settings.alpha2)
+        return monge_acceleration(posterior.energy, posterior.settings.alpha2)
     if isinstance(metric, RiemannianMetric):
         return metric.acceleration
     if callable(metric):
         given: Callable[[Any], Any] = metric
         return dense_metric(lambda theta: jnp.asarray(given(posterior.unravel(theta)))).acceleration
-    return fisher_metric_of(settings, posterior, loc).acceleration
+    return fisher_metric(posterior, loc).acceleration
 
 
-def choose_solver(settings: LaplaceSettings, posterior: FlatPosterior) -> str:
+def choose_solver(posterior: FlatPosterior) -> str:
     """The requested solver, or the cheaper one."""
-    chosen, size, structure = settings.solver, posterior.size, posterior.structure
+    chosen, size, structure = posterior.settings.solver, posterior.size, posterior.structure
     if chosen == "auto":
         # forming a matrix takes one product per column; only a linear map is cheaper
         cheap = min(size, posterior.num_outputs) <= FEW or (structure.affine and structure.diagonal)
@@ -304,9 +275,9 @@ def choose_solver(settings: LaplaceSettings, posterior: FlatPosterior) -> str:
     return chosen
 
 
-def learn(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> FlatPosterior:
+def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
     """The posterior, of concrete data, with its structure, learned from its program and values."""
-    if not settings.uses_fisher:
+    if not posterior.settings.uses_fisher:
         return posterior
     position, model = posterior.unravel(start), posterior.model
     features = forms.likelihood_form(model).features
@@ -320,21 +291,21 @@ def learn(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> F
         )
     structure = forms.learn_structure(model, position)
     posterior = posterior.replace(structure=structure)
-    if posterior.num_outputs == 0 and settings.metric == "fisher":
+    if posterior.num_outputs == 0 and posterior.settings.metric == "fisher":
         raise ValueError(
             "the model has no observed site with a distribution (numpyro.factor has none), and "
             "metric='fisher' is the information of such sites: expected "
             "`numpyro.sample(..., obs=data)`. Pass the data, metric='euclidean', or a function of "
             "the position that returns your metric"
         )
-    return posterior.replace(diagonal_prior=_is_diagonal(settings, posterior, start))
+    return posterior.replace(diagonal_prior=_is_diagonal(posterior, start))
 
 
-def _is_diagonal(settings: LaplaceSettings, posterior: FlatPosterior, start: Flat) -> bool:
+def _is_diagonal(posterior: FlatPosterior, start: Flat) -> bool:
     """Whether Q is diagonal: whether Q z is Q 1 times z, entry by entry, for a random z."""
 
     def gap(theta: Flat, z: Flat) -> jax.Array:
-        product = prior_part(settings, posterior).product
+        product = prior_part(posterior).product
         diagonal = product(theta, jnp.ones_like(theta))
         scale = jnp.max(jnp.abs(diagonal)) * jnp.max(jnp.abs(z))
         return jnp.max(jnp.abs(product(theta, z) - diagonal * z)) / scale

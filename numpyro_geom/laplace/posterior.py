@@ -22,6 +22,7 @@ from .information.form import (
     prior_energy,
     prior_form,
 )
+from .settings import LaplaceSettings
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class FlatPosterior:
         model: the model with its data, `param` sites at their values.
         unravel: flat position -> dict of unconstrained site values.
         size: D.
+        settings: the guide's settings.
         structure: from `numpyro_geom.laplace.information.form.learn_structure`.
         diagonal_prior: whether the prior part of the metric is diagonal.
     """
@@ -41,6 +43,7 @@ class FlatPosterior:
     model: Model
     unravel: Callable[[Flat], PyTree]
     size: int
+    settings: LaplaceSettings
     structure: Structure = Structure()
     diagonal_prior: bool = False
 

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 
 from .._numpyro import unconstrained_value
 from ..model.minibatch import SubsamplePlates
 from ..model.plates import is_unit
 from .information.form import Flat, is_float
 from .posterior import FlatPosterior
-from .settings import LaplaceSettings
 
 DRAWS_AT_ONCE = 32
 
@@ -35,13 +34,7 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    settings: LaplaceSettings,
-    posterior: FlatPosterior,
-    loc: Flat,
-    rng_key: jax.Array,
-    draws: Flat,
-    *,
-    linearized: bool,
+    posterior: FlatPosterior, loc: Flat, rng_key: jax.Array, draws: Flat, *, linearized: bool
 ) -> Predictions:
     """Distributions of the observed sites at each draw, sampled and evaluated.
 
@@ -67,7 +60,8 @@ def predict(
     if linearized:
         # the parameters as one vector in the space where any value is allowed
         def free(flat: Flat) -> list:
-            return [_to_free(fn) for fn in sites(flat)[0].values()]
+            fns = sites(flat)[0].values()
+            return [[bijection.inv(x) for x, bijection in _parameters(fn)] for fn in fns]
 
         origin, push = jax.linearize(free, loc)
 
@@ -92,37 +86,27 @@ def predict(
 
 
 def _parameters(fn: Any) -> list[tuple[Any, Any]]:
-    """A distribution's floating point leaves; for parameters, the bijection to their support."""
+    """A distribution's floating point leaves, each with the bijection to its support."""
     inner = fn
     while hasattr(inner, "base_dist"):
         inner = inner.base_dist
     named = [(getattr(inner, name, None), c) for name, c in inner.arg_constraints.items()]
-    supports = [
-        (leaf, next((c for x, c in named if x is leaf), None))
-        for leaf in jax.tree.leaves(fn)
-        if is_float(leaf)
-    ]
-    return [(x, None if support is None else _bijection(fn, support)) for x, support in supports]
-
-
-def _to_free(fn: Any) -> list:
-    """A distribution's floating point leaves in an unbounded form."""
-    return [x if bijection is None else bijection.inv(x) for x, bijection in _parameters(fn)]
+    found = []
+    for leaf in filter(is_float, jax.tree.leaves(fn)):
+        support = next((c for x, c in named if x is leaf), constraints.real)
+        try:
+            found.append((leaf, biject_to(support)))
+        except NotImplementedError as error:
+            raise ValueError(
+                f"the parameters of {type(fn).__name__} have a support without a bijection to the "
+                f"reals ({support}): expected one such as Normal, Bernoulli(logits=...) or "
+                "Categorical(logits=...). Use linearized=False"
+            ) from error
+    return found
 
 
 def _from_free(fn: Any, free: list) -> Any:
     """The distribution with these leaves instead of its own."""
     pairs = zip(_parameters(fn), free, strict=True)
-    moved = iter([x if bijection is None else bijection(x) for (_, bijection), x in pairs])
+    moved = iter([bijection(x) for (_, bijection), x in pairs])
     return jax.tree.map(lambda x: next(moved) if is_float(x) else x, fn)
-
-
-def _bijection(fn: Any, support: Any) -> Any:
-    try:
-        return biject_to(support)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"the parameters of {type(fn).__name__} have a support without a bijection to the "
-            f"reals ({support}): expected one such as Normal, Bernoulli(logits=...) or "
-            "Categorical(logits=...). Use linearized=False"
-        ) from error

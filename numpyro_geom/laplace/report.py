@@ -166,11 +166,7 @@ class LaplaceReport(NamedTuple):
 
 
 def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple[str, ...]]:
-    """The finite run with the lowest objective value, and the status of all runs.
-
-    Raises:
-        RuntimeError: if no run is finite.
-    """
+    """The finite run with the lowest objective, and the status of all; raises if none is finite."""
     finite = np.isfinite(values) & np.isfinite(gradient_norms)
     if not finite.any():
         raise RuntimeError(

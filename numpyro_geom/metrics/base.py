@@ -19,9 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_int, check_number
-from .._util import tree_where
-
-PyTree = Any
+from .._util import PyTree, tree_where
 
 
 class MetricState(NamedTuple):
@@ -138,13 +136,15 @@ def zeros_of(shapes: PyTree) -> PyTree:
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def check_decay(decay: Any) -> None:
-    """Raise unless ``decay`` is a number in [0, 1)."""
-    if check_number("decay", decay, least=0.0) >= 1:
+def check_decay(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
+    decay = check_number(name, value, least=0.0)
+    if decay >= 1:
         raise ValueError(
-            f"decay must be a number in [0, 1), got {decay!r}: decay is the weight of the past, "
-            "and a metric with decay 1 would never learn"
+            f"{name} must be a number in [0, 1), got {value!r}: it is the weight of the past, and "
+            "with 1 nothing is learned"
         )
+    return decay
 
 
 def check_interval(interval: Any) -> None:

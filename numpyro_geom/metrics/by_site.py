@@ -11,15 +11,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from .._checks import check_number
-from .._util import tree_scale
+from .._util import PyTree, tree_scale
 from .base import Metric, check_interval
 from .identity import Identity
 from .monge import Monge
 from .rmsprop import RMSprop
 from .shampoo import Shampoo
 from .wenzel import Wenzel
-
-PyTree = Any
 
 METRICS: dict[str, type[Metric]] = {
     "identity": Identity,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+from .._util import PyTree
 from .base import Metric, MetricState
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)

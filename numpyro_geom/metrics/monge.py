@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_number
-from .._util import tree_axpy, tree_vdot
+from .._util import PyTree, tree_axpy, tree_vdot
 from .base import Metric, MetricState, check_decay
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Monge(Metric):
     def __post_init__(self) -> None:
         if self.alpha2 is not None:
             check_number("alpha2", self.alpha2, least=0.0)
-        check_decay(self.decay)
+        check_decay("decay", self.decay)
 
     @property
     def default_gamma(self) -> str:  # type: ignore[override]

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_number
+from .._util import PyTree
 from .base import Metric, MetricState, check_decay
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,7 @@ class RMSprop(Metric):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_decay(self.decay)
+        check_decay("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
 
     def statistic(self, grad: PyTree) -> PyTree:

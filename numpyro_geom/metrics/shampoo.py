@@ -18,10 +18,9 @@ import numpy as np
 from jax import lax
 
 from .._checks import check_choice, check_int, check_number
-from .._util import lazy_cond, tree_where
+from .._util import PyTree, lazy_cond, tree_where
 from .base import Metric, check_decay, check_interval
 
-PyTree = Any
 Arrays = tuple[jax.Array, ...]
 
 HIGHEST = lax.Precision.HIGHEST
@@ -130,7 +129,7 @@ class Shampoo(Metric):
     vector: Literal["diagonal", "full", "identity"] = "diagonal"
 
     def __post_init__(self) -> None:
-        check_decay(self.decay)
+        check_decay("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
         check_interval(self.interval)
         check_int("block_size", self.block_size, least=1)
@@ -167,10 +166,7 @@ class Shampoo(Metric):
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(running)
         roots = lazy_cond(
-            state.steps == 0,
-            lambda old, axes: _renewed(axes, powers, old),
-            _as_roots(state),
-            axes,
+            state.steps == 0, lambda old, axes: _renewed(axes, powers, old), _as_roots(state), axes
         )
         return state._replace(
             running=running,
@@ -363,9 +359,7 @@ def _diagonal_like(axis: Any, value: float) -> jax.Array:
 
 
 def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
-    """The matrices with these eigenvectors and eigenvalues; a diagonal matrix is a vector."""
-    if spectrum.ndim == 1:
-        return spectrum
+    """The matrices with these eigenvectors and eigenvalues."""
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
 
 

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_number
+from .._util import PyTree
 from .base import Metric, check_decay, check_interval
-
-PyTree = Any
 
 
 class WenzelState(NamedTuple):
@@ -71,7 +70,7 @@ class Wenzel(Metric):
     interval: int | None = None
 
     def __post_init__(self) -> None:
-        check_decay(self.decay)
+        check_decay("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
         check_interval(self.interval)
 

@@ -16,6 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._checks import check_int
+from .._util import mixed
 
 NUM_ROUNDS = 8
 """Number of Feistel rounds. Test: the joint distribution of the images of two indices, over 2
@@ -48,7 +49,7 @@ def round_keys(key: Array, num_rounds: int = NUM_ROUNDS) -> Array:
         )
     chain = jnp.asarray((np.arange(1, num_rounds + 1) * 0x9E3779B9) & 0xFFFFFFFF, jnp.uint32)
     for i in range(words.shape[-1]):
-        chain = _mix(chain ^ words[i])
+        chain = mixed(chain ^ words[i])
     return chain
 
 
@@ -152,13 +153,6 @@ def _check_size(size: int) -> int:
     return size
 
 
-def _mix(x: Array) -> Array:
-    """Apply the finaliser of murmur3, a bijection of uint32 in which each bit affects all bits."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
 @functools.cache
 def _grid(size: int) -> tuple[int, int]:
     """Choose the grid with the fewest cells >= size and at most 2 columns per row."""
@@ -173,9 +167,9 @@ def _feistel(keys: Array, x: Array, rows: int, columns: int) -> Array:
     row, column = x // jnp.uint32(columns), x % jnp.uint32(columns)
     for i in range(keys.shape[-1]):
         if i % 2 == 0:
-            row = _shift(row, _mix(column ^ keys[..., i]), rows)
+            row = _shift(row, mixed(column ^ keys[..., i]), rows)
         else:
-            column = _shift(column, _mix(row ^ keys[..., i]), columns)
+            column = _shift(column, mixed(row ^ keys[..., i]), columns)
     return row * jnp.uint32(columns) + column
 
 
@@ -191,6 +185,6 @@ def _rank(keys: Array, x: Array, size: int) -> Array:
     """Count elements with a smaller hash than x; hashes differ, because each is a bijection."""
     table = jnp.arange(size, dtype=jnp.uint32)
     for i in range(keys.shape[-1]):
-        x = _mix(x ^ keys[..., i])
-        table = _mix(table ^ keys[..., i, None])
+        x = mixed(x ^ keys[..., i])
+        table = mixed(table ^ keys[..., i, None])
     return jnp.sum(table < x[..., None], axis=-1, dtype=jnp.int32)

@@ -163,12 +163,9 @@ class Reader:
 
 
 def check_mapped(array: Any, name: str) -> None:
-    """Check that the file under a memory map is as long as the map.
+    """Raise a ValueError if the file under a memory map is shorter than the map.
 
     Reading beyond the end of the file would end the process by SIGBUS, or give zeros.
-
-    Raises:
-        ValueError: if the file is shorter.
     """
     offset, base = 0, array
     while base is not None and not isinstance(base, mmap.mmap):

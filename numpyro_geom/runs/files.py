@@ -27,11 +27,7 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder, or check that it exists and is not reached through a link.
-
-    Raises:
-        FileExistsError: if there is something else.
-    """
+    """Make a folder; a FileExistsError if there is a link or something else in its place."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -47,9 +43,6 @@ def write_atomically(path: Path, *parts: Any, durable: bool = True) -> None:
 
     Parts are bytes, or contiguous arrays of bytes. ``durable`` waits until the data are on disk.
     This protects against a loss of power; a killed process does not need it.
-
-    Raises:
-        OSError: if it cannot be written, or its folder is a link.
     """
     temporary = f".{path.name}.{secrets.token_hex(8)}.new"
     with _opened(path.parent) as folder:
@@ -109,13 +102,7 @@ class Lock:
         self._holder = f"{os.getpid()} on {socket.gethostname()}\n".encode()
 
     def take(self) -> None:
-        """Make the directory if it is missing, and lock it.
-
-        Raises:
-            RuntimeError: if another run holds it.
-            FileExistsError: if the file was not made by a run.
-            OSError: if it cannot be made or locked.
-        """
+        """Make the directory if it is missing, and lock it; the errors are those of `run`."""
         directory = self.directory
         with advised(
             f"{directory} cannot hold a run. Expected a directory, made if it is missing, that is "
@@ -141,11 +128,7 @@ class Lock:
                 raise
 
     def check(self) -> None:
-        """Check that this process still holds the directory.
-
-        Raises:
-            OSError: if not.
-        """
+        """Raise an OSError unless this process still holds the directory."""
         found = ""
         try:
             here, held = os.lstat(self.path), os.fstat(self._file)

@@ -103,7 +103,10 @@ def versions() -> dict[str, str]:
 
 def program_of(segments: Segments, digests: Digests) -> Program:
     """The program of a run, whether the data are inside the program or inputs of it."""
-    arguments = {k: digests.of(_as_on_device(x)) for k, x in segments.arguments().items()}
+    arguments = {}
+    for k, x in segments.arguments().items():  # arrays in the type that they have in a program
+        kind = jax.dtypes.canonicalize_dtype(x.dtype)
+        arguments[k] = digests.of(x if isinstance(x, jax.Array) else x.astype(kind))
     return Program.of(segments.traced(), digests, arguments)
 
 
@@ -128,12 +131,9 @@ def digests_of_parts(processes: Processes, job: Job) -> Digests:
 def check_same(
     where: Any, old: Mapping[str, Any], new: Mapping[str, Any], other_program: bool = False
 ) -> None:
-    """Compare the record of a run with the record of the call that continues it.
+    """Raise a ValueError that names what differs between the records of a run and a call of it.
 
     ``other_program`` allows different programs.
-
-    Raises:
-        ValueError: if the runs differ; the message names the differences.
     """
     before, now = old["fingerprint"], new["fingerprint"]
     earlier = before.get("fingerprint") != SCHEME
@@ -184,11 +184,7 @@ def _check_programs(where: Any, old: Program, new: Program, versions: str) -> No
 
 
 def check_alike(processes: Processes, job: Job, **others: Any) -> None:
-    """Check that all processes were given the same arguments; for arrays, the same shapes.
-
-    Raises:
-        ValueError: if not; the message names the differences.
-    """
+    """Raise a ValueError unless all processes were given the same arguments, or arrays alike."""
     if not processes.several:
         return
     args, kwargs, init_params = jax.tree.map(
@@ -219,11 +215,6 @@ def check_alike(processes: Processes, job: Job, **others: Any) -> None:
 def warn(message: str) -> None:
     """Warn at the line of user code that called the package."""
     warn_outside(message, RuntimeWarning)
-
-
-def _as_on_device(x: Any) -> Any:
-    """An array in the type that it has inside a program."""
-    return x if isinstance(x, jax.Array) else x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _argument(leaf: Any, digests: Digests) -> str:

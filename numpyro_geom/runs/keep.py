@@ -5,7 +5,6 @@ Both keepers name draws, dimensions and attributes as `to_inference_data` does.
 
 from __future__ import annotations
 
-import datetime
 import os
 import secrets
 import warnings
@@ -21,7 +20,7 @@ from numpyro.infer import MCMC
 from .._numpyro import LazyMCMC, holding, sample_field
 from .._util import PyTree
 from ..diagnostics.draws import paths
-from ..diagnostics.inference_data import Labels, constants, container
+from ..diagnostics.inference_data import Labels, constants, container, now
 from ..diagnostics.record import facts_as_attributes, record_of_mcmc, sample_stats
 from ..diagnostics.replay import model_of, observed_values
 from ..kernel import SGKernel
@@ -30,7 +29,7 @@ from ..rows.host_rows import host_rows_in
 from .files import Lock, advised
 from .fingerprint import check_same, digests_of_parts, fingerprint, program_of, versions, warn
 from .mesh import Layout
-from .segments import Done, Job, Segments, without_mesh
+from .segments import Job, Segments, without_mesh
 from .store import Checkpoint, Checkpoints, Datasets, DrawStore, check_free
 
 STORE = "draws.zarr"
@@ -79,10 +78,11 @@ class InMemory:
         self._describer.datasets(self.segments.no_draws, self.segments.start)
         return Checkpoint(0, self.segments.start, {"draws": 0, "divergences": 0})
 
-    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+    def keep(self, number: int, states: dict[str, PyTree], after: Checkpoint) -> Checkpoint:
         """Keep the draws of a segment."""
-        if done.draws:
-            self._kept.append(jax.tree.map(lambda x: x[:, : done.draws], done.states))
+        draws = self.segments.lengths.drawn(number)
+        if draws:
+            self._kept.append(jax.tree.map(lambda x: x[:, :draws], states))
         return after
 
     def draws(self, first: int, last: int) -> PyTree:
@@ -160,10 +160,10 @@ class OnDisk:
         self.processes.all(self._check_visible)
         return found
 
-    def keep(self, number: int, done: Done, after: Checkpoint) -> Checkpoint:
+    def keep(self, number: int, states: dict[str, PyTree], after: Checkpoint) -> Checkpoint:
         """Store a segment; returns the checkpoint to continue from."""
         after = after._replace(record={**self.about, **after.record})
-        if self.processes.first(lambda: self._keep(number, done, after)):
+        if self.processes.first(lambda: self._keep(number, states, after)):
             return after
         return self._shared(lambda: self.newest)
 
@@ -261,7 +261,7 @@ class OnDisk:
         state = found[0].state if found else self.segments.start
         return Checkpoint(number, self.processes.spread(state), record)
 
-    def _keep(self, number: int, done: Done, after: Checkpoint) -> bool:
+    def _keep(self, number: int, states: dict[str, PyTree], after: Checkpoint) -> bool:
         """Store a segment; returns whether to continue after it (else after the newest state)."""
         lengths = self.segments.lengths
         segment = number - lengths.warmup_segments
@@ -271,8 +271,8 @@ class OnDisk:
             f"safe; make {self.folder} writable, with room for more, and call `run` again with the "
             "same arguments"
         ):
-            if done.draws:
-                datasets = self.describer.datasets(done.states, done.state)
+            if lengths.drawn(number):
+                datasets = self.describer.datasets(states, after.state)
                 self.store.write(segment, datasets, after.record["draws"])
             self.checkpoints.save(after)
         self.damaged.discard(number)
@@ -349,7 +349,9 @@ class Describer:
             **self._static,
         }
         # attributes that depend on the draws are set when all draws exist
-        later = _quietly(facts_as_attributes, view) if _is_ours(view) else {}
+        later = {}
+        if isinstance(self._mcmc.sampler, SGKernel):
+            later = _quietly(facts_as_attributes, view)
         settings = {name: x for name, x in results.attributes.items() if name not in later}
         # the scale is not learned yet; the state of the chains will have it
         results = results._replace(attributes=settings, scale=None)
@@ -359,19 +361,10 @@ class Describer:
         self, datasets: Datasets, states: Mapping[str, PyTree], last_state: PyTree
     ) -> None:
         """Set attributes that depend on all draws; ``states`` may lack the draws themselves."""
-        if _is_ours(self._mcmc):
+        if isinstance(self._mcmc.sampler, SGKernel):
             states = {**states, sample_field(self._mcmc): {}}
             view = holding(self._mcmc, self._arguments, states, last_state)
             datasets["posterior"].attrs.update(facts_as_attributes(view))
-
-
-def now() -> str:
-    """The time in ISO format."""
-    return datetime.datetime.now(datetime.UTC).isoformat()
-
-
-def _is_ours(mcmc: MCMC) -> bool:
-    return isinstance(mcmc.sampler, SGKernel)
 
 
 def _quietly(function: Callable[[MCMC], Any], mcmc: MCMC) -> Any:

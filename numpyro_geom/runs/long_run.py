@@ -174,13 +174,11 @@ def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | Non
 
     def show(shown: int) -> int:
         """Pass new draws to the monitor; returns how many draws it has seen."""
-        first_process = segments.layout.processes.is_first
-        for first in range(shown, here.record["draws"], lengths.length):
-            last = min(first + lengths.length, here.record["draws"])
-            if monitor is not None and first_process:
-                monitor(keeper.draws(first, last))
-            shown = last
-        return shown
+        draws = here.record["draws"]
+        if monitor is not None and segments.layout.processes.is_first:
+            for first in range(shown, draws, lengths.length):
+                monitor(keeper.draws(first, min(first + lengths.length, draws)))
+        return max(shown, draws)
 
     bar = tqdm(
         total=lengths.steps(lengths.segments),
@@ -191,10 +189,11 @@ def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | Non
     with stop_on_signal() as noted, bar:
         stopped, shown, told = signal_of(noted), show(shown), False
         while here.number < lengths.segments and stopped is None:
-            number, done = here.number, segments.do(here.number, here.state)
-            divergences = here.record["divergences"] + done.divergences
+            number, (state, states) = here.number, segments.do(here.number, here.state)
+            failed = states.get("diverging", np.zeros((1, 0)))[:, : lengths.drawn(number)]
+            divergences = here.record["divergences"] + int(np.sum(failed))
             record = {"draws": lengths.draws(number + 1), "divergences": divergences}
-            here = keeper.keep(number, done, Checkpoint(number + 1, done.state, record))
+            here = keeper.keep(number, states, Checkpoint(number + 1, state, record))
             _show(bar, lengths, number, here.record["divergences"], here.state)
             told = told or _told_of_frozen_chains(here.state, lengths.steps(number + 1))
             stopped, shown = signal_of(noted), show(shown)

@@ -56,12 +56,7 @@ class Layout:
 
     @classmethod
     def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout:
-        """Check the user's arguments.
-
-        Raises:
-            TypeError: if ``mesh`` is not a mesh.
-            ValueError: if axes, chains and mesh do not fit each other.
-        """
+        """The layout for the user's arguments; raises unless they fit each other."""
         axes = {"chain_axis": chain_axis, "data_axis": data_axis}
         given = {name: axis for name, axis in axes.items() if axis is not None}
         if mesh is None:
@@ -76,8 +71,7 @@ class Layout:
                 f"mesh must be a jax.sharding.Mesh such as jax.make_mesh((8,), ('rows',)), got "
                 f"{type(mesh).__name__}"
             )
-        _check_axes(mesh, given)
-        _check_processes(mesh)
+        _check_mesh(mesh, given)
         if mcmc.num_chains > 1 and mcmc.chain_method != "vectorized":
             raise ValueError(
                 "a mesh runs its chains as one program: expected "
@@ -102,12 +96,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[arg-type]
 
     def arguments(self, model: Callable | None, data: tuple) -> tuple:
-        """The model's arguments. On a mesh, rows are split and other arrays are on each device.
-
-        Raises:
-            ValueError: if there is an axis for rows and no argument has rows; if `HostRows` of this
-                process lack rows that its devices own.
-        """
+        """The model's arguments. On a mesh, rows are split and other arrays are on each device."""
         if self.mesh is None:
             return data
         sizes = set() if self.data_axis is None else _numbers_of_rows(model, data)
@@ -181,17 +170,11 @@ class Layout:
         check_start(getattr(state, "potential_energy", jnp.zeros(())))
         return state
 
-    def outputs(self, state: PyTree) -> dict[str, Any]:
-        """Arguments for ``jax.jit`` of a program that returns states of chains and draws."""
-        if self.mesh is None:
-            return {}
-        return {"out_shardings": (self.shardings(state), self.at())}
-
-    def draws(self, tree: PyTree, axis: int = 0) -> PyTree:
-        """Within compiled code: arrays whose chains, on this axis, are split."""
+    def draws(self, tree: PyTree) -> PyTree:
+        """Within compiled code: arrays of shape (length, chains, ...), whose chains are split."""
         if self.chain_axis is None or self.num_chains == 1:
             return tree
-        return lax.with_sharding_constraint(tree, self.at(*[None] * axis, self.chain_axis))
+        return lax.with_sharding_constraint(tree, self.at(None, self.chain_axis))
 
     def shardings(self, state: PyTree) -> PyTree:
         """The placement of the state of the chains."""
@@ -351,7 +334,7 @@ def _processes(mesh: Mesh) -> set[int]:
     return {device.process_index for device in mesh.devices.flat}
 
 
-def _check_axes(mesh: Mesh, given: dict[str, Any]) -> None:
+def _check_mesh(mesh: Mesh, given: dict[str, Any]) -> None:
     if not given:
         raise ValueError(
             f"a mesh needs chain_axis, data_axis or both: expected names of its axes, which are "
@@ -365,9 +348,6 @@ def _check_axes(mesh: Mesh, given: dict[str, Any]) -> None:
             f"chain_axis and data_axis are both {axis!r}: expected two axes, such as "
             "'chains' and 'rows' of jax.make_mesh((2, 4), ('chains', 'rows'))"
         )
-
-
-def _check_processes(mesh: Mesh) -> None:
     found, number = _processes(mesh), jax.process_count()
     if found != {jax.process_index()} and len(found) < number:
         raise ValueError(

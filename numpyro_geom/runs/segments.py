@@ -84,26 +84,14 @@ class Lengths(NamedTuple):
         """Number of draws of each chain after ``done`` segments."""
         return min(max(0, done - self.warmup_segments) * self.length, self.num_draws)
 
+    def drawn(self, number: int) -> int:
+        """Number of draws of each chain in the segment with this number, counted from 0."""
+        return self.draws(number + 1) - self.draws(number)
+
     def steps(self, done: int) -> int:
         """Number of steps after ``done`` segments."""
         warmup = min(done * self.length * self.thinning, self.num_warmup)
         return warmup + self.draws(done) * self.thinning
-
-
-class Done(NamedTuple):
-    """A finished segment.
-
-    Attributes:
-        state: state of the chains after the segment.
-        states: arrays of shape (chains, length, ...) by field of the state, zero beyond the draws.
-        draws: number of draws of each chain.
-        divergences: number of divergences among the draws, over all chains.
-    """
-
-    state: PyTree
-    states: dict[str, PyTree]
-    draws: int
-    divergences: int
 
 
 class Segments:
@@ -154,9 +142,10 @@ class Segments:
             shapes = jax.tree.map(lambda x: ShapeDtypeStruct((chains, *x.shape), x.dtype), shapes)
         # JAX sorts the entries of a dict
         self.shapes = {name: shapes[name] for name in self.fields}
-        self._jit = jax.jit(
-            self._segment, compiler_options=lean_options(), **layout.outputs(self.start)
-        )
+        options: dict[str, Any] = {"compiler_options": lean_options()}
+        if layout.mesh is not None:  # the states of the chains, and the draws
+            options["out_shardings"] = layout.shardings(self.start), layout.at()
+        self._jit = jax.jit(self._segment, **options)
         own = None if layout.mesh or callable(mcmc.chain_method) else jit_of(mcmc)
         self.program = own(self._segment, donate_argnums=None) if own else self._jit
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
@@ -182,16 +171,12 @@ class Segments:
         arrays = split_arrays(given)[0] if self.layout.abstract else jax.tree.leaves(self.arrays)
         return {first + k: x for k, x in enumerate(arrays) if hasattr(x, "dtype")}
 
-    def do(self, number: int, state: PyTree) -> Done:
-        """Compute the segment with this number, counted from 0."""
+    def do(self, number: int, state: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
+        """`advance` by the segment with this number, counted from 0."""
         lengths = self.lengths
-        draws = lengths.draws(number + 1) - lengths.draws(number)
         if number < lengths.warmup_segments:
-            steps = lengths.steps(number + 1) - lengths.steps(number)
-            return Done(*self.advance(state, 1, steps), 0, 0)
-        state, states = self.advance(state, draws, lengths.thinning)
-        diverging = states.get("diverging", np.zeros((1, 0)))
-        return Done(state, states, draws, int(np.sum(diverging[:, :draws])))
+            return self.advance(state, 1, lengths.steps(number + 1) - lengths.steps(number))
+        return self.advance(state, lengths.drawn(number), lengths.thinning)
 
     def advance(self, state: PyTree, draws: int, steps: int) -> tuple[PyTree, dict[str, PyTree]]:
         """Advance the chains by ``draws`` draws of ``steps`` calls of ``kernel.sample`` each.
@@ -268,7 +253,7 @@ class Segments:
 
         shapes = self._on_axis(jax.eval_shape(partial(self._collect, data=data), state))
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept, axis=1)))
+        return lax.fori_loop(0, draws, draw, (state, self.layout.draws(kept)))
 
     def _on_axis(self, draw: PyTree) -> PyTree:
         """Shapes of a segment, from the shapes of one draw."""

@@ -80,11 +80,7 @@ class DrawStore:
         self.visible = 0
 
     def check_same_run(self, datasets: Datasets) -> None:
-        """Check that an existing store belongs to this run; it may be missing or damaged.
-
-        Raises:
-            ValueError: if it holds draws of another run, or was not made by `run`.
-        """
+        """Raise a ValueError if there is a store of another run, or one that `run` has not made."""
         if not os.path.lexists(self.path):
             return
         own_folder(self.path)
@@ -102,12 +98,7 @@ class DrawStore:
             )
 
     def create(self, datasets: Datasets, draws: int) -> None:
-        """Write the variables that do not grow, and metadata for ``draws`` draws.
-
-        Raises:
-            ValueError: for a name that cannot be stored.
-            FileExistsError: if there is a link or a file in place of a folder.
-        """
+        """Write the variables that do not grow, and metadata for ``draws`` draws."""
         for dataset in datasets.values():
             for name in dataset.variables:
                 _check_name(str(name))
@@ -307,12 +298,7 @@ class Checkpoints:
         return self._read(number)[1]
 
     def load(self, number: int, like: PyTree) -> Checkpoint:
-        """Read a checkpoint whose state has the structure, shapes and types of ``like``.
-
-        Raises:
-            DamagedError: if the file is damaged.
-            ValueError: if it holds a state of another form.
-        """
+        """Read a checkpoint whose state has the structure, shapes and types of ``like``."""
         arrays, record = self._read(number)
         leaves, structure = jax.tree.flatten(like)
         if len(arrays) == len(leaves):
@@ -350,11 +336,7 @@ class Checkpoints:
 
 
 def check_free(path: Path) -> None:
-    """Check that a run can begin at a path: nothing is there, or a store without draws.
-
-    Raises:
-        FileExistsError: if there is something else.
-    """
+    """Raise a FileExistsError unless a path is free, or holds a store without draws."""
     if not os.path.lexists(path):
         return
     own_folder(path)

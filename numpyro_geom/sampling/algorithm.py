@@ -28,14 +28,7 @@ import numpy as np
 from jax import random
 
 from .. import _random
-from .._util import (
-    all_finite,
-    lazy_cond,
-    settled,
-    tree_scale,
-    tree_vdot,
-    tree_where,
-)
+from .._util import PyTree, all_finite, lazy_cond, settled, tree_scale, tree_vdot, tree_where
 from ..model.control_variate import replace_anchor
 from ..model.potential import Potential
 from ..model.programs import compiled
@@ -43,8 +36,6 @@ from .loop import loop_over_batches
 from .settings import Settings
 from .state import Adaptation, Chain, SGState, StepReport, site_sizes, virials
 from .target import Target
-
-PyTree = Any
 
 MAX_NUM_STEPS = 500
 """Largest number of steps between two draws under ``num_steps="auto"``."""
@@ -186,12 +177,7 @@ def adapts(settings: Settings, algorithm: Algorithm) -> bool:
 
 
 def langevin_algorithm(
-    settings: Settings,
-    step: Step,
-    *,
-    adjusted: bool = False,
-    averaged: bool = False,
-    **others: Any,
+    settings: Settings, step: Step, *, adjusted: bool = False, averaged: bool = False, **others: Any
 ) -> Algorithm:
     """The algorithm of a Langevin step.
 
@@ -407,13 +393,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             jnp.zeros(2 + max(len(sites), 1), dtype),
         )
         stream, carry = loop_over_batches(
-            potential,
-            target.merge(start.position),
-            key_steps,
-            state.stream,
-            num_steps,
-            body,
-            carry,
+            potential, target.merge(start.position), key_steps, state.stream, num_steps, body, carry
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
         opening, shorter, failed, sums = rest

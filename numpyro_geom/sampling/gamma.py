@@ -21,8 +21,7 @@ import jax.numpy as jnp
 
 from .. import _random
 from .._checks import check_choice
-
-PyTree = Any
+from .._util import PyTree
 
 GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
 """Treatments of Gamma: see `mode_factor`."""
@@ -76,12 +75,7 @@ def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
 
 
 def divergence_from_probe(
-    metric: Any,
-    state: Any,
-    grad: PyTree,
-    z: PyTree,
-    hvp_z: PyTree,
-    product: str = "apply_inverse",
+    metric: Any, state: Any, grad: PyTree, z: PyTree, hvp_z: PyTree, product: str = "apply_inverse"
 ) -> PyTree:
     """Gamma_hat of one probe with a known Hessian-vector product, with c = 1.
 

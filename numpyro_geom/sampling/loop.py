@@ -14,12 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _random
+from .._util import PyTree
 from ..model.minibatch import RNG_KEY, Strata
 from ..model.potential import Potential
 from ..rows.host_rows import Hint, HostRows, batches_at_once, fetch, hints
 from ..rows.reader import NO_ROW
-
-PyTree = Any
 
 
 def loop_over_batches(

@@ -166,8 +166,8 @@ class Cyclical(Schedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak", check_number("peak", self.peak, above=0))
         object.__setattr__(self, "period", check_int("period", self.period))
-        object.__setattr__(self, "floor", check_number("floor", self.floor, least=0))
-        object.__setattr__(self, "explore", check_number("explore", self.explore, least=0))
+        for name in ("floor", "explore"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name), least=0))
         if self.period > 2**31 - 1:
             raise ValueError(f"period must be at most 2^31 - 1 steps, got {self.period}")
         if self.floor >= self.peak:

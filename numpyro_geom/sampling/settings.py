@@ -24,6 +24,7 @@ from .._checks import (
     check_int,
     check_model,
     check_number,
+    check_strategy,
 )
 from ..metrics import get_metric
 from ..metrics.identity import Identity
@@ -272,14 +273,6 @@ def _function(name: str, value: Any) -> Any:
     return value
 
 
-def _init_strategy(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise TypeError(
-            f"{name} must be one of numpyro.infer's, such as init_to_median, got {value!r}"
-        )
-    return value
-
-
 def _order(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or value not in (0, 1, 2):
         raise TypeError(f"{name} must be True, False or an order 0, 1 or 2, got {value!r}")
@@ -475,9 +468,7 @@ SHARED: dict[str, Setting] = {
         check_flag, "whether warm-up learns the scale from its draws.", without=True
     ),
     "init_strategy": Setting(
-        _init_strategy,
-        "NumPyro's strategy for where the chains start.",
-        without=init_to_uniform,
+        check_strategy, "NumPyro's strategy for where the chains start.", without=init_to_uniform
     ),
     "constrained_init": Setting(
         check_flag,

@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import tree_vdot
-
-PyTree = Any
-
+from .._util import PyTree, tree_vdot
 
 DEFAULT_FIELDS = (
     *("z", "diverging", "potential_energy", "grad_norm", "configurational_temperature"),

@@ -9,14 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._util import all_finite, settled
+from .._util import PyTree, all_finite, settled
 from ..model.control_variate import Control, with_control_variate
 from ..model.expansion import Expansion, with_expansion
 from ..model.potential import Potential, in_coordinates
 from ..model.scale import Scale
 from .state import SGState
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

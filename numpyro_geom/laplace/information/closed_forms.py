@@ -276,10 +276,6 @@ def _either(x: jax.Array, at: float, below: Callable, above: Callable) -> jax.Ar
     return jnp.where(x < at, below(jnp.minimum(x, at)), above(jnp.maximum(x, at)))
 
 
-def _by_precision(x: jax.Array, single: float, double: float) -> float:
-    return double if x.dtype == jnp.float64 else single
-
-
 def _trigamma(x: jax.Array) -> jax.Array:
     """Eight steps of the recurrence, then the asymptotic series.
 
@@ -319,7 +315,7 @@ def student_t_tail(df: jax.Array) -> jax.Array:
         u = 1 / df
         return u**2 * jnp.polyval(jnp.asarray(terms[::-1], df.dtype), u)
 
-    return _either(df, _by_precision(df, 8.0, 30.0), direct, asymptotic)
+    return _either(df, 30.0 if df.dtype == jnp.float64 else 8.0, direct, asymptotic)
 
 
 def bessel_ratio_slope(k: jax.Array) -> jax.Array:
@@ -335,7 +331,7 @@ def bessel_ratio_slope(k: jax.Array) -> jax.Array:
         u = 1 / k
         return jnp.polyval(jnp.asarray(terms[::-1], k.dtype), u)
 
-    return _either(k, _by_precision(k, 16.0, 60.0), direct, asymptotic)
+    return _either(k, 60.0 if k.dtype == jnp.float64 else 16.0, direct, asymptotic)
 
 
 # x = exp(y - exp(-y)) maps the line to (0, inf). The trapezoidal rule then converges fast, even for

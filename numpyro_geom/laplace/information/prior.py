@@ -106,6 +106,10 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
         ) from error
 
 
+_general = prior_root.dispatch(object)
+prior_root.register(dist.FoldedDistribution, _general)
+
+
 @prior_root.register
 def _(d: dist.Independent, tangent: Any) -> jax.Array:
     return merge_events(prior_root(d.base_dist, tangent), d.reinterpreted_batch_ndims)
@@ -131,19 +135,14 @@ def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
     if not isinstance(bijection, IdentityTransform):
         known = isinstance(bijection, (ExpTransform, ParameterFreeTransform))
         if not (known and type(steps[-1]) is type(bijection)):
-            return prior_root.dispatch(object)(d, tangent)
+            return _general(d, tangent)
         steps.pop()
     real = core(d.base_dist).support in (constraints.real, constraints.real_vector)
     if not (real and all(isinstance(t, AffineTransform) for t in steps)):
-        return prior_root.dispatch(object)(d, tangent)
+        return _general(d, tangent)
     for t in steps:
         tangent = tangent / t.scale
     return prior_root(d.base_dist, tangent)
-
-
-@prior_root.register(dist.FoldedDistribution)
-def _(d: Any, tangent: Any) -> jax.Array:
-    return prior_root.dispatch(object)(d, tangent)
 
 
 @prior_root.register

@@ -98,10 +98,6 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
     """
     if not isinstance(d, dist.Distribution):
         raise TypeError(f"fisher_root needs a numpyro Distribution, got {type(d).__name__}")
-    return _general(d, tangent)
-
-
-def _general(d: Any, tangent: Any) -> jax.Array:
     if all(is_constant(t) for t in leaves(tangent)):
         return stack([], d.batch_shape)
     try:
@@ -113,6 +109,10 @@ def _general(d: Any, tangent: Any) -> jax.Array:
             f"sampler and a differentiable log_prob, got {type(error).__name__}: {error}. Register "
             f"a root with @fisher_root.register({name})"
         ) from error
+
+
+_general = fisher_root.dispatch(object)
+fisher_root.register(dist.FoldedDistribution, _general)
 
 
 @fisher_root.register
@@ -151,11 +151,6 @@ def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
 
 def _without_parameters(steps: list) -> bool:
     return all(is_constant(t) for _, dt in steps for t in leaves(dt))
-
-
-@fisher_root.register(dist.FoldedDistribution)
-def _(d: Any, tangent: Any) -> jax.Array:
-    return _general(d, tangent)
 
 
 @fisher_root.register(dist.Unit)
