@@ -24,6 +24,7 @@ from numpyro_geom.diagnostics.checks import draw_checks, run_checks, weight_chec
 from numpyro_geom.diagnostics.inference_data import container
 from numpyro_geom.diagnostics.moments import moment_checks, moment_errors, shift_checks
 from numpyro_geom.diagnostics.record import RunRecord
+from numpyro_geom.laplace.draw import pareto_shape
 
 SD = np.array([1.0, 0.1, 3.0])
 CHAINS, DRAWS = 4, 500
@@ -1035,6 +1036,30 @@ def test_advice_fits_the_run(name, arrays, attrs, given, not_given) -> None:
     assert found.ok is False
     assert all(part in found.advice for part in given.split(" .* "))
     assert not_given not in found.advice
+
+
+def temperatures(size: float) -> list[Check]:
+    stats = {"kinetic_temperature": 1 + size + 0.3 * normal(4, 500)}
+    return list(run_checks(RunRecord({}, stats, AUTO)))
+
+
+def shifts(size: float) -> list[Check]:
+    drift = size * DRIFT["squared_drift"]
+    return list(shift_checks(RunRecord({}, {"squared_drift": drift}, AUTO, DRIFT)))
+
+
+def weights(size: float) -> list[Check]:
+    log_weight = size * normal(4, 500)  # of draws of N(0, 1) for N(size, 1)
+    stats = {"log_weight": log_weight}
+    about = GUIDE | {"pareto_k": pareto_shape(log_weight)}
+    return list(run_checks(RunRecord({"x": normal(4, 500)}, stats, about)))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("checks", [temperatures, shifts, weights])
+def test_what_is_flagged_is_flagged_at_any_larger_size(checks: Any, sign: float) -> None:
+    flags = [any(check.ok is False for check in checks(sign * size)) for size in SIZES]
+    assert_flagged_from(flags, 1.0)
 
 
 def test_what_does_nothing_to_the_draws_is_not_flagged(monkeypatch) -> None:

@@ -31,6 +31,10 @@ from .settings import check_dense, is_wide
 NEWTON_LIMIT = 200
 """Largest dimension at which runs end with Newton steps on the dense Hessian."""
 MODE_STEPS = 50
+NEARER_STEPS = 10
+"""Steps -P^-1 grad from where the best run has ended, while each halves the distance from the mode.
+L-BFGS ends early where rounding of U hides its fall: on splines, 1.6 posterior sd away in 18
+directions together."""
 LAW_PAIRS = 4
 """Pairs of draws for a mean gradient of the nearest normal law."""
 STALLED_STEPS = 5
@@ -53,7 +57,8 @@ class FitReport(NamedTuple):
         num_steps: L-BFGS and Newton steps.
         status: ``"best"``, ``"finite"`` or ``"not finite"``.
         distance: distance of the best run from the mode in posterior standard deviations, root
-            mean square over the D directions; NaN for a nearest normal law.
+            mean square over the D directions, after steps in the metric of P; NaN for a nearest
+            normal law.
     """
 
     objective: np.ndarray
@@ -102,6 +107,7 @@ class AtMode(NamedTuple):
             curvature over the largest one. Zeros if there is none or it was not computed.
         mean: mean of the velocities.
         around: see `Around`; None if it was not computed.
+        left: the step to the mode, -P^-1 grad of the objective; None if it was not computed.
     """
 
     factor: Any
@@ -111,6 +117,7 @@ class AtMode(NamedTuple):
     prior: jax.Array
     mean: jax.Array
     around: Around | None = None
+    left: Any = None
 
 
 # --- the search
@@ -296,10 +303,11 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     prior = _prior_bend(posterior, loc)
     if not _forms_precision(posterior):
         solve = fisher_metric(posterior, loc).solver(loc)
-        distance = jnp.sqrt(jnp.vdot(slope, solve(slope)) / posterior.size)
+        left = -solve(slope)
+        distance = jnp.sqrt(-jnp.vdot(slope, left) / posterior.size)
         nan = jnp.full((), jnp.nan, loc.dtype)
         unformed = jnp.zeros((0, 0), loc.dtype)
-        return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc))
+        return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc), left=left)
     if settings.precision == "fisher":
         matrix = fisher_of(posterior).dense(loc)
     else:
@@ -307,12 +315,20 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     eye = jnp.eye(posterior.size, dtype=loc.dtype)
     matrix = (matrix + matrix.T) / 2 + settings.damping * eye
     values, vectors = jnp.linalg.eigh(matrix)
-    shift = (vectors.T @ slope) ** 2 / jnp.abs(values)
+    along = vectors.T @ slope
     factor, mean, around = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc), None
     if settings.mode == "mean":
         mean, around = _look_around(posterior, loc, factor)
-    distance = jnp.sqrt(jnp.mean(shift))
-    return AtMode(factor, values[0], values[-1], distance, prior, mean, around)
+    return AtMode(
+        factor=factor,
+        smallest=values[0],
+        largest=values[-1],
+        distance=jnp.sqrt(jnp.mean(along**2 / jnp.abs(values))),
+        prior=prior,
+        mean=mean,
+        around=around,
+        left=-vectors @ (along / jnp.abs(values)),
+    )
 
 
 def _look_around(posterior: FlatPosterior, loc: Flat, factor: jax.Array) -> tuple[Flat, Around]:

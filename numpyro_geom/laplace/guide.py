@@ -32,13 +32,23 @@ from ..model.potential import in_coordinates
 from ..model.programs import lean_options
 from . import draw as drawing
 from .draw import LaplaceDraws
-from .fit import AtMode, FitReport, at_law, at_mode, find_law, find_modes, half_log_det
+from .fit import (
+    NEARER_STEPS,
+    AtMode,
+    FitReport,
+    at_law,
+    at_mode,
+    find_law,
+    find_modes,
+    half_log_det,
+)
 from .geodesic import Geodesic, RiemannianMetric
 from .information.form import Flat, Structure
 from .metrics import learn
 from .posterior import FlatPosterior
 from .predictive import Predictions, predict
 from .report import (
+    CONVERGED,
     LaplaceReport,
     best_run,
     check_definite,
@@ -208,6 +218,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
     ) -> dict[str, jax.Array]:
         """Find the mode by L-BFGS from several starts; in small dimensions Newton steps follow.
 
+        A best run that rounding has stopped early ends with Newton steps in the metric of P.
+
         A nearest normal law is found from the first start: by Adam, then by rounds of Newton steps.
 
         Args:
@@ -246,6 +258,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
         best, status = best_run(values, norms)
         params[f"{self.prefix}_loc"] = loc = positions[best]
         at = self._run(at_mode, data, params)
+        for _ in range(NEARER_STEPS if max_steps > 0 else 0):
+            if at.distance**2 < CONVERGED:
+                break
+            nearer = params | {f"{self.prefix}_loc": loc + at.left}
+            there = self._run(at_mode, data, nearer)
+            if not there.distance < at.distance / 2:
+                break
+            params, at, loc = nearer, there, loc + at.left
         self.fit_report = FitReport(values, norms, steps, status, float(at.distance))
         check_definite(self.settings, at, self._unpack_latent, loc)
         warn_of_mode(self.fit_report, at, self._unpack_latent)
