@@ -43,7 +43,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model
 
-from numpyro_geom import GGMC, SGHMC, HostRows
+from numpyro_geom import GGMC, SGHMC, HostRows, diagnose
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLE = DOCS / "tables" / "hierarchies.md"
@@ -340,8 +340,12 @@ def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     }
     seconds = time.process_time() - began
     shared = {k: x for k, x in draws.items() if k not in GROUPED}
+    began = time.process_time()
+    if kernel != "NUTS":
+        diagnose(mcmc)
     return {
         "seconds": seconds,
+        "diagnose": time.process_time() - began,
         "ess": min(float(x.min()) for x in az.ess(draws, method="mean").data_vars.values()),
         "num_draws": num_draws,
         "size": sum(x.size for x in jax.tree.leaves(mcmc.last_state.z)),
@@ -397,6 +401,7 @@ def row_of(name: str, limit: float) -> str:
         mark = " (extrapolated)" if kernel == "NUTS" and name in LARGER else ""
         cells += [f"{run['seconds']:.0f}{mark}, {run['ess']:.0f}", f"{speed[kernel]:.2f}"]
     ours, theirs = runs["SGHMC"], runs["NUTS"]
+    cells.insert(2, f"{ours['diagnose']:.1f}" if ours else "")
     cells.append(f"{speed['SGHMC'] / speed['NUTS']:.1f}" if ours and theirs else "")
     exact = runs["GGMC"] or theirs
     if ours and exact and name not in LARGER:  # other rows
@@ -422,7 +427,8 @@ def groups(limit: float) -> None:
     lines = [f"| groups | rows | {' | '.join(found)} |", "|---" * (len(found) + 2) + "|"]
     for number in GROUPS:
         for kernel, seconds in found.items():
-            run = in_process(f"groups{number}", kernel, 100 if kernel == "NUTS" else 1000, limit)
+            draws = max(100, min(1000, 100_000 // number)) if kernel == "NUTS" else 1000
+            run = in_process(f"groups{number}", kernel, draws, limit)
             seconds.append(1000 * run["seconds"] / run["ess"] if run else np.nan)
         cells = (
             f"{x[-1]:,.0f}" if x[-1] > 0 else f"not done in {limit:.0f}" for x in found.values()
@@ -460,9 +466,10 @@ def main() -> None:
         groups(given.limit)
         return
     head = [
-        "| Model | Rows | D | SGHMC: CPU s, ESS | ESS/s | GGMC: CPU s, ESS | ESS/s "
-        "| NUTS: CPU s, ESS | ESS/s | ratio | means off by, sd | sds, ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| Model | Rows | D | SGHMC: CPU s, ESS | ESS/s | `diagnose`: CPU s "
+        "| GGMC: CPU s, ESS | ESS/s | NUTS: CPU s, ESS | ESS/s | ratio "
+        "| means off by, sd | sds, ratio |",
+        "|---" * 13 + "|",
     ]
     print("\n".join(head), flush=True)
     for name in given.models:
