@@ -16,9 +16,7 @@ from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from ._util import are_known
-
-PyTree = Any
+from ._util import PyTree, are_known
 
 
 def check_number(

@@ -15,9 +15,8 @@ from numpyro.infer import MCMC
 from numpyro.infer import mcmc as loops
 from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 
-from ._util import few_collections
+from ._util import PyTree, few_collections
 
-PyTree = Any
 __all__ = [
     "LazyMCMC",
     "Plan",

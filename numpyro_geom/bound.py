@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ._checks import check_floating
-from ._util import ravel
+from ._util import PyTree, ravel
 from ._warning import warn_outside
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
@@ -40,8 +40,6 @@ from .warmup.start import (
     USUAL_STEPS,
     Choice,
 )
-
-PyTree = Any
 
 CHOSEN = ("batch_size", "control_variate")
 """Arguments whose automatic values are chosen by measurement."""

@@ -12,7 +12,7 @@ from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import is_traced, ravel, tree_vdot, words
+from ._util import PyTree, is_traced, ravel, tree_vdot, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
@@ -25,8 +25,6 @@ from .sampling.target import Target
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
 from .warmup.start import Choice, choose, find_bulk
-
-PyTree = Any
 
 
 def start_chains(

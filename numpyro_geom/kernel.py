@@ -23,7 +23,7 @@ from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
 from ._numpyro import Plan
-from ._util import few_collections, in_trace, is_traced
+from ._util import PyTree, few_collections, in_trace, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
@@ -39,7 +39,6 @@ from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .warmup.start import USUAL_DRAWS
 from .wreck import check_arrival, fault_at, warn_of_run
 
-PyTree = Any
 MOST_RESTARTS = 3
 """Starts in other coordinates: the shares of groups are known better after each."""
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]

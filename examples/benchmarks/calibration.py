@@ -46,6 +46,10 @@ from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
 DOCS = Path(__file__).parents[2] / "docs"
 TABLE = DOCS / "tables" / "calibration.md"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
+LENGTHS: dict[str, Any] = {
+    **{"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT},
+    "progress_bar": False,
+}
 SIMULATIONS = 500
 FEW = 100
 """Data sets of a cell that would take too long; see `data_sets`."""
@@ -225,8 +229,7 @@ def data_sets(name: str, method: str) -> int:
 
 def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
     """Kept draws for each data set, shape (data sets, draws, ...), in one program."""
-    settings = {"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT}
-    mcmc = MCMC(kernel, progress_bar=False, **settings)
+    mcmc = MCMC(kernel, **LENGTHS)
 
     def one(key: jax.Array, data: dict[str, Any]) -> Any:
         mcmc.run(key, **data)
@@ -238,10 +241,9 @@ def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def one_by_one(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
     """The same from runs that follow each other."""
-    settings = {"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT}
     found = []
     for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values()))))):
-        mcmc = MCMC(kernel, progress_bar=False, **settings)
+        mcmc = MCMC(kernel, **LENGTHS)
         mcmc.run(key, **{name: x[k] for name, x in data.items()})
         found.append(jax.tree.map(np.asarray, mcmc.get_samples()))
     return jax.tree.map(lambda *x: np.stack(x), *found)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _random
-from .._util import lazy_cond, tree_scale, tree_vdot, tree_where
+from .._util import PyTree, lazy_cond, tree_scale, tree_vdot, tree_where
 from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
@@ -22,8 +22,6 @@ from ..sampling.gamma import probe
 from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
 from .langevin import langevin_move, metropolis
-
-PyTree = Any
 
 SOFTNESS = 1.5
 """Standard deviation of the auxiliary gradient, relative to the root mean square of minibatch g."""

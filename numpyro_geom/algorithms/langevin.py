@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .. import _random
-from .._util import tree_vdot, tree_where
-
-PyTree = Any
+from .._util import PyTree, tree_vdot, tree_where
 
 
 def langevin_move(

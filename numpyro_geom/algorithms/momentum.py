@@ -29,13 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _random
-from .._util import tree_scale, tree_vdot
+from .._util import PyTree, tree_scale, tree_vdot
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, num_steps_from, rule_temperature
 from ..sampling.settings import Settings
 from ..sampling.state import Adaptation, SGState
-
-PyTree = Any
 
 INTEGRATORS = ("baoab", "euler")
 MOST_FRICTION = 1.0

@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import tree_scale
+from .._util import PyTree, tree_scale
 from ..metrics import METRICS
 from ..model.minibatch import Subsampling
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..sampling.settings import Settings
-
-PyTree = Any
 
 DECAY = 0.998
 """Memory of the noise estimate: its relative standard error is sqrt(2 (1 - decay) / 2) = 0.045."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from .._util import PyTree
 
 _TRACED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 

@@ -37,13 +37,11 @@ import numpyro.distributions as dist
 from jax import lax
 from numpyro.primitives import Messenger
 
-from .._util import is_traced, ravel, scattered
+from .._util import PyTree, is_traced, ravel, scattered
 from .derivatives import linearize
 from .jaxprs import counts_of_scan, needed
 from .potential import Potential
 from .programs import compiled
-
-PyTree = Any
 
 
 class Path(NamedTuple):

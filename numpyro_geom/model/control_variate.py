@@ -29,12 +29,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import ravel, settled, tree_vdot, tree_where
+from .._util import PyTree, ravel, settled, tree_vdot, tree_where
 from .arrowhead import Arrowhead, ArrowRoot, Layout, derivatives_at, no_arrowhead
 from .derivatives import jvp
 from .potential import Potential, in_coordinates
-
-PyTree = Any
 
 MOST_MISFIT = 0.003
 """Largest `Curvature.misfit` of a Hessian that counts as exact. An error of the Hessian biases

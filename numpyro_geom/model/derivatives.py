@@ -11,15 +11,13 @@ rounding error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
+from .._util import PyTree
 from .jaxprs import inner
-
-PyTree = Any
 
 
 def linearize(fn: Callable[[PyTree], PyTree], position: PyTree) -> tuple[PyTree, Callable]:

@@ -21,10 +21,9 @@ from numpyro.primitives import Messenger
 
 from .. import _linalg
 from .._checks import check_choice, check_int, check_number
-from .._util import tree_vdot
+from .._util import PyTree, tree_vdot
 from .potential import Potential, in_coordinates
 
-PyTree = Any
 Expanded = dict[str, dict[str, Any]]
 
 TARGETS = ("posterior", "factors")

@@ -22,7 +22,7 @@ from numpyro.infer.inspect import get_dependencies
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
-from .._util import key_word, scattered
+from .._util import PyTree, key_word, scattered
 from ..rows.host_rows import (
     Hint,
     HostRows,
@@ -50,8 +50,6 @@ RANDOM_KEYS = 32
 """Number of keys that measure the noise of a model that asks for keys."""
 CHUNK_ROWS = 8192
 """Rows at a time in a pass over all rows."""
-
-PyTree = Any
 
 
 def read(

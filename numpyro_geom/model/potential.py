@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
+from .._util import PyTree
 from .minibatch import Batch
-
-PyTree = Any
 
 CURVATURE_KEYS = 128
 """Evaluations of a stochastic ``potential_fn`` that measure curvature and noise."""

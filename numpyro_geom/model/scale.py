@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._util import ravel
+from .._util import PyTree, ravel
 from .arrowhead import ArrowRoot
-
-PyTree = Any
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 SMALL = 64

@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough
 from .._numpyro import validates
-from .._util import all_finite, at_once, in_trace, is_traced
+from .._util import PyTree, all_finite, at_once, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -28,7 +28,6 @@ from .model import Model
 from .plates import warn_of_deterministic
 from .programs import compiled
 
-PyTree = Any
 MOST_ALIKE = 25
 """Most alike operations of a start that is compiled as one program, as a mean. Running them one by
 one compiles each once. That is faster from 20 scalar sites of one law on, or 20 layers of a

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._util import lazy_cond, ravel, tree_where
+from .._util import PyTree, lazy_cond, ravel, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
@@ -33,8 +33,6 @@ from ..sampling.state import Adaptation, Chain, SGState
 from ..sampling.target import Target
 from .curvature import measure
 from .scale import emptied, likeness, with_draw
-
-PyTree = Any
 
 FEWEST_FOR_MEAN = 16
 """Fewest draws of warm-up whose mean is a better anchor than a mode."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax, random
 
 from .._linalg import balanced_roots, eigenvalues
-from .._util import key_word, lazy_cond, ravel, scattered_floats
+from .._util import PyTree, key_word, lazy_cond, ravel, scattered_floats
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.model import CURVATURE_ROWS
@@ -22,8 +22,6 @@ from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
 from ..sampling.state import Adaptation
 from .lanczos import LANCZOS_STEPS, Extremes, ends, extreme_eigenvalues, normalise
-
-PyTree = Any
 
 SMALLEST_SHARE = 2.0**-20
 """Smallest share of a length: it means that no energy within reach is finite."""

@@ -18,7 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._util import all_finite, key_word, lazy_cond, ravel, scattered_floats, tree_where
+from .._util import (
+    PyTree,
+    all_finite,
+    key_word,
+    lazy_cond,
+    ravel,
+    scattered_floats,
+    tree_where,
+)
 from ..model.newton import Place
 from ..model.potential import Potential, in_coordinates
 from ..model.scale import LowRankRoot, Scale, scale_about, times
@@ -28,8 +36,6 @@ from ..sampling.state import SGState, is_by_site
 from ..sampling.target import Target
 from .curvature import chance, diagonal_curvature, hessian_at, roots, within_reach
 from .lanczos import ritz_vectors
-
-PyTree = Any
 
 LOW_RANK_PRODUCTS = 64
 """Products with the Hessian, and so the most directions of a low rank."""

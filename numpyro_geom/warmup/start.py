@@ -35,6 +35,7 @@ from jax import lax, random
 
 from .._linalg import log_abs_det
 from .._util import (
+    PyTree,
     all_finite,
     key_word,
     lazy_cond,
@@ -79,8 +80,6 @@ from .scale import (
     scale_of_law,
     share_within_reach,
 )
-
-PyTree = Any
 
 REFINEMENTS = 2
 """Number of searches with a control variate, after the search without one."""
