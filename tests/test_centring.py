@@ -114,10 +114,10 @@ def test_new_data_in_a_compiled_program_have_their_own_shares() -> None:
         np.testing.assert_array_equal(mcmc.get_samples()[name], x)
 
 
-def groups_of(sizes: Any, y: Any) -> None:
+def groups_of(sizes: Any, width: Any, y: Any) -> None:
     tau = numpyro.sample("tau", dist.LogNormal(0, 1))
     with numpyro.plate("groups", len(sizes)):
-        level = numpyro.sample("level", dist.Normal(0, tau))
+        level = numpyro.sample("level", dist.Normal(0, tau * jnp.array(width)))
     with numpyro.plate("fixed", len(sizes)):
         numpyro.sample("other", dist.Normal(0, 0.1))  # a scale that is known makes no funnel
     group = jnp.repeat(jnp.arange(len(sizes)), jnp.asarray(sizes), total_repeat_length=len(y))
@@ -125,17 +125,33 @@ def groups_of(sizes: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(level[group[i]], 2), obs=y[i])
 
 
-@pytest.mark.parametrize(("sizes", "found"), [((1, 4, 36), True), ((4, 8, 36), False)])
-def test_shares_are_those_of_the_rows(sizes: tuple, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "width", "found"),
+    [
+        ((1, 4, 36), (1, 1, 1), True),
+        ((16, 16, 16), (1, 1, 1), True),  # c is .8, but .34 at the lower scale of three groups
+        ((16,) * 24, (1,) * 24, False),  # .66 at that of 24
+        ((36, 36, 1), (1, 1, 0.5), True),  # the scale of the third follows from its own rows
+    ],
+)
+def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -> None:
+    """At a scale that is two standard deviations lower, as groups of equal scales know its log."""
     y = jnp.zeros(sum(sizes))
-    model = read(groups_of, (sizes, y))
-    position = {"level": jnp.ones(3), "other": jnp.zeros(3), "tau": jnp.zeros(())}  # tau is 1
+    model = read(groups_of, (sizes, width, y))
+    n = len(sizes)
+    position = {"level": jnp.ones(n), "other": jnp.zeros(n), "tau": jnp.zeros(())}  # tau is 1
     shares = find_shares(model, model.potential(), position)
-    precision = np.array(sizes) / 4
-    expected = {"level": precision / (1 + precision)} if found else {}
-    assert shares.keys() == expected.keys()
-    for name, share in shares.items():
-        np.testing.assert_allclose(share, expected[name], atol=1 / 32)
+
+    def rows_of(low: Any) -> Any:
+        precision = np.array(sizes) / 4
+        return precision / (precision + (np.array(width) * low) ** -2.0)
+
+    information = [sum(2 * rows_of(1)[np.array(width) == w] ** 2) for w in width]
+    expected = rows_of(np.exp(-2 / np.sqrt(information)))
+    assert (expected.min() < 0.5) == found
+    assert set(shares) == ({"level"} if found else set())
+    for share in shares.values():
+        np.testing.assert_allclose(share, expected, atol=1 / 32)
     within = jax.jit(lambda z: (find_shares(model, model.potential(), z), z)[1])
     assert within(position)["tau"] == 0
 

@@ -8,9 +8,10 @@ small s (a funnel). Where rows say much, (x_g - m) / s follows s instead. In bet
 
 depends least on s if c_g is the share of the rows in the precision of x_g (Papaspiliopoulos,
 Roberts, Skoeld 2007, A general framework for the parametrization of hierarchical models). The share
-is measured group by group, where the search before the first draw has ended. If it is above a half
-for all groups of a site, the site stays as the model has it. Otherwise it is measured again after a
-search with the groups below a half non-centred: a search in a funnel ends at too large a scale.
+is measured group by group, where the search before the first draw has ended, and is taken at a
+lower scale, see `LOWER`. If it is above a half for all groups of a site, the site stays as the
+model has it. Otherwise it is measured again after a search with the groups below a half
+non-centred: a search in a funnel ends at too large a scale.
 
 The times of a series depend on each other, and what follows their scale s is not one value. It is
 the sum of the squares of all innovations, of which the rows know little. With a path m, where the
@@ -73,6 +74,10 @@ class Path(NamedTuple):
 
 Shares = Mapping[str, np.ndarray | Path]
 
+LOWER = 2.0
+"""Shares are taken at a scale that is lower by so many of its posterior standard deviations. A
+chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
+and a centred chain still misses small scales."""
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
 PROBES = 2
@@ -170,14 +175,14 @@ def find_shares(
     if not names:
         return {}
 
-    def share(scale: jax.Array, precision: jax.Array) -> jax.Array:
-        found = jnp.clip(1 - 1 / (scale**2 * precision), 0, 1)
-        return jnp.where(jnp.isfinite(found), found, 1)  # what is not known stays
+    def ratio(scale: jax.Array, precision: jax.Array) -> jax.Array:
+        """Of the precision that is the rows' to the law's."""
+        return jnp.maximum(scale**2 * precision - 1, 0)
 
-    def measured(position: PyTree) -> dict[str, jax.Array]:
+    def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
         scale = scales(position, potential.curvature_batch(jax.random.key(0)))
         if diagonal is not None:
-            return {name: share(scale[name], diagonal[name]) for name in names}
+            return {name: (ratio(scale[name], diagonal[name]), scale[name]) for name in names}
         flat, unravel = ravel(position)
         zero = jax.tree.map(jnp.zeros_like, position)
         signs = {
@@ -198,18 +203,28 @@ def find_shares(
             first, second = products[name][k * PROBES : (k + 1) * PROBES] * sign
             mean, away = (first + second) / 2, jnp.abs(first - second)
             alone = jnp.all(away <= MOST_COUPLED * jnp.abs(mean))
-            found[name] = jnp.where(alone, share(scale[name], mean), 1)
+            found[name] = jnp.where(alone, ratio(scale[name], mean), jnp.inf), scale[name]
         return found
 
     found = compiled(measured, position)
     if is_traced(found):
         return {}
     shares = {}
-    for name, each in found.items():
-        rounded = np.round(np.asarray(each) * STEPS) / STEPS
+    for name, (of_rows, scale) in jax.tree.map(np.asarray, found).items():
+        rounded = np.round(_share(of_rows, scale) * STEPS) / STEPS
         if rounded.min() < MUCH:
             shares[name] = rounded
     return shares
+
+
+def _share(ratio: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The share of the rows at the lower scale. Entries with equal scales have the same one."""
+    ratio = np.where(np.isfinite(ratio), ratio, np.inf)  # what is not known stays
+    which = np.unique(scale, return_inverse=True)[1].reshape(-1)
+    of_log = np.bincount(which, 2 * (1 - 1 / (1 + ratio.reshape(-1))) ** 2)  # information
+    with np.errstate(divide="ignore"):
+        lower = ratio * np.exp(-2 * LOWER / np.sqrt(of_log[which].reshape(ratio.shape)))
+    return (1 - 1 / (1 + lower)).astype(ratio.dtype)
 
 
 def _scales_of_groups(model: Any, position: PyTree) -> Callable[[PyTree, Any], dict]:
