@@ -826,10 +826,10 @@ def table(records: Sequence[Mapping[str, Any]], kind: str) -> str:
 
 
 def short(records: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """Markdown: a method in a line, with four columns of `table` and the paper's NLL by prior."""
+    """Markdown: a method in a line, with four columns of `table` by prior."""
     rows = [[x.strip() for x in y.split("|")[1:-1]] for y in table(records, kind).splitlines()]
-    columns = [rows[0].index(x) for x in ("accuracy, %", "NLL", "ECE", "AUROC")] + [-2]
-    names = [*(rows[0][k] for k in columns[:-1]), f"{rows[0][-3].partition(':')[0]}: NLL"]
+    columns = [rows[0].index(x) for x in ("accuracy, %", "NLL", "ECE", "AUROC")]
+    names = [rows[0][k] for k in columns]
     found = {(row[0], row[1]): [row[k] for k in columns] for row in rows[2:]}
     priors = list(dict.fromkeys(prior for prior, _ in found))
     head = ["method", *(f"{p}: {n}" if n == names[0] else n for p in priors for n in names)]
