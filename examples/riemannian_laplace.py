@@ -713,10 +713,11 @@ def short(rows: Sequence[Row]) -> str:
         return distance if evaluations == "–" else f"{distance} ({float(evaluations):,.0f})"
 
     found = {(r.target, r.metric): r for r in draws}
-    heads = ["target", "floor", *METRICS, *(f"{m}, paper" for m in METRICS)]
+    metrics = [m for m in METRICS if any(r.metric == m for r in draws)]
+    heads = ["target", "floor", *metrics, *(f"{m}, paper" for m in metrics)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for target in dict.fromkeys(r.target for r in draws):
-        mine = [found.get((target, m)) for m in METRICS]
+        mine = [found.get((target, m)) for m in metrics]
         ours = ["–" if r is None else cell(f"{r.scores.mean():.3f}", _ours(r)[0]) for r in mine]
         theirs = ["–" if r is None else cell(*_theirs(r)[::2]) for r in mine]
         floor = next(r.floor.mean() for r in draws if r.target == target)
