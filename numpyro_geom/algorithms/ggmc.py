@@ -84,9 +84,10 @@ class GGMC(SGKernel):
 
     The law is exact, and a run of finite length can still have too little of a narrow part, where
     most trajectories are rejected and visits are rare and long. On a ridge on which tau times each
-    of 30 effects is known to a hundredth, the variance of log tau was 5 to 7% too small. In
-    calibration by simulation on eight centred groups of four rows, draws of tau had 0.92 of the
-    right sd (NUTS 0.88), because they miss its small values: write such a model non-centred.
+    of 30 effects is known to a hundredth, the variance of log tau was 5 to 7% too small. Where the
+    kernel cannot choose the coordinates of groups (under `jax.vmap`, or with ``init_params``),
+    write a hierarchy of few groups non-centred: draws of the scale of eight groups of four rows
+    had 0.87 of the right sd (NUTS 0.88), because they missed its small values.
 
     Choose `GGMC` where no bias is acceptable and a gradient on all rows at every step costs too
     much. Minibatch noise lowers the acceptance rate: the error of a trajectory grows like

@@ -94,7 +94,7 @@ class SGHMC(SGKernel):
     Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step (with
     ``control_variate=True`` or large batches). A relaxation then takes about the square root of
     the number of steps. Where noise limits the step, both do equally well. Cost per step: one
-    minibatch gradient. Write a hierarchy of few groups with few rows non-centred: see `GGMC`.
+    minibatch gradient.
 
     Args:
         integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
