@@ -93,7 +93,7 @@ def _log_abs_det(matrix: Array) -> Array:
     return jnp.linalg.slogdet(matrix)[1]
 
 
-def one_by_one(fn: Callable[[Array], Any]) -> Callable[[Array], Any]:
+def one_by_one(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, whose batches become loops on the CPU."""
     return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 

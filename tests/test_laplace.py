@@ -816,7 +816,9 @@ def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place() -> None
     def follow(draws: jax.Array, squares: jax.Array, limit: int) -> tuple:
         calls.append((draws.shape[0], limit))
         done = jnp.asarray(steps)[draws.astype(int)] <= limit
-        ends = Geodesic(jnp.where(done, draws, jnp.nan), done, jnp.zeros_like(draws))
+        spent = 6 * jnp.minimum(jnp.asarray(steps)[draws.astype(int)], limit)
+        evaluations = jnp.where(jnp.isnan(squares), 0, spent)
+        ends = Geodesic(jnp.where(done, draws, jnp.nan), done, evaluations)
         return ends, squares
 
     def run(max_steps: int) -> Geodesic:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +19,13 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
+from .._linalg import one_by_one
 from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot
 from ..model.model import CHUNK_ROWS
 from ..pace import TOLD_FROM, duration
 from .fit import AtMode
-from .geodesic import Geodesic, exponential_map, log_map, shoot
+from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
 from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
 from .posterior import FlatPosterior
@@ -260,8 +262,8 @@ def follow_in_chunks(
     order = np.argsort(np.asarray(squares), kind="stable")
     limit = min(FIRST_STEPS, max_steps)
     ends = follow_all(order, chunk, limit)
-    lost = ~np.isfinite(np.asarray(squares))[order]  # no velocity: more steps do not help
-    late = np.flatnonzero(~np.asarray(ends[0].success) & ~lost)
+    spent = np.asarray(ends[0].num_evaluations) >= EVALUATIONS_PER_STEP * limit
+    late = np.flatnonzero(~np.asarray(ends[0].success) & spent)  # else more steps do not help
     if late.size and limit < max_steps:
         width = FEWEST_AT_ONCE
         while width < late.size:
@@ -289,7 +291,7 @@ def chunk_size(posterior: FlatPosterior, *, log_weight: bool) -> int:
     if settings.metric == "fisher" and choose_solver(posterior) != "cg":
         fast = posterior.structure.affine and posterior.structure.diagonal
         entries += (0 if fast else rows * posterior.size) + posterior.size**2
-    if log_weight:
+    if log_weight or settings.metric == "monge-log":
         entries *= posterior.size + 1
     return int(np.clip(CHUNK_ENTRIES // entries, 1, MOST_AT_ONCE))
 
@@ -348,7 +350,8 @@ def follow(
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
         velocity, found, start_volume = _start(settings, at, draw)
         given = jnp.all(jnp.isfinite(draw))
-        found, velocity = found & given, jnp.where(given, velocity, 0.0)
+        found = found & given
+        velocity = jnp.where(found, velocity, 0.0)
         if not log_weight:
             geodesic, weight = end(velocity), jnp.zeros((), draw.dtype)
         else:
@@ -382,7 +385,8 @@ def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any
     if settings.metric != "monge-log":
         return draw, jnp.ones((), bool), jnp.zeros((), draw.dtype)
     precision = jnp.matmul(at.factor, at.factor.T, precision=HIGHEST)
-    velocity, found = log_map(precision, draw, settings.alpha2)
+    # one after another: a draw that does not converge would hold up all draws of its chunk
+    velocity, found = one_by_one(partial(log_map, alpha2=settings.alpha2))(precision, draw)
 
     def end(v: Flat) -> Geodesic:
         position = shoot(precision, v, settings.alpha2)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.scipy.linalg import solve
+from jax.scipy.linalg import cho_factor, cho_solve, solve
 
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
@@ -146,7 +146,13 @@ def fisher_metric(posterior: FlatPosterior, loc: Flat) -> RiemannianMetric:
     whole = fisher_form(posterior, prior)
 
     def cholesky(theta: Flat) -> Callable[[Flat], Flat]:
-        return partial(solve, whole.dense(theta), assume_a="pos")
+        factor = cho_factor(lax.stop_gradient(whole.dense(theta)))
+
+        def divide(_: Callable, b: Flat) -> Flat:
+            return cho_solve(factor, b)
+
+        product = partial(whole.product, theta)  # its derivatives are cheaper than the matrix's
+        return lambda b: lax.custom_linear_solve(product, b, divide, symmetric=True)
 
     if choose_solver(posterior) == "cholesky":
         return RiemannianMetric(cholesky, whole.force)
