@@ -131,7 +131,7 @@ def groups_of(sizes: Any, width: Any, y: Any) -> None:
         ((1, 4, 36), (1, 1, 1), True),
         ((16, 16, 16), (1, 1, 1), True),  # c is .8, but .34 at the lower scale of three groups
         ((16,) * 24, (1,) * 24, False),  # .66 at that of 24
-        ((36, 36, 1), (1, 1, 0.5), True),  # the scale of the third follows from its own rows
+        ((36, 36, 36), (1, 1, 0.5), True),  # .04 for the third: its scale is its own
     ],
 )
 def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -> None:

@@ -46,10 +46,7 @@ from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
 DOCS = Path(__file__).parents[2] / "docs"
 TABLE = DOCS / "tables" / "calibration.md"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
-LENGTHS: dict[str, Any] = {
-    **{"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT},
-    "progress_bar": False,
-}
+LENGTHS = {"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT}
 SIMULATIONS = 500
 FEW = 100
 """Data sets of a cell that would take too long; see `data_sets`."""
@@ -229,7 +226,7 @@ def data_sets(name: str, method: str) -> int:
 
 def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
     """Kept draws for each data set, shape (data sets, draws, ...), in one program."""
-    mcmc = MCMC(kernel, **LENGTHS)
+    mcmc = MCMC(kernel, progress_bar=False, **LENGTHS)
 
     def one(key: jax.Array, data: dict[str, Any]) -> Any:
         mcmc.run(key, **data)
@@ -239,24 +236,21 @@ def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
     return jax.jit(jax.vmap(one))(keys, data)
 
 
-def one_by_one(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The same from runs that follow each other."""
-    found = []
-    for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values()))))):
-        mcmc = MCMC(kernel, **LENGTHS)
-        mcmc.run(key, **{name: x[k] for name, x in data.items()})
-        found.append(jax.tree.map(np.asarray, mcmc.get_samples()))
-    return jax.tree.map(lambda *x: np.stack(x), *found)
+def one_by_one(method: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The same from runs of a kernel, or fits of a guide, that follow each other."""
 
+    def draws(key: jax.Array, data: dict[str, Any]) -> Any:
+        if isinstance(method, RiemannianLaplace):
+            params = method.fit(key, **data)
+            return method.sample_posterior(random.fold_in(key, 1), params, sample_shape=(KEPT,))
+        mcmc = MCMC(method, progress_bar=False, **LENGTHS)
+        mcmc.run(key, **data)
+        return mcmc.get_samples()
 
-def guide_draws(guide: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Draws of a guide that is fitted to each data set."""
-    found = []
-    for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values()))))):
-        one = {name: x[k] for name, x in data.items()}
-        params = guide.fit(key, **one)
-        draws = guide.sample_posterior(random.fold_in(key, 1), params, sample_shape=(KEPT,))
-        found.append(jax.tree.map(np.asarray, draws))
+    found = [
+        jax.tree.map(np.asarray, draws(key, {name: x[k] for name, x in data.items()}))
+        for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values())))))
+    ]
     return jax.tree.map(lambda *x: np.stack(x), *found)
 
 
@@ -270,8 +264,8 @@ def simulate(name: str, method: str, seed: int = 1) -> dict[str, Any]:
 
     model = MODELS[name]
     made = METHODS[method](model)
-    draw = lanes if method == "NUTS" or name not in ONE_BY_ONE else one_by_one
-    draw = guide_draws if method == "guide" else draw
+    chooses = method != "NUTS" and name in ONE_BY_ONE
+    draw = one_by_one if chooses or method == "guide" else lanes
 
     class SBC(simuk.SBC):
         """Simulation-based calibration with draws for all data sets at once."""

@@ -175,14 +175,10 @@ def find_shares(
     if not names:
         return {}
 
-    def ratio(scale: jax.Array, precision: jax.Array) -> jax.Array:
-        """Of the precision that is the rows' to the law's."""
-        return jnp.maximum(scale**2 * precision - 1, 0)
-
     def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
         scale = scales(position, potential.curvature_batch(jax.random.key(0)))
         if diagonal is not None:
-            return {name: (ratio(scale[name], diagonal[name]), scale[name]) for name in names}
+            return {name: (scale[name], diagonal[name]) for name in names}
         flat, unravel = ravel(position)
         zero = jax.tree.map(jnp.zeros_like, position)
         signs = {
@@ -203,27 +199,31 @@ def find_shares(
             first, second = products[name][k * PROBES : (k + 1) * PROBES] * sign
             mean, away = (first + second) / 2, jnp.abs(first - second)
             alone = jnp.all(away <= MOST_COUPLED * jnp.abs(mean))
-            found[name] = jnp.where(alone, ratio(scale[name], mean), jnp.inf), scale[name]
+            found[name] = scale[name], jnp.where(alone, mean, jnp.inf)
         return found
 
     found = compiled(measured, position)
     if is_traced(found):
         return {}
     shares = {}
-    for name, (of_rows, scale) in jax.tree.map(np.asarray, found).items():
-        rounded = np.round(_share(of_rows, scale) * STEPS) / STEPS
+    for name, measures in jax.tree.map(np.asarray, found).items():
+        rounded = np.round(_share(*measures) * STEPS) / STEPS
         if rounded.min() < MUCH:
             shares[name] = rounded
     return shares
 
 
-def _share(ratio: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The share of the rows at the lower scale. Entries with equal scales have the same one."""
+def _share(scale: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """The share of the rows in a precision, at the lower scale.
+
+    Entries of equal scale know it together: each has the information 2 c^2 about its logarithm.
+    """
+    ratio = np.maximum(scale**2 * precision - 1, 0)  # of the rows' precision to the law's
     ratio = np.where(np.isfinite(ratio), ratio, np.inf)  # what is not known stays
     which = np.unique(scale, return_inverse=True)[1].reshape(-1)
-    of_log = np.bincount(which, 2 * (1 - 1 / (1 + ratio.reshape(-1))) ** 2)  # information
+    information = np.bincount(which, 2 * (1 - 1 / (1 + ratio.reshape(-1))) ** 2)[which]
     with np.errstate(divide="ignore"):
-        lower = ratio * np.exp(-2 * LOWER / np.sqrt(of_log[which].reshape(ratio.shape)))
+        lower = ratio * np.exp(-2 * LOWER / np.sqrt(information.reshape(ratio.shape)))
     return (1 - 1 / (1 + lower)).astype(ratio.dtype)
 
 
