@@ -336,7 +336,7 @@ def franzese() -> list[str]:
         table(*lenet),
         still_open(
             (DONE, "LeNet-5, ten epochs", hours(6_000, slowest), ""),
-            ("Tables 1, 2", "SGLD and SGHMC at temperature 0.01", "0.3", ""),
+            ("Tables 1, 2", "SGLD and SGHMC at temperature 0.01", "0.5", ""),
             ("Table 3", "ten epochs of VSGD and dropout", "1", ""),
             ("Table 3", "three runs of a million steps", "100", "2"),
             ("Table 3, Figure 1", "entropies and ROC on NOT-MNIST, not at hand", "0.2", ""),
