@@ -164,6 +164,7 @@ def bind(
     *,
     batched: bool,
     num_draws: int = USUAL_DRAWS,
+    trajectory: bool = False,
 ) -> tuple[Bound, PyTree]:
     """Read the model, find where chains start, and give automatic settings their values.
 
@@ -213,10 +214,11 @@ def bind(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
-    found, undecided = _resolved(bound, rows, one, num_warmup)
+    found, undecided = _resolved(bound, rows, one, num_warmup, trajectory)
     number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * num_draws
     number /= GRADIENTS[int(found.control_variate)]
-    if set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number):
+    cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
+    if cheap or (trajectory and settings.batch_size == "auto" and rows and not undecided):
         plan = dataclasses.replace(bound.model.plan, batch_sizes={})  # type: ignore[union-attr]
         bound = dataclasses.replace(bound, model=bound.model.replace(plan=plan))  # type: ignore
         found, undecided = found.with_values(batch_size=None, control_variate=0), ()
@@ -288,12 +290,12 @@ def _warn_without_plate(model: Model) -> None:
 
 
 def _resolved(
-    bound: Bound, rows: Any, position: PyTree, num_warmup: int
+    bound: Bound, rows: Any, position: PyTree, num_warmup: int, trajectory: bool
 ) -> tuple[Settings, tuple[str, ...]]:
     """Settings with a value for each automatic argument.
 
     ``rows`` are rows per step, in the form of ``batch_size``, and ``position`` is that of one
-    chain.
+    chain. A ``trajectory`` has a cost besides its gradients, which makes a Hessian worth while.
 
     Returns:
         The settings, and the names of those arguments in `CHOSEN` whose values only serve for
@@ -313,15 +315,14 @@ def _resolved(
         and len(plan.batch_sizes) > 0
         and not getattr(found, "noise_correction", False)
     )
-    undecided = []
+    undecided, size = [], _size(position)
     if measures and settings.batch_size == "auto" and rows is not None:
         undecided.append("batch_size")
     if settings.control_variate == "auto":
         correctable = measures and not plan.is_random  # type: ignore[union-attr]
-        order = 1 if found.layout is None else 2
-        found = found.with_values(control_variate=order if correctable else 0)
+        second = found.layout is not None or (trajectory and size <= DENSE_LIMIT)
+        found = found.with_values(control_variate=1 + second if correctable else 0)
         undecided += ["control_variate"] * correctable
-    size = _size(position)
     if found.control_variate == 2 and found.layout is None and size > DENSE_LIMIT:
         raise ValueError(
             f"control_variate=2 needs the Hessian, and the model has {size} parameters that belong "

@@ -302,6 +302,7 @@ class SGKernel(MCMCKernel):
             kwargs,
             batched=batched,
             num_draws=USUAL_DRAWS if self._clock is None else self._clock.plan.draws,
+            trajectory=self.algorithm(self._settings).trajectory,
         )
         given = jax.tree.flatten((args, kwargs))
         if self._shares is not None and init_params is None and _is_same(self._shares[0], given):

@@ -161,9 +161,31 @@ def test_what_is_given_stays(settings: dict, expected: tuple) -> None:
     assert chosen(SGRLD(linear, **settings)) == expected
 
 
-def test_a_trajectory_with_minibatches_is_corrected() -> None:
-    assert chosen(GGMC(linear)) == (None, False)
-    assert chosen(GGMC(linear, batch_size=256)) == (256, True)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"batch_size": 256}, (256, 2)),
+        ({"batch_size": None}, (None, 0)),
+        ({"dense_mass": None}, (None, 0)),  # the noise is not measured
+        ({"step_size": 0.1}, (None, 0)),
+    ],
+    ids=str,
+)
+def test_a_trajectory_with_minibatches_is_corrected(settings: dict, expected: tuple) -> None:
+    kernel = GGMC(linear, **settings)
+    assert chosen(kernel) == expected
+    assert kernel.facts.target_accept == (0.95 if expected[1] == 2 else 0.8)
+
+
+def test_a_trajectory_takes_few_rows_if_the_energy_costs_more() -> None:
+    rows, order = chosen(GGMC(linear))
+    assert (rows <= 256, order) == (True, 2)
+    # without a correction the noise would be rejected
+    assert chosen(GGMC(linear, control_variate=False)) == (None, 0)
+
+
+def test_rows_are_chosen_without_a_control_variate() -> None:
+    assert chosen(SGHMC(linear, control_variate=False)) == (None, 0)
 
 
 def test_without_a_warm_up_all_rows_are_taken() -> None:
@@ -199,14 +221,19 @@ def test_what_the_model_subsamples_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batching", "method"),
+    ("kind", "batching", "method"),
     short(
-        itertools.product(["replacement", "epoch"], ["sequential", "vectorized"]),
-        kept=[("epoch", "vectorized")],
+        [
+            *itertools.product([SGHMC], ["replacement", "epoch"], ["sequential", "vectorized"]),
+            (GGMC, "replacement", "vectorized"),
+        ],
+        kept=[(SGHMC, "epoch", "vectorized"), (GGMC, "replacement", "vectorized")],
     ),
 )
-def test_law_under_the_choice_and_chains_that_agree_on_it(method: str, batching: str) -> None:
-    kernel = SGHMC(linear, batching=batching)
+def test_law_under_the_choice_and_chains_that_agree_on_it(
+    kind: type, batching: str, method: str
+) -> None:
+    kernel = kind(linear, batching=batching)
     mcmc = run(kernel, *ROWS, num_warmup=200, num_samples=1000, num_chains=2, chain_method=method)
     assert kernel.settings.control_variate
     assert mcmc.last_state.control.num_draws.shape == (2,)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
@@ -17,10 +18,17 @@ from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.expansion import Expansion
 from ..model.potential import Potential, takes_rng_key
-from ..sampling.algorithm import Algorithm, Draw, metric_learner, num_steps_from, settling_steps
+from ..sampling.algorithm import (
+    GRADIENT_COST,
+    Algorithm,
+    Draw,
+    metric_learner,
+    num_steps_from,
+    settling_steps,
+)
 from ..sampling.loop import loop_over_batches
 from ..sampling.schedules import check_always_noisy
-from ..sampling.settings import Settings, optional
+from ..sampling.settings import Settings, auto_or, optional
 from ..sampling.state import Adaptation, SGState, site_sizes, virials
 from ..sampling.target import Target
 from ..warmup.adapt import what_is_due
@@ -33,11 +41,11 @@ from .momentum import (
     relaxation_rate,
 )
 
-GRADIENT_COST = 3
-"""Cost of a gradient in evaluations of the energy. Under ``num_steps="auto"`` the minibatch
-gradients of a trajectory cost about as much as its one energy on all rows."""
 MINIBATCH_DRAW_LENGTH = 3.0
 """Relaxation times per trajectory, if the energy on all rows costs more than the gradients."""
+TARGETS = (0.8, 0.95)
+"""Acceptance that ``"auto"`` aims at, the second with a control variate of second order. Then an
+energy on all rows costs more than shorter steps, and the noise allows them."""
 HOPELESS = 1000.0
 """An energy error (over tau) beyond which a trajectory counts as divergent."""
 
@@ -48,13 +56,16 @@ class GGMCState(NamedTuple):
     """State of the acceptance test and its step size between draws.
 
     Attributes:
-        energy: energy on all rows at the position that was kept, in nats.
+        energy: energy on all rows at the position that was kept, minus ``level``, in nats.
+        level: an energy near those of the chain. Each chunk of rows has its share subtracted
+            before chunks are added, so that a sum over many rows keeps its last digits.
         known: whether ``energy`` is valid: False at the start and after `refresh`.
         scale: step size that curvature suggests, from which dual averaging starts.
         averaging: state of the dual averaging of log(step_size / scale).
     """
 
     energy: jax.Array
+    level: jax.Array
     known: jax.Array
     scale: jax.Array
     averaging: PyTree
@@ -154,8 +165,8 @@ class GGMC(SGKernel):
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
         step_size: float | Callable | Literal["auto"] = "auto",
-        target_accept: float = 0.8,
-        batch_size: int | Mapping[str, int] | None = None,
+        target_accept: float | Literal["auto"] = "auto",
+        batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
@@ -167,14 +178,18 @@ class GGMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(locals(), {"num_data": optional(check_int), "target_accept": _probability})
+        probability = auto_or(_probability, "a probability")
+        super().__init__(locals(), {"num_data": optional(check_int), "target_accept": probability})
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
+        target_accept = settings.target_accept
+        if target_accept == "auto":
+            target_accept = TARGETS[settings.control_variate == 2]
         return Algorithm(
             propose=lambda *args: _propose(settings, *args),
-            draw=_trajectory(settings),
+            draw=_trajectory(settings, target_accept),
             init=lambda position, rng_key: _init(settings, position, rng_key),
             forget=_forget,
             rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
@@ -183,7 +198,7 @@ class GGMC(SGKernel):
             adjusted=True,
             momentum=True,
             trajectory=True,
-            target_accept=settings.target_accept,
+            target_accept=target_accept,
             settling_steps=settling_steps(settings.metric),
             measures=settings.given_friction is None,
         )
@@ -197,7 +212,7 @@ def _init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
         lambda x: jnp.asarray(x, jnp.int32 if jnp.result_type(x).kind == "i" else dtype),
         _averaging_init(zero),
     )
-    extra = GGMCState(zero, jnp.zeros((), bool), one, averaging)
+    extra = GGMCState(zero, zero, jnp.zeros((), bool), one, averaging)
     return init_momentum(settings, position, rng_key, extra)
 
 
@@ -236,7 +251,7 @@ def _num_steps(rate: jax.Array, step_size: jax.Array, potential: Potential) -> j
     return jnp.minimum(steps, -(-potential.steps_per_epoch // GRADIENT_COST))
 
 
-def _trajectory(settings: Settings) -> Draw:
+def _trajectory(settings: Settings, target_accept: float) -> Draw:
     """A draw: one trajectory and its acceptance test."""
     metric = settings.metric
     learn = metric_learner(metric)
@@ -264,9 +279,22 @@ def _trajectory(settings: Settings) -> Draw:
         scale = friction_scale(target.expansion, start)
         sites = site_sizes(start, state.z)
 
-        def energy_on_all_rows(_: jax.Array, position: PyTree) -> jax.Array:
-            energy = exact.on_all_rows(lambda rows: exact.energy(position, rows))  # type: ignore
+        def above(level: jax.Array, position: PyTree) -> jax.Array:
+            """The energy on all rows, minus the level."""
+            energy = exact.on_all_rows(  # type: ignore[misc]
+                lambda rows: exact.energy(position, rows) - level
+            )
             return energy.astype(dtype)
+
+        def levelled(old: tuple, position: PyTree) -> tuple:
+            """The energy, and a level near it: the second pass has the digits of a small number."""
+
+            def again(_: jax.Array, old: tuple) -> tuple:
+                energy, level = old
+                level = level + jnp.where(jnp.isfinite(energy), energy, 0)
+                return above(level, position), level
+
+            return lax.fori_loop(0, 2, again, old)
 
         def half_squared(p: PyTree) -> jax.Array:
             return (tree_vdot(p, p) / 2).astype(dtype)
@@ -312,8 +340,9 @@ def _trajectory(settings: Settings) -> Draw:
             potential, target.merge(start), key_steps, state.stream, last + 1, gradient, carry
         )
         position, momentum, learned, work, first = carry
-        old_energy = lazy_cond(~extra.known, energy_on_all_rows, extra.energy, start)
-        new_energy = energy_on_all_rows(zero, position)
+        stale = ~extra.known | (state.i == state.adaptation.num_warmup)
+        old_energy, level = lazy_cond(stale, levelled, (extra.energy, extra.level), start)
+        new_energy = above(level, position)
         error = (new_energy - old_energy + work) / tau
         if target.transforms is not None:
             error = jnp.where(target.is_usable(target.merge(position)), error, jnp.inf)
@@ -328,10 +357,11 @@ def _trajectory(settings: Settings) -> Draw:
         # a gradient that is not finite must not reach the metric
         finite = jnp.isfinite(error)
         adapting = moving & (state.i < state.adaptation.num_warmup)
-        averaging = _averaging_update(settings.target_accept - accept_prob, extra.averaging)
+        averaging = _averaging_update(target_accept - accept_prob, extra.averaging)
         averaging = jax.tree.map(lambda x, y: x.astype(y.dtype), averaging, extra.averaging)
         extra = extra._replace(
             energy=energy,
+            level=level,
             known=jnp.ones_like(extra.known),
             averaging=tree_where(adapting, averaging, extra.averaging),
         )
@@ -339,7 +369,7 @@ def _trajectory(settings: Settings) -> Draw:
         state = state.with_temperatures(first[1:])
         return state._replace(
             z=target.merge(kept),
-            potential_energy=energy,
+            potential_energy=energy + level,
             grad_norm=jnp.sqrt(first[0]),
             kinetic_temperature=kinetic_temperature(momentum).astype(dtype),
             step_size=h,

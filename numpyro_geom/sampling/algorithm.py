@@ -43,6 +43,8 @@ DRAW_LENGTH = 0.5
 """Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
 theory, draws with correlation exp(-t) reach 98% of the best effective draws per gradient here."""
 TARGET_ACCEPTANCE = 0.574
+GRADIENT_COST = 3
+"""Cost of a gradient in evaluations of the energy."""
 MAX_SETTLING_STEPS = 500
 """Largest number of steps for which a metric's statistics settle before the position moves."""
 

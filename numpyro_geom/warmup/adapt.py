@@ -157,7 +157,9 @@ def before_draw(
     rng_key: jax.Array,
 ) -> SGState:
     """Move the anchor, measure, and set step size and number of steps, if these are due."""
-    if target.controlled and settings.anchor_interval is None:
+    # a trajectory of second order keeps its anchor: to form Hessians again would gain little
+    stays = algorithm.trajectory and settings.control_variate == 2
+    if target.controlled and settings.anchor_interval is None and not stays:
         control = lazy_cond(
             due.anchoring,
             lambda control, restarting: _move_to_mean(

@@ -361,6 +361,22 @@ def largest_noise(
     return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
 
 
+def total_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
+    """Estimate of tr C, the squared length of a gradient's noise, as a mean over positions."""
+    flat, unravel = ravel(position)
+
+    def look(k: jax.Array, total: jax.Array) -> jax.Array:
+        key = random.fold_in(rng_key, k)
+        for weight, rows_fn in potential.score_noise(key):
+            rows, pull = jax.vjp(rows_fn, unravel(_elsewhere(flat, key)))
+            signs = jnp.sign(scattered_floats(key_word(key), rows.size, rows.dtype))
+            noise = ravel(pull((signs - jnp.mean(signs)).reshape(rows.shape))[0])[0]
+            total += weight / rows.size * jnp.vdot(noise, noise)
+        return total
+
+    return lax.fori_loop(0, PULLS, look, jnp.zeros((), flat.dtype)) / PULLS
+
+
 def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
     """A position as far from 0 as a given one, for targets about equally wide in all directions."""
     distance = jnp.linalg.norm(position) / position.size**0.5

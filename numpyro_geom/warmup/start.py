@@ -66,11 +66,11 @@ from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
 from ..model.scale import LowRankRoot, Scale, scale_about, times
-from ..sampling.algorithm import Algorithm, rule_temperature
+from ..sampling.algorithm import GRADIENT_COST, Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
-from .curvature import largest_noise, look_around
+from .curvature import largest_noise, look_around, total_noise
 from .scale import (
     LOW_RANK_PRODUCTS,
     block_mask,
@@ -160,6 +160,13 @@ LEAST_NOISE = 0.01
 """A step takes all rows if the noise is less than this share of the noise of a model that is right,
 whose scores have the covariance H / N. Then a few rows, such as rare events, carry the information,
 and the measured rows miss them."""
+TRAJECTORY_STEPS = 15.0
+"""Steps of a trajectory without noise."""
+PARAMETER_OPERATIONS = 400.0
+"""Cost of a step per parameter, beside its gradient, in a trajectory."""
+REJECTED = 60.0
+"""The error of a trajectory of length T has the variance h T tr C, and an acceptance of 0.95 allows
+0.016. A noise tr C of the inverse of this number halves the step, by measurements."""
 LEAST_GAIN = 1.1
 """Smallest predicted gain that makes a control variate worth its anchor."""
 
@@ -659,9 +666,9 @@ class Choice(NamedTuple):
     Attributes:
         batch_size: rows per step; None for all.
         order: order of the control variate, 0 for none.
-        noise: lam_C in the chain's coordinates, without control variate and with it (of the order
-            that was chosen, or else of the highest order): for these rows per step, or for the rows
-            that were measured if a step takes all.
+        noise: lam_C (of a trajectory tr C) in the chain's coordinates, without control variate and
+            with it (of the order that was chosen, or else of the highest order): for these rows per
+            step, or for the rows that were measured if a step takes all.
     """
 
     batch_size: int | None
@@ -697,7 +704,12 @@ def choose(
         rows,
     )
     speeds, noise = map(np.asarray, found)
-    gains = speeds / costs
+    each = costs / speeds
+    if algorithm.trajectory:
+        size = sum(x.size for x in jax.tree.leaves(state.z))
+        each += PARAMETER_OPERATIONS * size / speeds
+        each = TRAJECTORY_STEPS * each + costs[0, -1] / GRADIENT_COST
+    gains = 1 / each
     gains[~np.isfinite(gains)] = 0.0
     if not open_rows:
         gains[:, -1] = 0.0
@@ -731,6 +743,8 @@ def _costs(
 
 def _highest(state: SGState) -> int:
     """The highest order of a control variate for which there is an anchor."""
+    if not state.control:
+        return 0
     return 2 if state.control.anchor.curvature else 1
 
 
@@ -747,8 +761,12 @@ def _speeds(
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
 
     def noise_at(order: jax.Array) -> jax.Array:
-        corrected = with_control_variate(target.potential, state.control.anchor, order)
+        corrected = target.potential
+        if state.control:
+            corrected = with_control_variate(corrected, state.control.anchor, order)
         seen = scaled.expanded(corrected)
+        if algorithm.trajectory:
+            return total_noise(seen, typical, state.rng_key)
         return largest_noise(
             seen, typical, state.rng_key, settings.layout, plain, target.temperature
         )
@@ -761,7 +779,7 @@ def _speeds(
         if algorithm.momentum:  # the friction sets the autocorrelation time of a mean
             rate = 1 / dynamics.friction
         # with an acceptance test the step size does not show how much the noise gets rejected
-        return step_size * rate / (1 + noise if algorithm.adjusted else 1)
+        return step_size * rate / (1 + REJECTED * noise if algorithm.adjusted else 1)
 
     noise = lax.map(noise_at, jnp.arange(1 + _highest(state)))
     return jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise
