@@ -943,7 +943,7 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"target_accept": NAN}, ValueError, f"target_accept {A_POSITIVE}nan"),
         ({"target_accept": 1}, ValueError, "target_accept must be below 1, got 1"),
         ({"target_accept": 2.0}, ValueError, "target_accept must be below 1, got 2.0"),
-        ({"target_accept": "x"}, TypeError, "target_accept must be a number, got 'x' of type str"),
+        ({"target_accept": "x"}, ValueError, "target_accept must be 'auto' or a number below 1"),
         ({"target_accept": True}, TypeError, "target_accept must be a number, got True of type bo"),
         ({"temperature": 0.0}, ValueError, "temperature must be above 0.*got 0.*nothing to test"),
         ({"step_size": EXPLORING}, ValueError, "GGMC needs noise at every step.*use explore=0"),
