@@ -218,10 +218,13 @@ def bind(
     number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * num_draws
     number /= GRADIENTS[int(found.control_variate)]
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
-    if cheap or (trajectory and settings.batch_size == "auto" and rows and not undecided):
+    free = settings.batch_size == "auto" and settings.control_variate in ("auto", 0)
+    if cheap or (trajectory and free and rows and not undecided):
         plan = dataclasses.replace(bound.model.plan, batch_sizes={})  # type: ignore[union-attr]
         bound = dataclasses.replace(bound, model=bound.model.replace(plan=plan))  # type: ignore
-        found, undecided = found.with_values(batch_size=None, control_variate=0), ()
+        metric = _with_interval(settings.metric, plan)
+        found = found.with_values(batch_size=None, control_variate=0, metric=metric)
+        undecided = ()
     replaced = _replaced(settings, bound.plan, one)
     if bound.model is not None:
         bound = dataclasses.replace(bound, model=bound.model.replace(replaced=replaced))

@@ -24,7 +24,7 @@ from .bound import Bound
 from .model.jaxprs import UNKNOWN_TURNS, work
 from .model.potential import Potential
 from .model.programs import compiled
-from .sampling.algorithm import MAX_NUM_STEPS, Algorithm, adapts
+from .sampling.algorithm import GRADIENT_COST, MAX_NUM_STEPS, Algorithm, adapts
 from .sampling.settings import ANY_DIRECTION
 from .sampling.state import SGState
 from .warmup.adapt import before_draw, what_is_due
@@ -97,19 +97,25 @@ class Clock:
         most = MAX_NUM_STEPS if settings.given_num_steps is None else settings.given_num_steps
         longest = plan.draws * plan.repeats * most
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
-        gradient = jax.make_jaxpr(potential.gradient)(one.z, one.rng_key, one.stream)
-        operations = gradients * work(gradient.jaxpr, UNKNOWN_TURNS)  # at most, about
+        program = jax.make_jaxpr(potential.gradient)(one.z, one.rng_key, one.stream)
+        operations = gradients * work(program.jaxpr, UNKNOWN_TURNS)  # at most, about
         told_from = TOLD_FROM
         if settings.given_num_steps is None and settings.finds_scale:
             told_from *= UNLIKELY
-        if longest * chains * (LEAST_STEP + operations / SLOWEST) < told_from:
+        # the energy on all rows of each draw, in gradients
+        passes = plan.draws * plan.repeats * algorithm.trajectory
+        passes *= potential.steps_per_epoch / (GRADIENT_COST * gradients)
+        operations *= chains
+        if longest * chains * LEAST_STEP + (longest + passes) * operations / SLOWEST < told_from:
             return
-        step = chains * LEAST_STEP + gradients * _seconds(potential, state)
-        if longest * step < told_from:
+        gradient = gradients * _seconds(potential, state)
+        step = chains * LEAST_STEP + gradient
+        if longest * step + passes * gradient < told_from:
             return
         if adapts(settings, algorithm) and plan.draws > 1:
             one = _measured(bound, algorithm, one)
-        self._tell(bound, one, step, plan.draws * plan.repeats * int(one.num_steps) * step)
+        steps = plan.draws * plan.repeats * int(one.num_steps)
+        self._tell(bound, one, step, steps * step + passes * gradient)
 
     def _tell(self, bound: Bound, state: SGState, step: float, seconds: float) -> None:
         if seconds > TOLD_FROM and not self._told:
@@ -170,6 +176,10 @@ def in_words(bound: Bound, state: SGState, plan: Plan, step: float, seconds: flo
     rows = f" on all {num_data:,} rows" if num_data > 1 else ""
     if bound.plan is not None and bound.plan.batch_sizes:
         rows = f" on {max(bound.plan.batch_sizes.values()):,} rows"
+    if plan.draws * plan.repeats * steps * step < seconds / 2:
+        return (
+            f"{text}The energy on all rows, once per draw, is expensive. Use fewer draws, or SGHMC"
+        )
     if steps < MANY_STEPS:
         batch = ", batch_size=... if the model has a plate of rows" if "all" in rows else ""
         return f"{text}A gradient{rows} is expensive. Use fewer draws{batch}, or a faster device"

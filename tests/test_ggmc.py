@@ -189,6 +189,23 @@ def test_energies_of_many_rows_keep_their_last_digits() -> None:
     assert mcmc.get_extra_fields()["accept_prob"].mean() > 0.98
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_the_energy_follows_new_rows_and_its_level(temperature: float) -> None:
+    settings = {"step_size": 1e-3, "num_steps": 3, "dense_mass": None, "batch_size": 50}
+    kernel = GGMC(linear, temperature=temperature, **settings)
+    X, y = regression_data(20_000, 3)
+    state = kernel.init(random.key(0), 0, {"w": jnp.zeros(3)}, (X, y), {})
+    for args in ((X, y), (X, y + 1)):
+        state = kernel.refresh(state, args, {})
+        for _ in range(3):
+            state = kernel.sample(state, args, {})
+        exact = float(potential_energy(linear, args, {}, state.z))
+        extra = state.dynamics.extra
+        assert float(extra.energy + extra.level) == pytest.approx(exact, rel=1e-5)
+        assert float(state.potential_energy) == pytest.approx(exact, rel=1e-5)
+        assert abs(float(extra.energy)) < 0.2 * exact  # the level is near the energy
+
+
 # --- models: chains that start from a reference's draws keep its distribution
 
 

@@ -59,7 +59,8 @@ class GGMCState(NamedTuple):
         energy: energy on all rows at the position that was kept, minus ``level``, in nats.
         level: an energy near those of the chain. Each chunk of rows has its share subtracted
             before chunks are added, so that a sum over many rows keeps its last digits.
-        known: whether ``energy`` is valid: False at the start and after `refresh`.
+        known: whether ``energy`` is valid: False at the start and after `refresh`. It is also
+            computed anew at the end of warm-up.
         scale: step size that curvature suggests, from which dual averaging starts.
         averaging: state of the dual averaging of log(step_size / scale).
     """
@@ -122,8 +123,9 @@ class GGMC(SGKernel):
             within Monte Carlo error.
         batch_size: rows per gradient: an int, a dict plate -> int, or None for all rows. ``"auto"``
             takes all rows up to 2,048, where a choice costs more than it gains, and where the noise
-            is not measured: with a ``step_size``, or a metric or scale that is given. Otherwise it
-            takes the most promising number, see `numpyro_geom.warmup.start.choose`.
+            is not measured: with a ``step_size``, without warm-up, with a metric that is a scale,
+            or with ``dense_mass=None``. Otherwise it takes the most promising number, see
+            `numpyro_geom.warmup.start.choose`. Under `jax.jit` it takes 256 rows.
         num_steps: L, or ``"auto"`` for one relaxation time. With minibatches ``"auto"`` means three
             relaxation times, but no more steps than cost about as much as the energy on all rows.
         temperature: tau, above 0.
@@ -175,7 +177,7 @@ class GGMC(SGKernel):
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
-        control_variate: bool | Literal["auto"] = "auto",
+        control_variate: bool | int | Literal["auto"] = "auto",
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,

@@ -324,7 +324,7 @@ def _step_size(run: RunRecord) -> Iterator[Check]:
             digits(attrs[f"noise_{kind}_control_variate"]) for kind in ("without", "with")
         )
         rows = attrs.get("batch_size")
-        kind = "noise" if "target_accept" in attrs else "largest noise"
+        kind = "total noise" if "target_accept" in attrs else "largest noise"
         where = f"{kind} {plain} without control variate, {corrected} with it, at this size"
         if not isinstance(rows, str | None):
             yield Check("rows per step", float(rows), where=where)

@@ -8,7 +8,8 @@ With W draws of warm-up::
     1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept
     W/8 W/4 W/2       the scale is renewed from the draws since W/16, or since the previous time
     W/8 W/4 W/2       the anchor moves to the mean of the draws, and the mean is restarted
-    3W/4 7W/8         the anchor moves to the mean of the second half
+    3W/4 7W/8         the anchor moves to the mean of the second half (`GGMC` with an anchor of
+                      second order leaves it where the search ended)
     7W/8              statistics stop changing, so that the last measurements see the final ones
     after W draws     nothing changes any more
 
@@ -158,7 +159,7 @@ def before_draw(
 ) -> SGState:
     """Move the anchor, measure, and set step size and number of steps, if these are due."""
     # a trajectory of second order keeps its anchor: to form Hessians again would gain little
-    stays = algorithm.trajectory and settings.control_variate == 2
+    stays = algorithm.trajectory and settings.control_variate == 2 and settings.finds_scale
     if target.controlled and settings.anchor_interval is None and not stays:
         control = lazy_cond(
             due.anchoring,

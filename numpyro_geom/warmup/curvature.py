@@ -369,7 +369,8 @@ def total_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> j
         key = random.fold_in(rng_key, k)
         for weight, rows_fn in potential.score_noise(key):
             rows, pull = jax.vjp(rows_fn, unravel(_elsewhere(flat, key)))
-            signs = jnp.sign(scattered_floats(key_word(key), rows.size, rows.dtype))
+            word = key_word(random.fold_in(key, 1))
+            signs = jnp.sign(scattered_floats(word, rows.size, rows.dtype))
             noise = ravel(pull((signs - jnp.mean(signs)).reshape(rows.shape))[0])[0]
             total += weight / rows.size * jnp.vdot(noise, noise)
         return total

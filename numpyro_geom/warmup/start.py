@@ -705,8 +705,8 @@ def choose(
     )
     speeds, noise = map(np.asarray, found)
     each = costs / speeds
+    size = sum(x.size for x in jax.tree.leaves(state.z))
     if algorithm.trajectory:
-        size = sum(x.size for x in jax.tree.leaves(state.z))
         each += PARAMETER_OPERATIONS * size / speeds
         each = TRAJECTORY_STEPS * each + costs[0, -1] / GRADIENT_COST
     gains = 1 / each
@@ -719,7 +719,8 @@ def choose(
         if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
             gains[higher] = 0.0
     order, best = map(int, np.unravel_index(gains.argmax(), gains.shape))
-    if open_rows and noise[0] < LEAST_NOISE * num_rows / batch_size:
+    least = LEAST_NOISE * num_rows / batch_size * (size if algorithm.trajectory else 1)
+    if open_rows and noise[0] < least:
         best = len(sizes)
     chosen = None if best == len(sizes) else sizes[best]
     order = 0 if chosen is None else order
@@ -779,7 +780,8 @@ def _speeds(
         if algorithm.momentum:  # the friction sets the autocorrelation time of a mean
             rate = 1 / dynamics.friction
         # with an acceptance test the step size does not show how much the noise gets rejected
-        return step_size * rate / (1 + REJECTED * noise if algorithm.adjusted else 1)
+        lost = REJECTED * noise / rule_temperature(settings.temperature)
+        return step_size * rate / (1 + lost if algorithm.trajectory else 1)
 
     noise = lax.map(noise_at, jnp.arange(1 + _highest(state)))
     return jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise
