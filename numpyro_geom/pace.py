@@ -95,27 +95,27 @@ class Clock:
         single = is_prng_key(state.rng_key)
         one = state if single else jax.tree.map(lambda x: x[0], state)
         most = MAX_NUM_STEPS if settings.given_num_steps is None else settings.given_num_steps
-        longest = plan.draws * plan.repeats * most
+        draws = plan.draws * plan.repeats
         chains, gradients = state.i.size, GRADIENTS[int(settings.control_variate)]
+        # gradients of the longest steps, and those that cost as much as the energies on all rows
+        longest = draws * most * gradients
+        energies = draws * algorithm.trajectory * potential.steps_per_epoch / GRADIENT_COST
         program = jax.make_jaxpr(potential.gradient)(one.z, one.rng_key, one.stream)
-        operations = gradients * work(program.jaxpr, UNKNOWN_TURNS)  # at most, about
+        operations = work(program.jaxpr, UNKNOWN_TURNS)  # at most, about
         told_from = TOLD_FROM
         if settings.given_num_steps is None and settings.finds_scale:
             told_from *= UNLIKELY
-        # the energy on all rows of each draw, in gradients
-        passes = plan.draws * plan.repeats * algorithm.trajectory
-        passes *= potential.steps_per_epoch / (GRADIENT_COST * gradients)
-        operations *= chains
-        if longest * chains * LEAST_STEP + (longest + passes) * operations / SLOWEST < told_from:
+        shortest = draws * most * LEAST_STEP + (longest + energies) * operations / SLOWEST
+        if chains * shortest < told_from:
             return
-        gradient = gradients * _seconds(potential, state)
-        step = chains * LEAST_STEP + gradient
-        if longest * step + passes * gradient < told_from:
+        gradient = _seconds(potential, state)
+        step = chains * LEAST_STEP + gradients * gradient
+        if draws * most * step + energies * gradient < told_from:
             return
         if adapts(settings, algorithm) and plan.draws > 1:
             one = _measured(bound, algorithm, one)
-        steps = plan.draws * plan.repeats * int(one.num_steps)
-        self._tell(bound, one, step, steps * step + passes * gradient)
+        steps = draws * int(one.num_steps)
+        self._tell(bound, one, step, steps * step + energies * gradient)
 
     def _tell(self, bound: Bound, state: SGState, step: float, seconds: float) -> None:
         if seconds > TOLD_FROM and not self._told:

@@ -190,21 +190,25 @@ def test_energies_of_many_rows_keep_their_last_digits() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_the_energy_follows_new_rows_and_its_level(temperature: float) -> None:
+def test_the_energy_follows_new_rows_and_the_anchor(temperature: float) -> None:
     settings = {"step_size": 1e-3, "num_steps": 3, "dense_mass": None, "batch_size": 50}
-    kernel = GGMC(linear, temperature=temperature, **settings)
+    kernel = GGMC(linear, temperature=temperature, control_variate=True, **settings)
     X, y = regression_data(20_000, 3)
     start = {"w": jnp.asarray(linear_moments(X, y)[0], float)}
     state = kernel.init(random.key(0), 0, start, (X, y), {})
+    draw = jax.jit(lambda state, args: kernel.sample(state, args, {}))
     for args in ((X, y), (X, y + 1)):
-        state = kernel.refresh(state, args, {})
-        for _ in range(3):
-            state = kernel.sample(state, args, {})
+        state = draw(draw(kernel.refresh(state, args, {}), args), args)
         exact = float(potential_energy(linear, args, {}, state.z))
         extra = state.dynamics.extra
+        assert extra.level == state.control.anchor.energy
+        assert abs(float(extra.energy)) < 0.01 * exact
         assert float(extra.energy + extra.level) == pytest.approx(exact, rel=1e-5)
         assert float(state.potential_energy) == pytest.approx(exact, rel=1e-5)
-        assert abs(float(extra.energy)) < 0.01 * exact  # the level is near the energy
+    anchor = state.control.anchor
+    lower = state.control._replace(anchor=anchor._replace(energy=anchor.energy - 1000))
+    state = draw(state._replace(control=lower), args)
+    assert state.accept_prob > 0.3  # an energy above the earlier level would reject
 
 
 # --- models: chains that start from a reference's draws keep its distribution

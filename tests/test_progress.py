@@ -15,7 +15,7 @@ from jax import random
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import SGRLD, RiemannianLaplace, pace, run
+from numpyro_geom import GGMC, SGRLD, RiemannianLaplace, pace, run
 from numpyro_geom._numpyro import Plan
 from numpyro_geom.laplace import draw
 from numpyro_geom.laplace.geodesic import Geodesic
@@ -137,6 +137,17 @@ def test_a_long_run_without_a_bar_is_told_of_before_the_first_draw(
     with pytest.warns(UserWarning, match=f"takes about {expected}: 40 draws.*{match}") as told:
         mcmc.run(random.key(0))
     assert len(told) == 1
+
+
+def test_energies_on_all_rows_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 draws of 4 steps of half a second, and an energy of 1,000 / 3 gradients of one row."""
+    long_runs(monkeypatch)
+    expected = pace.duration(40 * (4 + 1000 / 3) * SECONDS)
+    kernel = GGMC(noisy, batch_size=1, step_size=1e-7, num_steps=4)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=20)
+    mcmc.progress_bar = False
+    with pytest.warns(UserWarning, match=f"about {expected}: .*The energy on all rows, once per"):
+        mcmc.run(random.key(0))
 
 
 def test_a_cheap_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

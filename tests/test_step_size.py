@@ -91,9 +91,12 @@ def test_noise_of_many_parameters_is_not_that_of_a_sample():
         with numpyro.plate("data", num_rows) as i:
             numpyro.sample("y", dist.Normal(X[i] @ w, 1.0), obs=y[i])
 
-    def largest(rows):
+    def covariance(rows):
         scores = y[rows, None] * X[rows]  # at w = 0
-        return num_rows**2 / batch_size * np.linalg.eigvalsh(np.cov(scores.T, bias=True))[-1]
+        return num_rows**2 / batch_size * np.cov(scores.T, bias=True)
+
+    def largest(rows):
+        return np.linalg.eigvalsh(covariance(rows))[-1]
 
     args = jnp.asarray(X), jnp.asarray(y)
     plan = read_subsampling(model, args, {}, batch_size)
@@ -107,6 +110,10 @@ def test_noise_of_many_parameters_is_not_that_of_a_sample():
     assert least < found / exact < most
     choice = curvature.largest_noise(potential, {"w": jnp.zeros(size)}, random.key(0))
     assert least < float(choice) / exact < most
+    # the mean of y^2 of 8 x 2,048 rows has the relative standard error (2 / 16384)^1/2 = .011, and
+    # 8 squared lengths in 400 dimensions (2 / 3200)^1/2 = .025, times some 1.3 for unequal values
+    total = curvature.total_noise(potential, {"w": jnp.zeros(size)}, random.key(0))
+    assert float(total) == pytest.approx(np.trace(covariance(slice(None))), rel=4 * 0.035)
 
 
 def test_a_potential_that_ignores_its_key_has_no_noise():

@@ -202,11 +202,13 @@ def exact_two_level(data: tuple, num_steps: int = 20_000) -> tuple[np.ndarray, n
     group = group.astype(int)
     # columns of w, then those of mu, which are also those of the groups
     X = np.column_stack([X[:, :-1], np.ones(len(X)), X[:, -1]])
-    order, sizes = np.argsort(group, kind="stable"), np.bincount(group, minlength=GROUPS)
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    X, y = X[order], y[order]
     Z = X[:, -2:]
-    per_group = lambda x: np.add.reduceat(x, starts, axis=0)  # noqa: E731
+
+    def per_group(x: np.ndarray) -> np.ndarray:
+        total = np.zeros((GROUPS, *x.shape[1:]))
+        np.add.at(total, group, x)
+        return total
+
     A = per_group(Z[:, :, None] * Z[:, None, :])
     B = np.stack([per_group(Z[:, [k]] * X) for k in range(2)], 1)
     d = per_group(Z * y[:, None])

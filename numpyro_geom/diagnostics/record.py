@@ -271,7 +271,8 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
           diagonal if it is structured); ``scale_structure``: that structure, and
           sites that are not centred, in words;
         - ``noise_without_control_variate`` and ``noise_with_control_variate``: largest eigenvalues
-          of the minibatch noise, if the control variate was chosen automatically;
+          of the minibatch noise (of `GGMC` their sums), if the control variate was chosen
+          automatically;
         - ``curvature_ratio``: largest over smallest curvature in the second half of warm-up;
         - ``warmup_shrink``: factor on the step size from failed steps in warm-up;
         - ``bias_discretisation`` and ``bias_noise``: relative errors of variances; ``bias_terms``:

@@ -66,7 +66,7 @@ from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
 from ..model.scale import LowRankRoot, Scale, scale_about, times
-from ..sampling.algorithm import GRADIENT_COST, Algorithm, rule_temperature
+from ..sampling.algorithm import Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
@@ -159,9 +159,7 @@ MARGIN = 2.0
 LEAST_NOISE = 0.01
 """A step takes all rows if the noise is less than this share of the noise of a model that is right,
 whose scores have the covariance H / N. Then a few rows, such as rare events, carry the information,
-and the measured rows miss them."""
-TRAJECTORY_STEPS = 15.0
-"""Steps of a trajectory without noise."""
+and the measured rows miss them. A trajectory is exact with any rows."""
 PARAMETER_OPERATIONS = 400.0
 """Cost of a step per parameter, beside its gradient, in a trajectory."""
 REJECTED = 60.0
@@ -704,12 +702,9 @@ def choose(
         rows,
     )
     speeds, noise = map(np.asarray, found)
-    each = costs / speeds
-    size = sum(x.size for x in jax.tree.leaves(state.z))
-    if algorithm.trajectory:
-        each += PARAMETER_OPERATIONS * size / speeds
-        each = TRAJECTORY_STEPS * each + costs[0, -1] / GRADIENT_COST
-    gains = 1 / each
+    if algorithm.trajectory:  # its energy on all rows costs the same with any choice
+        costs += PARAMETER_OPERATIONS * sum(x.size for x in jax.tree.leaves(state.z))
+    gains = speeds / costs
     gains[~np.isfinite(gains)] = 0.0
     if not open_rows:
         gains[:, -1] = 0.0
@@ -719,8 +714,8 @@ def choose(
         if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
             gains[higher] = 0.0
     order, best = map(int, np.unravel_index(gains.argmax(), gains.shape))
-    least = LEAST_NOISE * num_rows / batch_size * (size if algorithm.trajectory else 1)
-    if open_rows and noise[0] < least:
+    rare = noise[0] < LEAST_NOISE * num_rows / batch_size
+    if open_rows and rare and not algorithm.trajectory:
         best = len(sizes)
     chosen = None if best == len(sizes) else sizes[best]
     order = 0 if chosen is None else order
