@@ -339,7 +339,7 @@ def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
 
 
 def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)  # 12 rows: 5 + 5 + 2
+    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)  # 12 rows: 4 + 4 + 4
     whole, parts = known("logistic"), known("logistic", batch_size=4)
     v = random.normal(random.key(3), whole.theta.shape)
     for function in ("product", "force"):

@@ -44,7 +44,7 @@ from numpyro_geom.rows import host_rows
 from numpyro_geom.runs.fingerprint import fingerprint, program_of
 from numpyro_geom.runs.segments import Job, Segments
 
-N, D = 300, 2
+N, D = 301, 2
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, D))
 Y = (RNG.random(N) < 1 / (1 + np.exp(-X @ np.array([1.0, -1.0])))).astype(np.int32)
@@ -627,7 +627,7 @@ def test_bad_indices(index):
     [
         ({"first": -1}, ValueError, "first must be an integer of at least 0, got -1"),
         ({"first": 0.5}, TypeError, "first must be an integer"),
-        ({"first": 5, "num_rows": N}, ValueError, "num_rows must be at least 305, .* got 300"),
+        ({"first": 5, "num_rows": N}, ValueError, "num_rows must be at least 306, .* got 301"),
     ],
 )
 def test_bad_parts(given, error, text):
@@ -641,7 +641,7 @@ def test_a_part_of_the_rows():
     for rows in (part, pickle.loads(pickle.dumps(part))):
         np.testing.assert_array_equal(rows[np.array([150, 199])], X[[150, 199]].astype(np.float32))
         with pytest.raises(
-            RuntimeError, match=r"IndexError: the source holds rows 100 to 199 of 300"
+            RuntimeError, match=r"IndexError: the source holds rows 100 to 199 of 301"
         ):
             rows[np.array([150, 200])]
     digests = [Digests().of(x) for x in (part, HostRows(X[100:200]), HostRows(X[100:200], first=9))]
@@ -649,7 +649,7 @@ def test_a_part_of_the_rows():
     assert not HostRows(X, first=0, num_rows=N).is_part
     with_nan = np.where(np.arange(N)[:, None] == 150, np.nan, X)[100:200]
     part = HostRows(with_nan, first=100, num_rows=N)
-    with pytest.raises(ValueError, match=r"NaN in args\[0\]: row 150 of 300"):
+    with pytest.raises(ValueError, match=r"NaN in args\[0\]: row 150 of 301"):
         run_small((part, Y))
     with pytest.raises(ValueError, match="a part of the rows, of which none can be left out"):
         run_small((part, Y), on_bad_rows="drop")

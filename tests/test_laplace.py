@@ -243,7 +243,7 @@ def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
 def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 25)  # 60 rows: 25 + 25 + 10
+    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 25)  # 60 rows: 20 + 20 + 20
     velocity, results = jnp.array([0.3, -0.5, 0.7]), []
     for way in WAYS:
         guide, posterior = bound(metric, way)

@@ -49,7 +49,7 @@ CURVATURE_ROWS = 2048
 RANDOM_KEYS = 32
 """Number of keys that measure the noise of a model that asks for keys."""
 CHUNK_ROWS = 8192
-"""Rows at a time in a pass over all rows."""
+"""Rows at a time in a pass over all rows, at most."""
 
 
 def read(
@@ -447,6 +447,8 @@ def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree
             return fn(batch)
         plate, size = plates[k], plan.sizes[plates[k]]
         chunk = min(size, CHUNK_ROWS)
+        # chunks of equal length are compiled once
+        chunk = next((k for k in range(chunk, chunk // 2, -1) if size % k == 0), chunk)
         num_chunks, rest = divmod(size, chunk)
 
         def part(index: jax.Array, **known: Any) -> PyTree:
