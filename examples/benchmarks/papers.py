@@ -118,6 +118,11 @@ YU_SHORT = {
 """Tables 2 and 10; ours are of ten epochs with the Gaussian prior."""
 YU_1200 = {"identity": Figure(0.0809, 4e-4, 10), "shampoo": Figure(0.0564, 7e-4, 10)}
 """Table 1: NLL with 1,200 units and the horseshoe prior."""
+FUNNEL = (
+    ("1% of the scale is below, exact -20.8", 3, ".1f", ("missed", "", "missed", "–", "reached")),
+    ("failed steps", 4, ".3f", ("–", "", "–", "–", "some")),
+)
+"""Label, column in densities.md, form, and what appendix A.4 says of the funnel's end."""
 COLUMN = {"accuracy": 4, "NLL": 5, "ECE": 7, "ms": 12, "confidence": 11, "curvature": 12}
 """Columns of mnist.md and mnist_20.md, and the last two of mnist_short.md and mnist_400.md."""
 
@@ -173,6 +178,13 @@ def yu_2023() -> list[str]:
     label = f"Table 1: NLL, {in_short(prior, 'shampoo')}"
     measured.append((label, *(cells.get(m, "") for m in METRICS)))
     slowest = float(line("mnist_short", prior, "SGRLD shampoo")[14])
+    for label, column, form, said in FUNNEL:
+        lines = {x[0]: x for x in lines_of("densities")}
+        cells = [
+            f"{x}, {figure(lines[m][column]).value:{form}}" if m in lines else ""
+            for m, x in zip(METRICS, said, strict=True)
+        ]
+        measured.append((f"Figure 2, funnel: {label}", *cells))
     return [
         table(*measured),
         still_open(
@@ -181,7 +193,6 @@ def yu_2023() -> list[str]:
             ("Tables 1, 2, 6, 8", "800 units; horseshoe, 0.0798 to 0.0603", "77", "6"),
             ("Tables 1, 2, 6, 8", "1,200 units at 400 epochs", "170", "10"),
             ("Tables 3, 7, 9", "ResNet-20 on CIFAR-10, 2 priors", "2,300", "98 (the paper's)"),
-            ("Figure 2", "funnel of unknown mean and scale", "0.2", ""),
             ("Figure 4", "Monge's alpha squared", "30", "1"),
         ),
     ]
