@@ -277,6 +277,25 @@ def funnel() -> Target:
     )
 
 
+def gaussian(size: int) -> Target:
+    """N(0, I), compared in its first coordinate."""
+
+    def model():
+        numpyro.sample("theta", dist.Normal(0, 1).expand([size]).to_event(1))
+
+    def exact(rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.normal(size=(count, size))
+
+    return Target(
+        model,
+        (),
+        "–",
+        exact,
+        metric=lambda position: jnp.eye(size),
+        compare=lambda theta: theta[..., :1],
+    )
+
+
 def logistic_model(X, y):
     theta = numpyro.sample("theta", dist.Normal(0, 10).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", X.shape[0]) as i:
@@ -379,6 +398,7 @@ TARGETS: dict[str, Callable[[Path | None], Target]] = {
     "banana-hausdorff": lambda folder: banana(folder, "hausdorff"),
     **{name: (lambda folder, v=v: squiggle(v)) for name, v in SQUIGGLES.items()},
     "funnel": lambda folder: funnel(),
+    **{f"gaussian-{size}": (lambda folder, n=size: gaussian(n)) for size in (1, 10)},
     **{name: (lambda folder, n=name: logistic_from(folder, n, raw=False)) for name in SETS},
     "breast-cancer": lambda folder: breast_cancer(),
     **{f"{name}-raw": (lambda folder, n=name: logistic_from(folder, n, raw=True)) for name in SETS},
@@ -391,8 +411,8 @@ QUICK_TARGETS = ("banana-hausdorff", "breast-cancer")
 
 def metrics_of(name: str) -> tuple[str, ...]:
     """Metrics that run by default, which take minutes at most."""
-    if name.startswith("banana"):
-        return ("euclidean", "monge", "monge-log", "fisher")
+    if name.startswith(("banana", "gaussian")):
+        return METRICS
     if name.startswith("snelson") or (name.endswith("-raw") and not name.startswith("ripley")):
         return ("euclidean", "fisher")
     return METRICS if name == "ripley" else ("euclidean", "monge", "fisher")
