@@ -223,7 +223,7 @@ def test_main_runs(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["banana-hausdorff", "fisher"].evaluations == pytest.approx(32.7, rel=0.1)
     text = (tmp_path / "tables" / "riemannian_laplace.md").read_text()
     assert text.startswith("100 draws against 200 reference draws, 2 repeats")
-    assert "| target | floor | euclidean | monge |" in text
+    assert "| target | floor | euclidean | fisher |" in text
     distance = found["breast-cancer", "fisher"].scores.mean()
     assert f"| {distance:.3f} (" in text
     figure = tmp_path / "figures" / "riemannian_laplace_banana.png"
