@@ -11,6 +11,7 @@ continues if the script is called again:
     python examples/cifar.py --data-dir FOLDER --directory runs/px --sampler PXSGHMC
     python examples/cifar.py --quick        # 20 steps on generated images
     python examples/cifar.py --measure resnet lenet     # start, compile, cost over a loop by hand
+    python examples/cifar.py --memory                   # writes benchmarks/long/cifar_memory.md
 
 Images are read from `FOLDER/cifar10.npz` (arrays X of shape (60000, 32, 32, 3) in uint8 and y; the
 50,000 training rows come first), or from OpenML. With `--augment`, images are shifted and mirrored
@@ -21,12 +22,13 @@ recommended: on two CPU cores, a step takes seconds.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -229,7 +231,7 @@ def make_kernel(sampler: str, augment: bool, **settings: object) -> object:
     """The paper's sampler with its prior, temperature and start."""
     model = make_model(PRIOR_VARIANCE[sampler], augment)
     if sampler == "PXSGHMC":
-        settings["expansion"] = expansion()
+        settings.setdefault("expansion", expansion())
     temperature = 0.01 if augment else 1.0
     return kim_2025(
         model, sampler, temperature=temperature, init_strategy=init_to_sample, **settings
@@ -324,6 +326,33 @@ def measure(name: str, num_steps: int = 16) -> None:
         )
 
 
+def memory(batch_size: int = 256) -> str:
+    """Markdown: megabytes of states, and of temporary arrays of programs, which are not run."""
+    two = {"expansion": dataclasses.replace(expansion(), left=2, right=2)}
+    x = jax.ShapeDtypeStruct((TRAINING_ROWS, 32, 32, 3), float)
+    y = jax.ShapeDtypeStruct((TRAINING_ROWS,), int)
+    lines = [f"jax {jax.__version__}, {jax.default_backend()}, {batch_size} rows per step.", ""]
+    lines += ["| sampler | state, MB | temporary, MB |", "|---|---|---|"]
+    for name, more in {"SGHMC": {}, "PXSGHMC": {}, "PXSGHMC, two factors": two}.items():
+        settings = {"num_rows": TRAINING_ROWS, "batch_size": batch_size, "steps_per_cycle": 2}
+        kernel = make_kernel(name.split(",")[0], augment=False, **settings, **more)
+
+        def start(key: jax.Array, x: jax.Array, y: jax.Array, kernel: Any = kernel) -> Any:
+            return kernel.init(key, 0, None, (x, y), {})
+
+        state = jax.eval_shape(start, random.key(0), x, y)
+        sample = jax.jit(lambda state, x, y, kernel=kernel: kernel.sample(state, (x, y), {}))
+        # fast to compile; arrays are assigned before
+        found = sample.lower(state, x, y).compile({"xla_backend_optimization_level": 0})
+        sizes = found.memory_analysis()
+        lines.append(
+            f"| {name} | {sizes.output_size_in_bytes / 1e6:.2f} "
+            f"| {sizes.temp_size_in_bytes / 1e6:.2f} |"
+        )
+        print(lines[-1], flush=True)
+    return "\n".join(lines) + "\n"
+
+
 def hand_written(logits: Callable, batch_size: int, num_steps: int) -> Callable:
     """A draw of SGHMC without this package, from (position, momentum, key)."""
     h, friction, variance = 1e-5, 100.0, PRIOR_VARIANCE["SGHMC"]
@@ -366,7 +395,12 @@ def main() -> None:
     parser.add_argument(
         "--measure", nargs="+", choices=["resnet", "lenet"], help="starting, compiling and a step"
     )
+    parser.add_argument("--memory", action="store_true", help="memory of a step, as compiled")
     parsed = parser.parse_args()
+    if parsed.memory:
+        path = Path(__file__).with_name("benchmarks") / "long" / "cifar_memory.md"
+        path.write_text(memory())
+        return
     for name in parsed.measure or ():
         measure(name)
     if parsed.measure is None:

@@ -6,7 +6,8 @@ tables show the paper's figures next to ours. The targets are a banana from both
 squiggles and a funnel, logistic regression on standardised and raw inputs, and a small network on
 the data of Snelson and Ghahramani. Names of metrics are those of `RiemannianLaplace`. The paper's
 names are ELA (euclidean), RLA-B (monge), RLA-BLog (monge-log), and RLA-F (fisher). The squiggles
-and the funnel have no observed site; there, "fisher" is a function that returns the metric.
+and the funnel have no observed site; there, "fisher" is a function that returns the metric, as is
+"empirical" for logistic regression: products of the scores of rows, plus the prior's precision.
 
 The distance is the Wasserstein-1 distance (POT) to reference draws: exact draws if there is a
 sampler, else NUTS. Its floor is the distance of as many other reference draws. The paper has 10,000
@@ -53,6 +54,7 @@ from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 
 METRICS = ("euclidean", "monge", "monge-log", "fisher")
+EMPIRICAL = "empirical"
 SETS = ("ripley", "pima", "heart", "australian", "german")
 HIDDEN = 10
 BANANA_MEAN = 1.3711657
@@ -120,6 +122,12 @@ PAPER: dict[tuple[str, str], Figures] = {
     ("german-raw", "monge"): Figures(0.92, 0.003, 3545.9),
     ("german-raw", "monge-log"): Figures(0.898, 0.003, 2985.5),
     ("german-raw", "fisher"): Figures(0.823, 0.001, 17.8),
+    ("ripley", EMPIRICAL): Figures(0.106, 0.004, 12.0),
+    ("pima", EMPIRICAL): Figures(0.148, 0.0, 12.1),
+    ("heart", EMPIRICAL): Figures(0.53, 0.0, 13.8),
+    ("ripley-raw", EMPIRICAL): Figures(0.426, 0.011, 12.1),
+    ("pima-raw", EMPIRICAL): Figures(0.199, 0.001, 12.5),
+    ("heart-raw", EMPIRICAL): Figures(0.942, 0.02, 17.0),
     ("snelson", "euclidean"): Figures(2.235, 3.02),
     ("snelson", "monge"): Figures(0.2, 0.193, 6677.8),
     ("snelson", "monge-log"): Figures(0.107, 0.201, 6674.7),
@@ -156,6 +164,7 @@ class Target:
         origin: source of the data, in words.
         exact: ``(rng, count) -> draws``; None if NUTS is the reference.
         metric: function that replaces ``"fisher"`` in a model without observed sites.
+        empirical: the metric `EMPIRICAL`.
         exact_map: velocity at the mode -> end of the metric's geodesic.
         settings: settings of the guide; the default is the Euclidean mode, as in the paper.
         fit: arguments of the guide's `fit`.
@@ -170,6 +179,7 @@ class Target:
     origin: str
     exact: Callable[[np.random.Generator, int], np.ndarray] | None = None
     metric: Callable | None = None
+    empirical: Callable | None = None
     exact_map: Callable[[np.ndarray], np.ndarray] | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"mode": "euclidean"})
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -277,6 +287,25 @@ def funnel() -> Target:
     )
 
 
+def gaussian(size: int) -> Target:
+    """N(0, I), compared in its first coordinate."""
+
+    def model():
+        numpyro.sample("theta", dist.Normal(0, 1).expand([size]).to_event(1))
+
+    def exact(rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.normal(size=(count, size))
+
+    return Target(
+        model,
+        (),
+        "–",
+        exact,
+        metric=lambda position: jnp.eye(size),
+        compare=lambda theta: theta[..., :1],
+    )
+
+
 def logistic_model(X, y):
     theta = numpyro.sample("theta", dist.Normal(0, 10).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", X.shape[0]) as i:
@@ -288,7 +317,13 @@ def logistic(X: np.ndarray, y: np.ndarray, origin: str, *, raw: bool) -> Target:
     if not raw:
         X = (X - X.mean(axis=0)) / X.std(axis=0)
     X = np.concatenate([X, np.ones((len(X), 1))], axis=1)
-    return Target(logistic_model, (jnp.asarray(X), jnp.asarray(y)), origin)
+    X, y = jnp.asarray(X), jnp.asarray(y)
+
+    def empirical(position):
+        scores = X * (y - jax.nn.sigmoid(X @ position["theta"]))[:, None]
+        return scores.T @ scores + jnp.eye(X.shape[1]) / 100
+
+    return Target(logistic_model, (X, y), origin, empirical=empirical)
 
 
 def logistic_from(folder: Path | None, name: str, *, raw: bool) -> Target:
@@ -379,6 +414,7 @@ TARGETS: dict[str, Callable[[Path | None], Target]] = {
     "banana-hausdorff": lambda folder: banana(folder, "hausdorff"),
     **{name: (lambda folder, v=v: squiggle(v)) for name, v in SQUIGGLES.items()},
     "funnel": lambda folder: funnel(),
+    **{f"gaussian-{size}": (lambda folder, n=size: gaussian(n)) for size in (1, 10)},
     **{name: (lambda folder, n=name: logistic_from(folder, n, raw=False)) for name in SETS},
     "breast-cancer": lambda folder: breast_cancer(),
     **{f"{name}-raw": (lambda folder, n=name: logistic_from(folder, n, raw=True)) for name in SETS},
@@ -391,8 +427,8 @@ QUICK_TARGETS = ("banana-hausdorff", "breast-cancer")
 
 def metrics_of(name: str) -> tuple[str, ...]:
     """Metrics that run by default, which take minutes at most."""
-    if name.startswith("banana"):
-        return ("euclidean", "monge", "monge-log", "fisher")
+    if name.startswith(("banana", "gaussian")):
+        return METRICS
     if name.startswith("snelson") or (name.endswith("-raw") and not name.startswith("ripley")):
         return ("euclidean", "fisher")
     return METRICS if name == "ripley" else ("euclidean", "monge", "fisher")
@@ -436,8 +472,8 @@ QUICK = Effort(draws=100, reference=200, repeats=2, num_warmup=100)
 
 
 def make_guide(target: Target, metric: str) -> RiemannianLaplace:
-    own = target.metric if metric == "fisher" and target.metric is not None else metric
-    return RiemannianLaplace(target.model, own, **target.settings)
+    own = {"fisher": target.metric, EMPIRICAL: target.empirical}.get(metric)
+    return RiemannianLaplace(target.model, own or metric, **target.settings)
 
 
 def find_mode(guide: RiemannianLaplace, target: Target, key: jax.Array) -> dict[str, jax.Array]:
@@ -713,7 +749,7 @@ def short(rows: Sequence[Row]) -> str:
         return distance if evaluations == "–" else f"{distance} ({float(evaluations):,.0f})"
 
     found = {(r.target, r.metric): r for r in draws}
-    metrics = [m for m in METRICS if any(r.metric == m for r in draws)]
+    metrics = [m for m in (*METRICS, EMPIRICAL) if any(r.metric == m for r in draws)]
     heads = ["target", "floor", *metrics, *(f"{m}, paper" for m in metrics)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for target in dict.fromkeys(r.target for r in draws):
@@ -808,7 +844,9 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     )
     parser.add_argument("--data-dir", help="folder of the data; default NUMPYRO_GEOM_DATA")
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS))
-    parser.add_argument("--metrics", nargs="+", choices=METRICS, help="default: by target")
+    parser.add_argument(
+        "--metrics", nargs="+", choices=(*METRICS, EMPIRICAL), help="default: by target"
+    )
     parser.add_argument("--draws", type=int, help="draws of a guide")
     parser.add_argument("--reference", type=int, help="reference draws")
     parser.add_argument("--repeats", type=int, help="repeats of a guide's draws")

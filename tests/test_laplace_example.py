@@ -107,6 +107,17 @@ def test_inputs_are_standardised_before_ones_are_added(example: ModuleType, tmp_
     np.testing.assert_array_equal(labels, y)
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_empirical_fisher_matrix_is_of_the_scores_of_rows(example: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    y, theta = rng.integers(2, size=30), jnp.array([0.3, -0.2, 0.1])
+    target = example.logistic(rng.normal(size=(30, 2)), y, "–", raw=True)
+    log_p = lambda t: -jnp.logaddexp(0, (1 - 2 * y) * (target.args[0] @ t))  # noqa: E731
+    scores = jax.jacobian(log_p)(theta)
+    expected = scores.T @ scores - jax.hessian(lambda t: -t @ t / 200)(theta)
+    np.testing.assert_allclose(target.empirical({"theta": theta}), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
@@ -212,7 +223,7 @@ def test_main_runs(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["banana-hausdorff", "fisher"].evaluations == pytest.approx(32.7, rel=0.1)
     text = (tmp_path / "tables" / "riemannian_laplace.md").read_text()
     assert text.startswith("100 draws against 200 reference draws, 2 repeats")
-    assert "| target | floor | euclidean | monge |" in text
+    assert "| target | floor | euclidean | fisher |" in text
     distance = found["breast-cancer", "fisher"].scores.mean()
     assert f"| {distance:.3f} (" in text
     figure = tmp_path / "figures" / "riemannian_laplace_banana.png"

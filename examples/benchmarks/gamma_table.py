@@ -6,7 +6,8 @@ on one banana, and writes docs/tables/gamma_momentum.md; about ten minutes. ``--
 every kernel in every metric, in default settings, with the law of three curved targets in two
 dimensions, and writes docs/tables/laws.md; about half an hour of one core. ``--densities``
 compares the samplers of Rensmeyer and Niggemann (AISTATS 2025) with the densities that they derive,
-and writes long/densities.md beside this script; some minutes.
+those of Yu et al. (TMLR 2023) with their funnel, and writes long/densities.md beside this script;
+some minutes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from numpyro_geom import (
     RMSprop,
     Shampoo,
     diagnose,
+    polynomial,
 )
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
@@ -478,15 +480,16 @@ DERIVED: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray]]
 """Kernel, and the derived density over that of N(0, 1)."""
 DENSITY_STEP = 5e-5
 """h, half of the paper's step."""
+SHRINKING = ", shrinking"
+"""After a name: with the paper's steps 0.1 / n^0.55, twice h."""
 
 
 def density_row(name: str, small: bool) -> str:
     """Variance and largest error of the distribution function, of chains that start at N(0, 1)."""
-    make, factor = DERIVED[name]
+    make, factor = DERIVED[name.removesuffix(SHRINKING)]
+    step = polynomial(0.05, 0.0, power=0.55) if name.endswith(SHRINKING) else DENSITY_STEP
     num_chains, length = (100, 2) if small else (400, 250)
-    kernel = make(
-        potential_fn=lambda z: jnp.sum(jnp.square(z)) / 2, step_size=DENSITY_STEP, num_steps=2000
-    )
+    kernel = make(potential_fn=lambda z: jnp.sum(jnp.square(z)) / 2, step_size=step, num_steps=2000)
     keys = random.split(random.key(0), num_chains)
     start = random.normal(random.key(1), (num_chains, 1))
     state = kernel.init(keys, 0, start, (), {})
@@ -520,17 +523,88 @@ def density_row(name: str, small: bool) -> str:
 
 
 def densities(small: bool) -> str:
-    """The Markdown table of densities."""
+    """The Markdown tables of densities and of the funnel."""
     lines = [
         "N(0, 1) with N = 1, decay 0.9, eps 0.1, and the paper's step of 1e-4 (h = 5e-5). 400 "
-        "chains from N(0, 1), each of 500,000 steps and 500,000 more that count. The last columns "
-        f"are the largest errors of the distribution function. jax {jax.__version__}.",
+        "chains from N(0, 1), each of 500,000 steps and 500,000 more that count. Shrinking steps "
+        "are the paper's 0.1 / n^0.55. The last columns are the largest errors of the "
+        f"distribution function. jax {jax.__version__}.",
         "",
         "| sampler | variance, derived | ours | in standard errors | from the derived law "
         "| from N(0, 1) |",
         "|---" * 6 + "|",
     ]
-    return "\n".join(lines + [density_row(name, small) for name in DERIVED]) + "\n"
+    names = [*DERIVED, *(name + SHRINKING for name in ("PSGLD", "PSGLD, corrected"))]
+    lines += [density_row(name, small) for name in names]
+    lines += [
+        "",
+        "The funnel of Yu et al. 2023, with the steps and metrics of their appendix A.4: 16 chains "
+        "of 2,000,000 steps from ones, mean 2, variance 80 and noise of sd 1, in float64. Exact: "
+        "share 0.132, sd 8.944, and -20.807 for the lowest hundredth.",
+        "",
+        "| metric | share below -10 | sd | lowest hundredth | failed steps |",
+        "|---" * 5 + "|",
+    ]
+    with jax.enable_x64(True):  # as the paper; in 32 bits Monge gets stuck at the funnel's end
+        lines += [funnel_row(name, small) for name in FUNNEL]
+    return "\n".join(lines) + "\n"
+
+
+# The funnel of Yu et al. 2023
+
+
+FUNNEL_ROWS = 1000
+"""Rows of noise. Metrics are of gradients per row, and the paper's of their sum."""
+FUNNEL: dict[str, tuple[Any, float]] = {
+    "identity": ("identity", 0.001),
+    "rmsprop": (RMSprop(0.995, 1e-12), 0.0025 / FUNNEL_ROWS),
+    "shampoo": (
+        Shampoo(decay=0.9995, eps=1e-6 / FUNNEL_ROWS**2, interval=1, vector="full"),
+        0.003 / FUNNEL_ROWS,
+    ),
+    "monge": (Monge(0.1 * FUNNEL_ROWS**2, 0.7), 0.003),
+}
+"""Metric and step of appendix A.4. Without its limit on gradients in the Monge metric."""
+
+
+def noisy_funnel(noise: Any) -> None:
+    """theta2 ~ N(0, 80), theta1 ~ N(2, softplus(theta2)); rows add noise of mean 0 to gradients.
+
+    The constants, and the noise of sd 1, are those of the paper's code.
+    """
+    theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+    sd = jnp.sqrt(jax.nn.softplus(theta[1]))
+    numpyro.factor("law", norm.logpdf(theta[1], 0, 80**0.5) + norm.logpdf(theta[0], 2, sd))
+    with numpyro.plate("rows", FUNNEL_ROWS) as i:
+        numpyro.factor("noise", noise[i] @ theta)
+
+
+def funnel_row(name: str, small: bool) -> str:
+    """Of theta2: share below -10, sd, and quantile of the lowest hundredth; and failed steps."""
+    metric, step = FUNNEL[name]
+    num_chains, draws = (4, 20) if small else (16, 2000)
+    kernel = SGRLD(
+        noisy_funnel, metric=metric, gamma="none", step_size=step, batch_size=1, num_steps=1000
+    )
+    noise = random.normal(random.key(0), (FUNNEL_ROWS, 2))
+    noise = (noise - noise.mean(0)) / (FUNNEL_ROWS * noise.std(0))
+    keys, start = random.split(random.key(1), num_chains), {"theta": jnp.ones((num_chains, 2))}
+    state = kernel.init(keys, 0, start, (noise,), {})
+
+    @jax.jit
+    def advance(state: Any) -> Any:
+        def body(state: Any, _: None) -> Any:
+            state = kernel.sample(state, (noise,), {})
+            return state, (state.z["theta"][..., 1], state.num_diverging / 1000)
+
+        return jax.lax.scan(body, state, None, draws)[1]
+
+    x, failed = (np.asarray(found, float) for found in advance(state))
+    cells = [name]
+    for found in ((x < -10).mean(0), x.std(0), np.quantile(x, 0.01, axis=0), failed.mean(0)):
+        cells.append(f"{found.mean():.3f} ± {found.std(ddof=1) / num_chains**0.5:.3f}")
+    print(cells, flush=True)
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
