@@ -161,7 +161,7 @@ def test_predictions_are_the_network(uci: ModuleType) -> None:
 
 def test_methods_are_the_package_s(uci: ModuleType) -> None:
     ours = {"SGLD", "SGRLD rmsprop", "SGRLD shampoo", "SGHMC", "PX-SGHMC", "I-SGD", "VSGD", "SWAG"}
-    theirs = {"MAP", "ensemble", "dropout", "NUTS"}
+    theirs = {"MAP", "ensemble", "dropout", "NUTS", "SGLD T", "SGHMC T"}
     assert set(uci.methods()) == ours | theirs | {"Laplace", "Laplace fisher"}
 
 
