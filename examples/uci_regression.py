@@ -677,8 +677,8 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
 }
 """Method -> data set -> RMSE and MNLL with their sds over ten splits: Franzese et al., Tables 1, 2.
 
-Without a T these are their results at temperature 1. "MAP" is their baseline and "dropout" is their DROP (rate
-0.5). Their RMSEs have three decimals, which is too few for naval."""
+Without a T these are their results at temperature 1. "MAP" is their baseline and "dropout" is their
+DROP (rate 0.5). Their RMSEs have three decimals, which is too few for naval."""
 THEIR_SPLITS = 10
 
 

@@ -93,6 +93,23 @@ def test_chunks_add_up_to_all_rows(
     assert relative(in_chunks.grad, ravel_pytree(grad)[0]) < ROUNDING
 
 
+@pytest.mark.parametrize(("rows", "lengths"), [(12, {4}), (7, {5, 2}), (3, {3})])
+def test_chunks_are_equal_where_the_rows_allow_it(
+    monkeypatch: Any, rows: int, lengths: set[int]
+) -> None:
+    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)
+    _, potential = build(positive_latents, (jnp.ones(rows),), 2)
+    seen = set()
+
+    def count(batch: Any) -> Any:
+        seen.add(batch["data"].size)
+        return jnp.zeros(())
+
+    assert potential.on_all_rows is not None
+    potential.on_all_rows(count)
+    assert seen == lengths
+
+
 def layout_of(order: int, position: Any) -> Layout | None:
     return None if order == 1 else Layout.without_groups(ravel_pytree(position)[0].size)
 
