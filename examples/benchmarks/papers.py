@@ -178,8 +178,8 @@ def yu_2023() -> list[str]:
     label = f"Table 1: NLL, {in_short(prior, 'shampoo')}"
     measured.append((label, *(cells.get(m, "") for m in METRICS)))
     slowest = float(line("mnist_short", prior, "SGRLD shampoo")[14])
+    lines = {x[0]: x for x in lines_of("densities")}
     for label, column, form, said in FUNNEL:
-        lines = {x[0]: x for x in lines_of("densities")}
         cells = [
             f"{x}, {figure(lines[m][column]).value:{form}}" if m in lines else ""
             for m, x in zip(METRICS, said, strict=True)

@@ -447,8 +447,8 @@ def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree
             return fn(batch)
         plate, size = plates[k], plan.sizes[plates[k]]
         chunk = min(size, CHUNK_ROWS)
-        # chunks of equal length are compiled once
-        chunk = next((k for k in range(chunk, chunk // 2, -1) if size % k == 0), chunk)
+        # a remainder would be compiled besides
+        chunk = next((n for n in range(chunk, chunk // 2, -1) if size % n == 0), chunk)
         num_chunks, rest = divmod(size, chunk)
 
         def part(index: jax.Array, **known: Any) -> PyTree:
