@@ -4,9 +4,9 @@ Bayesian logistic regression on six columns of scikit-learn's breast cancer data
 runs of SGRLD are wrong for different reasons: a step size that is too large, a metric without its
 divergence term, and a batch that is too small for the step size. The fourth run is right. A fifth
 run, only in the summary, is the second run with its divergence term; it is also right. First,
-`diagnose` judges each run without a reference. Then more expensive tools judge it: a Stein test, a
-comparison with NUTS, and runs at several step sizes. This script makes every figure and number of
-the page "Can I trust these draws?".
+`diagnose` judges each run without a reference. Then more expensive tools judge it: a comparison
+with NUTS, and runs at several step sizes. This script makes every figure and number of the page
+"Can I trust these draws?".
 
     python examples/trust.py                # print
     python examples/trust.py --write        # write docs/figures/trust_*.png, docs/tables/trust_*.md
@@ -16,7 +16,6 @@ the page "Can I trust these draws?".
 from __future__ import annotations
 
 import argparse
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,7 +32,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
-from numpyro_geom.diagnostics import bias_vs_step, compare, plots, stein
+from numpyro_geom.diagnostics import bias_vs_step, compare, plots
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -138,15 +137,6 @@ def run(kernel: Any, effort: Effort) -> MCMC:
 # --- measurements
 
 
-def stein_test(mcmc: MCMC, report: Any) -> stein.SteinTest:
-    """Test of draws thinned to their smallest effective sample size."""
-    found = stein.scores(model, mcmc, *data())
-    sizes = [c.value for c in report.checks if c.name.startswith("effective sample size")]
-    every = math.ceil(len(found.draws) / max(1.0, min(sizes)))
-    x, s = found.draws[::every], found.scores[::every]
-    return stein.ksd_test(x, s, jax.random.key(2))
-
-
 def figure(line: Any, form: str) -> str:
     """A figure and its Monte Carlo error; a dash if there are too few draws."""
     return "–" if line is None else f"{line.value:{form}} ± {line.error:{form[1:]}}"
@@ -155,7 +145,6 @@ def figure(line: Any, form: str) -> str:
 def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     """The result of each tool for a run."""
     checks = {check.name: check for check in reversed(report.checks)}
-    test = stein_test(mcmc, report)
     found = compare(mcmc, reference)
     worst = max(found.scalars, key=lambda s: abs(s.sd_ratio - 1))
     shifted = max(found.scalars, key=lambda s: abs(s.mean_error))
@@ -170,7 +159,6 @@ def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
         f"{worst.sd_ratio - 1:+.0%} ± {worst.sd_noise:.0%}",
         f"{temperature.value:.2f}",
         f"{len(report.flagged)} of {len(report.checks)}",
-        f"{test.p_value:.3f}",
         "within noise" if found.within_noise else "differs",
     ]
     return f"| {' | '.join(cells)} |"
@@ -186,27 +174,8 @@ SUMMARY_HEAD = (
     "NUTS",
     "temperature",
     "lines flagged",
-    "p-value of `ksd_test`",
     "`compare` with NUTS",
 )
-
-
-def modes_seen() -> str:
-    """The KSD of draws from N(-5, 1) and N(5, 1) in wrong proportions."""
-    rng = np.random.default_rng(0)
-
-    def draw(share: float) -> np.ndarray:
-        return rng.normal(size=(500, 1)) + np.where(rng.random((500, 1)) < share, -5.0, 5.0)
-
-    def score(x: np.ndarray) -> np.ndarray:
-        return 5.0 * np.tanh(5.0 * x) - x  # for equal weights
-
-    rows = ["| share of draws in the left mode | KSD² | p-value |", "|---|---|---|"]
-    for share in (0.5, 0.9, 1.0):
-        x = draw(share)
-        test = stein.ksd_test(x, score(x), jax.random.key(0), precondition="identity")
-        rows.append(f"| {share:.0%} (should be 50%) | {test.statistic:.4f} | {test.p_value:.2f} |")
-    return "\n".join(rows)
 
 
 # --- figures
@@ -307,7 +276,6 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
     yield "summary.md", "\n".join([*head, *rows])
     yield "traces.png", traces(idatas)
     yield "plane.png", plane(planes)
-    yield "modes.md", modes_seen()
     curves = {}
     for name in [name for name in ENDS if name in effort.runs]:
         curves[name] = bias_vs_step(

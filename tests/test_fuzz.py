@@ -20,7 +20,7 @@ QUICK = tuple(
         {
             *("RMSprop", "Wenzel", "Monge", "Shampoo", "Scaled", "BySite", "Expansion", "Factors"),
             *("constant", "polynomial", "cyclical", "HostRows", "compare", "fisher_root"),
-            *(name for name in CALLS if name.startswith(("predictive", "stein.ksd"))),
+            *(name for name in CALLS if name.startswith("predictive")),
         }
     )
 )
@@ -65,8 +65,6 @@ FOUND = {
     "Expansion factor_friction=key": "factor_friction must be a number, got Array",
     "Expansion right=float16": "right must be an integer of at least 0, got array",
     "SWAG model=distribution": "model must be a NumPyro model, got .* distribution, Normal",
-    "stein.scores model='auto'": "model must be callable, got str",
-    "stein.scores batch_size=jax int": "batch_size must be an integer",
     "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
     "compare var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
     "compare seed='nan'": "seed must be an integer of at least 0, got 'nan'",
@@ -76,12 +74,10 @@ FOUND = {
     "print_summary prob=1e-30": "prob must be at least 0.01",
     "predictive.PredictionStream labels=keys": "labels must be an array",
     "predictive.draw_distances draws=keys": "draws must be an array",
-    "stein.ksd precondition=key": "precondition must be an array",
     "print_summary exclude_deterministic=jax int": "exclude_deterministic must be True or False",
     "predictive.confidence source=key": "source must be an array, got .*which NumPy cannot read",
     "predictive.out_of_distribution outside=key": "outside must be an array",
     "predictive.draw_distances draws={'w': 1}": "draws must be an array of shape",
-    "stein.ksd precondition=1e+308": "precondition must be about the variances of the draws",
     "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
     "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
     "run resume=big ints": "resume must be 'auto', True, False",

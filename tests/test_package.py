@@ -8,13 +8,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from numpyro.infer import MCMC, NUTS
 from targets import KERNELS
 
 import numpyro_geom
-from numpyro_geom.diagnostics import stein
 
 
 def test_dir_has_the_public_names_alone() -> None:
@@ -60,7 +58,6 @@ def hints(call: Any) -> dict[str, Any]:
     return get_type_hints(call.__init__ if isinstance(call, type) else call)
 
 
-POINTS = np.zeros((4, 1))
 CALLS = {
     **{kernel: {"potential_fn": energy} for kernel in KERNELS},
     numpyro_geom.RiemannianLaplace: {"model": energy},
@@ -68,8 +65,6 @@ CALLS = {
     numpyro_geom.Shampoo: {},
     numpyro_geom.Expansion: {},
     numpyro_geom.Factors: {},
-    stein.ksd: {"draws": POINTS, "scores": POINTS},
-    stein.thin: {"draws": POINTS, "scores": POINTS, "num_points": 2},
     run: {},
 }
 """What is called, with the arguments that it needs."""

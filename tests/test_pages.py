@@ -61,13 +61,12 @@ MODULES = (
     ".diagnostics",
     ".diagnostics.plots",
     ".diagnostics.predictive",
-    ".diagnostics.stein",
     ".laplace.information",
     ".laplace",
 )
 
 
-ELSEWHERE = {"plots", "predictive", "stein", "constant", "polynomial", "cyclical"}
+ELSEWHERE = {"plots", "predictive", "constant", "polynomial", "cyclical"}
 """Modules, and the other names of the classes of schedules."""
 
 

@@ -24,7 +24,7 @@ from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
 from numpyro_geom import diagnostics
-from numpyro_geom.diagnostics import predictive, stein
+from numpyro_geom.diagnostics import predictive
 from numpyro_geom.laplace import information
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
@@ -261,10 +261,6 @@ def trained(x: Any, y: Any, rng_key: Any, model: Any, **settings: Any) -> Any:
     return ng.train(model, rng_key, x, y, **settings)
 
 
-def scored(source: Any, model: Any, x: Any, y: Any, **settings: Any) -> Any:
-    return stein.scores(model, source, x, y, **settings)
-
-
 def stream(labels: Any, logits: Any, bins: Any, batch: Any) -> Any:
     told = predictive.PredictionStream(labels, logits=logits, bins=bins)
     told.add(batch)
@@ -375,26 +371,6 @@ CALLS: dict[str, Call] = {
     "prior_root": Call(
         functools.partial(root_of, information.prior_root, np.float32(0.5)),
         lambda: {"d": dist.Normal(1.0, 2.0)},
-    ),
-    "stein.scores": Call(
-        scored,
-        lambda: {
-            "model": regression, "source": draws(), "x": X, "y": Y, "batch_size": None,
-            "rng_key": KEY, "draws_at_once": None,
-        },
-    ),
-    "stein.ksd": Call(
-        stein.ksd,
-        fields(draws=X, scores=-X, statistic="V", precondition="scale", chunk_size=8),
-    ),
-    "stein.ksd_test": Call(
-        stein.ksd_test,
-        fields(
-            draws=X, scores=-X, rng_key=KEY, num_bootstrap=10, precondition="scale", chunk_size=8
-        ),
-    ),
-    "stein.thin": Call(
-        stein.thin, fields(draws=X, scores=-X, num_points=3, precondition="scale")
     ),
     "predictive.classification": Call(
         predictive.classification,

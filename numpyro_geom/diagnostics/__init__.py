@@ -1,7 +1,7 @@
-"""Results of a run: export to ArviZ, reports and warnings, comparisons, scores and plots."""
+"""Results of a run: export to ArviZ, reports and warnings, comparisons, predictions and plots."""
 
 from .._warning import SamplingWarning
-from . import plots, predictive, stein
+from . import plots, predictive
 from .checks import Check
 from .comparison import Comparison, Distance, ScalarDifference, compare
 from .inference_data import to_inference_data
@@ -24,7 +24,6 @@ __all__ = [
     "predictive",
     "print_summary",
     "step_size_summary",
-    "stein",
     "to_inference_data",
     "warn_if_unreliable",
 ]
