@@ -60,7 +60,6 @@ class MeanMagnitude(Metric):
 
     decay: float = 0.99
     eps: float = 1e-4
-    is_diagonal = True
 
     def statistic(self, grad):
         """The increment of V."""

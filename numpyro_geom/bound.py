@@ -316,7 +316,6 @@ def _resolved(
         and num_warmup > 0
         and plan is not None
         and len(plan.batch_sizes) > 0
-        and not getattr(found, "noise_correction", False)
     )
     undecided, size = [], _size(position)
     if measures and settings.batch_size == "auto" and rows is not None:

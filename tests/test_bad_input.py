@@ -880,33 +880,6 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             "part of a stratified batch.*'replacement' or 'epoch'",
         ),
         ({"integrator": "badodab"}, ValueError, r"one of \['baoab', 'euler'\], got 'badodab'"),
-        ({"noise_correction": "yes"}, TypeError, "noise_correction must be True or False, got 'ye"),
-        ({"noise_correction": 1}, TypeError, "noise_correction must be True or False, got 1"),
-        (
-            {"noise_correction": True, "metric": "monge", "batch_size": 4},
-            ValueError,
-            "noise_correction=True needs a diagonal metric: .*'identity'.*got Monge",
-        ),
-        (
-            {"noise_correction": True, "metric": Shampoo(), "batch_size": 4},
-            ValueError,
-            "noise_correction=True needs a diagonal metric: .*'identity'.*got Shampoo",
-        ),
-        (
-            {"noise_correction": True, "batching": "epoch", "batch_size": 4},
-            ValueError,
-            "noise_correction=True needs batching='replacement', got 'epoch'",
-        ),
-        (
-            {"noise_correction": True, "batching": "stratified", "batch_size": 4},
-            ValueError,
-            "noise_correction=True needs batching='replacement', got 'stratified'",
-        ),
-        (
-            {"noise_correction": True, "temperature": 0, "batch_size": 4},
-            ValueError,
-            "noise_correction=True needs temperature > 0, got 0: .*or drop noise_correction",
-        ),
         (
             {"integrator": "euler", "friction": 20, "step_size": 0.1},
             ValueError,
@@ -914,11 +887,6 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ),
         ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
         ({"max_norm": 0}, ValueError, f"max_norm {A_POSITIVE}0"),
-        (
-            {"noise_correction": True, "max_norm": 1.0, "batch_size": 4},
-            ValueError,
-            "noise_correction=True and max_norm=1.0 cannot be combined",
-        ),
     ],
     "SGNHT": [
         *BIASED,
@@ -935,7 +903,6 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             r"must be above 0 with SGNHT, got 0.*Use SGHMC\(temperature=0\)",
         ),
         ({"step_size": EXPLORING}, ValueError, "SGNHT needs noise at.*use explore=0, or SGHMC"),
-        ({"noise_correction": True}, TypeError, "unexpected keyword argument 'noise_correction'"),
         ({"gamma": "frozen"}, TypeError, "argument 'gamma': its metric is constant.*SGHMC"),
     ],
     "GGMC": [
@@ -1087,10 +1054,6 @@ EXPANSIONS: dict[str, tuple[Callable, type[Exception], str]] = {
         r"latent sites \['w'\]: missing \['w'\], unknown \['factors', 'sites'\]",
     ),
 }
-EVEN = (
-    "noise_correction=True compares halves of a batch, and these are odd: {'data': %d}.*even batch"
-)
-NO_NOISE = "noise_correction=True needs minibatch noise.*pass batch_size.*or drop noise_correction"
 TABLE |= {
     **{
         f"{name} {k}, {' and '.join(settings)}": (make_with(kernel, **settings), error, match)
@@ -1122,14 +1085,6 @@ TABLE |= {
         f"{name} positional": (partial(kernel, matrix, "rmsprop"), TypeError, "positional argument")
         for name, kernel in MOMENTUM.items()
     },
-    **{
-        f"SGHMC noise correction, batch {rows}": (
-            start(normal_mean, Y, kernel=SGHMC, noise_correction=True, batch_size=rows),
-            ValueError,
-            match,
-        )
-        for rows, match in ((1, EVEN % 1), (5, EVEN % 5), (12, NO_NOISE), (None, NO_NOISE))
-    },
     "SGHMC euler, stiff factors": (
         make_with(
             SGHMC,
@@ -1140,16 +1095,6 @@ TABLE |= {
         ),
         ValueError,
         "needs friction x step_size x factor_friction below 2, got 2.5: .*integrator='baoab'",
-    ),
-    "SGRLD noise correction, temperature 0": (
-        make_with(SGRLD, noise_correction=True, temperature=0.0, batch_size=4),
-        ValueError,
-        "noise_correction=True needs temperature > 0, got 0: .*or drop noise_correction",
-    ),
-    "SGHMC noise correction, exact potential": (
-        energy(half_square, kernel=SGHMC, noise_correction=True),
-        ValueError,
-        NO_NOISE,
     ),
     "PXSGHMC expansion number": (
         make_with(PXSGHMC, expansion=1),
@@ -1239,7 +1184,6 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     start(normal_mean, Y, kernel=AdamSGLD, drift=0, mean_decay=0.0)()
     energy(lambda z, scale=2.0: scale * half_square(z))()
     accepted = {"friction": np.float32(2), "step_size": EXPLORING}
-    start(normal_mean, Y, kernel=SGHMC, noise_correction=True, batch_size=4, **accepted)()
     start(normal_mean, Y, kernel=SGHMC, temperature=0, **accepted)()
     euler = {"kernel": SGHMC, "integrator": "euler"}
     make_with(friction=19, step_size=0.1, **euler)()

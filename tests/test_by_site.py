@@ -104,7 +104,6 @@ def test_every_site_has_a_metric_and_every_metric_a_site(metric: dict, message: 
         ({"metric": {"*": "adam"}}, ValueError, "metric must be one of"),
         ({"metric": {"*": "rmsprop"}, "gamma": "published"}, ValueError, "1 - decay"),
         ({"metric": {"*": "rmsprop"}, "gamma": "auxiliary"}, TypeError, "from_gradient"),
-        ({"metric": {"*": "shampoo"}, "noise_correction": True}, ValueError, "diagonal metric"),
     ],
 )
 def test_what_it_cannot_do(kwargs: dict, error: type[Exception], message: str) -> None:

@@ -550,7 +550,6 @@ def test_temperatures_are_compared_with_the_temperature(mean: float, ok: bool) -
             "relaxation times per chain",
             False,
         ),
-        ({"clamped": 0.2}, "clamped noise", False),
         ({"pareto_k": 0.5}, "Pareto shape of weights", True),
     ],
 )
@@ -982,7 +981,6 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("energy above the best", {"energy": normal(2, 500) + [[0], [99]]}, {"bridged": 11.0}),
         *("chain 1 is in another mode than chain 0", "step_size"),
     ),
-    "clamped": (*("clamped noise", {}, {"clamped": 0.2}), "a larger batch_size", "num_samples"),
     "rejected, auto": (
         *("acceptance rate", {"acceptance_rate": np.full((4, 500), 0.1)}),
         *(AUTO | {"target_accept": 0.8}, "use a larger num_warmup", "auto"),

@@ -106,7 +106,6 @@ CHANGES = {
         {"control_variate": True},
         {"control_variate": True, "anchor_interval": 7},
     ),
-    "noise_correction": ({"batch_size": 3}, {"batch_size": 3, "noise_correction": True}),
     "expansion": ({}, {"expansion": g.Expansion(left=2)}),
     "init_strategy": ({}, {"init_strategy": init_to_median}),
     "constrained_init": ({}, {"constrained_init": True}),

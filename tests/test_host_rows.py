@@ -78,7 +78,6 @@ KERNELS = {
         model, batching="epoch", control_variate=True, anchor_interval=4, **FIXED
     ),
     "SGRLD auxiliary": lambda: SGRLD(model, metric="monge", gamma="auxiliary", **FIXED),
-    "SGRLD noise correction": lambda: SGRLD(model, noise_correction=True, **FIXED),
     "SGRLD all rows": lambda: SGRLD(model, step_size=1e-3, num_steps=2),
     "PXSGHMC": lambda: PXSGHMC(network, friction=1.0, **FIXED),
     "GGMC": lambda: GGMC(model, friction=1.0, **FIXED),

@@ -43,7 +43,6 @@ def law(
     noise: float,
     friction: float,
     injected: float,
-    known: float = 0.0,
 ) -> tuple[np.ndarray, float]:
     """Stationary covariance of (theta, p) after a step, and the variance of p after its kick.
 
@@ -54,16 +53,15 @@ def law(
         noise: variance c of the gradient.
         friction: gamma of the dissipation.
         injected: gamma tau of the injected noise.
-        known: noise that the injected noise makes up for.
     """
     if integrator == "baoab":
         kept = np.exp(-friction * h)
-        variance = injected * (1 - kept**2) / friction - h**2 * known * ((1 + kept) / 2) ** 2
+        variance = injected * (1 - kept**2) / friction
         kick = np.array([[1.0, 0.0], [-h * lam, 1.0]])
         move = np.array([[1.0, h * (1 + kept) / 2], [0.0, kept]])
         from_kick, from_normal = move @ [0.0, h], np.array([h / 2, 1.0])
     else:
-        variance = 2 * h * injected - h**2 * known
+        variance = 2 * h * injected
         kick = np.array([[1.0, 0.0], [-h * lam, 1 - friction * h]])
         move = np.array([[1.0, h], [0.0, 1.0]])
         from_kick = h * np.array([h, 1.0])
@@ -259,45 +257,6 @@ def test_rule_without_noise() -> None:
     assert h == pytest.approx(2 * np.sqrt(0.1 / 1.1 / 400))
     assert friction == pytest.approx(np.sqrt(4.0))
     assert rate == pytest.approx(np.sqrt(4.0) / 2, rel=1e-3)
-
-
-# --- noise correction
-
-DIM = 4
-
-
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("integrator", short(["baoab", "euler"], kept=["euler"]))
-def test_noise_correction(integrator: str) -> None:
-    """Right to a percent where noise that is not corrected inflates the variance by 30%."""
-    # h is small enough that the rest, h^2 lam / 4 of the 30% (and of 100% with Euler), is .14%
-    h, lam, noise, friction, tau = 0.05, 2.0, 96.0, 4.0, 2.0
-
-    def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
-        scale = np.sqrt(2 * noise)  # the step averages two evaluations
-        return lam * z @ z / 2 + scale * z @ random.normal(rng_key, z.shape)
-
-    kernel = SGHMC(
-        potential_fn=energy,
-        integrator=integrator,
-        temperature=tau,
-        step_size=h,
-        friction=friction,
-        noise_correction=True,
-        num_steps=60,
-    )
-    first = np.sqrt(tau / lam) * random.normal(random.key(1), (5000, DIM))
-    _, draws = chains.run(kernel, start(kernel, first), 14)
-    # the first 300 steps are the noise estimate's; draws are 1.8 relaxation times apart
-    squares = np.mean(draws.z[5:].astype(np.float64) ** 2, -1, keepdims=True) * lam / tau
-    left, _ = law(integrator, h, lam, noise, friction, friction * tau, known=noise)
-    assert abs(left[0, 0] * lam / tau - 1) < 0.002
-    # what chains without it have, see `test_stationary_law`
-    assert abs(bias(integrator, h, lam, noise, friction, tau) - 0.3) < 0.003
-    error = squares.mean(0).std() / np.sqrt(5000)
-    assert SIGMAS * error < 0.025, error
-    ratio = squares.mean()
-    assert abs(ratio - 1) < 0.01 + SIGMAS * error, ratio
 
 
 # --- SGNHT

@@ -401,8 +401,6 @@ def test_remedies_against_noise(attributes: dict, remedy: str) -> None:
         (LENGTH, {"relaxations": [10.0, 49.0, 90.0], "relaxation_steps": 5.0}, False),
         (CURVATURE, {"curvature_ratio": [1.0, 15.0, 99.0]}, True),
         (CURVATURE, {"curvature_ratio": [1.0, 15.1, 15.1]}, False),
-        ("clamped noise", {"clamped": 0.05}, True),
-        ("clamped noise", {"clamped": 0.06}, False),
     ],
 )
 def test_thresholds(name: str, attributes: dict, ok: bool) -> None:

@@ -167,12 +167,11 @@ SCALED = {"dense_mass": None, "inverse_mass_matrix": None, "adapt_mass_matrix": 
 MOVES = {**COMMON, **TUNED, "metric": "identity", "max_norm": None}
 KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "SGRLD": (ng.SGRLD, {
-        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False, "noise_correction": False,
-        "expansion": None,
+        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False, "expansion": None,
     }),
     "SGHMC": (ng.SGHMC, {
         **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0, "integrator": "baoab",
-        "noise_correction": False, "expansion": None,
+        "expansion": None,
     }),
     "SGNHT": (ng.SGNHT, {
         **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0, "integrator": "badodab",
@@ -183,8 +182,7 @@ KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
         "control_variate": False, "expansion": None, "full_potential_fn": None, "num_data": None,
     }),
     "PXSGHMC": (ng.PXSGHMC, {
-        **MOVES, "friction": 1.0, "integrator": "baoab", "noise_correction": False,
-        "expansion": None,
+        **MOVES, "friction": 1.0, "integrator": "baoab", "expansion": None,
     }),
     "ISGD": (ng.ISGD, {**COMMON, "batch_size": 3, "groups": None, "decay": 0.5}),
     "AdamSGLD": (ng.AdamSGLD, {

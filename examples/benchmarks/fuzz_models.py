@@ -357,7 +357,6 @@ SETTINGS: dict[str, tuple[float, tuple[str, ...]]] = {
     "temperature": (0.2, ("0.5", "2.0", "0.0")),
     "control_variate": (0.5, ("True", "False", "'auto'")),
     "anchor_interval": (0.1, ("1", "50")),
-    "noise_correction": (0.15, ("True",)),
     "adjusted": (0.15, ("True",)),
     "dense_mass": (0.3, ("True", "False", "None")),
     "adapt_mass_matrix": (0.1, ("False",)),
@@ -419,7 +418,6 @@ def random_case(rng: np.random.Generator) -> Model:
         if kernel not in BIASED and rng.random() < 0.3:
             given.pop("batch_size")
             given.pop("control_variate", None)
-            given.pop("noise_correction", None)
     if kernel == "RiemannianLaplace":
         given["metric"] = str(rng.choice(GUIDE_METRICS))
         given.pop("batch_size", None)

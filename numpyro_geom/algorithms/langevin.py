@@ -17,21 +17,13 @@ def langevin_move(
     noise: PyTree,
     h: jax.Array,
     tau: jax.Array | float,
-    variance: PyTree | None = None,
 ) -> PyTree:
-    """``position - h drift + sqrt(2 h tau) noise``, in the dtypes of ``position``.
-
-    A ``variance``, a pytree like the position, takes the place of 2 h tau; below 0 it counts as 0.
-    """
-    spread = jax.tree.map(lambda v: jnp.sqrt(jnp.maximum(v, 0)), variance)
-    if variance is None:
-        common = jnp.sqrt(2 * h * tau)
-        spread = jax.tree.map(lambda _: common, position)
+    """``position - h drift + sqrt(2 h tau) noise``, in the dtypes of ``position``."""
+    spread = jnp.sqrt(2 * h * tau)
     return jax.tree.map(
-        lambda x, d, s, w: x - (h * d).astype(x.dtype) + (s * w).astype(x.dtype),
+        lambda x, d, w: x - (h * d).astype(x.dtype) + (spread * w).astype(x.dtype),
         position,
         drift,
-        spread,
         noise,
     )
 

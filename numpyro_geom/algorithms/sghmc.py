@@ -39,16 +39,6 @@ from .momentum import (
     limited,
     momentum_algorithm,
 )
-from .noise_correction import (
-    NOISE_SETTLING_STEPS,
-    check_halves,
-    check_noise_correction,
-    count_clamped,
-    halves,
-    init_noise,
-    noise_diagonal,
-    noise_factor,
-)
 
 MASS_MODES = ("frozen", "auxiliary", "corrected", "none")
 """Whether the metric moves with the position, and whether this movement is corrected."""
@@ -124,7 +114,7 @@ class SGHMC(SGKernel):
 
     References:
         Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014, Eq. 13 and
-        15 (``"euler"``; ``noise_correction`` is their B-hat, here diagonal and estimated).
+        15 (``"euler"``, with their B-hat 0).
         Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for Molecular
         Sampling", 2013 (``"baoab"``; here the two half-kicks at one position are one kick, which
         keeps the law of theta and needs one gradient per step). Deviations: in ``"euler"`` the
@@ -151,7 +141,6 @@ class SGHMC(SGKernel):
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,
-        noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
@@ -213,7 +202,6 @@ class PXSGHMC(SGKernel):
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
         anchor_interval: int | None = None,
-        noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
@@ -230,10 +218,9 @@ class PXSGHMC(SGKernel):
 
 def _algorithm(settings: Settings) -> Algorithm:
     """The algorithm of both kernels."""
-    corrects, auxiliary = settings.noise_correction, settings.gamma == "auxiliary"
     others: dict[str, Any] = {}
     extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
-    if auxiliary:
+    if settings.gamma == "auxiliary":
         extra = init_auxiliary
         # the force uses two of three parts of the batch
         others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
@@ -243,23 +230,18 @@ def _algorithm(settings: Settings) -> Algorithm:
         others["at_rest"] = lambda dynamics: at_rest(
             dynamics._replace(extra=renewed_next(dynamics.extra))
         )
-    if corrects:
-        extra = init_noise
-        others = {"noise_factor": noise_factor(settings), "check": check_halves}
-        others["known_noise"] = lambda dynamics: noise_diagonal(dynamics.extra)
-
     return momentum_algorithm(
         settings,
         _step(settings),
         settings.integrator,
         init=lambda position, rng_key: init_momentum(settings, position, rng_key, extra(position)),
-        settling_steps=settling_steps(settings.metric, NOISE_SETTLING_STEPS if corrects else 1),
+        settling_steps=settling_steps(settings.metric),
         **others,
     )
 
 
 def _step(settings: Settings) -> Step:
-    """One step of either integrator, with or without the noise correction."""
+    """One step of either integrator."""
     metric, baoab = settings.metric, settings.integrator == "baoab"
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
 
@@ -286,8 +268,6 @@ def _step(settings: Settings) -> Step:
                 metric, key_v, potential, batch, chain, extra, tau, learning
             )
             energy, grad, extra, metric_state = new.energy, new.grad, new.state, new.metric_state
-        elif settings.noise_correction:
-            energy, grad, extra = halves(potential, position, batch, extra)
         elif with_gamma:
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
@@ -308,18 +288,6 @@ def _step(settings: Settings) -> Step:
         )
         kept = jax.tree.map(lambda a: jnp.exp(-a) if baoab else 1 - a, steps)
         lost = jax.tree.map(lambda a: tau * (-jnp.expm1(-2 * a) if baoab else 2 * a), steps)
-        if settings.noise_correction:
-            inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
-            known = noise_diagonal(extra)
-            lost = jax.tree.map(
-                lambda v, c, a, b: v - h**2 * a * b * (((1 + c) / 2) ** 2 if baoab else 1.0),
-                lost,
-                kept,
-                inverse,
-                known,
-            )
-            extra = count_clamped(extra, lost)
-            lost = jax.tree.map(lambda v: jnp.maximum(v, 0.0), lost)
 
         def thermalise(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
             return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
@@ -349,18 +317,6 @@ def _check(settings: Settings) -> None:
     """Raise for combinations that do not work."""
     if settings.gamma == "auxiliary":
         check_auxiliary(settings)
-    if settings.noise_correction:
-        check_noise_correction(settings)
-        if settings.gamma != "frozen":
-            raise ValueError(
-                "noise_correction=True needs a metric that is constant after warm-up: expected "
-                f"gamma='frozen', got {settings.gamma!r}"
-            )
-        if settings.max_norm is not None:
-            raise ValueError(
-                f"noise_correction=True and max_norm={settings.max_norm!r} cannot be combined: the "
-                "noise of a shortened gradient is not the measured noise. Drop one of the two"
-            )
     friction, schedule, expansion = settings.given_friction, settings.schedule, settings.expansion
     if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
         return

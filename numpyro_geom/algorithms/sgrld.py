@@ -39,16 +39,6 @@ from .auxiliary import (
     renewed_next,
 )
 from .langevin import langevin_move, metropolis
-from .noise_correction import (
-    NOISE_SETTLING_STEPS,
-    check_halves,
-    check_noise_correction,
-    count_clamped,
-    halves,
-    init_noise,
-    noise_diagonal,
-    noise_factor,
-)
 
 
 class SGRLD(SGKernel):
@@ -115,7 +105,7 @@ class SGRLD(SGKernel):
         in Non-Diagonal Metrics", TMLR 2023, Eq. 3 (the step; the paper leaves Gamma out).
         Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for Molecular
         Sampling", 2013 (the averaged noise; the limit of large friction of BAOAB). Deviation: with
-        ``noise_correction=True`` or ``adjusted=True`` the noise is not averaged.
+        ``adjusted=True`` the noise is not averaged.
         Rensmeyer, Niggemann, "On the Convergence of Locally Adaptive and Scalable Diffusion-Based
         Sampling Methods for Deep Bayesian Neural Network Posteriors", AISTATS 2025 (the
         corrected Gamma, Algorithm 1). The auxiliary metric is ours, see the page on Gamma.
@@ -137,7 +127,6 @@ class SGRLD(SGKernel):
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
         anchor_interval: int | None = None,
-        noise_correction: bool = False,
         max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
@@ -168,16 +157,12 @@ class SGRLD(SGKernel):
             others["init"] = lambda position, rng_key: _random.tree_normal(rng_key, position)
             # without the noise that led to the failed step
             others["at_rest"] = lambda noise: jax.tree.map(jnp.zeros_like, noise)
-        if settings.noise_correction:
-            others = {"noise_factor": noise_factor(settings), "known_noise": noise_diagonal}
-            others["init"] = lambda position, _: init_noise(position)
-        least = NOISE_SETTLING_STEPS if settings.noise_correction else 1
         return langevin_algorithm(
             settings,
             step,
             adjusted=settings.adjusted,
             averaged=_averages(settings),
-            settling_steps=settling_steps(metric, least),
+            settling_steps=settling_steps(metric),
             check=lambda potential, plan: _check_potential(settings, potential, plan),
             **others,
         )
@@ -186,18 +171,17 @@ class SGRLD(SGKernel):
 def _averages(settings: Settings) -> bool:
     """Whether a step averages its noise with that of the step before.
 
-    This is of second order only for a constant A. The noise correction counts the gradient's noise
-    as part of the step's own, which it is not if that is averaged.
+    This is of second order only for a constant A.
     """
-    return settings.gamma == "frozen" and not (settings.adjusted or settings.noise_correction)
+    return settings.gamma == "frozen" and not settings.adjusted
 
 
 def _langevin_step(settings: Settings) -> Step:
     """A gradient, the metric, and a move or a Metropolis test of it.
 
-    The step's memory is xi of the step before, the estimate of the gradient's noise, or nothing.
+    The step's memory is xi of the step before, or nothing.
     """
-    metric, max_norm, corrects = settings.metric, settings.max_norm, settings.noise_correction
+    metric, max_norm = settings.metric, settings.max_norm
     factor = mode_factor(settings.gamma, metric.decay)
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
     averages = _averages(settings)
@@ -217,9 +201,7 @@ def _langevin_step(settings: Settings) -> Step:
         def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, batch)
 
-        if corrects:
-            energy, grad, memory = halves(potential, position, batch, memory)
-        elif with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
+        if with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
@@ -254,15 +236,7 @@ def _langevin_step(settings: Settings) -> Step:
             too_long = ~(length <= max_norm)
             drift = tree_where(too_long, tree_scale(shrink, grad), drift)
             noise = tree_where(too_long, tree_scale(jnp.sqrt(shrink), xi), noise)
-        variance = None
-        if corrects:
-            inverse = metric.apply_inverse(metric_state, jax.tree.map(jnp.ones_like, position))
-            # the injected variance over A, entry by entry
-            variance = jax.tree.map(
-                lambda a, c: 2 * h * tau - h**2 * a * c, inverse, noise_diagonal(memory)
-            )
-            memory = count_clamped(memory, variance)
-        position = langevin_move(position, drift, noise, h, tau, variance)
+        position = langevin_move(position, drift, noise, h, tau)
         squared_drift = h * tree_vdot(grad, drift) / 2
         return Chain(position, metric_state, memory), StepReport(energy, grad, squared_drift)
 
@@ -281,20 +255,6 @@ def _check(settings: Settings) -> None:
         )
     if settings.adjusted:
         _check_adjusted(settings)
-    if not settings.noise_correction:
-        return
-    check_noise_correction(settings)
-    if gamma not in ("frozen", "none"):
-        raise ValueError(
-            "noise_correction=True needs gamma 'frozen' or 'none', got "
-            f"{gamma!r}: pass gamma='frozen', or drop noise_correction"
-        )
-    for name in ("adjusted", "max_norm"):
-        if getattr(settings, name):
-            raise ValueError(
-                f"noise_correction=True and {name}={getattr(settings, name)!r} cannot be "
-                "combined: drop one"
-            )
 
 
 def _check_adjusted(settings: Settings) -> None:
@@ -315,8 +275,6 @@ def _check_adjusted(settings: Settings) -> None:
 
 
 def _check_potential(settings: Settings, potential: Potential, plan: Any) -> None:
-    if settings.noise_correction:
-        check_halves(potential, plan)
     if settings.adjusted and not potential.deterministic:
         raise ValueError(
             "adjusted=True needs the full-data energy, and the model subsamples its rows (or "

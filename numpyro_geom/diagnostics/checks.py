@@ -57,7 +57,6 @@ place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that n
 flags, one has a ratio of 31. In a metric that moves, the metric's own movement is part of it: right
 runs on curved targets have up to 35."""
 MOMENTS = "error of the means, in sd", "relative error of the sd"
-LARGEST_CLAMPED = 0.05
 """Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
 LARGEST_FAILED = 0.02
 """Largest share of a variance that lies at draws with failed steps: a third of what a tolerated
@@ -446,14 +445,8 @@ def advice_on_length(run: RunRecord) -> str:
 
 
 def _trouble(run: RunRecord, right: bool) -> Iterator[Check]:
-    """Clamped noise, failed or rejected steps, and passes over the data."""
+    """Failed or rejected steps, and passes over the data."""
     attrs, stats = run.attributes, run.sample_stats
-    if "clamped" in attrs:
-        where = (
-            "share of entries with more minibatch noise than could be taken from the injected one"
-        )
-        advice = "use a smaller step_size or a larger batch_size"
-        yield at_most("clamped noise", attrs["clamped"], LARGEST_CLAMPED, where, advice)
     if "diverging" in stats:
         yield _failed(run, right)
     if "acceptance_rate" in stats:

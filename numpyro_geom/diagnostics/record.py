@@ -264,7 +264,6 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         - ``searches``: searches for a start of each chain, if there were several;
           ``searches_above``: how many ended higher than can be bridged; ``search_gap``: the
           largest of these differences, in nats;
-        - ``clamped``: share of entries with more minibatch noise than injected noise;
         - ``relaxation_steps``: steps in which the slowest direction relaxes; ``relaxations``: how
           many such times a chain spans;
         - ``scale_condition``: condition number of the covariance of the scaled coordinates (of its
@@ -301,9 +300,6 @@ def facts_as_attributes(mcmc: MCMC) -> dict[str, Any]:
         found["searches"] = ends.shape[1]
         found["searches_above"] = np.sum(above > allowed, 1)
         found["search_gap"] = np.max(np.where(np.isfinite(above), above, 0.0), 1)
-    clamped = getattr(getattr(dynamics, "extra", dynamics), "clamped", None)
-    if clamped is not None:
-        found["clamped"] = np.mean(clamped)
     if (scale := learned_scale(mcmc)) is not None:
         spread = np.asarray(scale, float)
         if scale.ndim == 3:

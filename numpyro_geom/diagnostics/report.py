@@ -46,7 +46,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "energy above the best chain": ("Mixing", "a chain is in a worse mode"),
     "entries that change from draw to draw": ("Mixing", "the chains do not move"),
     "bias of variances": ("Bias", "the step is too large"),
-    "clamped noise": ("Bias", "minibatch noise is larger than the noise to inject"),
     "largest over smallest curvature": ("Step", "one step size does not fit all of the posterior"),
     "relaxation times per chain": ("Mixing", "the chains are too short"),
     "R-hat": ("Mixing", "the chains disagree"),
@@ -226,7 +225,7 @@ def diagnose(
     - **other**: failed steps (divergences), if more than 2% (0.5%) of the draws, or of the variance
       of an entry (of its logarithm, if it is positive), is at draws with them, or 5% if **moments**
       are all as expected; the acceptance rate, at least half of its target;
-      clamped noise, at most 5%; for the draws of a guide, failed geodesics, the Pareto shape of
+      for the draws of a guide, failed geodesics, the Pareto shape of
       the weights, and the means and sds without weights against those with weights, with the
       tolerances of **moments**; the number of passes over the data.
 

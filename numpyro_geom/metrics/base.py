@@ -45,7 +45,6 @@ class Metric(ABC):
         interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
             the number of steps, with `dataclasses.replace`.
         default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
-        is_diagonal: whether A is a diagonal matrix, as the correction of minibatch noise needs.
         scales: whether A fits the step to each parameter, as a learned scale does. In many
             dimensions there is then no other scale by default.
     """
@@ -53,7 +52,6 @@ class Metric(ABC):
     decay: float = 0.0
     interval: int | None = 1
     default_gamma: ClassVar[str] = "frozen"
-    is_diagonal: ClassVar[bool] = False
     scales: ClassVar[bool] = True
 
     @property

@@ -130,7 +130,6 @@ class BySite(Metric):
             metrics=pairs,
             interval=max(intervals) if len(intervals) == len(members) else None,
             decay=max(m.decay for m in members),
-            is_diagonal=all(m.is_diagonal for m in members),
         )
 
     def statistic(self, grad: PyTree) -> tuple:
@@ -239,7 +238,6 @@ class Scaled(Metric):
             metric=metric,
             interval=metric.interval,
             decay=metric.decay,
-            is_diagonal=metric.is_diagonal,
             scales=metric.scales,
         )
 

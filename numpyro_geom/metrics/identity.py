@@ -29,7 +29,6 @@ class Identity(Metric):
     {'w': Array([1., 2.], dtype=float32)}
     """
 
-    is_diagonal: ClassVar[bool] = True
     scales: ClassVar[bool] = False
 
     def statistic(self, grad: PyTree) -> PyTree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,6 @@ class RMSprop(Metric):
     Array([0.5 , 0.25], dtype=float32)
     """
 
-    is_diagonal: ClassVar[bool] = True
     decay: float = 0.99
     eps: float = 1e-8
 

@@ -63,7 +63,6 @@ class Wenzel(Metric):
     {'a': Array([2., 2.], dtype=float32), 'b': Array([2., 2., 2.], dtype=float32)}
     """
 
-    is_diagonal: ClassVar[bool] = True
     scales: ClassVar[bool] = False
     decay: float = 0.99
     eps: float = 1e-8

@@ -131,8 +131,6 @@ class Algorithm(NamedTuple):
             ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
         noise_factor: variance of the gradient in the step, relative to the whole batch's gradient.
-        known_noise: ``dynamics -> pytree``, or None: the part of the gradient's variance, entry by
-            entry, for which the step injects less noise.
         second_order: ``(dynamics, potential) -> scalar``, or None: factor of the squared Hessian in
             the curvature that the step sees.
         adjusted: whether a Metropolis test makes it exact at any step size.
@@ -159,7 +157,6 @@ class Algorithm(NamedTuple):
     num_steps: Callable = num_steps_from
     observe: Callable = halve_if_failed
     noise_factor: float = 1.0
-    known_noise: Callable | None = None
     second_order: Callable | None = None
     adjusted: bool = False
     momentum: bool = False
@@ -252,14 +249,14 @@ def metric_learner(metric: Any, *, frozen: bool = True) -> Callable:
     return learn
 
 
-def settling_steps(metric: Any, least: int = 1) -> int:
-    """Steps of draw 0: enough for the metric's statistics, and at least ``least``.
+def settling_steps(metric: Any) -> int:
+    """Steps of draw 0: enough for the metric's statistics.
 
     It is twice the memory of the statistics plus one recomputation of A, within bounds.
     """
     memory = int(2.0 / (1.0 - metric.decay)) if metric.decay > 0 else 1
     interval = 1 if metric.interval is None else metric.interval
-    return max(least, min(MAX_SETTLING_STEPS, max(memory, interval + 1)))
+    return min(MAX_SETTLING_STEPS, max(memory, interval + 1))
 
 
 def check_noisy(potential: Potential, what: str, remedy: str) -> None:

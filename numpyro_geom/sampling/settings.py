@@ -420,15 +420,6 @@ SHARED: dict[str, Setting] = {
         several modes. Each move is a pass over all rows. None leaves the anchor where warm-up found
         the middle of the target.""",
     ),
-    "noise_correction": Setting(
-        check_flag,
-        """whether to inject less noise where the minibatch gradient brings its own, see
-        `numpyro_geom.algorithms.noise_correction`. This needs a diagonal metric that is constant
-        after warm-up, an even batch size and a temperature above 0. Noise that is correlated
-        between coordinates remains. The automatic step size then counts only this remaining
-        noise.""",
-        without=False,
-    ),
     "max_norm": Setting(
         optional(positive),
         """longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled down to this

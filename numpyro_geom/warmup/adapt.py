@@ -214,7 +214,7 @@ def _adapt(
         seen = target.seen(control)
         # of few rows of each group the curvature is a noise that an anchor of second order corrects
         exact = target.controlled and control.anchor.curvature
-        second_order, known = algorithm.second_order, algorithm.known_noise
+        second_order = algorithm.second_order
         plain = target.expanded(target.potential)
         found = measure(
             seen if exact else plain,
@@ -225,12 +225,10 @@ def _adapt(
             replacing,
             algorithm.noise_factor,
             None if second_order is None else second_order(chain.dynamics, seen),
-            None if known is None else known(chain.dynamics),
-            settings.bias_tolerance,
             settings.temperature,
             seen.score_noise,
             settings.layout,
-            None if algorithm.adjusted or known is not None else plain,
+            None if algorithm.adjusted else plain,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
         found = found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))

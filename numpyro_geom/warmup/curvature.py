@@ -50,8 +50,6 @@ def measure(
     replacing: jax.Array | bool = True,
     noise_factor: float = 1.0,
     second_order: jax.Array | None = None,
-    known_noise: PyTree | None = None,
-    bias_tolerance: float = 0.1,
     temperature: float = 1.0,
     score_noise: Callable[[jax.Array], tuple] | None = None,
     layout: Layout | None = None,
@@ -68,9 +66,6 @@ def measure(
         replacing: whether to replace earlier measurements; otherwise the extremes are kept.
         noise_factor: variance of the gradient in a step, relative to the whole batch's gradient.
         second_order: factor of the squared Hessian that is added to the Hessian.
-        known_noise: diagonal of the gradient's covariance, if the injected noise is reduced by it.
-            ``noise`` is then measured on the rest of the covariance.
-        bias_tolerance: bias tolerance of the step-size rule; used with ``known_noise``.
         temperature: tau.
         score_noise: `Potential.score_noise` of the gradients that steps see, if these are
             corrected. The curvature does not depend on a linear correction.
@@ -110,12 +105,7 @@ def measure(
     def covariance_at(flat: jax.Array, rng_key: jax.Array) -> Callable:
         """The product with A^{1/2} C A^{1/2}, where C is of the rows that a key selects."""
         covariance = _noise_covariance(scores, unravel(flat), rng_key)
-        return lambda v: root(corrected(root(v), covariance(root(v))))
-
-    def corrected(v: jax.Array, product: jax.Array) -> jax.Array:
-        """The product of v with the covariance in a step, from that of a whole batch."""
-        total = noise_factor * product
-        return total if known_noise is None else total - v * ravel(known_noise)[0]
+        return lambda v: root(noise_factor * covariance(root(v)))
 
     def covariance_matrix(flat: jax.Array) -> jax.Array:
         """The matrix of `covariance_at`, from derivatives of the rows in D directions."""
@@ -126,10 +116,7 @@ def measure(
             slopes -= jnp.mean(slopes, axis=1, keepdims=True)
             product = jnp.matmul(slopes, slopes.T, precision=lax.Precision.HIGHEST)
             total += weight / rows.size * product
-        total = noise_factor * total
-        if known_noise is None:
-            return total
-        return total - _matrix(lambda v: root(root(v) * ravel(known_noise)[0]), flat)
+        return noise_factor * total
 
     def ends_at(flat: jax.Array, of_noise: jax.Array) -> Extremes:
         """The extreme eigenvalues of the curvature, or of the noise."""
@@ -151,7 +138,7 @@ def measure(
                     scores,
                     unravel(flat),
                     root,
-                    corrected,
+                    noise_factor,
                     rng_key,
                     layout,
                     plain,
@@ -195,11 +182,6 @@ def measure(
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     if flat.size > DENSE_LIMIT:  # what chance explains is not flat
         flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)
-    if known_noise is not None:
-        # keep at least half of the injected noise, so that there is rarely too little to reduce
-        diagonal = ravel(known_noise)[0]
-        inverse = root(root(jnp.ones_like(flat)))  # a diagonal metric
-        noise = jnp.maximum(noise, 2 * bias_tolerance * jnp.max(inverse * diagonal))
     fresh = adaptation._replace(
         curvature=curvature, curvature_low=curvature, flattest=flattest, noise=noise
     )
@@ -388,7 +370,7 @@ def _noise_of_groups(
     score_noise: Callable[[jax.Array], tuple],
     position: PyTree,
     root: Callable[[jax.Array], jax.Array],
-    corrected: Callable[[jax.Array, jax.Array], jax.Array],
+    noise_factor: float,
     rng_key: jax.Array,
     layout: Layout,
     plain: Potential | None,
@@ -406,8 +388,8 @@ def _noise_of_groups(
     this is b times the pull, as b lam_C is the error of a variance. It is by far the larger one for
     a scale of many values: each of them says little about the scale, but all are too wide.
 
-    ``corrected`` maps v and C v to the product of v with the covariance in a step. For
-    ``plain`` see `measure`: a control variate changes nothing, because it is at most quadratic.
+    For ``noise_factor`` and ``plain`` see `measure`. A control variate changes nothing in the pull,
+    because it is at most quadratic.
     """
     flat, unravel = ravel(position)
     sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
@@ -444,9 +426,9 @@ def _noise_of_groups(
                 continue
             told = partial(pull_of, plain)
             pull = lazy_cond(j < PULLS, told, pulls[0], noise, there, key)
-            pull = jnp.where(j < PULLS, corrected(pull, pull) / (PULLS / 2), 0)
+            pull = jnp.where(j < PULLS, noise_factor * pull / (PULLS / 2), 0)
             pulls = pulls.at[j % 2].add(pull)
-        product = root(corrected(along, product))
+        product = root(noise_factor * product)
         turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
         return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES, pulls
 
@@ -455,9 +437,7 @@ def _noise_of_groups(
     none = jnp.zeros((2, layout.num_shared), flat.dtype)
     found = normalise(start)[0], nothing, nothing, nothing, none
     _, one, other, diagonal, pulls = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
-    # the identity in the place of A and v leaves of the correction what it takes from the diagonal
-    ones = jnp.ones_like(flat)
-    diagonal = corrected(root(root(ones)), diagonal)
+    diagonal = noise_factor * diagonal
     pull = jnp.sqrt(rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) / 2
     most = jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
     return jnp.where(jnp.isfinite(pull), jnp.maximum(most, pull), most)
