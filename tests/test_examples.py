@@ -30,9 +30,8 @@ def test_quickstart_runs_small(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     lines = re.findall(r"^ +([\d,]+)  (\w+) ", done.stdout, re.M)
     assert lines == [(n, name) for n in ("300", "2,000") for name in ("NUTS", "SGHMC")]
-    assert "faster" in done.stdout
     assert (tmp_path / "sghmc.nc").stat().st_size > 0
-    assert (tmp_path / "time_to_accuracy.png").stat().st_size > 0
+    assert (tmp_path / "seconds.png").stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -1,20 +1,15 @@
 """Posteriors with many groups or times: effective draws per second, beside NUTS.
 
     python examples/benchmarks/hierarchies.py [--models normal logistic ...] [--limit 900]
-    python examples/benchmarks/hierarchies.py --groups
 
 Each run is a process of its own on one core, by default and through ``MCMC``; its CPU seconds
-include start and compilation, but not imports. The ratio is of effective draws (ESS of the worst
-parameter) per second of the whole run of SGHMC and NUTS. NUTS takes fewer draws where one takes
-long. NUTS runs a non-centred version of a model where that is better, see `NON_CENTRED`. With rows
-on the host it does not run: its time and ESS are those on a smaller model, see `LARGER`, with the
-time multiplied by the ratio of the times of a gradient on all rows. Errors of SGHMC are of the
-parameters that all groups share, against GGMC, which is exact, and against NUTS where GGMC was not
-done: the largest difference of means in sds, and the ratio of sds. They have the Monte Carlo error
-of both. A line is put into docs/tables/hierarchies.md when it is measured; other lines there stay.
-
-``--groups`` measures a logistic model with more and more groups, and writes
-docs/tables/hierarchies_groups.md and docs/figures/hierarchies_groups.png.
+include start and compilation, but not imports. ESS is that of the worst parameter, and ESS/s
+divides it by the seconds of the whole run. NUTS has 500 draws after 500 of warm-up, ours 1,000
+after 1,000. NUTS runs a non-centred version of a model where that is better, see `NON_CENTRED`, and
+does not run with rows on the host. Errors of SGHMC are of the parameters that all groups share,
+against GGMC, which is exact, and against NUTS where GGMC was not done: the largest difference of
+means in sds, and the ratio of sds. They have the Monte Carlo error of both. A line is put into
+docs/tables/hierarchies.md when it is measured; other lines there stay.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import subprocess
 import sys
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +35,6 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
-from numpyro.infer.util import initialize_model
 
 from numpyro_geom import GGMC, SGHMC, HostRows, diagnose
 
@@ -49,9 +42,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 TABLE = DOCS / "tables" / "hierarchies.md"
 KERNELS = {"SGHMC": SGHMC, "GGMC": GGMC, "NUTS": NUTS}
 COLUMNS = 15
-REPEATS = 20
-GROUPS = (100, 300, 1000, 3000)
-"""Numbers of groups of the figure, with 100 rows in each."""
 GROUPED = (
     "intercept",
     "slope",
@@ -68,10 +58,10 @@ NOT_IDENTIFIED = tuple(f"{side}{of}" for side in ("user", "item") for of in ("",
 """Sites that the rows do not tell apart: columns of a factor may change places and signs."""
 NON_CENTRED = {"few": "level"}
 """Model -> the site that is not centred for NUTS."""
-FEWER = {"ratings": 200}
-"""Model whose draws take long -> the number of draws of our kernels, else 1,000."""
-LARGER = {"host": "logistic"}
-"""Model with rows on the host -> the smaller model from which NUTS's time is extrapolated."""
+ON_HOST = ("host",)
+"""Models with rows on the host."""
+NUM_DRAWS = {"NUTS": 500, "SGHMC": 1000, "GGMC": 1000}
+"""Draws, and as many of warm-up."""
 
 
 def two_level(family: str, num_groups: int = 1000, rows_per_group: int = 200) -> tuple:
@@ -283,47 +273,41 @@ def factors(users: int = 100, items: int = 60, rank: int = 3, num_rows: int = 20
 
 
 MODELS = {
-    "normal": (lambda: two_level("normal"), "1,000 groups x 2, Normal", 200),
-    "logistic": (lambda: two_level("logistic"), "1,000 groups x 2, logistic", 200),
+    "normal": (lambda: two_level("normal"), "1,000 groups x 2, Normal"),
+    "logistic": (lambda: two_level("logistic"), "1,000 groups x 2, logistic"),
     "host": (
-        lambda: two_level("logistic", 10_000, 100),
+        lambda: two_level("logistic", 10_000),
         "10,000 groups x 2, logistic, `HostRows`",
-        200,
     ),
     "negative_binomial": (
         lambda: two_level("negative_binomial"),
         "1,000 groups x 2, negative binomial",
-        100,
     ),
-    "nested": (lambda: nested("normal"), "4,600 schools in 400 districts, Normal", 100),
+    "nested": (lambda: nested("normal"), "4,600 schools in 400 districts, Normal"),
     "nested_logistic": (
         lambda: nested("logistic"),
         "4,600 schools in 400 districts, logistic",
-        100,
     ),
-    "few": (few_rows, "400 groups of 5 rows, logistic", 1000),
-    "zipf": (zipf, "400 levels of Zipf frequency", 1000),
-    "items": (lambda: item_response(200, 30), "item response, 200 x 30", 1000),
-    "level": (local_level, "local level by `scan`", 1000),
-    "volatility": (volatility, "stochastic volatility", 1000),
-    "factors": (factors, "matrix factorisation, 100 x 60, LKJ priors", 1000),
+    "few": (few_rows, "400 groups of 5 rows, logistic"),
+    "zipf": (zipf, "400 levels of Zipf frequency"),
+    "items": (lambda: item_response(200, 30), "item response, 200 x 30"),
+    "level": (local_level, "local level by `scan`"),
+    "volatility": (volatility, "stochastic volatility"),
+    "factors": (factors, "matrix factorisation, 100 x 60, LKJ priors"),
     "ratings": (
         lambda: factors(5000, 1000, 2, 500_000),
         "matrix factorisation, 5,000 x 1,000, LKJ priors",
-        20,
     ),
-    "regression": (regression, "logistic regression without groups", 20),
-    "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50", 100),
-    **{f"groups{n}": (partial(two_level, "logistic", n, 100), "", 100) for n in GROUPS},
+    "regression": (regression, "logistic regression without groups"),
+    "many_items": (lambda: item_response(5000, 50), "item response, 5,000 x 50"),
 }
-"""Name -> data and model, a description, and NUTS's numbers of draws and of draws of warm-up."""
+"""Name -> data and model, and a description."""
 
 
 def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     """A whole run, timed, with the moments of the shared parameters."""
-    make, _, _ = MODELS[name]
-    model, data = make()
-    data = tuple(map(HostRows if name in LARGER else jnp.asarray, data))
+    model, data = MODELS[name][0]()
+    data = tuple(map(HostRows if name in ON_HOST else jnp.asarray, data))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     began = time.process_time()
@@ -368,43 +352,26 @@ def in_process(name: str, kernel: str, num_draws: int, limit: float) -> dict[str
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def gradient_seconds(name: str) -> float:
-    """CPU seconds of a gradient on all rows, in memory."""
-    model, data = MODELS[name][0]()
-    data = tuple(map(jnp.asarray, data))
-    found = initialize_model(random.key(0), model, model_args=data)
-    gradient = jax.jit(jax.grad(found.potential_fn))
-    jax.block_until_ready(gradient(found.param_info.z))
-    began = time.process_time()
-    for _ in range(REPEATS):
-        jax.block_until_ready(gradient(found.param_info.z))
-    return (time.process_time() - began) / REPEATS
-
-
 def row_of(name: str, limit: float) -> str:
     """A row of the table."""
-    _, about, nuts_draws = MODELS[name]
-    draws = FEWER.get(name, 1000)
-    runs = {
-        "SGHMC": in_process(name, "SGHMC", draws, limit),
-        "GGMC": None if name in LARGER else in_process(name, "GGMC", draws, limit),
-        "NUTS": in_process(LARGER.get(name, name), "NUTS", nuts_draws, limit),
-    }
-    if name in LARGER and runs["NUTS"]:
-        runs["NUTS"]["seconds"] *= gradient_seconds(name) / gradient_seconds(LARGER[name])
-    cells, speed = [], {}
-    for kernel, run in runs.items():
-        if run is None:
-            cells += ["" if kernel == "GGMC" and name in LARGER else f"not done in {limit:.0f}", ""]
-            continue
-        speed[kernel] = run["ess"] / run["seconds"]
-        mark = " (extrapolated)" if kernel == "NUTS" and name in LARGER else ""
-        cells += [f"{run['seconds']:.0f}{mark}, {run['ess']:.0f}", f"{speed[kernel]:.2f}"]
-    ours, theirs = runs["SGHMC"], runs["NUTS"]
+    about = MODELS[name][1]
+    kernels = ("SGHMC",) if name in ON_HOST else KERNELS
+    runs = {k: in_process(name, k, NUM_DRAWS[k], limit) for k in kernels}
+    cells = []
+    for kernel in KERNELS:
+        if kernel not in kernels:
+            cells += ["", ""]
+        elif (run := runs[kernel]) is None:
+            cells += [f"not done in {limit:.0f}", ""]
+        else:
+            cells += [
+                f"{run['seconds']:.0f}, {run['ess']:.0f}",
+                f"{run['ess'] / run['seconds']:.2f}",
+            ]
+    ours, theirs = runs["SGHMC"], runs.get("NUTS")
     cells.insert(2, f"{ours['diagnose']:.1f}" if ours else "")
-    cells.append(f"{speed['SGHMC'] / speed['NUTS']:.1f}" if ours and theirs else "")
-    exact = runs["GGMC"] or theirs
-    if ours and exact and name not in LARGER:  # other rows
+    exact = runs.get("GGMC") or theirs
+    if ours and exact:
         mean, sd = (np.array(exact[k]) for k in ("mean", "sd"))
         away = np.abs(np.array(ours["mean"]) - mean) / sd
         ratio = np.array(ours["sd"]) / sd
@@ -416,45 +383,12 @@ def row_of(name: str, limit: float) -> str:
     return "| " + " | ".join([about, *sizes, *cells]) + " |"
 
 
-def groups(limit: float) -> None:
-    """Seconds against the number of groups, as a table and a figure."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    found: dict[str, list[float]] = {kernel: [] for kernel in KERNELS}
-    lines = [f"| groups | rows | {' | '.join(found)} |", "|---" * (len(found) + 2) + "|"]
-    for number in GROUPS:
-        for kernel, seconds in found.items():
-            draws = max(100, min(1000, 100_000 // number)) if kernel == "NUTS" else 1000
-            run = in_process(f"groups{number}", kernel, draws, limit)
-            seconds.append(1000 * run["seconds"] / run["ess"] if run else np.nan)
-        cells = (
-            f"{x[-1]:,.0f}" if x[-1] > 0 else f"not done in {limit:.0f}" for x in found.values()
-        )
-        lines.append(f"| {number:,} | {100 * number:,} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    (DOCS / "tables" / "hierarchies_groups.md").write_text("\n".join(lines) + "\n")
-    figure, ax = plt.subplots(figsize=(5, 3.4))
-    for kernel, seconds in found.items():
-        ax.loglog(GROUPS, seconds, "s--" if kernel == "NUTS" else "o-", label=kernel)
-    ax.set(xlabel="groups, with 100 rows each", ylabel="CPU seconds per 1,000 effective draws")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(DOCS / "figures" / "hierarchies_groups.png", dpi=130)
-
-
 def main() -> None:
     """Run all models and write the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="*", default=[x for x in MODELS if MODELS[x][1]])
+    parser.add_argument("--models", nargs="*", default=[*MODELS])
     parser.add_argument("--limit", type=float, default=900)
     parser.add_argument("--no-table", action="store_true")
-    parser.add_argument("--groups", action="store_true", help="the figure")
     parser.add_argument("--one", nargs=3)
     given = parser.parse_args()
     if given.one:
@@ -462,14 +396,11 @@ def main() -> None:
         name, kernel, num_draws = given.one
         print(json.dumps(timed(name, kernel, int(num_draws))))
         return
-    if given.groups:
-        groups(given.limit)
-        return
     head = [
         "| Model | Rows | D | SGHMC: CPU s, ESS | ESS/s | `diagnose`: CPU s "
-        "| GGMC: CPU s, ESS | ESS/s | NUTS: CPU s, ESS | ESS/s | ratio "
+        "| GGMC: CPU s, ESS | ESS/s | NUTS: CPU s, ESS | ESS/s "
         "| means off by, sd | sds, ratio |",
-        "|---" * 13 + "|",
+        "|---" * 12 + "|",
     ]
     print("\n".join(head), flush=True)
     for name in given.models:
@@ -480,7 +411,7 @@ def main() -> None:
                 about: x for x in TABLE.read_text().splitlines() if (about := x.split(" | ")[0])
             }
             known[line.split(" | ")[0]] = line
-            titles = (f"| {about}" for _, about, _ in MODELS.values())
+            titles = (f"| {about}" for _, about in MODELS.values())
             lines = [known[title] for title in titles if title in known]
             TABLE.write_text("\n".join([*head, *lines]) + "\n")
 
