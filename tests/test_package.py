@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -29,6 +31,13 @@ def test_what_reports_and_guides_need_is_imported_late() -> None:
     code = f"import sys, numpyro_geom; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_does_not_grow() -> None:
+    size = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "size.py"))
+    found, limits = size["package"](), size["LIMITS"]
+    assert found.keys() == limits.keys()
+    assert all(found[x] <= limits[x] for x in found), (found, limits)
 
 
 def test_a_name_that_is_not_there() -> None:
