@@ -1,4 +1,6 @@
-"""How large the repository is: python .ci/size.py
+"""How large the repository is.
+
+    python .ci/size.py
 
 A change that makes the package larger than `LIMITS` takes something away first.
 """
