@@ -1,4 +1,4 @@
-"""Random arguments and models end in right answers or typed errors, as `fuzz.py` looks for more of.
+"""Random arguments end in right answers or typed errors: `fuzz_arguments.py` looks for more cases.
 
 The cases are few and fixed here. Run the script for a longer search.
 """
@@ -12,9 +12,8 @@ import pytest
 from scripts import load_script
 from tiers import short
 
-fuzz = load_script("benchmarks/fuzz")
-Arguments = fuzz.fuzz_arguments.Arguments
-CALLS = fuzz.fuzz_arguments.CALLS
+fuzz = load_script("benchmarks/fuzz_arguments")
+Arguments, CALLS = fuzz.Arguments, fuzz.CALLS
 QUICK = tuple(
     sorted(
         {
@@ -39,14 +38,14 @@ def test_arguments_of_quick_calls(call: str) -> None:
     rng = np.random.default_rng([0, *call.encode()])
     check(Arguments(call, ()))
     for _ in range(30):
-        check(fuzz.fuzz_arguments.random_case(rng, (call,)))
+        check(fuzz.random_case(rng, (call,)))
 
 
 @pytest.mark.parametrize("call", short(SLOW, kept=SLOW_KEPT))
 def test_arguments_of_kernels_and_reports(call: str) -> None:
     rng = np.random.default_rng([0, *call.encode()])
     for _ in range(15):
-        check(fuzz.fuzz_arguments.random_case(rng, (call,)))
+        check(fuzz.random_case(rng, (call,)))
 
 
 @pytest.mark.slow
@@ -107,9 +106,3 @@ def test_the_error_of_a_model_is_not_that_of_a_conversion() -> None:
     """Strings in a list cannot become floats, which is not why the model fails."""
     outcome = fuzz.outcome_of(Arguments("VSGD", (("y", "['w']"),)))
     assert "could not convert" not in outcome.told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 11])
-def test_models(seed: int) -> None:
-    check(fuzz.fuzz_models.random_case(np.random.default_rng(seed)))

@@ -1,24 +1,9 @@
-"""NUTS and this package on regressions of four families at 200,000 rows.
-
-The families are a Poisson and a negative binomial regression with exposures, a robust regression
-with Student's t, and a two-level regression: 1,000 groups, each with its own intercept and slope.
-The methods have their default arguments. They are timed in the four parts of `large_tables.py`. One
-call measures one or several models and puts their lines in docs/tables/families.md:
-
-    python examples/benchmarks/families.py [--models NAME ...] [--methods NAME ...]
-
-With ``--methods``, the other lines of a table stay, and ratios are to NUTS's line in the table.
-Mean errors and sd ratios are the worst over unconstrained parameters. The reference is the mode and
-inverse Hessian in float64; for the two-level model it is draws from the exact posterior.
-"""
+"""Models of `rivals.py`: regressions of five families, and one of two levels with exact moments."""
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +11,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
-from large_tables import BASE, HEAD, Entrant, line, made_with, measure, of_kernel
-from numpyro.infer import NUTS
 from numpyro.infer.util import potential_energy
 
-from numpyro_geom import SGHMC, SGNHT, SGRLD
-
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "families.md"
 COLUMNS = 15
 GROUPS = 1000
 PRIOR_SD = 2.5
 
-# Models. ``other`` is the logarithm of a row's exposure, or its group. The first two are in the
-# tables of `rivals.py` only.
+# Models. ``other`` is the logarithm of a row's exposure, or its group.
 
 
 def coefficients(X: Any, prior_sd: float) -> Any:
@@ -106,11 +85,6 @@ def two_level(X: Any, y: Any, other: Any) -> None:
         numpyro.sample("y", dist.Normal(mean, sigma), obs=y[i])
 
 
-MODELS: dict[str, Callable] = {
-    f.__name__: f for f in (poisson, negative_binomial, robust, two_level)
-}
-
-
 def columns(rng: np.random.Generator, num_rows: int) -> np.ndarray:
     """Ten correlated measurements, four indicators and a constant, in that order.
 
@@ -124,20 +98,17 @@ def columns(rng: np.random.Generator, num_rows: int) -> np.ndarray:
     return np.column_stack([measured, indicators, np.ones(num_rows)]).astype("f4")
 
 
-def rows(name: str, num_rows: int) -> tuple[np.ndarray, ...]:
-    """X, y and the exposures or groups. Each measurement moves the predictor by about 0.2."""
+def two_level_rows(num_rows: int) -> tuple[np.ndarray, ...]:
+    """X, y and the groups. Each measurement moves the predictor by about 0.2."""
     rng = np.random.default_rng(0)
     X = columns(rng, num_rows)
     w = 0.2 * rng.normal(size=COLUMNS) / np.maximum(X.std(0), 0.2)
-    if name == "two_level":
-        # groups have the constant; a standard column, with a slope per group, replaces it
-        X[:, -1] = rng.normal(size=num_rows)
-        group = rng.integers(0, GROUPS, num_rows)
-        intercept, slope = np.array([[1.0], [0.5]]) + 0.3 * rng.normal(size=(2, GROUPS))
-        mean = X[:, :-1] @ w[:-1] + intercept[group] + slope[group] * X[:, -1]
-        return X, (mean + rng.normal(size=num_rows)).astype("f4"), group.astype("i4")
-    w[-1] = -1.0
-    return X, *outcomes(name, rng, X @ w)
+    # groups have the constant; a standard column, with a slope per group, replaces it
+    X[:, -1] = rng.normal(size=num_rows)
+    group = rng.integers(0, GROUPS, num_rows)
+    intercept, slope = np.array([[1.0], [0.5]]) + 0.3 * rng.normal(size=(2, GROUPS))
+    mean = X[:, :-1] @ w[:-1] + intercept[group] + slope[group] * X[:, -1]
+    return X, (mean + rng.normal(size=num_rows)).astype("f4"), group.astype("i4")
 
 
 def outcomes(name: str, rng: np.random.Generator, predictor: np.ndarray) -> tuple:
@@ -252,106 +223,3 @@ def exact_two_level(data: tuple, num_steps: int = 20_000) -> tuple[np.ndarray, n
             means.append(mean)
             variances.append(variance)
     return np.mean(means, 0), np.sqrt(np.mean(variances, 0) + np.var(means, 0))
-
-
-def entrants(model: Callable) -> dict[str, Entrant]:
-    """NUTS with a dense and a diagonal mass matrix, and ours."""
-
-    def nuts(**settings: Any) -> Entrant:
-        return of_kernel(lambda _: NUTS(model, **settings), 500, 5)
-
-    def ours(make: Callable) -> Entrant:
-        return of_kernel(lambda _: make(model), 1000, 10)
-
-    return {
-        BASE: nuts(dense_mass=True),
-        "NUTS(model)": nuts(),
-        "SGHMC(model)": ours(SGHMC),
-        "SGRLD(model)": ours(SGRLD),
-        "SGNHT(model)": ours(SGNHT),
-    }
-
-
-class Part(NamedTuple):
-    """A model's part of the table: the title, lines by method, and machine and versions."""
-
-    title: str
-    lines: dict[str, str]
-    made: list[str]
-
-
-def read() -> dict[str, Part]:
-    """The existing tables, by model."""
-    old = TABLE.read_text() if TABLE.exists() else ""
-    parts = {}
-    for text in re.split(r"(?m)^(?=\*\*)", old):
-        found = re.match(r"\*\*`(\w+)`", text)
-        if found:
-            lines = {m[1]: m[0] for m in re.finditer(r"(?m)^\| `(.*?)` \|.*$", text)}
-            made = re.findall(r"(?m)^\d{4}-.*$", text)
-            parts[found[1]] = Part(text.splitlines()[0], lines, made)
-    return parts
-
-
-def write(parts: dict[str, Part]) -> None:
-    """Replace the table."""
-    texts = []
-    for name in MODELS:
-        if name in parts:
-            title, lines, made = parts[name]
-            texts.append("\n".join([title, "", *HEAD, *lines.values(), "", *made, ""]))
-    TABLE.write_text("\n".join(texts))
-
-
-def rates_of(text: str) -> list[float] | None:
-    """The two rates in a line; None if it has none."""
-    cells = [x.strip() for x in text.strip("|").split("|")]
-    return None if cells[4] in ("", "–") else [float(cells[4]), float(cells[6])]
-
-
-def run(name: str, arguments: argparse.Namespace) -> None:
-    """Measure a model's methods, and write each line to the table when it is done."""
-    model, data = MODELS[name], rows(name, arguments.rows)
-    if name == "two_level":
-        mean, sd = exact_two_level(data)
-    else:
-        mean, covariance = laplace(model, data)
-        sd = np.sqrt(np.diag(covariance))
-    parts = read()
-    title = f"**`{name}`: {arguments.rows:,} rows, {len(mean):,} parameters**"
-    old = parts.get(name, Part(title, {}, []))
-    lines, made = dict(old.lines), f"{made_with(arguments.seconds)}."
-    base = rates_of(lines[BASE]) if BASE in lines else None
-    print(f"{title}\n\n" + "\n".join(HEAD), flush=True)
-    methods = entrants(model)
-    data = tuple(map(jnp.asarray, data))
-    for method, entrant in methods.items():
-        if arguments.methods and not any(m in method for m in arguments.methods):
-            continue
-        result = measure(entrant, data, arguments.seconds, arguments.limit)
-        text, rates = line(method, entrant, result, mean, sd, base, arguments.limit)
-        base = rates if method == BASE else base
-        lines[method] = text
-        print(text, flush=True)
-        if not arguments.no_table:
-            ordered = {m: lines[m] for m in methods if m in lines}
-            notes = [x for x in old.made if x != made] + [made]
-            write({**read(), name: Part(title, ordered, notes if arguments.methods else [made])})
-
-
-def main() -> None:
-    """Run the models."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--methods", nargs="+", help="only those whose name has one of these")
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of sampling, each method")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds of warm-up, at most")
-    parser.add_argument("--no-table", action="store_true", help="print only")
-    arguments = parser.parse_args()
-    for name in arguments.models:
-        run(name, arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,21 @@
 
 Each entry of `CALLS` is a public function or class with arguments that work. A case replaces one
 or two of them by random values. The call must then raise a typed error, or return a result
-without NaN.
+without NaN. The script prints the cases that end otherwise, and how to repeat them:
+
+    python examples/benchmarks/fuzz_arguments.py [--seconds 600] [--seed 0]
+    python examples/benchmarks/fuzz_arguments.py --case Monge alpha2 -1
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fractions
 import functools
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +26,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from fuzz_outcomes import FAILURES, outcome_of
 from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
@@ -439,3 +446,31 @@ def random_case(rng: np.random.Generator, calls: tuple[str, ...] = ()) -> Argume
     count = min(len(names), 1 + int(rng.random() < 0.2))
     chosen = rng.choice(names, count, replace=False) if names else []
     return Arguments(name, tuple((str(n), str(rng.choice(list(VALUES)))) for n in chosen))
+
+
+def main() -> None:
+    """Random cases until the time is over, or one case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600.0, help="of the processor")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", nargs=3, metavar=("CALL", "ARGUMENT", "VALUE"), help="repeat it")
+    options = parser.parse_args()
+    if options.case:
+        call, *change = options.case
+        print(outcome_of(Arguments(call, (tuple(change),))))
+        return
+    rng, counts = np.random.default_rng(options.seed), Counter()
+    until = time.process_time() + options.seconds
+    while time.process_time() < until:
+        case = random_case(rng)
+        outcome = outcome_of(case)
+        counts[outcome.kind] += 1
+        if outcome.kind in FAILURES:
+            print(case, outcome, flush=True)
+        if counts.total() % 100 == 0:
+            jax.clear_caches()  # a process cannot keep any number of programs
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -48,11 +48,10 @@ from blackjax.diagnostics import psis_weights
 from blackjax.mcmc.adjusted_mclmc_dynamic import build_kernel, make_random_trajectory_length_fn
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
-from large_tables import hmcecs
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import HMCECS, MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
-from numpyro.infer.util import potential_energy, unconstrain_fn
+from numpyro.infer.util import log_density, potential_energy, unconstrain_fn
 from numpyro.optim import Adam
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, SGKernel
@@ -435,6 +434,28 @@ def nuts(**settings: Any) -> Callable:
     return of_kernel(lambda model, _: NUTS(model, **settings), WARMUP, 50)
 
 
+def newton(data: tuple) -> jax.Array:
+    """A mode, in float32 and in one program, as a user would write it."""
+
+    @jax.jit
+    def search(data: tuple) -> jax.Array:
+        def energy(w: jax.Array) -> jax.Array:
+            return -log_density(regression.logistic, data, {}, {"w": w})[0]
+
+        def step(_: int, w: jax.Array) -> jax.Array:
+            return w - jnp.linalg.solve(jax.hessian(energy)(w), jax.grad(energy)(w))
+
+        return lax.fori_loop(0, 12, step, jnp.zeros(regression.COLUMNS))
+
+    return search(data)
+
+
+def hmcecs(data: tuple) -> HMCECS:
+    """HMCECS with a Taylor proxy at a mode; the search for the mode is part of the start."""
+    proxy = HMCECS.taylor_proxy({"w": newton(data)})
+    return HMCECS(NUTS(regression.logistic, dense_mass=True), num_blocks=10, proxy=proxy)
+
+
 METHODS: dict[str, Callable] = {
     "NUTS": nuts(),
     "NUTS, dense": nuts(dense_mass=True),
@@ -507,7 +528,7 @@ def exact(model: Callable, data: tuple, num_draws: int) -> tuple[np.ndarray, np.
 def make(name: str, num_rows: int, condition: float, folder: Path) -> Problem:
     """A problem with NumPy's arrays, memory maps in a folder for the largest."""
     if name == "two_level":
-        data = families.rows(name, num_rows)
+        data = families.two_level_rows(num_rows)
         mean, sd = families.exact_two_level(data)
         return Problem(families.two_level, data, mean, sd, np.nan)
     if name in GROUPED:
