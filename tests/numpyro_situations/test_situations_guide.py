@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from functools import cache
 from typing import Any
 
@@ -49,19 +48,6 @@ def test_svi(guide: Any) -> None:
     exact = (DATA.sum(0) + 1) / 12
     # the guide's own error and that of 1,000 draws of sd 0.13
     np.testing.assert_allclose(draws["beta"].mean(0), exact, atol=0.05)
-
-
-def test_update(guide: Any) -> None:
-    """`svi.init`, `svi.update` in `fori_loop`, `svi.evaluate`, `svi.get_params`"""
-    made = guide(bernoulli)
-    svi = SVI(bernoulli, made, numpyro.optim.Adam(0.01), Trace_ELBO(num_particles=2))
-    state = svi.init(KEY, DATA)
-    first = svi.evaluate(state, DATA)
-    state = jax.lax.fori_loop(0, 50, lambda _, s: svi.update(s, DATA)[0], state)
-    assert svi.evaluate(state, DATA) < first
-    assert set(svi.get_params(state)) == {"auto_loc"}
-    svi = SVI(bernoulli, guide(bernoulli), numpyro.optim.Adam(0.01), Trace_ELBO())
-    assert set(svi.get_params(svi.init(KEY, np.asarray(DATA)))) == {"auto_loc"}
 
 
 def test_quantiles(guide: Any) -> None:
@@ -112,7 +98,7 @@ def test_scalar_init(guide: Any) -> None:
     assert svi.get_params(svi.init(KEY))["auto_loc"] == 1.0
 
 
-def test_singular_hessian(guide: Any, refuses: Any) -> None:
+def test_singular_hessian(guide: Any) -> None:
     """A Hessian that is singular in 32 bits (4 coefficients, 3 points, noise of 0.001)"""
 
     def model(x: Any, y: Any) -> None:
@@ -124,8 +110,8 @@ def test_singular_hessian(guide: Any, refuses: Any) -> None:
 
     x = jnp.array([-1.0, 0.5, 1.5])
     y = 1 + 2 * x + 3 * x**2 + 4 * x**3
-    with refuses(RuntimeError, "float64"):
-        made = guide(model)
+    made = guide(model)
+    with pytest.raises(RuntimeError, match="float64"):
         made.sample_posterior(KEY, made.fit(KEY, x, y))
 
 
@@ -136,40 +122,8 @@ def test_metric_of_ones_own(guide: Any) -> None:
     assert draws["beta"].shape == (3, 2)
 
 
-def test_get_posterior(guide: Any, refuses: Any) -> None:
+def test_get_posterior(guide: Any) -> None:
     """`get_posterior`, `get_transform`: a distribution in closed form"""
     made, params = fitted(guide)
-    with refuses(NotImplementedError, "sample_posterior"):
+    with pytest.raises(NotImplementedError, match="sample_posterior"):
         made.get_posterior(params)
-
-
-def test_pickle(guide: Any) -> None:
-    """A pickled guide has the draws of the original"""
-    made, params = fitted(guide)
-    copy = pickle.loads(pickle.dumps(made))
-    found = [g.sample_posterior(KEY, params, sample_shape=(3,))["beta"] for g in (made, copy)]
-    np.testing.assert_allclose(*found, rtol=1e-5)
-
-
-def test_x64(guide: Any) -> None:
-    """The guide in 64-bit mode has draws in float64"""
-    with jax.enable_x64(True):
-        made = guide(bernoulli)
-        params = made.fit(KEY, np.asarray(DATA, np.float64), num_starts=1)
-        assert made.sample_posterior(KEY, params)["beta"].dtype == jnp.float64
-
-
-def test_new_data(guide: Any) -> None:
-    """A second `fit` on data of another shape forgets the first"""
-
-    def model(y: Any) -> None:
-        mu = numpyro.sample("mu", dist.Normal(0, 5))
-        with numpyro.plate("N", len(y)):
-            numpyro.sample("y", dist.Normal(mu, 0.1), obs=y)
-
-    made = guide(model)
-    made.fit(KEY, jnp.full(5, 3.0), num_starts=1)
-    params = made.fit(KEY, jnp.full(8, -3.0), num_starts=1)
-    np.testing.assert_allclose(params["auto_loc"], -3.0, atol=0.01)
-    draws = made.sample_posterior(KEY, params, sample_shape=(5,))["mu"]
-    np.testing.assert_allclose(draws, -3.0, atol=0.3)

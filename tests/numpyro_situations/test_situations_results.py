@@ -12,7 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from methods import KEY, LAPLACE, ROUNDING, STILL, chains
+from methods import KEY, LAPLACE, ROUNDING, chains
 from numpyro.infer import (
     SVI,
     Predictive,
@@ -24,14 +24,6 @@ from numpyro.infer import (
     init_to_uniform,
     init_to_value,
     initialize_model,
-    log_likelihood,
-)
-from numpyro.infer.util import (
-    compute_log_probs,
-    constrain_fn,
-    log_density,
-    potential_energy,
-    unconstrain_fn,
 )
 
 pytestmark = pytest.mark.numpyro_situations
@@ -107,56 +99,6 @@ def test_predictive(method: Any, parallel: bool) -> None:
     assert found["mu"].shape == found["obs"].shape == (5, 5)
     found = Predictive(line, draws, return_sites=["beta", "obs"])(KEY, X)
     np.testing.assert_array_equal(found["beta"], draws["beta"])
-
-
-def test_log_likelihood(method: Any) -> None:
-    """`log_likelihood` of the draws, in one batch dimension and in two"""
-    draws = of_line(method)
-    found = log_likelihood(line, draws, X, y=Y)["obs"]
-    expected = dist.Normal(draws["mu"], draws["sigma"][:, None]).log_prob(Y)
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
-    grouped = {n: x[None] for n, x in draws.items()}
-    np.testing.assert_allclose(
-        log_likelihood(line, grouped, X, y=Y, batch_ndims=2)["obs"][0], found, rtol=ROUNDING
-    )
-
-
-def test_log_density(method: Any) -> None:
-    """`log_density` and `compute_log_probs` at a draw"""
-    draw = {n: x[0] for n, x in of_line(method).items()}
-    total, _ = log_density(line, (X,), {"y": Y}, draw)
-    parts, _ = compute_log_probs(line, (X,), {"y": Y}, draw)
-    assert set(parts) == {"alpha", "beta", "sigma", "obs"}
-    np.testing.assert_allclose(sum(parts.values()), total, rtol=1e-5)
-
-
-def test_constrain(method: Any) -> None:
-    """`unconstrain_fn` and `constrain_fn` of a draw and back"""
-    draw = {n: x[0] for n, x in of_line(method).items()}
-    latent = {n: x for n, x in draw.items() if n != "mu"}
-    free = unconstrain_fn(line, (X,), {"y": Y}, latent)
-    back = constrain_fn(line, (X,), {"y": Y}, free, return_deterministic=True)
-    for name in draw:
-        np.testing.assert_allclose(back[name], draw[name], rtol=ROUNDING)
-
-
-def test_potential_energy(kernel: Any) -> None:
-    """`potential_energy` of the state is NumPyro's at the position of the last step"""
-    mcmc = chains(kernel.quick(line, step_size=STILL), 0, 1)
-    mcmc.run(KEY, X, y=Y)
-    state = mcmc.last_state
-    expected = potential_energy(line, (X,), {"y": Y}, state.z)
-    np.testing.assert_allclose(state.potential_energy, expected, rtol=ROUNDING)
-
-
-def test_model_info(kernel: Any) -> None:
-    """`initialize_model`'s `postprocess_fn` gives the draws of the states' positions"""
-    info = initialize_model(KEY, line, model_args=(X,), model_kwargs={"y": Y})
-    mcmc = chains(kernel.quick(line))
-    mcmc.run(KEY, X, y=Y)
-    last = info.postprocess_fn(mcmc.last_state.z)
-    for name, values in mcmc.get_samples().items():
-        np.testing.assert_allclose(values[-1], last[name], rtol=ROUNDING)
 
 
 def test_predictive_of_params(method: Any) -> None:
