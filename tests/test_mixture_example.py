@@ -54,14 +54,6 @@ def test_density(mixture: ModuleType, variance: float) -> None:
     np.testing.assert_allclose(cells, mixture.exact_cell_weights(variance), rtol=0, atol=1e-5)
 
 
-def test_density_is_the_sum_of_25(mixture: ModuleType) -> None:
-    x = np.random.default_rng(0).uniform(-5, 5, size=(50, 2))
-    squares = np.sum((x[:, None] - mixture.MEANS) ** 2, axis=-1)
-    sums = np.mean(np.exp(-squares / (2 * WIDE)), axis=1) / (2 * math.pi * WIDE)
-    np.testing.assert_allclose(mixture.log_density(x, WIDE), np.log(sums), atol=1e-5)
-    assert len({tuple(mean) for mean in mixture.MEANS}) == 25
-
-
 def test_the_model_is_the_density_with_and_without_its_prior(mixture: ModuleType) -> None:
     """What `Expansion(target="factors")` removes is flat, and nothing else."""
     x = jnp.asarray([[0.3], [1.7]])
@@ -96,23 +88,6 @@ def test_exact_draws_are_at_the_floor(mixture: ModuleType, variance: float) -> N
         assert abs(fit.spread - 1) < ALLOWED * math.sqrt(2 / (2 * num_draws))
 
 
-def test_modes(mixture: ModuleType) -> None:
-    np.testing.assert_array_equal(mixture.nearest_mode(mixture.MEANS), np.arange(25))
-    near = mixture.MEANS + np.random.default_rng(2).uniform(-0.99, 0.99, size=(25, 2))
-    np.testing.assert_array_equal(mixture.nearest_mode(near), np.arange(25))
-    assert mixture.nearest_mode(np.array([30.0, -30.0])) == 20
-    sd = math.sqrt(NARROW)
-    for distance, visited in ((2.9, 1), (3.1, 0)):
-        assert mixture.compare(np.array([[distance * sd, 0.0]]), NARROW).visited == visited
-    # all draws in one mode
-    fit = mixture.compare(np.zeros((10, 2)), NARROW)
-    assert fit.weights == pytest.approx(0.96)
-    assert fit.largest == pytest.approx(0.96)
-    assert fit.spread == 0
-    # and none in a bin
-    assert mixture.compare(np.full((10, 2), 9.0), NARROW).bins == pytest.approx(1.0)
-
-
 def test_the_law_of_factors(mixture: ModuleType) -> None:
     """Against draws of its prior, weighted by the mixture's density."""
     rng = np.random.default_rng(3)
@@ -134,27 +109,6 @@ def test_the_law_of_factors(mixture: ModuleType) -> None:
         # a hundred thousand matrices, each with draws of its own
         error = math.hypot(error, np.std(of_draws) / math.sqrt(100_000))
         assert abs(np.mean(of_draws) - exact) < ALLOWED * error
-
-
-@pytest.mark.parametrize("variance", [NARROW, WIDE])
-def test_laws_of_exact_draws(mixture: ModuleType, variance: float) -> None:
-    draws = mixture.exact_draws(np.random.default_rng(8), 40_000, variance).reshape(4000, 10, 2)
-    law = mixture.law_of(draws, variance)
-    assert max(law.largest, abs(law.width), abs(law.shift)) < ALLOWED
-    assert 0.3 * law.by_chance < law.weights < 2 * law.by_chance
-    nearer = mixture.law_of(draws - 0.05 * np.sign(draws) * (np.abs(draws) > 1), variance)
-    assert nearer.shift < -3 * ALLOWED
-    wider = mixture.law_of(
-        draws + 0.2 * np.random.default_rng(9).normal(size=draws.shape), variance
-    )
-    assert wider.width < -3 * ALLOWED
-
-
-def test_cut_off(mixture: ModuleType) -> None:
-    effort = mixture.Effort(num_draws=3, num_gradients=4)
-    draws = np.arange(20.0).reshape(2, 10)
-    kept = mixture.cut_off(draws, np.stack([np.full(10, 2), np.full(10, 4)]), effort)
-    np.testing.assert_array_equal(kept, [[0, 2, 5], [10, 11, 12]])
 
 
 # --- distributions
@@ -246,14 +200,6 @@ def test_factors_leave_the_law(mixture: ModuleType) -> None:
 # --- the script
 
 
-def test_every_method_is_made_as_tuned(mixture: ModuleType) -> None:
-    for method in mixture.METHODS.values():
-        for settings in (method.settings, *({k: v[0] for k, v in method.grid.items()},)):
-            method.make(mixture.QUICK, **settings)
-        for name, value in method.settings.items():
-            assert value in method.grid[name]
-
-
 @pytest.mark.slow
 def test_main_runs(mixture: ModuleType, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(mixture, "QUICK_METHODS", ("NUTS",))
@@ -266,14 +212,3 @@ def test_main_runs(mixture: ModuleType, tmp_path: Path, monkeypatch: Any, capsys
     assert "| NUTS | – |" in text
     assert "| SGHMC | step size 0.1, friction 1 | 0.2 | middle |" in text
     assert figure.stat().st_size > 0
-
-
-def test_tune_prints_the_best(mixture: ModuleType, monkeypatch: Any, capsys: Any) -> None:
-    def run(name: str, effort: Any, settings: dict) -> Any:
-        rng = np.random.default_rng(0)
-        narrowed = mixture.exact_draws(rng, 200) * (1 - abs(settings["step_size"] - 0.045))
-        return mixture.Run(narrowed.reshape(1, 2, 100, 2), 0.0, 0.0)
-
-    monkeypatch.setattr(mixture, "run", run)
-    mixture.main(["--tune", "--methods", "SGLD"])
-    assert "best of SGLD: step size 0.045" in capsys.readouterr().out

@@ -1,8 +1,7 @@
-"""The MNIST example: its data, model and measures; it runs, resumes and reports failures."""
+"""The MNIST example: its model and measures; it runs and resumes."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -30,59 +29,6 @@ def example() -> ModuleType:
 @pytest.fixture(autouse=True)
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMPYRO_GEOM_DATA", raising=False)
-
-
-def save(folder: Path, name: str, rows: int, first: int) -> tuple[np.ndarray, np.ndarray]:
-    X = np.random.default_rng(rows).integers(0, 256, (rows, 16)).astype(np.uint8)
-    y = np.arange(rows) % 10
-    np.savez(folder / f"{name}.npz", X=X, y=y, n_train=first)
-    return X, y
-
-
-# --- data
-
-
-def test_data_from_a_folder(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    X, y = save(tmp_path, "mnist_784", 12, 8)
-    others, _ = save(tmp_path, "fashion_mnist", 9, 4)
-    monkeypatch.setattr(example, "OUTSIDE_ROWS", 3)
-    data = example.load(tmp_path)
-    np.testing.assert_allclose(np.concatenate([data.X, data.test_X]), X / 255, rtol=1e-6)
-    np.testing.assert_array_equal(np.concatenate([data.y, data.test_y]), y)
-    assert len(data.y) == 8
-    np.testing.assert_allclose(data.outside_X, others[[4, 6, 8]] / 255, rtol=1e-6)
-    monkeypatch.setenv("NUMPYRO_GEOM_DATA", str(tmp_path))
-    np.testing.assert_array_equal(example.load().y, data.y)
-
-
-def test_what_cannot_be_found(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(FileNotFoundError, match="change --data-dir"):
-        example.load(tmp_path)
-    np.savez(tmp_path / "mnist_784.npz", X=np.zeros((2, 4)), y=np.zeros(2))
-    with pytest.raises(ValueError, match=r"lacks \['n_train'\]"):
-        example.load(tmp_path)
-    np.savez(tmp_path / "mnist_784.npz", X=np.zeros((2, 4)), y=np.zeros(2), n_train=2)
-    with pytest.raises(ValueError, match=r"got \(2, 4\), \(2,\) and 2"):
-        example.load(tmp_path)
-    save(tmp_path, "mnist_784", 12, 8)
-    np.savez(tmp_path / "fashion_mnist.npz", X=np.zeros((2, 4)), y=np.zeros(2), n_train=1)
-    with pytest.raises(ValueError, match="images of one size, got 16 pixels"):
-        example.load(tmp_path)
-
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", unreachable)
-    with pytest.raises(ConnectionError, match="put mnist_784.npz"):
-        example.load()
-    with pytest.raises(SystemExit, match="OpenML"):
-        example.main([])
-    with pytest.raises(SystemExit):
-        example.main(["--epochs", "1"])
 
 
 # --- model
@@ -135,20 +81,6 @@ def test_lenet_is_that_of_flax(example: ModuleType) -> None:
     np.testing.assert_allclose(example.logits_of(z, X), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_leaves_a_share_of_the_units_out(example: ModuleType) -> None:
-    """On average over patterns the hidden units are those without."""
-    z = example.start(random.key(0), example.shapes_of("dense", 16, 8), "gaussian")
-    del z["w3"], z["b3"]  # so that the second layer's are linear in those left out
-    X = jnp.ones((1, 16))
-    keys = random.split(random.key(2), 4000)
-    found = jax.vmap(lambda key: example.features_of(z, X, key)[0])(keys)
-    whole = example.features_of(z, X)[0]
-    error = found.std(0) / len(keys) ** 0.5
-    assert np.all(np.abs(found.mean(0) - whole) <= 4 * error)
-    left_out = (found == 0)[:, whole > 0].mean()
-    assert abs(left_out - example.DROPOUT) < 4 * (0.16 / found.size) ** 0.5
-
-
 # --- measures
 
 
@@ -192,46 +124,7 @@ def test_measures_of_hand_made_predictions(example: ModuleType) -> None:
     assert np.isnan(measures.result(follow=False).distance)
 
 
-def test_table_shows_failures_and_what_is_published(example: ModuleType) -> None:
-    common = {"prior": "gaussian", "method": "SGRLD identity"}
-    good = example.Result(0.97, 0.1, 0.05, 0.03, 0.9, 0.01, 0.1, 7, 0.0, 5.0)._asdict()
-    records = [
-        {**common, "seed": 0, **good},
-        {**common, "seed": 1, **good, "nll": 0.2, "milliseconds": float("nan")},
-        {"prior": "horseshoe", "method": "VSGD", "seed": 0, "failed": "ValueError: no"},
-    ]
-    head, line, one, other = example.table(records, "dense").splitlines()
-    assert len({x.count("|") for x in (head, line, one, other)}) == 1
-    cells = [x.strip() for x in one.split("|")]
-    assert cells[3:7] == ["2", "7", "97.00 ± 0.00", "0.1500 ± 0.0707"]
-    assert cells[15:19] == ["5.00", "96.85", "0.1310", "0.0430"]
-    assert "failed" in other
-    head, _, one, other = example.short(records, "dense").splitlines()
-    assert [x.strip() for x in one.split("|")][2:7:3] == ["97.00 ± 0.00", "0.900 ± 0.000"]
-    assert head.endswith("AUROC | horseshoe: accuracy, % | NLL | ECE | AUROC |")
-    assert other.startswith("| VSGD | – | – |")
-
-
 # --- experiment
-
-
-def test_names_agree(example: ModuleType) -> None:
-    assert {method for *_, method in example.PUBLISHED} <= set(example.METHODS)
-    assert set(example.QUICK_METHODS) <= set(example.METHODS)
-    assert not any(example.skipped(*pair) for _, *pair in example.PUBLISHED)
-
-
-def test_a_failure_is_a_result(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fails(*args: object) -> None:
-        raise FloatingPointError("lost")
-
-    monkeypatch.setitem(example.METHODS, "MAP", fails)
-    task = example.Task(example.digits(), "gaussian")
-    (record,) = example.run_seeds(task, "MAP", [3], tmp_path)
-    assert record["failed"] == "FloatingPointError: lost"
-    assert json.loads((tmp_path / "gaussian-MAP-3.json").read_text()) == record
 
 
 @pytest.mark.slow
@@ -243,21 +136,6 @@ def test_baselines_predict(example: ModuleType) -> None:
         assert found.accuracy > 0.9
         assert found.draws == example.BASELINE_DRAWS
         assert found.ambiguity > 0
-
-
-def test_seeds_of_a_run_are_those_of_runs_alone(example: ModuleType, tmp_path: Path) -> None:
-    """Chains of one run end where runs of one seed end, and both seeds are kept."""
-    whole = example.digits()
-    data = whole._replace(X=whole.X[:100], y=whole.y[:100])
-    task = example.Task(
-        data, "gaussian", hidden=4, epochs=20, burn_in=100, batch_size=10, timed=False
-    )
-    both = example.run_seeds(task, "SGRLD identity", [3, 4], None)
-    alone = example.run_seeds(task, "SGRLD identity", [4], None)
-    assert [r["seed"] for r in both] == [3, 4]
-    assert both[1]["draws"] == alone[0]["draws"] == 1
-    assert both[1]["nll"] == pytest.approx(alone[0]["nll"], rel=1e-3)
-    assert both[0]["nll"] != pytest.approx(alone[0]["nll"], rel=1e-3)
 
 
 @pytest.mark.slow
