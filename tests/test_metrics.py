@@ -6,11 +6,9 @@ the operation. The factor covers sums over at most a few hundred terms.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
-import pickle
 from typing import Any
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from numpyro_geom._util import lazy_cond, tree_axpy, tree_vdot
+from numpyro_geom._util import tree_vdot
 from numpyro_geom.metrics import (
     Identity,
     Metric,
@@ -43,7 +41,6 @@ CASES = {
     "shampoo-full": Shampoo(decay=0.7, eps=0.1, interval=1, block_size=6, vector="full"),
 }
 each_metric = pytest.mark.parametrize("metric", CASES.values(), ids=CASES.keys())
-float_types = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def tree(seed: int, shapes: Any = None, dtype: Any = None, scale: float = 1.0) -> Any:
@@ -52,8 +49,7 @@ def tree(seed: int, shapes: Any = None, dtype: Any = None, scale: float = 1.0) -
     return {k: jnp.asarray(scale * rng.normal(size=s), dtype) for k, s in shapes.items()}
 
 
-# Compiled once for each metric, and again for each structure and dtype: eager calls would compile
-# the loop in lazy_cond every time.
+# Compiled once for each metric, and again for each structure and dtype.
 @functools.cache
 def _jit(metric: Any, name: str) -> Any:
     return jax.jit(getattr(metric, name))
@@ -121,25 +117,6 @@ def test_products_are_powers_of_one_positive_definite_matrix(metric: Any, x64: N
 
 
 @each_metric
-@float_types
-def test_shapes_and_dtypes_are_kept(metric: Any, dtype: str, x64: None) -> None:
-    def signature(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), x)
-
-    position, floor = tree(0, dtype=dtype), jnp.asarray(0.5)
-    state = jax.eval_shape(metric.init, position)
-    moved = [
-        jax.eval_shape(metric.update, state, position),
-        jax.eval_shape(metric.from_gradient, state, position, floor),
-    ]
-    assert [signature(s) for s in moved] == [signature(state)] * 2
-    for product in (metric.apply_inverse, metric.apply_inverse_sqrt):
-        assert signature(jax.eval_shape(product, state, position)) == signature(position)
-    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-    assert all(x.dtype == dtype for x in floats)
-
-
-@each_metric
 def test_float32_agrees_with_float64(metric: Any, x64: None) -> None:
     x = tree(9)
     wide = [np.asarray(m) @ ravel_pytree(x)[0] for m in dense(metric, PRODUCTS, run(metric), x)]
@@ -153,36 +130,6 @@ def test_float32_agrees_with_float64(metric: Any, x64: None) -> None:
         # Single roundoff 6e-8, times the condition of the statistic (at most 1e3) times a power of
         # at most a half, and the ridge of 1e-6: below 1e-4 of the largest entry.
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
-
-
-@each_metric
-def test_batch_of_states_equals_a_loop(metric: Any, x64: None) -> None:
-    grads = [stack(tree(10 * i + j) for j in range(3)) for i in range(3)]
-
-    @jax.jit
-    @jax.vmap
-    def steps(grads: Any) -> Any:
-        state, _ = _jit_run(metric)(tree(0), grads)
-        return state, metric.apply_inverse(state, tree(9))
-
-    together = jax.tree.map(np.asarray, steps(stack(grads)))
-    for i in range(3):
-        state, _ = _jit_run(metric)(tree(0), grads[i])
-        alone = state, _jit(metric, "apply_inverse")(state, tree(9))
-        # Eigenvectors of equal eigenvalues are any basis: they are left to the products they give.
-        together_i = jax.tree.map(lambda x: x[i], together)  # noqa: B023
-        if isinstance(metric, Shampoo):
-            alone, together_i = ((s._replace(basis=()), *rest) for s, *rest in (alone, together_i))
-        assert_trees_close(together_i, alone, rtol=1e-10, atol=1e-10)
-
-
-@each_metric
-def test_state_is_a_scan_carry(metric: Any, x64: None) -> None:
-    state = metric.init(tree(0))
-    for i in range(3):
-        state = _jit(metric, "update")(state, tree(1 + i))
-    x, product = tree(9), _jit(metric, "apply_inverse")
-    assert_trees_close(product(run(metric), x), product(state, x), rtol=1e-11, atol=1e-11)
 
 
 # Memory: each metric against a plain loop
@@ -245,11 +192,6 @@ def test_monge_without_a_number_is_bounded_and_knows_no_scale(x64: None) -> None
     assert 1 / (1 + 0.3) - 1e-12 < np.linalg.eigvalsh(first).min() < 1
     (start,) = dense(metric, "apply_inverse", metric.init(tree(0)), tree(0))
     np.testing.assert_array_equal(start, np.eye(len(v)))
-
-
-def test_monge_follows_the_position_where_alpha_is_given() -> None:
-    assert Monge().default_gamma == "frozen"
-    assert Monge(alpha2=1.0).default_gamma == "auxiliary"
 
 
 # By block size and vector mode: the shape of a site, its axes after merging, and the borders of
@@ -528,95 +470,7 @@ def test_from_gradient_of_monge_is_the_vector() -> None:
     np.testing.assert_allclose(square, flat @ flat + 9 * flat.size, rtol=1e-6)
 
 
-# Helpers
-
-
-def test_lazy_cond_skips_the_work_of_a_batch_that_needs_none() -> None:
-    calls = []
-
-    def double(x: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda: calls.append(1))
-        return 2 * x
-
-    batch = jax.jit(jax.vmap(lambda p, x: lazy_cond(p, double, x)))
-    x = jnp.arange(3.0)
-    np.testing.assert_array_equal(batch(jnp.array([False, False, False]), x), x)
-    jax.effects_barrier()
-    assert len(calls) == 0
-    np.testing.assert_array_equal(batch(jnp.array([False, True, False]), x), [0.0, 2.0, 2.0])
-    jax.effects_barrier()
-    assert len(calls) > 0
-
-
-def test_lazy_cond_without_a_batch() -> None:
-    tree_in = {"x": jnp.ones(2), "n": jnp.zeros((), jnp.int32)}
-
-    def step(t: Any) -> Any:
-        return {"x": 3 * t["x"], "n": t["n"] + 1}
-
-    for pred, expected in ((True, step(tree_in)), (jnp.asarray(False), tree_in)):
-        assert_trees_close(lazy_cond(pred, step, tree_in), expected, rtol=0)
-    slope = jax.jvp(lambda x: lazy_cond(True, jnp.sin, x), (0.5,), (1.0,))[1]
-    np.testing.assert_allclose(slope, np.cos(0.5), rtol=1e-6)
-
-
-def test_shampoo_decomposes_only_when_a_chain_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    real = jnp.linalg.eigh
-
-    def counted(matrices: Any) -> Any:
-        jax.debug.callback(lambda: calls.append(1))
-        return real(matrices)
-
-    monkeypatch.setattr(jnp.linalg, "eigh", counted)
-    metric = Shampoo(interval=4, block_size=3)
-    batch = stack(tree(i) for i in range(2))
-    update = jax.jit(jax.vmap(metric.update))
-    state = jax.vmap(metric.init)(batch)
-    seen = []
-    for _ in range(6):
-        state = update(state, batch)
-        jax.block_until_ready(state)
-        jax.effects_barrier()
-        seen.append(len(calls) > 0)
-        calls.clear()
-    assert seen == [True, False, False, False, True, False]
-
-
-def test_tree_helpers() -> None:
-    x, y = tree(1), tree(2)
-    flat_x, flat_y = ravel_pytree(x)[0], ravel_pytree(y)[0]
-    # Single roundoff, sums of some fifty terms of order 1.
-    np.testing.assert_allclose(tree_vdot(x, y), flat_x @ flat_y, atol=1e-4)
-    assert tree_vdot({}, {}) == 0
-    result = tree_axpy(jnp.asarray(2.0), x, y)
-    np.testing.assert_allclose(ravel_pytree(result)[0], flat_y + 2 * flat_x, atol=1e-5)
-
-
 # Objects
-
-
-@each_metric
-def test_metrics_are_values(metric: Any) -> None:
-    copy = pickle.loads(pickle.dumps(metric))
-    assert copy == metric
-    assert hash(copy) == hash(metric)
-    assert dataclasses.replace(metric) == metric
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        metric.new = 1
-    state = metric.init(tree(0))
-    restored = pickle.loads(pickle.dumps(state))
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
-
-
-def test_defaults() -> None:
-    assert RMSprop() == RMSprop(decay=0.99, eps=1e-8)
-    assert Wenzel() == Wenzel(decay=0.99, eps=1e-8, interval=None)
-    assert Monge() == Monge(None, 0.99) == Monge(alpha2=None, decay=0.99)
-    assert Shampoo() == Shampoo(0.99, 1e-8, 100, 60, "diagonal")
-    assert [m.interval for m in (Identity(), RMSprop(), Monge())] == [1, 1, 1]
-    assert Identity().decay == 0
-    assert dataclasses.replace(Wenzel(), interval=7).interval == 7
 
 
 @pytest.mark.parametrize(

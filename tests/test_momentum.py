@@ -252,13 +252,6 @@ def test_rule_uses_the_tolerance_where_noise_decides(integrator: str, expected: 
     assert bias(integrator, h, 10.0, 1e5, friction, 2.0) == pytest.approx(expected, rel=0.01)
 
 
-def test_rule_without_noise() -> None:
-    h, friction, rate = rule("baoab", np.array([[4.0, 400.0, 0.0, 0.0]]), False, None)[0]
-    assert h == pytest.approx(2 * np.sqrt(0.1 / 1.1 / 400))
-    assert friction == pytest.approx(np.sqrt(4.0))
-    assert rate == pytest.approx(np.sqrt(4.0) / 2, rel=1e-3)
-
-
 # --- SGNHT
 
 MANY = np.linspace(0.5, 4.0, 16)
@@ -559,24 +552,6 @@ def test_undone_steps_put_the_momentum_at_rest(kernel_class: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
-def test_double_precision(kernel_class: Any, x64: None) -> None:
-    def energy(z: dict, rng_key: jax.Array) -> jax.Array:
-        noise = random.normal(rng_key, dtype=z["b"].dtype)
-        return sum(jnp.sum(x**2) for x in z.values()) / 2 + z["b"] * noise
-
-    kernel = kernel_class(potential_fn=energy, step_size=0.1, friction=1, num_steps=3)
-    position = {"a": jnp.ones((2, 3)), "b": jnp.ones((), jnp.float32)}
-    state = kernel.init(random.key(0), 0, position, (), {})
-    after = jax.jit(lambda s: kernel.sample(s, (), {}))(state)
-    wanted = {"a": jnp.float64, "b": jnp.float32}
-    assert jax.tree.map(lambda x: x.dtype, after.z) == wanted
-    assert {x.dtype for x in jax.tree.leaves(after.dynamics._replace(momentum=()))} == {
-        jnp.dtype("float64")
-    }
-    assert all((x != y).all() for x, y in zip(after.z.values(), state.z.values(), strict=True))
-
-
-@pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
 def test_a_force_of_bounded_length_has_the_law_of_its_own_energy(kernel_class: Any) -> None:
     """A force x that is cut at 1 is the slope of Huber's function: exact moments by quadrature."""
     grid = np.linspace(-30, 30, 6001)
@@ -631,10 +606,3 @@ def test_bad_settings(kernel_class: Any, settings: dict, kind: type, match: str)
 def test_bad_settings_of_the_thermostat(settings: dict, kind: type, match: str) -> None:
     with pytest.raises(kind, match=match):
         SGNHT(potential_fn=half_square, **settings)
-
-
-def test_settings_for_records() -> None:
-    kernel = SGNHT(potential_fn=half_square, friction=2, thermostat_mass=1)
-    wanted = {"friction": 2.0, "thermostat_mass": 1.0, "integrator": "badodab"}
-    assert wanted.items() <= kernel.settings.record().items()
-    assert SGNHT(potential_fn=half_square).settings.thermostat_mass == "auto"

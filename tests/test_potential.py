@@ -6,9 +6,7 @@ minibatches are exact sums, and "rounding" is a few hundred units of 64-bit roun
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +38,6 @@ from numpyro_geom.model.potential import (
     CURVATURE_KEYS,
     Potential,
     function_potential,
-    takes_rng_key,
 )
 
 ROUNDING = 1e-12
@@ -262,31 +259,6 @@ def test_plan(
     assert plan.steps_per_epoch == steps_per_epoch
 
 
-def test_a_subsampling_is_a_value() -> None:
-    args = (jnp.asarray(Y), jnp.asarray(TABLE[0]))
-
-    def read(batch_size: Any, batching: str = "replacement") -> Subsampling:
-        return read_subsampling(two_tables, args, {}, batch_size, batching)
-
-    first = read({"first": 2, "second": 1})
-    same = pickle.loads(pickle.dumps(read({"first": 2, "second": 1})))
-    others = [read({"first": 2}), read({"first": 2, "second": 1}, "epoch"), read(None)]
-    # the order of the plates is that of the keys for their rows
-    others.append(dataclasses.replace(first, batch_sizes={"second": 1, "first": 2}))
-    assert same == first
-    assert hash(same) == hash(first)
-    assert {first: "found"}[same] == "found"
-    assert first not in others
-    assert len({first, same, *others}) == 5
-    assert first.batch_sizes == {"first": 2, "second": 1}
-    assert first.batch_sizes != {"first": 2}
-    assert list(first.sizes) == ["first", "second"]
-    assert len(first.sizes) == 2
-    assert repr(first.batch_sizes) == "{'first': 2, 'second': 1}"
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        first.sizes["first"] = 3
-
-
 def test_without_a_data_plate_n_is_one() -> None:
     def model(y: jax.Array) -> None:
         mu = numpyro.sample("mu", dist.Normal(0, 5))
@@ -447,18 +419,6 @@ def test_split_and_keys_of_a_stochastic_function() -> None:
     singles = [potential.energy(z, key) for key in several]
     # a mean of 7 float32 numbers of order 1
     np.testing.assert_allclose(potential.energy(z, several), np.mean(singles), rtol=1e-6)
-
-
-def test_functions_with_one_required_argument_are_deterministic() -> None:
-    assert not takes_rng_key(lambda z: z)
-    assert not takes_rng_key(lambda z, scale=1.0: z)
-    assert not takes_rng_key(jnp.sum)
-    assert takes_rng_key(lambda z, rng_key: z)
-    potential = function_potential(lambda z, scale=2.0: scale * z @ z)
-    assert potential.deterministic
-    assert potential.num_data == 1
-    assert float(potential.energy(jnp.ones(3), {})) == 6.0
-    assert potential.score_noise(random.key(0)) == ()
 
 
 # --- the stream of rows
