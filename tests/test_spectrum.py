@@ -47,6 +47,11 @@ def diagonal_ends(eigenvalues, start, num_iterations: int):
     return extreme_eigenvalues(lambda v: eigenvalues * v, eigenvalues.size, start, num_iterations)
 
 
+@functools.partial(jax.jit, static_argnames="num_iterations")
+def diagonal_values(eigenvalues, start, num_iterations: int):
+    return lanczos(lambda v: eigenvalues * v, eigenvalues.size, start, num_iterations)
+
+
 @jax.jit
 def full(matrix, start):
     dim = matrix.shape[0]
