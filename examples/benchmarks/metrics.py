@@ -22,7 +22,6 @@ import numpyro.distributions as dist
 import posteriors as P
 from jax import random
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import SGRLD, Monge
 
@@ -180,26 +179,6 @@ def measure(posterior: P.Posterior, reference: tuple, **settings: Any) -> dict:
     return row
 
 
-def nuts(posterior: P.Posterior, reference: tuple) -> dict:
-    """NumPyro's NUTS with a dense mass matrix, for scale."""
-    mcmc = MCMC(
-        NUTS(posterior.model, dense_mass=True),
-        num_warmup=WARMUP,
-        num_samples=DRAWS,
-        num_chains=CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.warmup(random.key(0), *posterior.args)
-    mcmc.run(random.key(1), *posterior.args, extra_fields=("num_steps",))
-    start = time.perf_counter()
-    mcmc.run(random.key(1), *posterior.args, extra_fields=("num_steps",))
-    seconds = time.perf_counter() - start
-    values = np.asarray(posterior.scalars(mcmc.get_samples(group_by_chain=True)), np.float64)
-    steps = float(np.sum(mcmc.get_extra_fields()["num_steps"]))
-    return facts(values, reference, steps, seconds)
-
-
 def write(results: dict) -> str:
     """The Markdown table: a row for each posterior; for each metric, two columns of facts."""
     lines = [
@@ -210,13 +189,13 @@ def write(results: dict) -> str:
         "the Hessian counts as a gradient; seconds are of sampling, on a shared machine, jax "
         f"{jax.__version__}.",
         "",
-        "| posterior | NUTS, dense | " + " | ".join(CASES) + " |",
-        "|---" * (2 + len(CASES)) + "|",
+        "| posterior | " + " | ".join(CASES) + " |",
+        "|---" * (1 + len(CASES)) + "|",
     ]
     for column in results.values():
         base = column["identity"]
         cells = []
-        for case in ("nuts", *CASES):
+        for case in CASES:
             r = column.get(case)
             if r is None:
                 cells.append("")
@@ -244,15 +223,11 @@ def main() -> None:
         posterior = TARGETS[name]()
         reference = posterior.reference()
         column = results.setdefault(name, {"name": posterior.name})
-        for case in ("nuts", *CASES):
+        for case in CASES:
             if case in column:
                 continue
             start = time.perf_counter()
-            if case == "nuts":
-                row = nuts(posterior, reference)
-            else:
-                row = measure(posterior, reference, **CASES[case])
-            column[case] = row
+            column[case] = row = measure(posterior, reference, **CASES[case])
             print(
                 f"{name:12s} {case:16s} ESS {row['ess']:.0f}, per gradient "
                 f"{row['ess'] / row['gradients']:.1e}, per second "

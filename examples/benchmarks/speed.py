@@ -1,6 +1,7 @@
 """Time and memory of a stochastic-gradient step, as ratios measured side by side in one run.
 
-Prints Markdown tables and writes them to docs/tables/speed.md. ``--small`` is a quick look.
+Prints Markdown tables and writes them to docs/tables/speed.md and momentum.md. ``--small`` is a
+quick look.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import numpyro
 import numpyro.distributions as dist
 from jax import lax, random
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 
-from numpyro_geom import SGHMC, SGRLD, Expansion, Shampoo
+from numpyro_geom import SGHMC, SGNHT, SGRLD, Expansion, Shampoo
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "speed.md"
+TABLES = Path(__file__).parents[2] / "docs" / "tables"
 
 
 def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -133,6 +133,62 @@ def logistic_table(small: bool) -> str:
     return "\n".join(lines)
 
 
+def ratios(times: dict[str, float], per: int, unit: float, titles: tuple[str, str, str]) -> str:
+    """A table of times and of ratios to the first."""
+    base = next(iter(times.values()))
+    lines = ["| " + " | ".join(titles) + " |", "|---|---|---|"]
+    lines += [f"| {n} | {t / per * unit:.3g} | {t / base:.2f} |" for n, t in times.items()]
+    return "\n".join(lines)
+
+
+def momentum_table(small: bool) -> str:
+    """Kernels with a momentum against SGRLD and against blackjax."""
+    import blackjax
+
+    num_rows, num_columns, batch, num_steps, h = 100_000, 50, 256, 100, 1e-5
+    X, y = logistic_rows(num_rows, num_columns)
+    fixed = {"step_size": h, "batch_size": batch, "num_steps": num_steps}
+
+    times = race(
+        {
+            "SGRLD, identity metric": sampler(SGRLD(logistic, **fixed), X, y),
+            "SGHMC": sampler(SGHMC(logistic, friction=1.0, **fixed), X, y),
+            "SGHMC, euler": sampler(SGHMC(logistic, **fixed, integrator="euler", friction=1), X, y),
+            "SGNHT": sampler(SGNHT(logistic, friction=1.0, **fixed), X, y),
+        },
+        5 if small else 60,
+    )
+    head = "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call."
+    titles = ("kernel", "microseconds per step", "over SGRLD")
+    text = head + "\n\n" + ratios(times, num_steps, 1e6, titles)
+
+    few_X, few_y = X[:batch], y[:batch]
+
+    def log_density_gradient(w: jax.Array, _: None) -> jax.Array:
+        def energy(w: jax.Array) -> jax.Array:
+            logits = few_X @ w
+            return 0.5 * w @ w + jnp.sum(jnp.logaddexp(0.0, logits) - few_y * logits)
+
+        return -jax.grad(energy)(w)
+
+    peer = blackjax.sghmc(log_density_gradient, num_steps)
+    run = jax.jit(lambda w: peer.step(random.key(0), w, None, h))
+    whole = {"step_size": h, "num_steps": num_steps}
+    times = race(
+        {
+            "blackjax.sghmc": lambda: run(jnp.zeros(num_columns)),
+            "SGHMC": sampler(SGHMC(logistic, friction=1.0, **whole), few_X, few_y),
+            "SGHMC, euler": sampler(
+                SGHMC(logistic, friction=1.0, integrator="euler", **whole), few_X, few_y
+            ),
+        },
+        5 if small else 60,
+    )
+    head = "The same on 256 rows, all of them at every step, 100 steps per call."
+    titles = ("kernel", "microseconds per step", "over blackjax")
+    return "\n\n".join([text, head, ratios(times, num_steps, 1e6, titles)])
+
+
 # A network
 
 
@@ -236,7 +292,7 @@ def expansion_table(small: bool) -> str:
     return "\n".join(lines)
 
 
-# Memory and compilation
+# Memory
 
 
 def memory_table() -> str:
@@ -258,30 +314,6 @@ def memory_table() -> str:
     return "\n".join(lines)
 
 
-def compile_table() -> str:
-    """How many programs a second `run` with the same shapes compiles."""
-    counts = {"events": 0}
-
-    def listen(event: str, *_: Any, **__: Any) -> None:
-        counts["events"] += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    X, y = logistic_rows(2_000, 5)
-    lines = ["| kernel | first run | second run, other key |", "|---|---|---|"]
-    kernels = {"NUTS": NUTS(logistic)}
-    for metric in ("identity", "rmsprop", "wenzel", "monge", "shampoo"):
-        kernels[f"SGRLD {metric}"] = SGRLD(logistic, metric=metric, batch_size=64)
-    for name, kernel in kernels.items():
-        mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False)
-        cells = []
-        for seed in range(2):
-            before = counts["events"]
-            mcmc.run(random.key(seed), X, y)
-            cells.append(str(counts["events"] - before))
-        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
-    return "\n".join(["Programs compiled by `MCMC.run`.", "", *lines])
-
-
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -292,13 +324,12 @@ def main() -> None:
         network_table(options.small),
         expansion_table(options.small),
         memory_table(),
-        compile_table(),
     ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    if not options.small:
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text("\n\n".join(parts[:-1]) + "\n")
+    texts = {"speed.md": "\n\n".join(parts), "momentum.md": momentum_table(options.small)}
+    for name, text in texts.items():
+        print(text, end="\n\n")
+        if not options.small:
+            (TABLES / name).write_text(text + "\n")
 
 
 if __name__ == "__main__":
