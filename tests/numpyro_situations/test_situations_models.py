@@ -12,43 +12,24 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import lax
-from methods import KEY, LAPLACE, Posterior, chains
+from methods import LAPLACE, Posterior
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
-from numpyro.contrib.funsor import config_enumerate
 from numpyro.distributions import constraints
-from numpyro.infer import Predictive
 from numpyro.infer.reparam import TransformReparam
-from scipy import integrate, special
-
-from numpyro_geom import diagnose
+from scipy import integrate
 
 pytestmark = pytest.mark.numpyro_situations
 
 Y = np.linspace(-1.0, 2.0, 12).astype(np.float32)
 ROWS = np.linspace(-1.0, 2.0, 60).astype(np.float32)
 GROUPS = np.arange(12) % 3
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(60, 2)).astype(np.float32)
-LABELS = (RNG.uniform(size=60) < special.expit(X @ np.array([1.0, -0.5]))).astype(np.int32)
 
 
 # --- laws that are known: one model of independent parts, one run of each method
 
 HEADS = np.array([1] * 21 + [0] * 9)
-COUNTS = np.array([0] * 5 + [1] * 30 + [2] * 15)
 TRIALS, SUCCESSES = 5_000_000, 3849
-
-
-def heads() -> None:
-    p = numpyro.sample("heads", dist.Beta(jnp.full(2, 1.1), 1.1).to_event(1))
-    data = jnp.stack([HEADS, 1 - HEADS], -1)
-    numpyro.sample("obs_heads", dist.Bernoulli(p).to_event(1), obs=data)
-
-
-def shares() -> None:
-    p = numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
-    numpyro.sample("obs_shares", dist.Categorical(p), obs=jnp.asarray(COUNTS))
 
 
 def improper() -> None:
@@ -68,23 +49,11 @@ def weighted() -> None:
     numpyro.factor("weight", -((factor - 1.0) ** 2) / 2)
 
 
-def of_param() -> None:
-    c = numpyro.param("c", 0.5)
-    value = numpyro.sample("of_param", dist.LogNormal(c, 0.5))
-    numpyro.sample("obs_param", dist.Normal(value, 1).mask(False), obs=1.0)
-
-
 def moving() -> None:
     low = numpyro.sample("low", dist.Uniform(0, 1))
     above = numpyro.sample("above", dist.Uniform(low, low + 1.0))
     numpyro.sample("obs_low", dist.Normal(low, 0.1), obs=0.5)
     numpyro.sample("obs_above", dist.Normal(above, 0.1), obs=1.0)
-
-
-def logistic() -> None:
-    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 1))
-    logits = numpyro.deterministic("logits", X @ w)
-    numpyro.sample("obs_logits", dist.Bernoulli(logits=logits), obs=LABELS)
 
 
 def to_lift() -> None:
@@ -93,7 +62,7 @@ def to_lift() -> None:
 
 
 def conjugate() -> None:
-    for part in (heads, shares, improper, weighted, of_param, moving, logistic, to_lift):
+    for part in (improper, weighted, moving, to_lift):
         part()
 
 
@@ -106,18 +75,6 @@ def posterior(method: Any) -> Posterior:
 def beta_moments(a: Any, b: Any) -> tuple[Any, Any]:
     a, b = np.asarray(a), np.asarray(b)
     return a / (a + b), np.sqrt(a * b / (a + b + 1)) / (a + b)
-
-
-@pytest.mark.one_run
-def test_beta_bernoulli(method: Any) -> None:
-    """Beta prior of a vector, Bernoulli data without a plate: the conjugate posterior"""
-    posterior(method).check("heads", *beta_moments([22.1, 10.1], [10.1, 22.1]))
-
-
-@pytest.mark.one_run
-def test_dirichlet_categorical(method: Any) -> None:
-    """Dirichlet prior, categorical data: the conjugate posterior"""
-    posterior(method).check("shares", *beta_moments([6, 31, 16], [47, 22, 37]))
 
 
 @pytest.mark.one_run
@@ -154,13 +111,6 @@ def test_mask_and_scale(method: Any) -> None:
 
 
 @pytest.mark.one_run
-def test_param(method: Any) -> None:
-    """A `numpyro.param` keeps its value, and what depends on it has the law of it"""
-    mean = np.exp(0.5 + 0.125)
-    posterior(method).check("of_param", mean, mean * np.sqrt(np.exp(0.25) - 1))
-
-
-@pytest.mark.one_run
 def test_dynamic_support(method: Any) -> None:
     """A support that depends on another site"""
     low, above = np.meshgrid(np.linspace(0, 1, 201), np.linspace(0, 2, 401), indexing="ij")
@@ -169,20 +119,6 @@ def test_dynamic_support(method: Any) -> None:
     found = posterior(method)
     found.check("above", 1.0, np.sqrt((weights * (above - 1) ** 2).sum() / weights.sum()))
     assert (found.draws["above"] >= found.draws["low"]).all()
-
-
-@pytest.mark.one_run
-def test_logistic_regression(method: Any) -> None:
-    """Logistic regression, data closed over, a deterministic site of all rows: quadrature's law"""
-    found = posterior(method)
-    assert found.draws["logits"].shape[2:] == (60,)
-    grid = np.stack(np.meshgrid(*2 * [np.linspace(-2, 3, 301)], indexing="ij"), -1)
-    logits = grid @ X.T
-    energy = (grid**2).sum(-1) / 2 + (np.log1p(np.exp(logits)) - LABELS * logits).sum(-1)
-    weights = np.exp(energy.min() - energy)[..., None]
-    mean = (weights * grid).sum((0, 1)) / weights.sum()
-    variance = (weights * (grid - mean) ** 2).sum((0, 1)) / weights.sum()
-    found.check("w", mean, np.sqrt(variance))
 
 
 @pytest.mark.one_run
@@ -238,17 +174,6 @@ def trivial() -> None:
     numpyro.sample("y", dist.Normal(x, 1), obs=2.0)
 
 
-def test_trivial_dirichlet(method: Any) -> None:
-    """A simplex of one entry as the only site: draws that are all 1; of a guide NumPyro's error"""
-    if method is LAPLACE:
-        with pytest.raises(RuntimeError, match="found no latent variables"):
-            method.draws(trivial)
-        return
-    with pytest.warns(UserWarning, match="no free parameter"):
-        draws = method.draws(trivial)
-    np.testing.assert_array_equal(draws["x"], np.ones((5, 4, 1)))
-
-
 def with_trivial() -> None:
     trivial()
     numpyro.sample("free", dist.Normal(0, 1))
@@ -275,19 +200,6 @@ def test_zero_sized(method: Any) -> None:
     draws = method.draws(zero_sized, **defaults(method))
     assert draws["scores"].shape[1:] == (0, 12)
     assert np.isfinite(draws["theta"]).all()
-
-
-def missing_plate() -> None:
-    x = numpyro.sample("x", dist.Normal(0, 1))
-    with numpyro.plate("N", 12):
-        numpyro.sample("obs", dist.Normal(x, 1), obs=jnp.ones((5, 12)))
-
-
-def test_missing_plate(method: Any) -> None:
-    """An observation with a dimension that no plate declares: NumPyro's warning, and a run"""
-    with pytest.warns(UserWarning, match="Missing a plate statement"):
-        draws = method.draws(missing_plate)
-    assert np.isfinite(draws["x"]).all()
 
 
 def two_sites() -> None:
@@ -318,54 +230,6 @@ def test_default_metric(guide: Any) -> None:
     for model, args in ((schools, ()), (plates, (bits,)), (zero_sized, ())):
         for values in guide.draws(model, *args, settings={}).values():
             assert np.isfinite(values).all()
-
-
-def discrete() -> None:
-    k = numpyro.sample("k", dist.Bernoulli(0.5))
-    mu = numpyro.sample("mu", dist.Normal(k, 1))
-    with numpyro.plate("N", len(Y)):  # NumPyro asks for a plate where it enumerates
-        numpyro.sample("obs", dist.Normal(mu, 1), obs=jnp.asarray(Y))
-
-
-def test_discrete(method: Any) -> None:
-    """A discrete latent site, without a word on enumeration: summed out, with NumPyro's warning"""
-    if method is LAPLACE:
-        with pytest.raises(ValueError, match="sum the site out"):
-            method.draws(discrete)
-        return
-    with pytest.warns(FutureWarning, match="automatically enumerate"):
-        draws = method.draws(discrete)
-    assert set(draws) == {"mu"}
-
-
-def test_enumerated(method: Any) -> None:
-    """A discrete latent site that is to be enumerated; `Predictive` draws its values"""
-    model = config_enumerate(discrete)
-    if method is LAPLACE:
-        with pytest.raises(ValueError, match="sum the site out"):
-            method.draws(model)
-        return
-    draws = method.draws(model)
-    assert set(draws) == {"mu"}
-    predictive = Predictive(model, draws, infer_discrete=True)
-    assert set(np.unique(predictive(KEY)["k"])) <= {0, 1}
-
-
-def change_point() -> None:
-    day = jnp.arange(20)
-    tau = numpyro.sample("tau", dist.Uniform(0, 20))
-    rates = numpyro.sample("rates", dist.Exponential(0.05).expand([2]).to_event(1))
-    counts = jnp.where(day < 10, 10.0, 20.0)
-    numpyro.sample("obs", dist.Poisson(jnp.where(tau < day, rates[1], rates[0])), obs=counts)
-
-
-def test_change_point(kernel: Any) -> None:
-    """A time that the likelihood compares with days: `diagnose` flags the jumps of the energy"""
-    mcmc = chains(kernel.quick(change_point), 100, 400)
-    mcmc.run(KEY)
-    check = next(c for c in diagnose(mcmc).checks if c.name == "jump of the energy")
-    assert check.ok is False
-    assert "sigmoid" in check.advice
 
 
 def while_loop() -> None:
@@ -469,43 +333,6 @@ def test_unusual_arguments(method: Any) -> None:
     assert set(draws) == {"theta"}
 
 
-def subsampling(y: Any, size: int | None = 4) -> None:
-    mu = numpyro.sample("mu", dist.Normal(0, 1))
-    numpyro.deterministic("double", 2 * mu)
-    with numpyro.plate("data", y.shape[0], subsample_size=size) as i:
-        rows = numpyro.subsample(y, event_dim=0)
-        numpyro.sample("y", dist.Normal(mu, 1), obs=rows)
-        numpyro.sample("z", dist.Normal(mu, 1), obs=y[i])
-
-
-def test_subsampling(method: Any) -> None:
-    """A plate that subsamples itself, rows by `numpyro.subsample` and by its indices"""
-    assert set(method.draws(subsampling, Y)) == {"mu", "double"}
-
-
-def unindexed() -> None:
-    x = numpyro.sample("x", dist.Normal(0, 1))
-    with numpyro.plate("N", 10, subsample_size=5):
-        numpyro.sample("obs", dist.Normal(x, 1), obs=jnp.ones(5))
-
-
-def test_unindexed(method: Any) -> None:
-    """A plate that subsamples, observed rows that do not follow its indices"""
-    with pytest.raises(ValueError, match="index"):
-        method.draws(unindexed)
-
-
-def local() -> None:
-    with numpyro.plate("N", 10, subsample_size=4):
-        numpyro.sample("x", dist.Normal(0, 1))
-
-
-def test_local(method: Any) -> None:
-    """A plate that subsamples, with latent sites and no observed one"""
-    with pytest.raises(ValueError, match="observed"):
-        method.draws(local)
-
-
 def only_if_asked(y: Any) -> None:
     x = numpyro.sample("x", dist.Normal(0, 1))
     if numpyro.get_mask() is not False:
@@ -533,19 +360,6 @@ def test_plates(method: Any) -> None:
     draws = method.draws(plates, np.stack([HEADS, 1 - HEADS], -1))
     assert draws["p"].shape[1:] == draws["squared"].shape[1:] == (2,)
     assert draws["x"].shape[1:] == (2, 3)
-
-
-def inconsistent() -> None:
-    with numpyro.plate("a", 10, dim=-1):
-        numpyro.sample("x", dist.Normal(0, 1))
-    with numpyro.plate("a", 5, dim=-1):
-        numpyro.sample("y", dist.Normal(0, 1))
-
-
-def test_inconsistent_plates(method: Any) -> None:
-    """Two plates of one name and different sizes: an error, as of `NUTS` and NumPyro's guides"""
-    with pytest.raises(ValueError, match="different names"):
-        method.draws(inconsistent)
 
 
 def partly_observed(y: Any) -> None:
