@@ -23,8 +23,6 @@ import functools
 import inspect
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import DOCS, TABLES, in_process, kept_cells, versions
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.distributions.transforms import OrderedTransform
@@ -43,8 +42,7 @@ from scipy.stats import binom, norm
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
 
-DOCS = Path(__file__).parents[2] / "docs"
-TABLE = DOCS / "tables" / "calibration.md"
+TABLE = TABLES / "calibration.md"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
 LENGTHS = {"num_warmup": WARMUP, "num_samples": DRAWS, "thinning": DRAWS // KEPT}
 SIMULATIONS = 500
@@ -413,13 +411,6 @@ def cell(found: dict[str, Any], level: float) -> str:
     return f"{text}; {bias:+.2f}; {sd[np.abs(np.log(sd)).argmax()]:.2f}{slow}"
 
 
-def kept_cells(path: Path) -> dict[tuple[str, str], str]:
-    """Cells of a table as it is, by its line and column."""
-    text = path.read_text() if path.exists() else ""
-    rows = [[x.strip() for x in line[1:-1].split("|")] for line in text.splitlines() if "|" in line]
-    return {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
-
-
 def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
     kept = kept_cells(TABLE)
     lines = [f"| model | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
@@ -431,7 +422,7 @@ def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
             for m in METHODS
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+    return "\n".join(lines) + f"\n\n{versions()}\n"
 
 
 def figure(found: dict[tuple[str, str], dict[str, Any]]) -> None:
@@ -480,20 +471,19 @@ def main() -> None:
     if options.one is not None:
         begin = time.process_time()
         found = simulate(*options.one) | {"seconds": time.process_time() - begin}
-        path_of(folder, *options.one).write_text(json.dumps(found))
+        print(json.dumps(found))
         return
     for name in MODELS if options.models is None else options.models.split(","):
         for method in METHODS if options.methods is None else options.methods.split(","):
             path = path_of(folder, name, method)
             if not path.exists():
-                command = [sys.executable, "-W", "ignore", __file__, "--cache", folder]
-                quiet = os.environ | {"TQDM_DISABLE": "1"}
-                try:
-                    subprocess.run(
-                        [*command, "--one", name, method], env=quiet, timeout=options.seconds
-                    )
-                except subprocess.TimeoutExpired:
-                    print(name, method, f"stopped after {options.seconds:.0f} s", flush=True)
+                quiet = os.environ | {"TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+                one = ("--cache", folder, "--one", name, method)
+                found = in_process(__file__, *one, seconds=options.seconds, env=quiet)
+                if "failed" in found:
+                    print(name, method, found["failed"], flush=True)
+                    continue
+                path.write_text(json.dumps(found))
             if path.exists():
                 found = json.loads(path.read_text())
                 print(

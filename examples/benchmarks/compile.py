@@ -16,25 +16,23 @@ import itertools
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from common import TABLES, in_process
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from speed import logistic, logistic_rows
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "compile.md"
+TABLE = TABLES / "compile.md"
 KERNELS: dict[str, Callable] = {"NUTS": NUTS, "SGRLD": SGRLD, "SGHMC": SGHMC, "GGMC": GGMC}
 DRAWS = 300
 
@@ -157,9 +155,7 @@ def measured(model: str, kernel: str, folder: str) -> tuple[float, float, float]
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, __file__, "--one", model, kernel]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
+    return tuple(in_process(__file__, "--one", model, kernel, env=environment))
 
 
 def row_of(model: str) -> str:

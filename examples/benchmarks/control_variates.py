@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import TABLES
 from jax import random
 from numpyro.infer import HMCECS, NUTS
 from rivals import Clock, OutOfTimeError, Problem, of_kernel
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "control_variates.md"
+TABLE = TABLES / "control_variates.md"
 NUM_COLUMNS = 20
 TOLERANCE = 0.05
 ENOUGH = 50

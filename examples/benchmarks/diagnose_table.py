@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import posteriors as P
+from common import TABLES
 from jax import random
 from numpyro.infer import MCMC
 
@@ -28,7 +29,7 @@ from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inferenc
 from numpyro_geom._numpyro import holding
 from numpyro_geom.diagnostics import diagnose
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "diagnose.md"
+TABLE = TABLES / "diagnose.md"
 WRONG, RIGHT = 0.1, 0.03
 """A run should be flagged from the first worst sd error, and not below the second."""
 CHAINS, SHORT = 16, 30

@@ -7,17 +7,17 @@ varies. Prints a Markdown table and writes it to docs/tables/draw_length.md; und
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import TABLES
 from jax import lax, random
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_geom import SGHMC, SGRLD, SGKernel
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "draw_length.md"
+TABLE = TABLES / "draw_length.md"
 LENGTHS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 PRECISIONS = jnp.logspace(0, 2, 8)
 NUM_CHAINS, NUM_GRADIENTS = 32, 100_000

@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import arviz as az
@@ -30,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import TABLES, in_process
 from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
@@ -38,8 +36,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_geom import GGMC, SGHMC, HostRows, diagnose
 
-DOCS = Path(__file__).parents[2] / "docs"
-TABLE = DOCS / "tables" / "hierarchies.md"
+TABLE = TABLES / "hierarchies.md"
 KERNELS = {"SGHMC": SGHMC, "GGMC": GGMC, "NUTS": NUTS}
 COLUMNS = 15
 GROUPED = (
@@ -339,36 +336,24 @@ def timed(name: str, kernel: str, num_draws: int) -> dict[str, Any]:
     }
 
 
-def in_process(name: str, kernel: str, num_draws: int, limit: float) -> dict[str, Any] | None:
-    """The same in a process of its own; None if it is not done within the limit."""
-    command = [sys.executable, __file__, "--one", name, kernel, str(num_draws)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return None
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def row_of(name: str, limit: float) -> str:
     """A row of the table."""
     about = MODELS[name][1]
     kernels = ("SGHMC",) if name in ON_HOST else KERNELS
-    runs = {k: in_process(name, k, NUM_DRAWS[k], limit) for k in kernels}
+    runs = {k: in_process(__file__, "--one", name, k, NUM_DRAWS[k], seconds=limit) for k in kernels}
     cells = []
     for kernel in KERNELS:
         if kernel not in kernels:
             cells += ["", ""]
-        elif (run := runs[kernel]) is None:
-            cells += [f"not done in {limit:.0f}", ""]
+        elif "failed" in (run := runs[kernel]):
+            cells += [run["failed"], ""]
         else:
             cells += [
                 f"{run['seconds']:.0f}, {run['ess']:.0f}",
                 f"{run['ess'] / run['seconds']:.2f}",
             ]
-    ours, theirs = runs["SGHMC"], runs.get("NUTS")
+    runs = {k: run for k, run in runs.items() if "failed" not in run}
+    ours, theirs = runs.get("SGHMC"), runs.get("NUTS")
     cells.insert(2, f"{ours['diagnose']:.1f}" if ours else "")
     exact = runs.get("GGMC") or theirs
     if ours and exact:

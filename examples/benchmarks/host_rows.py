@@ -14,8 +14,6 @@ import mmap
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import in_process
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
@@ -115,10 +114,8 @@ def in_a_fresh_process(
 ) -> dict | None:
     """The same in a fresh process; None if it failed."""
     settings = [str(folder), str(rows), str(int(on_host)), str(limit), str(steps)]
-    told = subprocess.run(
-        [sys.executable, __file__, "--child", *settings], capture_output=True, text=True
-    )
-    return json.loads(told.stdout.splitlines()[-1]) if told.returncode == 0 else None
+    found = in_process(__file__, "--child", *settings)
+    return None if "failed" in found else found
 
 
 def without_limit(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict | None:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import TABLES, versions
 from jax import random
 from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size
@@ -44,8 +45,6 @@ from numpyro_geom import (
 )
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
-TABLES = Path(__file__).parents[2] / "docs" / "tables"
-
 # Laws of all kernels
 
 
@@ -283,7 +282,7 @@ def laws(options: Any) -> str:
         row = results.get(name, {})
         if any(is_wrong(cell) for cell in row.values() if "refused" not in cell):
             lines.append(f"| {name} | " + " | ".join(law_text(row.get(law)) for law in LAWS) + " |")
-    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+    return "\n".join(lines) + f"\n\n{versions()}\n"
 
 
 # Densities of Rensmeyer and Niggemann

@@ -20,12 +20,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
+from common import TABLES
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_geom import SGRLD, Monge
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "metrics.md"
+TABLE = TABLES / "metrics.md"
 CHAINS, WARMUP, DRAWS = 4, 400, 1000
 SCALED: dict[str, Any] = {"dense_mass": "auto"}
 """Arguments of every kernel besides metric and batch size."""

@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import numpyro
 import posteriors as P
 import small_data as S
-from calibration import kept_cells
+from common import TABLES, in_process, kept_cells, versions
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import NUTS
 from numpyro_posteriors import MODELS, REFERENCES
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "numpyro_models.md"
+TABLE = TABLES / "numpyro_models.md"
 WRONG = 0.2, 0.15
 """Error of a mean in standard deviations, and of a standard deviation, that must be flagged."""
 RIGHT = 0.1, 0.07
@@ -65,29 +61,15 @@ def result_path(folder: Path, name: str, label: str, seed: int) -> Path:
     return folder / f"{name} {label} {seed}.json"
 
 
-def measure(name: str, label: str, seed: int, folder: Path) -> None:
+def measure(name: str, label: str, seed: int, folder: Path) -> dict[str, Any]:
     """The reference if it is missing, and one run unless ``label`` is empty."""
     posterior = MODELS[name]()
     draws = np.asarray(posterior.scalars(reference_draws(name, posterior, folder)), float)
     if label:
         kernel = KERNELS[label](posterior.model)
         found = S.judge(posterior, kernel, S.moments(draws), seed)
-        found["rhat_reference"] = float(np.max(split_gelman_rubin(draws)))
-        result_path(folder, name, label, seed).write_text(json.dumps(found))
-
-
-def in_process(name: str, label: str, seed: int, folder: Path, seconds: float) -> None:
-    """`measure` in a separate process; if it was stopped, the reason is the result."""
-    command = [sys.executable, __file__, "--cache", folder, "--one", name, label, str(seed)]
-    try:
-        done = subprocess.run(command, timeout=seconds, stderr=subprocess.PIPE, text=True)
-        lines = done.stderr.strip().splitlines() if done.returncode else []
-        failed = [x for x in lines if not x.startswith(("-", "For simplicity"))][-1:]
-    except subprocess.TimeoutExpired:
-        failed = [f"stopped after {seconds:.0f} s"]
-    if failed:
-        print(name, label, *failed, flush=True)
-        result_path(folder, name, label, seed).write_text(json.dumps({"failed": failed[0]}))
+        return found | {"rhat_reference": float(np.max(split_gelman_rubin(draws)))}
+    return {}
 
 
 def verdict(found: dict[str, Any]) -> str:
@@ -134,7 +116,7 @@ def table(folder: Path, seed: int) -> str:
             found = json.loads(path.read_text()) if path.exists() else {}
             cells.append(cell(found) if found else kept.get((make().name, label), "–"))
         lines.append(f"| {make().name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+    return "\n".join(lines) + f"\n\n{versions()}\n"
 
 
 def main() -> None:
@@ -154,16 +136,21 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if options.one is not None:
         name, label, seed = options.one
-        measure(name, label, int(seed), folder)
+        print(json.dumps(measure(name, label, int(seed), folder)))
         return
+
+    def run(name: str, label: str, seconds: float) -> dict[str, Any]:
+        one = ("--cache", folder, "--one", name, label, options.seed)
+        return in_process(__file__, *one, seconds=seconds)
+
     for name in MODELS if options.models is None else options.models.split(","):
         if not (folder / f"{name}.npz").exists():
-            in_process(name, "", options.seed, folder, REFERENCE_SECONDS)
+            run(name, "", REFERENCE_SECONDS)
         for label in KERNELS if options.kernels is None else options.kernels.split(","):
             path = result_path(folder, name, label, options.seed)
             if options.again or not path.exists():
-                in_process(name, label, options.seed, folder, options.seconds)
-                found = json.loads(path.read_text())
+                found = run(name, label, options.seconds)
+                path.write_text(json.dumps(found))
                 print(name, label, cell(found), found.get("flags"), flush=True)
     text = HEADER + "\n" + table(folder, options.seed)
     TABLE.write_text(text)

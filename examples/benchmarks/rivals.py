@@ -42,10 +42,10 @@ import hierarchies
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import regression
 from blackjax.diagnostics import psis_weights
 from blackjax.mcmc.adjusted_mclmc_dynamic import build_kernel, make_random_trajectory_length_fn
+from common import DOCS, versions
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
@@ -58,7 +58,6 @@ from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, SGKern
 from numpyro_geom._util import few_collections
 from numpyro_geom.model.programs import lean_options
 
-DOCS = Path(__file__).parents[2] / "docs"
 GOAL = 1000
 """Effective draws in the column "seconds to"."""
 ON_HOST = 10_000_000
@@ -665,12 +664,6 @@ def line(method: str, r: dict[str, Any], limit: float) -> str:
     return f"| {text} | {r['error']:.2f} | {low:.2f} to {high:.2f} |"
 
 
-def made_with() -> str:
-    """Date and versions."""
-    versions = f"jax {jax.__version__}, numpyro {numpyro.__version__}"
-    return f"{datetime.date.today()}, {versions}."
-
-
 def path_of(name: str) -> Path:
     """The table's file."""
     kind = "families" if name in FAMILIES else name if name == "logistic" else "hierarchy"
@@ -731,7 +724,7 @@ def table(name: str, num_rows: int, condition: float, given: argparse.Namespace)
             text = line(method, r, given.limit)
             print(text, r, flush=True)
             if not given.no_table:
-                put(path_of(name), title, method, text, made_with())
+                put(path_of(name), title, method, text, f"{datetime.date.today()}, {versions()}")
 
 
 # The figure

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import TABLES
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
@@ -21,7 +21,7 @@ from regression import logistic as model
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "scale.md"
+TABLE = TABLES / "scale.md"
 
 
 def main() -> None:

@@ -25,13 +25,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
+from common import TABLES, versions
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import GGMC, SGHMC, diagnose
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "small_data.md"
+TABLE = TABLES / "small_data.md"
 CHAINS, DRAWS = 4, 1000
 REFERENCE_DRAWS = 5000
 WRONG = 0.25, 0.15
@@ -449,7 +450,7 @@ def table(done: dict[str, Any]) -> str:
                 f"{sum(r >= 0.5 for r in ratios)} of {len(runs)} models; wrong without a flag "
                 f"{missed}; right and flagged {needless}."
             )
-    return "\n".join(lines) + f"\n\njax {jax.__version__}, numpyro {numpyro.__version__}.\n"
+    return "\n".join(lines) + f"\n\n{versions()}\n"
 
 
 def main() -> None:

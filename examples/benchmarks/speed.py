@@ -10,20 +10,18 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from common import TABLES
 from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from numpyro_geom import SGHMC, SGNHT, SGRLD, Expansion, Shampoo
-
-TABLES = Path(__file__).parents[2] / "docs" / "tables"
 
 
 def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

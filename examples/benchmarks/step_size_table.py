@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import posteriors as P
+from common import TABLES
 
 from numpyro_geom import SGHMC, SGRLD, Monge
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "bias.md"
+TABLE = TABLES / "bias.md"
 TARGETS: dict[str, Callable[[], P.Posterior]] = {
     "gaussian": P.gaussian,
     "logistic": P.logistic,

@@ -1,0 +1,50 @@
+"""What the benchmarks share: runs in processes of their own, and tables that keep their lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpyro
+
+DOCS = Path(__file__).parents[2] / "docs"
+TABLES = DOCS / "tables"
+
+
+def versions() -> str:
+    """The line below a table."""
+    return f"jax {jax.__version__}, numpyro {numpyro.__version__}."
+
+
+def in_process(script: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
+    """The JSON that a script prints last, or a dict whose "failed" says why there is none.
+
+    Args:
+        script: its file.
+        arguments: of its command line.
+        seconds: after which it is stopped.
+        options: further ones of `subprocess.run`, such as ``env``.
+    """
+    command = [sys.executable, script, *map(str, arguments)]
+    options = {"capture_output": True, "text": True, "timeout": seconds, **options}
+    try:
+        done = subprocess.run(command, **options)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"stopped after {seconds:.0f} s"}
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    print(done.stderr[-1000:], file=sys.stderr)
+    # below the traceback JAX has a line and a remark on the frames that it leaves out
+    told = [x for x in done.stderr.splitlines() if not x.startswith(("-", "For simplicity"))]
+    return {"failed": told[-1] if told else f"ended with status {done.returncode}"}
+
+
+def kept_cells(path: Path) -> dict[tuple[str, str], str]:
+    """Cells of a table as it is, by its line and column."""
+    text = path.read_text() if path.exists() else ""
+    rows = [[x.strip() for x in line[1:-1].split("|")] for line in text.splitlines() if "|" in line]
+    return {(row[0], m): x for row in rows for m, x in zip(rows[0][1:], row[1:], strict=True)}
