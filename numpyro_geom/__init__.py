@@ -15,13 +15,11 @@ from .baselines.training import Trained, train
 from .baselines.vsgd import VSGD
 from .kernel import SGKernel, SGState
 from .metrics import (
-    BySite,
     Identity,
     Metric,
     MetricState,
     Monge,
     RMSprop,
-    Scaled,
     Shampoo,
     Wenzel,
 )
@@ -47,7 +45,6 @@ __all__ = [
     "SWAG",
     "VSGD",
     "AdamSGLD",
-    "BySite",
     "Expansion",
     "Factors",
     "HostRows",
@@ -60,7 +57,6 @@ __all__ = [
     "Run",
     "SGKernel",
     "SGState",
-    "Scaled",
     "Shampoo",
     "Trained",
     "Wenzel",

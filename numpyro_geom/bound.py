@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ._checks import check_floating
 from ._util import PyTree, ravel
 from ._warning import warn_outside
+from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
 from .model.centring import Shares
@@ -343,17 +344,9 @@ def _is_cheap(bound: Bound, position: PyTree, number: float) -> bool:
     return number * work(jaxpr, UNKNOWN_TURNS) <= FEW_OPERATIONS
 
 
-def _with_interval(metric: Any, plan: Subsampling | None) -> Any:
+def _with_interval(metric: Metric, plan: Subsampling | None) -> Metric:
     """The metric, with an interval of one epoch replaced by a number of steps."""
-    if metric.interval is not None:
-        return metric
-    if not dataclasses.is_dataclass(metric):
-        raise TypeError(
-            "interval=None means one epoch and needs a metric that is a dataclass, got "
-            f"{type(metric).__name__}: make it one, or give the interval in steps"
-        )
-    steps = 1 if plan is None else plan.steps_per_epoch
-    return dataclasses.replace(metric, interval=steps)  # type: ignore[type-var]
+    return metric.with_interval(1 if plan is None else plan.steps_per_epoch)
 
 
 def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:

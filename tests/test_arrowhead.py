@@ -28,7 +28,6 @@ from numpyro_geom import (
     SGRLD,
     Expansion,
     RiemannianLaplace,
-    Scaled,
     step_size_summary,
 )
 from numpyro_geom._util import ravel
@@ -642,7 +641,7 @@ def test_groups_without_a_plate_are_found(traced: bool) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "scaled"),
-    [("monge", True), ("wenzel", True), (Scaled(2.0), True), ("rmsprop", False)],
+    [("monge", True), ("wenzel", True), ("rmsprop", False)],
 )
 def test_metrics_that_are_no_scale_have_one(metric: Any, scaled: bool) -> None:
     found = bound_layout(SGRLD(events, metric=metric), data_of(150), 150)

@@ -171,7 +171,7 @@ def test_functions_are_told_by_the_program(name):
 
 
 METRICS = {
-    g.Identity: {},
+    g.Identity: {"scale": 2.0},
     g.RMSprop: {"decay": 0.5, "eps": 1e-3},
     g.Wenzel: {"decay": 0.5, "eps": 1e-3, "interval": 7},
     g.Monge: {"alpha2": 2.0, "decay": 0.5},

@@ -17,7 +17,7 @@ Arguments, CALLS = fuzz.Arguments, fuzz.CALLS
 QUICK = tuple(
     sorted(
         {
-            *("RMSprop", "Wenzel", "Monge", "Shampoo", "Scaled", "BySite", "Expansion", "Factors"),
+            *("RMSprop", "Wenzel", "Monge", "Shampoo", "Identity", "Expansion", "Factors"),
             *("constant", "polynomial", "cyclical", "HostRows", "compare", "fisher_root"),
             *(name for name in CALLS if name.startswith("predictive")),
         }
@@ -58,8 +58,6 @@ def test_no_argument_takes_what_it_cannot_use(call: str, value: str) -> None:
 
 
 FOUND = {
-    "BySite metrics=0": "metrics must be a dict of patterns and metrics",
-    "BySite metrics=key": "metrics must be a dict of patterns and metrics",
     "Monge alpha2=10**400": "alpha2 must be a finite number",
     "Expansion factor_friction=key": "factor_friction must be a number, got Array",
     "Expansion right=float16": "right must be an integer of at least 0, got array",

@@ -14,15 +14,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from numpyro_geom.metrics import (
-    BySite,
     Identity,
     Metric,
     MetricState,
     Monge,
     RMSprop,
-    Scaled,
     Shampoo,
     Wenzel,
+    get_metric,
     shampoo,
 )
 from numpyro_geom.sampling.gamma import (
@@ -151,7 +150,7 @@ AUTODIFF = {
     "monge-auto": (Monge(decay=0.8), SHAPES),
     "user": (CubeRoot(decay=0.8), SHAPES),
     "by-site": (
-        BySite({"a": RMSprop(0.8, eps=0.1), "b": Scaled(2.0, CubeRoot(0.8)), "*": Monge(0.7, 0.8)}),
+        get_metric({"a": RMSprop(0.8, eps=0.1), "b": CubeRoot(0.8), "*": Monge(0.7, 0.8)}),
         SHAPES,
     ),
 }

@@ -503,13 +503,13 @@ def test_the_declared_defaults() -> None:
     declared = ("interval", "default_gamma", "scales", "has_auxiliary")
     found = {name: [getattr(metric, d) for d in declared] for name, metric in CASES.items()}
     assert found == {
-        "identity": [1, "frozen", True, False, True],
-        "rmsprop": [1, "frozen", True, True, True],
-        "wenzel": [1, "frozen", True, False, True],
-        "monge": [1, "auxiliary", False, False, True],
-        "monge-auto": [1, "frozen", False, False, True],
-        "shampoo": [1, "frozen", False, True, True],
-        "shampoo-full": [1, "frozen", False, True, True],
+        "identity": [1, "frozen", False, True],
+        "rmsprop": [1, "frozen", True, True],
+        "wenzel": [1, "frozen", False, True],
+        "monge": [1, "auxiliary", False, True],
+        "monge-auto": [1, "frozen", False, True],
+        "shampoo": [1, "frozen", True, True],
+        "shampoo-full": [1, "frozen", True, True],
     }
 
     class Own(Metric):
@@ -517,7 +517,7 @@ def test_the_declared_defaults() -> None:
 
     metric = Own()
     assert metric.decay == 0.0
-    assert [getattr(metric, d) for d in declared] == [1, "frozen", False, True, False]
+    assert [getattr(metric, d) for d in declared] == [1, "frozen", True, False]
     with pytest.raises(NotImplementedError, match="a method from_gradient, and Own has none"):
         metric.from_gradient(metric.init(jnp.ones(2)), jnp.ones(2), 1.0)
 

@@ -284,15 +284,13 @@ P = np.full((5, 12, 3), 1 / 3)
 LABELS = np.arange(12) % 3
 CALLS: dict[str, Call] = {
     **{name: Call(start(k), fields(**given)) for name, (k, given) in KERNELS.items()},
-    "Identity": Call(ng.Identity, fields()),
+    "Identity": Call(ng.Identity, fields(scale=0.5)),
     "RMSprop": Call(ng.RMSprop, fields(decay=0.9, eps=1e-8)),
     "Wenzel": Call(ng.Wenzel, fields(decay=0.9, eps=1e-8, interval=None)),
     "Monge": Call(ng.Monge, fields(alpha2=None, decay=0.9)),
     "Shampoo": Call(
         ng.Shampoo, fields(decay=0.9, eps=1e-8, interval=10, block_size=8, vector="diagonal")
     ),
-    "Scaled": Call(ng.Scaled, fields(by=0.5, metric="identity", interval=None)),
-    "BySite": Call(ng.BySite, fields(metrics={"w": "rmsprop", "*": "identity"}, interval=None)),
     "Expansion": Call(
         ng.Expansion,
         fields(

@@ -27,7 +27,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 from sklearn.datasets import load_digits
 
-from numpyro_geom import SGHMC, Scaled
+from numpyro_geom import SGHMC, Identity
 from numpyro_geom.diagnostics.predictive import classification
 
 SIZES = (64, 32, 10)
@@ -77,7 +77,7 @@ def network(prior: str, centred: bool) -> Callable:
 PAPER = {"step_size": 3e-3, "friction": 10.0, "num_steps": 50, "batch_size": 128}
 """A step size found by hand: three times as much is unstable. Friction times step size is as in the
 papers."""
-LOCAL = {"*.local": Scaled(3.0**2), "*": "identity"}
+LOCAL = {"*.local": Identity(3.0**2), "*": "identity"}
 SETTINGS: dict[str, tuple[bool, dict]] = {
     "given step": (False, PAPER),
     "given step, local scales 3 times as far": (False, {**PAPER, "metric": LOCAL}),

@@ -6,7 +6,7 @@ See `numpyro_geom.metrics.base` for the protocol and for writing a metric in a f
 from __future__ import annotations
 
 from .base import Metric, MetricLike, MetricState
-from .by_site import METRICS, BySite, Scaled, get_metric
+from .by_site import METRICS, get_metric
 from .identity import Identity
 from .monge import Monge
 from .rmsprop import RMSprop
@@ -15,14 +15,12 @@ from .wenzel import Wenzel
 
 __all__ = [
     "METRICS",
-    "BySite",
     "Identity",
     "Metric",
     "MetricLike",
     "MetricState",
     "Monge",
     "RMSprop",
-    "Scaled",
     "Shampoo",
     "Wenzel",
     "get_metric",

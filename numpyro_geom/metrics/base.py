@@ -11,6 +11,7 @@ example.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -43,7 +44,7 @@ class Metric(ABC):
     Attributes:
         decay: memory of the statistic, in [0, 1); 0 is no memory.
         interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
-            the number of steps, with `dataclasses.replace`.
+            the number of steps, see `with_interval`.
         default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
         scales: whether A fits the step to each parameter, as a learned scale does. In many
             dimensions there is then no other scale by default.
@@ -123,10 +124,22 @@ class Metric(ABC):
             )
         return self.interval
 
+    def with_interval(self, steps: int) -> Metric:
+        """The metric, with an interval of one epoch (None) replaced by a number of steps."""
+        if self.interval is not None:
+            return self
+        this: Any = self
+        if not dataclasses.is_dataclass(this):
+            raise TypeError(
+                "interval=None means one epoch and needs a metric that is a dataclass, got "
+                f"{type(self).__name__}: make it one, or give the interval in steps"
+            )
+        return dataclasses.replace(this, interval=steps)
+
 
 MetricLike: TypeAlias = str | Metric | Mapping[str, Any]
 """What kernels take as ``metric``: a name, a metric, or a dict from patterns of site names to
-metrics, see `BySite`."""
+metrics."""
 
 
 def zeros_of(shapes: PyTree) -> PyTree:

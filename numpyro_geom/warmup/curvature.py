@@ -334,7 +334,7 @@ def largest_noise(
             scores,
             position,
             lambda v: v,
-            lambda v, product: product,
+            1.0,
             rng_key,
             layout,
             plain,
