@@ -17,6 +17,10 @@ from jax.flatten_util import ravel_pytree
 
 PyTree = Any
 
+AT_ONCE = 2**23
+"""Numbers that are in memory at once where work is done in parts."""
+LANES = 32
+"""Evaluations of a model under one `vmap`. More of them would use a processor no better."""
 MANY_LEAVES = 16
 """Number of leaves of a pytree from which programs are written to compile fast."""
 FEW_LEAVES = 32
@@ -25,6 +29,11 @@ SMALL_PIECE = 2048
 """Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
 OBJECTS = 50_000
 """New objects after which Python looks for garbage while programs are traced: 700 by default."""
+
+
+def num_at_once(entries_of_one: int) -> int:
+    """How many parts of a work, of so many numbers each, are in memory at once; at least one."""
+    return max(1, AT_ONCE // max(1, entries_of_one))
 
 
 @contextmanager

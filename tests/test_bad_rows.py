@@ -110,7 +110,7 @@ def test_kept_and_whole_data_are_passed_on() -> None:
 
 
 def test_large_arrays_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_rows, "CHUNK_BYTES", 64)  # 8 rows of two numbers
+    monkeypatch.setattr(bad_rows, "num_at_once", lambda _: 8)
     X = np.zeros((30, 2), np.float32)
     X[[0, 7, 8, 29], 0] = np.nan
     X[5] = np.inf, -np.inf  # whose sum is NaN

@@ -82,7 +82,7 @@ def relative(value: Any, exact: Any) -> float:
 def test_chunks_add_up_to_all_rows(
     x64: None, monkeypatch: Any, model: Any, args: tuple, batch_size: Any, chunk: int
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", chunk)
+    monkeypatch.setattr("numpyro_geom.model.model.num_at_once", lambda _: chunk)
     args = tuple(jnp.asarray(a) for a in args)
     _, all_rows = build(model, args, None)
     _, batched = build(model, args, batch_size)
@@ -97,7 +97,7 @@ def test_chunks_add_up_to_all_rows(
 def test_chunks_are_equal_where_the_rows_allow_it(
     monkeypatch: Any, rows: int, lengths: set[int]
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)
+    monkeypatch.setattr("numpyro_geom.model.model.num_at_once", lambda _: 5)
     _, potential = build(positive_latents, (jnp.ones(rows),), 2)
     seen = set()
 

@@ -339,7 +339,7 @@ def test_conjugate_gradients_that_do_not_converge_give_nan() -> None:
 
 
 def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)  # 12 rows: 4 + 4 + 4
+    monkeypatch.setattr("numpyro_geom.model.model.num_at_once", lambda _: 5)  # 12 rows: 4 + 4 + 4
     whole, parts = known("logistic"), known("logistic", batch_size=4)
     v = random.normal(random.key(3), whole.theta.shape)
     for function in ("product", "force"):
@@ -357,7 +357,7 @@ def test_parts_of_the_rows_add_up_to_all_of_them(monkeypatch: pytest.MonkeyPatch
 def test_perturbations_have_the_metric_as_covariance(
     batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 5)
+    monkeypatch.setattr("numpyro_geom.model.model.num_at_once", lambda _: 5)
     s = known("logistic", **({} if batch_size is None else {"batch_size": batch_size}))
     metric = metric_of(s)
     count = 100_000

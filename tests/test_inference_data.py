@@ -594,7 +594,7 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
 
     expected = full_log_likelihood(mcmc)
     monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(replay, "CHUNK_MEMORY", 10**5)
+    monkeypatch.setattr("numpyro_geom._util.AT_ONCE", 10**5 // 32)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
     assert programs[0].memory_analysis().temp_size_in_bytes > 10**5

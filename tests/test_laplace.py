@@ -243,7 +243,9 @@ def bound(metric: str, way: str = "whole") -> tuple[RiemannianLaplace, Any]:
 def test_geodesics_do_not_depend_on_how_rows_are_taken(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 25)  # 60 rows: 20 + 20 + 20
+    monkeypatch.setattr(
+        "numpyro_geom.model.model.num_at_once", lambda _: 25
+    )  # 60 rows: 20 + 20 + 20
     velocity, results = jnp.array([0.3, -0.5, 0.7]), []
     for way in WAYS:
         guide, posterior = bound(metric, way)
@@ -257,7 +259,7 @@ def test_geodesics_do_not_depend_on_how_rows_are_taken(
 
 @pytest.mark.slow
 def test_draws_do_not_depend_on_how_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numpyro_geom.model.model.CHUNK_ROWS", 25)
+    monkeypatch.setattr("numpyro_geom.model.model.num_at_once", lambda _: 25)
     X, y = logistic_data()
     results = []
     for metric, way in (("euclidean", "whole"), ("euclidean", "subsampled"), ("fisher", "parts")):

@@ -309,7 +309,7 @@ def test_memory_of_curvature_does_not_grow_with_rows() -> None:
 def test_rows_in_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     fn = lambda a, x: 0.5 * a * x @ x  # noqa: E731
     draws, X = jnp.array([1.0, 3.0]), jnp.arange(1.0, 6)[:, None]
-    monkeypatch.setattr("numpyro_geom.diagnostics.network_measures.HESSIANS_AT_ONCE", 2)
+    monkeypatch.setattr("numpyro_geom.diagnostics.network_measures.LANES", 2)
     # Hessian a, gradient a x
     expected = np.broadcast_to(1 / np.arange(1.0, 6), (2, 5))
     np.testing.assert_allclose(input_curvature(fn, draws, X), expected, rtol=1e-5)

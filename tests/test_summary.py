@@ -545,7 +545,7 @@ def test_other_kernels_have_a_table_alone(capsys: pytest.CaptureFixture) -> None
 def test_sites_of_many_entries_have_quantiles_over_their_entries(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, exclude_deterministic: bool
 ) -> None:
-    monkeypatch.setattr("numpyro_geom.diagnostics.report.DRAWS_AT_ONCE", 80 * 70)  # three parts
+    monkeypatch.setattr("numpyro_geom.diagnostics.report.num_at_once", lambda _: 70)
     draws = np.random.default_rng(0).normal(size=(2, 40, 100, 2)) + np.arange(100)[:, None]
     draws[:, :, 0, 0] = 0.0  # its figures are NaN
     sites = {"w": draws[:, :, 0, 1], "wide": draws, "twice": 2 * draws}

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from .._checks import Guide, check_choice, check_int, check_key, check_number, check_shape
-from .._util import PyTree
+from .._util import LANES, PyTree
 from ..model.arguments import on_device
 from ..model.derivatives import linearize
 from ..model.minibatch import BATCHING
@@ -30,7 +30,6 @@ NUM_SNAPSHOTS = 100
 """Number of snapshots under ``collect_every=None``."""
 BURN_IN = 0.2
 """Share of the constant-rate steps before the first snapshot."""
-DRAWS_AT_ONCE = 32
 RATE_BATCHES = 8
 """Minibatches whose curvature bounds the learning rate."""
 NOISE_BATCHES = 64
@@ -253,7 +252,7 @@ class SWAG(Guide):
         if not shape:
             return constrain(flat)
         flat = flat.reshape(-1, flat.shape[-1])
-        values = lax.map(constrain, flat, batch_size=DRAWS_AT_ONCE)
+        values = lax.map(constrain, flat, batch_size=LANES)
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), values)
 
     def median(self, params: SWAGParams, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:

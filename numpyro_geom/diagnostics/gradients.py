@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._util import LANES, num_at_once
 from ..model.jaxprs import work
 from ..model.model import Model
 from ..model.programs import lean_options
@@ -25,8 +26,6 @@ MOST_SECONDS = 30.0
 """Longest time for gradients. It is the time of the run if that is shorter."""
 LEAST_SECONDS = 3.0
 """Time for gradients after a short run; compiling them comes on top."""
-AT_ONCE = 64
-"""Number of positions at which the gradient is evaluated together."""
 UNKNOWN_LOOP = 100
 """Turns of a loop whose length is not known, for the number of positions."""
 MOST_LINES = 15
@@ -107,7 +106,7 @@ def gradients_at_draws(
         return {name: x for name, x in places.items() if name not in empty}
 
     z, rounding = jax.tree.map(host, positions(arrays, filled(places)))
-    at_once = min(len(next(iter(z.values()))), AT_ONCE, max(1, MAX_WORK // (256 * rows)))
+    at_once = min(len(next(iter(z.values()))), LANES, num_at_once(32 * rows))
     one = {name: x[:1] for name, x in z.items()}
     operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, UNKNOWN_LOOP)
     at_once = max(1, min(at_once, int(MAX_WORK / operations)))

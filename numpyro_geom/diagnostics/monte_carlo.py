@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from numpyro.diagnostics import effective_sample_size
 
-SCALARS_AT_ONCE = 128
-"""Number of scalars whose autocovariances are in memory at once."""
+from .._util import num_at_once
 
 
 class MomentEstimates(NamedTuple):
@@ -46,8 +45,9 @@ def effective_size(values: np.ndarray, still: ArrayLike = 1.0) -> np.ndarray:
     number = values.shape[0] * values.shape[1]
     sizes = np.array(np.broadcast_to(still, values.shape[2]), float)
     moves = np.ptp(halves, axis=(0, 1)) > 0
-    for start in range(0, values.shape[2], SCALARS_AT_ONCE):
-        some = np.flatnonzero(moves[start : start + SCALARS_AT_ONCE]) + start
+    step = num_at_once(16 * number)
+    for start in range(0, values.shape[2], step):
+        some = np.flatnonzero(moves[start : start + step]) + start
         if some.size:
             sizes[some] = effective_sample_size(halves[..., some])
     # NaN: no variance within chains; negative: anticorrelated beyond what can be estimated

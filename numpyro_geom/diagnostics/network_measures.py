@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax, random
 
 from .._checks import check_flag, check_int, check_key
+from .._util import LANES
 from .draws import as_array, chosen, draws_of, real_numbers
 
 MANY = 10
@@ -19,8 +20,6 @@ MANY = 10
 chains."""
 EPSILON = 1e-6
 """Added to the norm of the gradient, as in Srinivas et al."""
-HESSIANS_AT_ONCE = 256
-"""Number of rows whose Hessian-vector products are in memory at once."""
 
 
 def input_curvature(
@@ -114,8 +113,7 @@ def _curvatures(
         return largest / (jnp.linalg.norm(gradient.ravel()) + EPSILON)
 
     def of_draw(params: Any) -> jax.Array:
-        at_once = min(HESSIANS_AT_ONCE, len(X))
-        return lax.map(partial(curvature, params), X, batch_size=at_once)
+        return lax.map(partial(curvature, params), X, batch_size=LANES)
 
     return lax.map(of_draw, draws)
 

@@ -16,6 +16,7 @@ from scipy.special import entr, logsumexp
 from scipy.stats import norm
 
 from .._checks import check_flag, check_int
+from .._util import num_at_once
 from .draws import as_array, evenly, group_of, real_numbers
 from .monte_carlo import BatchMeans
 from .network_measures import draw_distances, input_curvature
@@ -39,8 +40,6 @@ __all__ = [
 
 FUNCTION_ROWS = 1000
 """Number of rows, evenly spaced, for which R-hat and effective draws are computed."""
-BLOCK_ENTRIES = 2**22
-"""Number of probabilities that are in memory in float64 at once."""
 PREDICTION_GROUPS = ("posterior_predictive", "posterior")
 """Groups of an ArviZ object that are searched for the variable, in this order."""
 SUM_TOLERANCE = 1e-3
@@ -208,7 +207,7 @@ class PredictionStream:
                 f"predictions must be of {before} chains as before, got {x.shape[0]}: pass "
                 "a draw of each chain, or use another stream for other chains"
             )
-        step = max(1, BLOCK_ENTRIES // max(1, x[:, 0].size))
+        step = num_at_once(x[:, 0].size)
         for first in range(0, x.shape[1], step):
             self._add(x[:, first : first + step])
 

@@ -17,6 +17,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 from .._numpyro import arguments_of
+from .._util import num_at_once
 from ..laplace.draw import LaplaceDraws
 from ..model.abstract import abstract_trace, with_start
 from ..model.arguments import on_device
@@ -25,10 +26,6 @@ from ..model.plates import on_all_rows
 from ..model.trial import leaning
 from .draws import Arrays, host
 
-CHUNK_SIZE = 2**18
-"""Pointwise values (rows times draws) that are evaluated at once, unless memory is too small."""
-CHUNK_MEMORY = 2**28
-"""Bytes of temporary device memory above which the automatic chunk is made smaller."""
 SHARED_DRAWS = 64
 """Draws that share one pass over a chunk of rows, if there are enough rows."""
 FEW_ROWS = 16
@@ -190,12 +187,12 @@ def _evaluate(
     whole = jax.eval_shape(batched, *abstract(num_draws, num_rows))
     per_row = max(1, sum(s.size for s in whole.values()) // (num_draws * num_rows))
     held = max(1, sum(x[0].size for name, x in draws.items() if name not in local_axes))
-    limit = CHUNK_SIZE if chunk_size is None else chunk_size
+    limit = num_at_once(32) if chunk_size is None else chunk_size
     for _ in range(5):
         n_draws, n_rows = _chunk_shape(num_draws, num_rows, per_row, held, limit)
         compiled = jax.jit(batched).lower(*abstract(n_draws, n_rows)).compile()
         memory = compiled.memory_analysis()
-        excess = 0.0 if memory is None else memory.temp_size_in_bytes / CHUNK_MEMORY
+        excess = 0.0 if memory is None else memory.temp_size_in_bytes / (32 * num_at_once(1))
         if chunk_size is not None or excess <= 1 or n_draws * n_rows == 1:
             break
         limit = max(1, int(n_draws * n_rows * per_row / (1.2 * excess)))

@@ -19,6 +19,7 @@ from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
 from .._numpyro import arguments_of, holding, sample_field, seconds_of, states_of
+from .._util import num_at_once
 from .._warning import warn_outside
 from .checks import Check, draw_checks, moments_right, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, host, paths
@@ -32,8 +33,6 @@ LEAST_PROB = 0.01
 """Below this probability of an interval, NumPyro's table has one label for both of its ends."""
 MOST_ENTRIES = 100
 """A site with more entries has a summary over its entries in place of a line for each."""
-DRAWS_AT_ONCE = 2**22
-"""Numbers whose effective sample size is computed together: each takes some 100 bytes."""
 UNDECIDED = "?"
 GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
 KINDS: dict[str, tuple[str, str]] = {
@@ -417,7 +416,7 @@ def _print_draws(mcmc: MCMC, prob: float, exclude_deterministic: bool) -> None:
 def _print_entries(name: str, x: np.ndarray, prob: float) -> None:
     """Print quantiles over the entries of a site, and its worst entries, in NumPyro's columns."""
     flat = x.reshape(*x.shape[:2], -1)
-    parts = np.array_split(flat, -(-flat.size // DRAWS_AT_ONCE), axis=2)
+    parts = np.array_split(flat, -(-flat.shape[2] // num_at_once(flat[..., 0].size)), axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):  # entries that are constant
         found = [summary({name: part}, prob)[name] for part in parts]
     columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}

@@ -20,9 +20,9 @@ from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
 from .._linalg import one_by_one
+from .._util import LANES, num_at_once
 from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot
-from ..model.model import CHUNK_ROWS
 from ..pace import TOLD_FROM, duration
 from .fit import AtMode
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
@@ -35,8 +35,6 @@ LEAST_WEIGHTS = 5
 """Smallest number of weights whose tail has a shape."""
 EQUAL_WEIGHTS = 0.01
 """Range of log weights, in nats, below which the weights have no tail to describe."""
-CHUNK_ENTRIES = 2**23
-"""About how many floating point numbers the draws of one chunk have."""
 MOST_AT_ONCE = 256
 FIRST_STEPS = 32
 """Steps after which a geodesic leaves its chunk. It is then followed again with other long ones."""
@@ -283,17 +281,17 @@ def chunk_size(posterior: FlatPosterior, *, log_weight: bool) -> int:
     """Number of draws whose numbers fit together in a bounded memory."""
     settings = posterior.settings
     if settings.metric == "euclidean" and settings.mode == "mean":
-        return int(np.clip(CHUNK_ENTRIES // (20 * posterior.size), 1, MOST_AT_ONCE))
+        return min(num_at_once(20 * posterior.size), MOST_AT_ONCE)
     rows = posterior.num_outputs
     if settings.batch_size is not None or posterior.model.plan.batch_sizes:
-        rows = min(rows, CHUNK_ROWS)
+        rows = min(rows, num_at_once(32 * LANES))
     entries = 20 * posterior.size + 20 * rows
     if settings.metric == "fisher" and choose_solver(posterior) != "cg":
         fast = posterior.structure.affine and posterior.structure.diagonal
         entries += (0 if fast else rows * posterior.size) + posterior.size**2
     if log_weight or settings.metric == "monge-log":
         entries *= posterior.size + 1
-    return int(np.clip(CHUNK_ENTRIES // entries, 1, MOST_AT_ONCE))
+    return min(num_at_once(entries), MOST_AT_ONCE)
 
 
 # --- one chunk
@@ -377,7 +375,7 @@ def accelerate(posterior: FlatPosterior, loc: Flat, velocity: Flat) -> Flat:
 def constrain(posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:
     """Site values at flat positions, deterministic sites included."""
     replay = posterior.model.replay
-    return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=32)
+    return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=LANES)
 
 
 def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any, jax.Array]:

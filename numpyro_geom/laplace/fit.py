@@ -17,6 +17,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from .._linalg import symmetric_roots
+from .._util import LANES
 from ..model.arrowhead import ArrowRoot, Layout
 from ..model.derivatives import linearize
 from ..model.newton import Place, newton
@@ -250,7 +251,7 @@ def _with_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
     transforms = "fft[" in str(jax.make_jaxpr(energy)(theta))
     (value, gradient), push = linearize(jax.value_and_grad(energy), theta)
     eye = jnp.eye(theta.size, dtype=theta.dtype)
-    matrix = lax.map(lambda v: push(v)[1], eye, batch_size=None if transforms else 64)
+    matrix = lax.map(lambda v: push(v)[1], eye, batch_size=None if transforms else LANES)
     return value, gradient, (matrix + matrix.T) / 2
 
 
@@ -347,7 +348,7 @@ def _look_around(posterior: FlatPosterior, loc: Flat, factor: jax.Array) -> tupl
         up, down = gradient(loc + root), gradient(loc - root)
         return (up + down) / 2 - gradient(loc), acceleration(loc, root) / 2, (up - down) / 2
 
-    slopes, bends, changes = lax.map(along, roots, batch_size=64)
+    slopes, bends, changes = lax.map(along, roots, batch_size=LANES)
     mean = -cho_solve((factor, True), gradient(loc) + jnp.sum(slopes, 0)) - jnp.sum(bends, 0)
     shift = jnp.linalg.norm(factor.T @ mean)
     curvature = roots @ changes.T

@@ -12,12 +12,11 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
 from .._numpyro import unconstrained_value
+from .._util import LANES
 from ..model.minibatch import SubsamplePlates
 from ..model.plates import is_unit
 from .information.form import Flat, is_float
 from .posterior import FlatPosterior
-
-DRAWS_AT_ONCE = 32
 
 
 class Predictions(NamedTuple):
@@ -82,7 +81,7 @@ def predict(
         return Predictions(samples, {name: fns[name].log_prob(y) for name, y in given.items()})
 
     keys = random.split(rng_key, draws.shape[0])
-    return lax.map(one, (keys, draws), batch_size=DRAWS_AT_ONCE)
+    return lax.map(one, (keys, draws), batch_size=LANES)
 
 
 def _parameters(fn: Any) -> list[tuple[Any, Any]]:

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax, random
 
 from .._linalg import balanced_roots
-from .._util import at_once, is_traced, scattered_floats
+from .._util import LANES, at_once, is_traced, scattered_floats
 from .derivatives import linearize
 from .potential import Potential
 from .programs import compiled
@@ -41,7 +41,6 @@ MOST_LOCAL = 32
 """Most parameters of one group."""
 FEWEST_GROUPS = 8
 FEWEST_TIMES = 32
-PRODUCTS_AT_ONCE = 8
 COLOURS = 3
 """Two times with a distance of at least three have no neighbour in common."""
 TRIED = 0.3
@@ -715,7 +714,7 @@ def derivatives_at(
     def on_rows(rows: Any) -> tuple:
         value_and_grad = jax.value_and_grad(lambda x: potential.energy(x, rows))
         found, push = linearize(value_and_grad, position)
-        products = lax.map(lambda v: push(v)[1], directions, batch_size=PRODUCTS_AT_ONCE)
+        products = lax.map(lambda v: push(v)[1], directions, batch_size=LANES)
         return *found, products
 
     energy, gradient, products = potential.on_all_rows(on_rows)  # type: ignore[misc]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import check_choice
-from .._util import all_finite, in_trace
+from .._util import all_finite, in_trace, num_at_once
 from .._warning import warn_outside
 from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
 from ..rows.reader import check_mapped
@@ -19,7 +19,6 @@ from .arguments import by_name
 from .programs import compiled
 
 ON_BAD_ROWS = ("error", "drop", "keep")
-CHUNK_BYTES = 2**26
 NAMED = 10
 """Largest number of rows that an error names."""
 SOME_ROWS = 1024
@@ -164,7 +163,7 @@ def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
         return np.zeros(0, int)
     held = array.held if isinstance(array, HostRows) else range(array.shape[0])
     width = math.prod(array.shape[1:])
-    step = max(1, CHUNK_BYTES // max(1, width * array.dtype.itemsize))
+    step = num_at_once(width)
     found = []
     for k in range(0, len(held), step):
         rows = held[k : k + step]

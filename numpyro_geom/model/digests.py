@@ -29,8 +29,6 @@ from ..rows.reader import Reader
 MAX_HASHED_BYTES = 2**32
 """Largest size of an array that is hashed completely. Of a larger array, a thousand blocks are
 hashed."""
-ROW_BLOCK_BYTES = 2**22
-"""Size of the blocks of rows on the host that are read and hashed."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 FUNCTION = "a function"
@@ -90,7 +88,7 @@ class Digests:
         elif isinstance(value, HostRows):
             yield f"{value.dtype} {value.shape} "
             yield f"{value.held} " if value.is_part else ""
-            yield from value.blocks(ROW_BLOCK_BYTES, MAX_HASHED_BYTES)
+            yield from value.blocks(MAX_HASHED_BYTES)
         elif is_array(value):
             yield from _array(value)
         elif isinstance(value, Mapping):

@@ -22,11 +22,10 @@ from numpyro.infer.inspect import get_dependencies
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
-from .._util import PyTree, key_word, scattered
+from .._util import LANES, PyTree, key_word, num_at_once, scattered
 from ..rows.host_rows import (
     Hint,
     HostRows,
-    batches_at_once,
     fetch,
     hint_part,
     hints,
@@ -48,8 +47,6 @@ CURVATURE_ROWS = 2048
 """Number of rows that measure curvature and gradient noise in warm-up."""
 RANDOM_KEYS = 32
 """Number of keys that measure the noise of a model that asks for keys."""
-CHUNK_ROWS = 8192
-"""Rows at a time in a pass over all rows, at most."""
 
 
 def read(
@@ -446,7 +443,7 @@ def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree
         if k == len(plates):
             return fn(batch)
         plate, size = plates[k], plan.sizes[plates[k]]
-        chunk = min(size, CHUNK_ROWS)
+        chunk = min(size, num_at_once(32 * LANES))
         # a remainder would be compiled besides
         chunk = next((n for n in range(chunk, chunk // 2, -1) if size % n == 0), chunk)
         num_chunks, rest = divmod(size, chunk)
@@ -465,39 +462,18 @@ def _sum_over_chunks(plan: Subsampling, fn: Callable[[Batch], PyTree]) -> PyTree
             on_host: list[HostRows] = []
             shapes = jax.eval_shape(lambda: part(indices(0), used=on_host))
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            if on_host:
-                total = _add_from_host(part, zeros, on_host, chunk, num_chunks)
-            else:
-                total = lax.fori_loop(
-                    0,
-                    num_chunks,
-                    lambda j, old: jax.tree.map(jnp.add, old, part(indices(j * chunk))),
-                    zeros,
-                )
+
+            def add(j: jax.Array, total: PyTree) -> PyTree:
+                index = indices(j * chunk)
+                known = {}
+                if on_host:
+                    rows = fetch(tuple((x, 0) for x in on_host), (index,), (index + chunk,))
+                    known["rows"] = dict(zip(on_host, rows, strict=True))
+                return jax.tree.map(jnp.add, total, part(index, **known))
+
+            total = lax.fori_loop(0, num_chunks, add, zeros)
         if rest:
             total = jax.tree.map(jnp.add, total, part(indices(num_chunks * chunk, rest)))
         return total
 
     return over(0, {})
-
-
-def _add_from_host(
-    part: Callable, total: PyTree, sources: list[HostRows], chunk: int, num_chunks: int
-) -> PyTree:
-    """``total`` plus the parts of all whole chunks; several chunks are transferred at a time."""
-    length = min(num_chunks, batches_at_once(dict.fromkeys(sources, chunk)))
-    wanted = tuple((x, 0) for x in sources)
-
-    def block(first: Any, total: PyTree, chunks: int = length) -> PyTree:
-        index = first + jnp.arange(chunks * chunk, dtype=jnp.int32).reshape(chunks, chunk)
-        rows = fetch(wanted, (index,), (index + chunks * chunk,))
-
-        def add(c: jax.Array, total: PyTree) -> PyTree:
-            known = {x: r[c] for x, r in zip(sources, rows, strict=True)}
-            return jax.tree.map(jnp.add, total, part(index[c], rows=known))
-
-        return lax.fori_loop(0, chunks, add, total)
-
-    num_blocks, rest = divmod(num_chunks, length)
-    total = lax.fori_loop(0, num_blocks, lambda j, old: block(j * length * chunk, old), total)
-    return block(num_blocks * length * chunk, total, rest) if rest else total

@@ -22,7 +22,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._checks import check_int, check_number
-from .._util import PyTree
+from .._util import PyTree, num_at_once
 from .reader import NO_ROW, Reader
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 PIECE = 16384
 """Entries of an index that travel to the host in one array. JAX copies arrays above 100 KiB in a
 thread of the pool in which computations wait for the callback, and that can deadlock."""
-
-BLOCK_ROWS = 65536
-"""Rows that travel from the host at once, over all their batches and arrays."""
-BLOCK_BYTES = 2**25
-"""Bytes that travel from the host at once."""
-BLOCK_BATCHES = 64
-"""Batches whose rows travel from the host at once."""
 
 
 class HostRows:
@@ -134,14 +127,14 @@ class HostRows:
         """Type of the entries on the device: 32 bits instead of 64 unless x64 is enabled."""
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype)).newbyteorder("=")
 
-    def blocks(self, block_bytes: int, at_most: int) -> Iterator[np.ndarray]:
-        """The rows on the host, in blocks of about ``block_bytes`` bytes.
+    def blocks(self, at_most: int) -> Iterator[np.ndarray]:
+        """The rows on the host, in blocks.
 
         All rows that the source holds, or a sample spread over them if they have more than
         ``at_most`` bytes.
         """
         row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
-        length = min(len(self.held), max(1, block_bytes // row_bytes))
+        length = min(len(self.held), num_at_once(self.size // len(self)))
         starts = np.arange(0, len(self.held), length)
         if len(self.held) * row_bytes > at_most:
             count = max(1, min(len(starts), at_most // (length * row_bytes)))
@@ -298,9 +291,7 @@ def hints_of(index: Any) -> list[Hint]:
 
 def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
     """For how many batches rows should travel together, given the rows per batch of each array."""
-    rows = sum(sizes.values())
-    size = sum(n * x.dtype.itemsize * (x.size // len(x)) for x, n in sizes.items())
-    return max(1, min(BLOCK_BATCHES, BLOCK_ROWS // rows, BLOCK_BYTES // max(1, size)))
+    return num_at_once(sum(n * max(1024, x.size // len(x)) for x, n in sizes.items()))
 
 
 def fetch(

@@ -20,13 +20,11 @@ from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._numpyro import fields_of, jit_of, traces_arguments
-from .._util import PyTree, is_key
+from .._util import PyTree, is_key, num_at_once
 from ..model.arguments import split_arrays
 from ..model.programs import lean_options
 from .mesh import Layout
 
-MAX_SEGMENT_BYTES = 2**25
-"""Size of the draws of a segment, over all chains, if its length is not given."""
 MAX_SEGMENT_DRAWS = 1000
 
 
@@ -133,9 +131,8 @@ class Segments:
         )
         chains = 1 if self.together else mcmc.num_chains
         if length is None:
-            size = chains * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(draw))
-            most = max(1, MAX_SEGMENT_BYTES // max(1, size))
-            length = min(MAX_SEGMENT_DRAWS, job.num_draws, most)
+            size = chains * sum(x.size for x in jax.tree.leaves(draw))
+            length = min(MAX_SEGMENT_DRAWS, job.num_draws, num_at_once(size))
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
         shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
         if not self.together:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax, random
 
 from .._linalg import balanced_roots, eigenvalues
-from .._util import PyTree, key_word, lazy_cond, ravel, scattered_floats
+from .._util import LANES, PyTree, key_word, lazy_cond, ravel, scattered_floats
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.model import CURVATURE_ROWS
@@ -25,7 +25,6 @@ from .lanczos import LANCZOS_STEPS, Extremes, ends, extreme_eigenvalues, normali
 
 SMALLEST_SHARE = 2.0**-20
 """Smallest share of a length: it means that no energy within reach is finite."""
-COLUMNS_AT_ONCE = 16
 ROWS_PER_PARAMETER = 4
 """Rows per parameter from which products with a Hessian are taken, at least. The eigenvalues of a
 Hessian that is the identity then come out between .25 and 2.25."""
@@ -265,7 +264,7 @@ def look_around(
     size, dtype = position.size, position.dtype
     tau = rule_temperature(temperature)
     ask = jax.vmap(second_order(energy, position))
-    lanes = 2 * -(-min(size + 1, COLUMNS_AT_ONCE) // 2)
+    lanes = 2 * -(-min(size + 1, LANES) // 2)
     lane, columns = jnp.arange(lanes), -(-(size + 1) // lanes)
     most_blocks = columns - 2 * int(np.log2(SMALLEST_SHARE)) // lanes + 1
 
@@ -584,7 +583,7 @@ def _score_covariance(rows_fn: Callable, position: PyTree) -> Callable[[PyTree],
 
 def _matrix(product: Callable, like: jax.Array) -> jax.Array:
     """The transposed matrix of an operator on vectors like ``like``, some columns at a time."""
-    columns = min(COLUMNS_AT_ONCE, like.size)
+    columns = min(LANES, like.size)
     num_blocks = -(-like.size // columns)
     units = jnp.eye(num_blocks * columns, like.size, dtype=like.dtype)
     blocks = units.reshape(num_blocks, columns, like.size)

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax, random
 from jax.extend.core import JaxprEqn
 
-from ..._util import PyTree
+from ..._util import AT_ONCE, PyTree
 from ...model.jaxprs import followed
 from ...model.minibatch import Batch, gather_local
 from ...model.model import Model
@@ -32,9 +32,6 @@ from .root import fisher_root
 Flat = jax.Array
 
 HIGHEST = lax.Precision.HIGHEST
-MAX_PAIRS = 2**23
-"""Largest number of entries of a table of products of columns that `gram` stores. Beyond it, `gram`
-recomputes the products."""
 
 
 class Structure(NamedTuple):
@@ -138,7 +135,7 @@ def gram(form: Form, position: Flat, batch: Batch) -> jax.Array:
         eta, push, rest = jax.linearize(lambda x: form.features(x, batch), origin, has_aux=True)
         jacobian = jax.vmap(push)(jnp.eye(position.size, dtype=position.dtype))[0]
         jacobian = jacobian.reshape(position.size, -1)  # the same at all positions
-        if jacobian.size * position.size <= MAX_PAIRS:
+        if jacobian.size * position.size <= AT_ONCE:
             eta, rest = form.features(position, batch)
             factor = form.root(eta, [jnp.ones_like(eta[0])], rest) ** 2
             rows, columns = np.triu_indices(position.size)
