@@ -696,8 +696,9 @@ def test_fingerprint_reads_the_rows(tmp_path):
 
 
 @pytest.mark.parametrize("at_most", [10**9, 900])
-def test_blocks(at_most):
-    blocks = list(HostRows(X).blocks(300, at_most))
+def test_blocks(at_most, monkeypatch):
+    monkeypatch.setattr(host_rows, "num_at_once", lambda _: 37)
+    blocks = list(HostRows(X).blocks(at_most))
     if at_most > 900:
         np.testing.assert_array_equal(np.concatenate(blocks), X.astype(np.float32))
     else:

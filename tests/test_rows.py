@@ -12,10 +12,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from flax import linen as nn
 from jax import lax, random
 from numpyro import handlers
-from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, NUTS
 from tiers import short
 
@@ -101,22 +99,6 @@ def weights_of_places(X: Any, y: Any, w: Any, s: Any, i: Any) -> None:
     normal(X[i] @ w * jnp.linspace(0, 1, len(i)), s, y[i])
 
 
-class Normalised(nn.Module):
-    """A network that normalises by the rows that it is given."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.tanh(nn.Dense(4, name="first")(x))
-        x = (x - x.mean(0)) / (x.std(0) + 0.1)
-        return nn.Dense(1, name="last")(x)[:, 0]
-
-
-def network(X: Any, y: Any) -> None:
-    net = random_flax_module("net", Normalised(), dist.Normal(0, 1), input_shape=(4, D))
-    with numpyro.plate("data", X.shape[0]) as i:
-        normal(net(X[i]), 1.0, y[i])
-
-
 LEANING = (
     cox, standardised, group_means, largest, ranks, sorted_rows, softmax, mean_in_a_factor,
     residuals_in_time, pairs, gaussian_process, weights_of_places,
@@ -131,11 +113,6 @@ def test_rows_that_lean_on_each_other_are_refused(body: Callable) -> None:
     )
     with pytest.raises(ValueError, match=match):
         read(in_plate(body), (X, Y), batch_size=32)
-
-
-def test_the_module_is_named_in_which_rows_meet() -> None:
-    with pytest.raises(ValueError, match=r"lean on each other.*meet in the module '.*'"):
-        read(network, (X, Y), batch_size=32)
 
 
 def test_the_models_own_subsample_size_counts_as_given() -> None:

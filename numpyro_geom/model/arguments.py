@@ -91,31 +91,33 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
     if not any(isinstance(x, HostArray) for x in jax.tree.leaves((args, kwargs))):
         return False
     arrays, fill = split_arrays(without_host((args, kwargs)))
-    return not _runs(jax.eval_shape, lambda arrays: run(*fill(arrays)), arrays)
+    try:
+        jax.eval_shape(lambda arrays: run(*fill(arrays)), arrays)
+    except Exception:  # a user's model can raise anything
+        return True
+    return False
 
 
 @contextmanager
-def explained(model: Callable, args: tuple, kwargs: dict, run: Callable) -> Iterator[None]:
-    """Name the argument that JAX cannot use, if it is the reason why the model fails."""
+def explained(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Name the arguments that JAX cannot use if the model fails by a type."""
     try:
         yield
-    except Exception as error:
-        unusable = {name: x for name, x in _named(model, args, kwargs) if _remedy(x)}
-        if unusable and (isinstance(error, _TRACED) or _runs_converted(run, args, kwargs)):
-            told = "; ".join(
-                f"{name!r} is a {_kind(x)}, pass `{_remedy(x).replace('{}', name)}`"
-                for name, x in unusable.items()
-            )
+    except (TypeError, ValueError) as error:
+        unusable = [
+            f"{name!r} is a {_kind(x)}" for name, x in _named(model, args, kwargs) if not _fits(x)
+        ]
+        if unusable:
             raise TypeError(
-                f"the model needs arrays that JAX can index, and its argument {told}"
+                "the model needs arrays that JAX can index, and its argument "
+                f"{', '.join(unusable)}: pass `np.asarray(x, float)`, of a sparse matrix "
+                "`x.toarray()`, of a masked array `x.filled(value)` and `x.mask`"
             ) from error
         if isinstance(error, _TRACED):
             raise TypeError(
-                "the model uses a NumPy array where JAX needs a JAX array. For instance, it "
-                "indexes a NumPy array by the rows of a plate, and the array is no argument of the "
-                "model: pass the array as an argument, or use `jnp.asarray(array)`. Code for the "
-                "host such as `np.unique` can read arguments that are NumPy arrays, and nothing "
-                "that is computed from sites"
+                "the model uses a NumPy array where JAX needs a JAX array: pass the array as an "
+                "argument of the model, or use `jnp.asarray(array)`. Code for the host such as "
+                "`np.unique` can read arguments, and nothing that is computed from sites"
             ) from error
         raise
 
@@ -161,49 +163,14 @@ def _named(model: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, An
             yield name, value
 
 
-def _remedy(x: Any) -> str:
-    """How x becomes an array; empty if x is an array."""
-    if np.ma.isMA(x):
-        return "{}.filled(value)` and `{}.mask"
-    if hasattr(x, "to_numpy"):
-        return "{}.to_numpy()"
-    if hasattr(x, "tocsr"):
-        return "{}.toarray()"
-    if isinstance(x, (list, tuple)) and x and all(np.ndim(v) < 2 for v in x):
-        return "np.asarray({})"
-    if isinstance(x, np.ndarray) and x.dtype.kind in "OSU":
-        return "{}.astype(float)"
-    return ""
+def _fits(x: Any) -> bool:
+    """Whether x is no table, sparse or masked array, list of numbers, or array of objects."""
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind not in "OSU" and not np.ma.isMA(x)
+    if isinstance(x, (list, tuple)):
+        return not x or any(np.ndim(v) > 1 for v in x)
+    return not (hasattr(x, "to_numpy") or hasattr(x, "tocsr"))
 
 
 def _kind(x: Any) -> str:
     return f"{type(x).__module__.partition('.')[0]}.{type(x).__name__}".removeprefix("builtins.")
-
-
-def _converted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments after the remedies: all that are not arrays become arrays."""
-
-    def convert(x: Any) -> Any:
-        if not _remedy(x):
-            return {k: convert(v) for k, v in x.items()} if isinstance(x, dict) else x
-        if np.ma.isMA(x):
-            return jnp.asarray(np.ma.filled(x, 0))
-        if hasattr(x, "columns"):
-            return {name: convert(x[name]) for name in x.columns}
-        array = x.to_numpy() if hasattr(x, "to_numpy") else x
-        array = array.toarray() if hasattr(array, "tocsr") else array
-        return jnp.asarray(np.asarray(array).astype(float))
-
-    return tuple(map(convert, args)), {k: convert(x) for k, x in kwargs.items()}
-
-
-def _runs_converted(run: Callable, args: tuple, kwargs: dict) -> bool:
-    return _runs(lambda: run(*_converted(args, kwargs)))  # a conversion may fail, too
-
-
-def _runs(run: Callable, *data: Any) -> bool:
-    try:
-        run(*data)
-    except Exception:
-        return False
-    return True

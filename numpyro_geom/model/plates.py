@@ -51,13 +51,9 @@ def read_subsampling(
             `numpyro_geom.model.trial`), or minibatches of a model that changes its state.
         ImportError: for discrete latent sites without the package funsor.
     """
-
-    def run(args: tuple, kwargs: dict) -> tuple:
-        return abstract_trace(model, args, kwargs, {})
-
     try:
-        with explained(model, args, kwargs, run):
-            trace, plates = run(args, kwargs)
+        with explained(model, args, kwargs):
+            trace, plates = abstract_trace(model, args, kwargs, {})
     except AssertionError as error:
         if "size of plate" in str(error):
             raise ValueError(
