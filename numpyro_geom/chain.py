@@ -19,7 +19,7 @@ from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
 from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
-from .sampling.settings import Settings
+from .sampling.settings import DENSE_LIMIT, Settings
 from .sampling.state import SGState, init_adaptation, site_sizes
 from .sampling.target import Target
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
@@ -75,26 +75,28 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     used: Any = bound.shares
     model: Any = bound.model
     scale = state.scale
-    curvature = state.control and state.control.anchor.curvature
-    parts: Any = state.z, scale.centre, scale.root, curvature
+    parts: Any = state.z, scale.centre, scale.root
     if not is_prng_key(state.rng_key):
         parts = jax.tree.map(lambda x: x[0], parts)
-    z, centre, root, curvature = parts
+    z, centre, root = parts
     unravel = ravel(z)[1]
     position, plain = unravel(centre), bound.with_shares({})
     if (names := _series(bound)) is not None:
         if not first:
             return used
         return find_paths(plain.model, names, position, unravel(compiled(_of_series, root)))
+    variance = None
+    if isinstance(root, ArrowRoot):
+        variance = unravel(compiled(ArrowRoot.variances_given_shared, root))
+    elif centre.size > DENSE_LIMIT:
+        variance = unravel(compiled(root.variances) if scale.has_both else root**2)
+    if used:
+        values = model.constrain(position)
+        position |= {name: values[name] for name in used}
+    found = find_shares(plain.model, plain.potential(), position, variance, used)
     if first:
-        diagonal = unravel(curvature.hessian.diagonal()) if curvature else None
-        found = find_shares(plain.model, plain.potential(), position, diagonal)
         # the search in a funnel ends at too large a scale, so that shares are too large
         return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
-    values = model.constrain(position)
-    found = find_shares(
-        plain.model, plain.potential(), position | {name: values[name] for name in used}
-    )
     alike = found.keys() == used.keys() and all(
         np.abs(found[name] - used[name]).max() < ALIKE for name in used
     )

@@ -156,8 +156,8 @@ def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -
     assert within(position)["tau"] == 0
 
 
-def test_coefficients_of_a_ridge_regression_stay() -> None:
-    """Their columns are nearly equal, so the precision of one says nothing about its own rows."""
+def test_shares_of_values_that_lean_on_each_other() -> None:
+    """The rows know the sum of coefficients whose columns are nearly equal, and little of each."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 1)) + 0.1 * rng.normal(size=(50, 6))
 
@@ -168,7 +168,10 @@ def test_coefficients_of_a_ridge_regression_stay() -> None:
             numpyro.sample("y", dist.Normal(X[i] @ w, 10), obs=jnp.ones(len(i)))
 
     found = read(model, (jnp.asarray(X),))
-    assert not find_shares(found, found.potential(), {"tau": jnp.zeros(()), "w": jnp.zeros(6)})
+    shares = find_shares(found, found.potential(), {"tau": jnp.zeros(()), "w": jnp.zeros(6)})
+    precision = 1 / np.diag(np.linalg.inv(X.T @ X / 100 + np.eye(6)))
+    ratio = (precision - 1) * np.exp(-4 / np.sqrt(np.sum(2 * (1 - 1 / precision) ** 2)))
+    np.testing.assert_allclose(shares["w"], 1 - 1 / (1 + ratio), atol=1 / 32)
 
 
 def series(step: Any, y: Any) -> None:

@@ -80,6 +80,27 @@ def test_rare_events_take_all_rows() -> None:
     assert kernel.bound.choice.noise[0] < 1
 
 
+def test_many_players_of_few_matches_take_all_rows() -> None:
+    """The noise is largest along players whom a sample of the matches shows once or never."""
+    rng, players, matches = np.random.default_rng(0), 1_000, 30_000
+    weight = (np.arange(players) + 5.0) ** -0.8
+    pairs = rng.choice(players, (2, matches), p=weight / weight.sum())
+
+    def model(pairs: Any, won: Any) -> None:
+        with numpyro.plate("players", players):
+            skill = numpyro.sample("skill", dist.Normal(0, 1))
+        with numpyro.plate("matches", matches) as i:
+            logits = skill[pairs[0][i]] - skill[pairs[1][i]]
+            numpyro.sample("won", dist.Bernoulli(logits=logits), obs=won[i])
+
+    kernel = SGHMC(model)
+    assert chosen(kernel, pairs, rng.integers(0, 2, matches)) == (None, 0)
+    plain, corrected = kernel.bound.choice.noise
+    # rows have most of the information, so that the noise is about N / B with 256 rows
+    assert 0.5 < plain * FIRST_ROWS / matches < 2
+    assert corrected > 1
+
+
 def test_a_run_with_few_gradients_takes_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run is done sooner with fewer rows per step, although their choice takes a second."""
     monkeypatch.undo()

@@ -538,6 +538,13 @@ class ArrowRoot:
             return jax.vmap(ArrowRoot.variances)(self)
         return self.layout.whole([jnp.diagonal(x, 0, -2, -1) for x in self._covariances()[::2]])
 
+    def variances_given_shared(self) -> jax.Array:
+        """Variances of the groups' parameters given all others; of shared ones in L L'."""
+        own = jnp.diagonal(self._own_covariances(), 0, 1, 2)
+        if isinstance(self.corner, ArrowRoot):
+            return self.layout.join(self.corner.variances_given_shared(), own)
+        return self.layout.join(jnp.sum(self.corner**2, axis=1), own)
+
     def _covariances(self) -> list[jax.Array]:
         """Blocks of L L': shared parameters, shape (d, d), then those of groups, outer ones first.
 

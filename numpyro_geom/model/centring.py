@@ -29,6 +29,7 @@ and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +39,8 @@ import numpyro.distributions as dist
 from jax import lax
 from numpyro.primitives import Messenger
 
-from .._util import PyTree, is_traced, ravel, scattered
+from .._linalg import balanced_roots
+from .._util import PyTree, is_traced, ravel
 from .derivatives import linearize
 from .jaxprs import counts_of_scan, needed
 from .potential import Potential
@@ -80,11 +82,6 @@ chain has to go there too. At the usual scale of eight groups, rows may have mos
 and a centred chain still misses small scales."""
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
-PROBES = 2
-"""Products per site, with vectors of random signs. They agree where entries are independent."""
-MOST_COUPLED = 0.2
-"""Largest relative difference of two products' entries of a site that may be changed. In a ridge
-regression, entries depend on each other, and their precisions do not follow from few products."""
 STEPS = 16
 """Shares are multiples of one over this number, so that rounding errors do not change them."""
 
@@ -164,43 +161,42 @@ def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = No
 
 
 def find_shares(
-    model: Any, potential: Potential, position: PyTree, diagonal: PyTree | None = None
+    model: Any,
+    potential: Potential,
+    position: PyTree,
+    variance: PyTree | None = None,
+    used: Shares = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
-    ``diagonal`` is the Hessian's at ``position``, if it is known, in the same structure.
+    The precision of a group's value is that given the parameters of no group: slopes of a group may
+    lean on each other. ``variance`` are such variances of the coordinates u under the shares
+    ``used``, in the structure of ``position``. Without them the Hessian's block of all sites in
+    question is computed.
     """
     scales = _scales_of_groups(model, position)
     names = _following(model, scales, position)
     if not names:
         return {}
+    inside = [np.full(jnp.size(position[n]), n in names) for n in sorted(position)]
+    index = np.flatnonzero(np.concatenate(inside))
 
     def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
         scale = scales(position, potential.curvature_batch(jax.random.key(0)))
-        if diagonal is not None:
-            return {name: (scale[name], diagonal[name]) for name in names}
+        if variance is not None:
+            away = {n: _power(scale[n], 2 - 2 * used.get(n, 1)) for n in names}
+            return {n: (scale[n], 1 / (away[n] * variance[n])) for n in names}
         flat, unravel = ravel(position)
-        zero = jax.tree.map(jnp.zeros_like, position)
-        signs = {
-            n: 1
-            - 2 * (scattered(jnp.uint32(k), PROBES * position[n].size) >> 31).astype(flat.dtype)
-            for k, n in enumerate(names)
-        }
-        signs = {n: x.reshape(PROBES, *position[n].shape) for n, x in signs.items()}
-        probes = [ravel(zero | {n: x[k]})[0] for n, x in signs.items() for k in range(PROBES)]
 
         def on_rows(rows: Any) -> jax.Array:
             push = linearize(jax.grad(lambda x: potential.energy(unravel(x), rows)), flat)[1]
-            return lax.map(push, jnp.stack(probes))
+            columns = jnp.zeros((len(index), flat.size), flat.dtype)
+            return lax.map(push, columns.at[np.arange(len(index)), index].set(1), batch_size=8)
 
-        products = jax.vmap(unravel)(potential.on_all_rows(on_rows))  # type: ignore[misc]
-        found = {}
-        for k, (name, sign) in enumerate(signs.items()):
-            first, second = products[name][k * PROBES : (k + 1) * PROBES] * sign
-            mean, away = (first + second) / 2, jnp.abs(first - second)
-            alone = jnp.all(away <= MOST_COUPLED * jnp.abs(mean))
-            found[name] = scale[name], jnp.where(alone, mean, jnp.inf)
-        return found
+        block = potential.on_all_rows(on_rows)[:, index]  # type: ignore[misc]
+        inverse = balanced_roots((block + block.T) / 2)[1]
+        precision = unravel(jnp.ones_like(flat).at[index].set(1 / jnp.sum(inverse**2, axis=0)))
+        return {name: (scale[name], precision[name]) for name in names}
 
     found = compiled(measured, position)
     if is_traced(found):

@@ -144,7 +144,9 @@ def measure(
                     temperature,
                 )
             else:
-                largest = _on_other_rows(partial(covariance_at, flat), start, rng_key)
+                largest = _on_other_rows(
+                    partial(covariance_at, flat), start, rng_key, _parts(potential, flat.size)
+                )
             return Extremes(largest, largest, largest)
 
         if not noisy:
@@ -339,7 +341,8 @@ def largest_noise(
             plain,
             temperature,
         )
-    return _on_other_rows(partial(_noise_covariance, scores, position), start, rng_key)
+    covariance = partial(_noise_covariance, scores, position)
+    return _on_other_rows(covariance, start, rng_key, _parts(potential, flat.size))
 
 
 def total_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
@@ -442,26 +445,40 @@ def _noise_of_groups(
     return jnp.where(jnp.isfinite(pull), jnp.maximum(most, pull), most)
 
 
-def _on_other_rows(product_of: Callable, start: jax.Array, rng_key: jax.Array) -> jax.Array:
+def _on_other_rows(
+    product_of: Callable, start: jax.Array, rng_key: jax.Array, parts: int
+) -> jax.Array:
     """|C v| with C the covariance of some rows, v about the first eigenvector for other rows.
 
     The largest eigenvalue of one sample is too large unless the sample has many more rows than
     there are parameters. With five times as many rows it is twice as large. With fewer rows the
-    factor has no bound. |C v| is too small if some rows do not show the direction.
+    factor has no bound. |C v| is too small if some rows do not show the direction, as those of a
+    player with few matches. The mean eigenvalue is known from any rows, and is a lower bound.
 
-    ``product_of(rng_key)`` is x -> C x, with C the covariance of the rows of that key.
+    ``product_of(rng_key)`` is x -> C x, with C the covariance of the rows of that key. C is the
+    mean over ``parts`` sets of rows.
     """
 
+    def mean_product(rng_key: jax.Array, v: jax.Array) -> jax.Array:
+        def add(k: jax.Array, total: jax.Array) -> jax.Array:
+            return total + product_of(random.fold_in(rng_key, k))(v) / parts
+
+        if parts <= 1:
+            return product_of(rng_key)(v)
+        return lax.fori_loop(0, parts, add, jnp.zeros_like(v))
+
     def closer(k: jax.Array, found: tuple) -> tuple:
-        v, _, last = found
+        v, _, last, mean = found
         which = jnp.maximum(k - POWER_STEPS + 1, 0)  # rows 0 for the direction, then 1 and 2
-        product = product_of(random.fold_in(rng_key, which))(v)
-        return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product
+        product = mean_product(random.fold_in(rng_key, which), v)
+        mean = jnp.where(k == 0, jnp.vdot(v, product), mean)
+        return jnp.where(k < POWER_STEPS, normalise(product)[0], v), last, product, mean
 
     nothing = jnp.zeros_like(start)
-    found = lax.fori_loop(0, POWER_STEPS + 2, closer, (normalise(start)[0], nothing, nothing))
+    begun = normalise(start)[0], nothing, nothing, jnp.zeros((), start.dtype)
+    _, one, other, mean = lax.fori_loop(0, POWER_STEPS + 2, closer, begun)
     # |C v| is also defined for an indefinite matrix
-    return jnp.sqrt(jnp.abs(jnp.vdot(*found[1:])))
+    return jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), mean)
 
 
 def diagonal_curvature(

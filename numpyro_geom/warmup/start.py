@@ -60,13 +60,13 @@ from ..model.control_variate import (
     replace_anchor,
     with_control_variate,
 )
-from ..model.jaxprs import work
+from ..model.jaxprs import UNKNOWN_TURNS, work
 from ..model.model import CURVATURE_ROWS
 from ..model.newton import LEAST_LENGTH, SHRINKAGE, Place, newton, nowhere
 from ..model.potential import Potential
 from ..model.programs import compiled
 from ..model.scale import LowRankRoot, Scale, scale_about, times
-from ..sampling.algorithm import Algorithm, rule_temperature
+from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState
 from ..sampling.target import Target
@@ -161,7 +161,7 @@ LEAST_NOISE = 0.01
 whose scores have the covariance H / N. Then a few rows, such as rare events, carry the information,
 and the measured rows miss them. A trajectory is exact with any rows."""
 PARAMETER_OPERATIONS = 400.0
-"""Cost of a step per parameter, beside its gradient, in a trajectory."""
+"""Cost of a step per parameter, beside its gradient: noise, momentum, the guard."""
 REJECTED = 60.0
 """The error of a trajectory of length T has the variance h T tr C, and an acceptance of 0.95 allows
 0.016. A noise tr C of the inverse of this number halves the step, by measurements."""
@@ -694,16 +694,16 @@ def choose(
     sizes = [batch_size]
     if open_rows:
         sizes = [2**k for k in range(5, 20) if 2 * 2**k < num_rows]
-    costs = _costs(target, state, batch_size, sizes, num_rows)
+    costs = _costs(target, state, sizes, num_rows)
     rows = jnp.asarray([*sizes, np.inf], state.potential_energy.dtype)
     found = compiled(
         lambda state, rows: _speeds(target, algorithm, settings, state, batch_size / rows),
         state,
         rows,
     )
-    speeds, noise = map(np.asarray, found)
-    if algorithm.trajectory:  # its energy on all rows costs the same with any choice
-        costs += PARAMETER_OPERATIONS * sum(x.size for x in jax.tree.leaves(state.z))
+    speeds, steps, noise = map(np.array, found)
+    if open_rows:  # draws of the most steps are correlated, however many steps a second there are
+        speeds[:, :-1][steps[:, :-1] >= MAX_NUM_STEPS] = 0.0
     gains = speeds / costs
     gains[~np.isfinite(gains)] = 0.0
     if not open_rows:
@@ -725,16 +725,27 @@ def choose(
     return Choice(chosen, order, (plain, corrected))
 
 
-def _costs(
-    target: Target, state: SGState, batch_size: int, sizes: list[int], num_rows: int
-) -> np.ndarray:
-    """Operations per step by order of the control variate; the last column is for all rows."""
-    gradient = jax.jit(target.potential.gradient)
-    counted = gradient.lower(state.z, state.rng_key, state.stream).cost_analysis()
-    row = float((counted or {}).get("flops", 0.0)) / batch_size
-    drawn = GATHERED * row * np.asarray(sizes, float)
+def _costs(target: Target, state: SGState, sizes: list[int], num_rows: int) -> np.ndarray:
+    """Operations per step by order of the control variate; the last column is for all rows.
+
+    Those of a gradient are counted in the chain's coordinates, for two numbers of rows: what does
+    not grow with the rows, such as a prior and a scale of many parameters, is paid in any case.
+    """
+    potential, position = target.potential, state.chain.position
+    seen = target.scaled(state).expanded(potential)
+
+    def counted(rows: Any) -> tuple[int, float]:
+        jaxpr = jax.make_jaxpr(jax.grad(seen.energy))(position, rows).jaxpr
+        return max(x.size for x in jax.tree.leaves(rows)), work(jaxpr, UNKNOWN_TURNS)
+
+    few, cost = counted(jax.eval_shape(potential.draw, state.rng_key, state.stream)[0])
+    more, higher = counted(jax.eval_shape(potential.curvature_batch, state.rng_key))
+    row = cost / few if more == few else max((higher - cost) / (more - few), 0.0)
+    fixed = max(cost - few * row, 0.0)
+    drawn = fixed + GATHERED * row * np.asarray(sizes, float)
     orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
-    return STEP_OPERATIONS + np.array([[*drawn, row * num_rows], *orders])
+    rest = STEP_OPERATIONS + PARAMETER_OPERATIONS * sum(x.size for x in jax.tree.leaves(position))
+    return rest + np.array([[*drawn, fixed + row * num_rows], *orders])
 
 
 def _highest(state: SGState) -> int:
@@ -746,8 +757,8 @@ def _highest(state: SGState) -> int:
 
 def _speeds(
     target: Target, algorithm: Algorithm, settings: Settings, state: SGState, shares: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Relaxation per step by share of the noise, and the noise; by order of the control variate."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Relaxation per step and steps per draw by share of the noise, and the noise; by order."""
     scaled = target.scaled(state)
     plain = None if algorithm.adjusted else scaled.expanded(target.potential)
     position = state.chain.position
@@ -767,16 +778,17 @@ def _speeds(
             seen, typical, state.rng_key, settings.layout, plain, target.temperature
         )
 
-    def speed(noise: jax.Array) -> jax.Array:
+    def speed(noise: jax.Array) -> tuple[jax.Array, jax.Array]:
         # curvature is about 1 in scaled coordinates (more with a diagonal scale), like the initial
         # value of an adaptation
         found = state.adaptation._replace(noise=MARGIN * noise)
         step_size, rate, dynamics = algorithm.propose(found, state, scaled.seen(state.control))
+        steps = algorithm.num_steps(rate, step_size, scaled.seen(state.control))
         if algorithm.momentum:  # the friction sets the autocorrelation time of a mean
             rate = 1 / dynamics.friction
         # with an acceptance test the step size does not show how much the noise gets rejected
         lost = REJECTED * noise / rule_temperature(settings.temperature)
-        return step_size * rate / (1 + lost if algorithm.trajectory else 1)
+        return step_size * rate / (1 + lost if algorithm.trajectory else 1), steps
 
     noise = lax.map(noise_at, jnp.arange(1 + _highest(state)))
-    return jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise
+    return *jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise
