@@ -21,7 +21,6 @@ import numpyro
 import numpyro.distributions as dist
 import posteriors as P
 from common import TABLES
-from jax import random
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_geom import SGRLD, Monge
@@ -113,37 +112,6 @@ UNITS = ("gradients", "seconds")
 HESSIAN_MODES = ("auxiliary", "corrected", "published")
 
 
-def run(kernel: Any, posterior: P.Posterior, seed: int = 0) -> tuple[np.ndarray, Any, float]:
-    """Draws of the scalars (chains, draws, scalars), the last state, seconds of sampling."""
-    args = posterior.args
-    state = kernel.init(random.split(random.key(seed), CHAINS), WARMUP, None, args, {})
-
-    @partial(jax.jit, static_argnums=1)
-    def advance(state: Any, length: int) -> Any:
-        def body(state: Any, _: Any) -> Any:
-            state = kernel.sample(state, args, {})
-            return state, (state.z, state.num_diverging)
-
-        return jax.lax.scan(body, state, None, length)
-
-    length = 200  # one program for warm-up and sampling
-    for _ in range(WARMUP // length):
-        state, _ = jax.block_until_ready(advance(state, length))
-    parts, undone, seconds = [], 0, []
-    for _ in range(DRAWS // length):
-        start = time.perf_counter()
-        state, (z, bad) = jax.block_until_ready(advance(state, length))
-        seconds.append(time.perf_counter() - start)
-        parts.append(z)
-        undone += int(bad.sum())
-    z = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-    constrain = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, {}))))
-    values = np.asarray(posterior.scalars(constrain(z)), np.float64)
-    # the machine is shared: the median ignores parts that had to wait
-    of_all = float(np.median(seconds)) * len(seconds)
-    return values.swapaxes(0, 1), state._replace(num_diverging=undone), of_all
-
-
 def facts(values: np.ndarray, reference: tuple, steps: float, seconds: float) -> dict[str, float]:
     """Effective draws of the worst scalar, of means and of second moments, and errors."""
     mean, sd = reference
@@ -165,7 +133,9 @@ def measure(posterior: P.Posterior, reference: tuple, **settings: Any) -> dict:
     if posterior.batch_size is not None:
         settings = {"batch_size": posterior.batch_size, "control_variate": True, **settings}
     kernel = SGRLD(posterior.model, **SCALED, **settings)
-    values, state, seconds = run(kernel, posterior)
+    lengths = {"num_chains": CHAINS, "num_warmup": WARMUP, "num_samples": DRAWS}
+    values, state, seconds = P.run_chains(kernel, posterior, **lengths)
+    values = values.swapaxes(0, 1)
     num_steps = np.asarray(state.num_steps)
     # a product with the Hessian counts as a gradient; minibatches are split among them
     a_step = 1 + (kernel.settings.gamma in HESSIAN_MODES and posterior.batch_size is None)

@@ -75,7 +75,7 @@ def main() -> None:
         for label in options.kernels:
             rows = {} if posterior.batch_size is None else {"batch_size": posterior.batch_size}
             kernel = KERNELS[label](posterior.model, **rows)
-            runs = P.run_chains(
+            values, state, _ = P.run_chains(
                 kernel,
                 posterior,
                 num_chains=4 if small else 16,
@@ -83,7 +83,7 @@ def main() -> None:
                 num_samples=20 if small else 1000,
             )
             title = f"| {posterior.name}", label
-            known[title] = row(" | ".join(title), kernel, *runs[0], mean, sd)
+            known[title] = row(" | ".join(title), kernel, values, state, mean, sd)
             print(known[title], flush=True)
     if not small:
         names = list(dict.fromkeys(name for name, _ in known))
