@@ -14,10 +14,9 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import xarray as xr
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, HostRows, diagnose, run
+from numpyro_geom import SGHMC, HostRows, diagnose, run, to_inference_data
 
 # --8<-- [end:imports]
 
@@ -91,9 +90,10 @@ except SystemError as error:
 # --8<-- [end:crash]
 
 # --8<-- [start:look]
-with xr.open_datatree(folder / "run" / "draws.zarr", engine="zarr") as stored:
-    print("on disk:", dict(stored["posterior"].sizes))
-    print(f"mean of w[0] so far: {float(stored['posterior']['w'][..., 0].mean()):.3f}")
+files = sorted((folder / "run").glob("*.npz"))
+w = np.concatenate([np.load(file)["draws['z']['w']"] for file in files], axis=1)
+print("chains, draws and columns on disk:", w.shape)
+print(f"mean of w[0] so far: {w[..., 0].mean():.3f}")
 # --8<-- [end:look]
 
 # --8<-- [start:resume]
@@ -110,7 +110,7 @@ print("bit for bit the draws of a run without a break:", np.array_equal(*both))
 # --8<-- [start:longer]
 longer = fit(2 * num_draws)
 print(f"{longer.num_draws} draws per chain, finished: {longer.finished}")
-print(diagnose(longer.idata).verdict)
+print(diagnose(to_inference_data(longer.mcmc)).verdict)
 # --8<-- [end:longer]
 
 # --8<-- [start:changed]

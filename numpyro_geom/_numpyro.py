@@ -18,7 +18,6 @@ from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
 from ._util import PyTree, few_collections
 
 __all__ = [
-    "LazyMCMC",
     "Plan",
     "announce",
     "arguments_of",
@@ -188,26 +187,3 @@ def with_jit_of_kernels(maybe_jit: Callable) -> Callable:
 MCMC.run = with_ends(MCMC.run)
 util.maybe_jit = with_jit_of_kernels(util.maybe_jit)
 loops.fori_collect = in_one_program(loops.fori_collect)
-
-
-class LazyMCMC(MCMC):
-    """An MCMC whose draws are read when they are used."""
-
-    _read: Callable[[], PyTree] | None
-    _loaded: PyTree = None
-
-    @classmethod
-    def of(cls, mcmc: MCMC, read: Callable[[], PyTree]) -> LazyMCMC:
-        """A copy of ``mcmc`` with the draws that a function returns."""
-        new = cls.__new__(cls)
-        new.__dict__.update({name: x for name, x in vars(mcmc).items() if name != "_states"})
-        new._read = read
-        return new
-
-    @property
-    def _states(self) -> PyTree:
-        return self._loaded if self._read is None else self._read()
-
-    @_states.setter
-    def _states(self, states: PyTree) -> None:  # a new run sets it
-        self._read, self._loaded = None, states

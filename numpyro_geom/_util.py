@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
@@ -122,6 +124,17 @@ def words(x: Any) -> Any:
 def from_words(x: Any, like: Any) -> Any:
     """The inverse of `words`: keys again if ``like`` holds keys."""
     return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
+
+
+def digest(x: Any) -> str:
+    """SHA-256 of the type, the shape and the entries of an array; the same in every process."""
+    array = np.asarray(words(x))
+    found = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
+    if array.dtype.hasobject:
+        found.update(repr(array.tolist()).encode())
+    else:
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return found.hexdigest()
 
 
 def ravel(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:

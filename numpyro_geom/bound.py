@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from ._checks import check_floating
-from ._util import PyTree, ravel
+from ._util import PyTree, digest, ravel
 from ._warning import warn_outside
 from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
 from .model.centring import Shares
-from .model.digests import Digests
 from .model.jaxprs import UNKNOWN_TURNS, work
 from .model.minibatch import Subsampling
 from .model.model import Model, read
@@ -100,7 +99,7 @@ class Bound:
     def built_on(self) -> dict[str, tuple[()]]:
         """The choices that depend on values of the data, see `SGState.built_on`."""
         shares = {
-            " ".join([name, *map(Digests().of, jax.tree.leaves(share))]): ()
+            " ".join([name, *map(digest, jax.tree.leaves(share))]): ()
             for name, share in self.shares.items()
         }
         choice = self.choice

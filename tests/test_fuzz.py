@@ -77,7 +77,6 @@ FOUND = {
     "predictive.draw_distances draws={'w': 1}": "draws must be an array of shape",
     "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
     "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
-    "run resume=big ints": "resume must be 'auto', True, False",
     "SGNHT gamma=3-D": "SGNHT got an unexpected keyword argument 'gamma'",
 }
 """Cases that once ended in another way, and the error of each now."""

@@ -142,7 +142,6 @@ def test_baselines_predict(example: ModuleType) -> None:
 def test_quick_run_predicts_and_is_not_repeated(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("zarr", reason="the runs extra is not installed")
     arguments = ["--quick", "--priors", "horseshoe", "--cache", str(tmp_path), "--out"]
     records = example.main([*arguments, str(tmp_path / "table.md")])
     assert [r["method"] for r in records] == list(example.QUICK_METHODS)

@@ -30,7 +30,6 @@ def test_a_block_and_what_it_prints() -> None:
 
 def test_pages(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the examples extra is not installed")
-    pytest.importorskip("zarr", reason="the runs extra is not installed")
     pytest.importorskip("flax", reason="the test extra is not installed")
     # compiled as quickly as the tests are, and with one device, as most readers have
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ["XLA_FLAGS"])

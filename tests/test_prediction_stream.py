@@ -120,9 +120,6 @@ X = jnp.asarray(RNG.normal(size=(ROWS, 2)), jnp.float32)
 
 @pytest.mark.parametrize("on_disk", short([False, True], kept=[True]))
 def test_a_run_is_monitored_and_goes_on(on_disk: bool, tmp_path: Path) -> None:
-    if on_disk:
-        pytest.importorskip("zarr", reason="runs on disk need Zarr")
-
     def sampler(num_samples: int, **settings: Any) -> MCMC:
         kernel = SGHMC(model, step_size=0.05, num_steps=2)
         lengths = {"num_warmup": 3, "num_samples": num_samples, "num_chains": CHAINS}

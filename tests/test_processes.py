@@ -29,7 +29,6 @@ pytestmark = [
         sys.platform == "win32", reason="jaxlib has no Gloo there, by which processors talk"
     ),
 ]
-pytest.importorskip("zarr")
 
 ROWS, CHAINS, LENGTH = 301, 4, 10
 PATIENCE = 300
@@ -50,7 +49,7 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
 
 
-def go(directory, num_samples, mesh=None, key=0, resume="auto", rows=None, **settings):
+def go(directory, num_samples, mesh=None, key=0, rows=None, **settings):
     kernel = SGRLD(model, batch_size=32, step_size=1e-2, num_steps=3, **settings)
     mcmc = MCMC(
         kernel,
@@ -67,7 +66,6 @@ def go(directory, num_samples, mesh=None, key=0, resume="auto", rows=None, **set
         *(data() if rows is None else rows),
         directory=directory,
         draws_per_segment=LENGTH,
-        resume=resume,
         **axes,
     )
 
@@ -121,7 +119,6 @@ def in_memory(folder):
     attempts = [
         {"directory": None, "key": process},
         {"directory": folder if process else folder / "other"},
-        {"directory": folder / "none", "resume": True},
         {"directory": folder / "file" / "run"},
         {"directory": None, "mesh": mesh_of_the_other()},
     ]
@@ -183,9 +180,7 @@ def in_parts(folder, out):
 
 def on_disk(folder, num_samples):
     result = go(folder, num_samples, mesh_of_both(False))
-    found = result.idata.posterior["slope"].values
-    np.testing.assert_array_equal(found, draws(result))
-    return {"draws": found.tolist(), "finished": result.finished}
+    return {"draws": draws(result).tolist(), "finished": result.finished}
 
 
 # Around them
@@ -318,12 +313,8 @@ def assert_close(found, alone):
 
 
 def wait_for(pair, folder, segments):
-    """Until a run has saved so many segments."""
-
-    def saved():
-        return (int(path.stem) for path in (folder / "state").glob("*.npz"))
-
-    pair.wait_for(lambda: max(saved(), default=0) >= segments)
+    """Until a run has stored so many segments."""
+    pair.wait_for(lambda: len(list(folder.glob("*.npz"))) >= segments)
 
 
 def check_draws_and_errors(first, second, alone):
@@ -333,18 +324,17 @@ def check_draws_and_errors(first, second, alone):
     assert np.shape(first["draws"]) == (CHAINS, 20, 3)
     assert_close(first["draws"], alone)
     here, there = first["errors"], second["errors"]
-    assert len(here) == len(there) == 5
+    assert len(here) == len(there) == 4
     for k, name in enumerate(["rng_key", "directory"]):
         assert there[k].startswith("ValueError: process 1 was given other arguments")
         assert name in there[k]
         assert here[k] == (
             "RuntimeError: another process of the run failed: see what process 1 says"
         )
-    for k, kind in ((2, "FileNotFoundError"), (3, "NotADirectoryError")):
-        assert here[k].startswith(kind)
-        assert there[k].startswith(kind)
-        assert there[k].endswith("(in process 0)")
-    for text in (here[4], there[4]):
+    assert here[2].startswith("NotADirectoryError")
+    assert there[2].startswith("NotADirectoryError")
+    assert there[2].endswith("(in process 0)")
+    for text in (here[3], there[3]):
         assert "expected devices of all processes, or of this process alone" in text
 
 
@@ -361,7 +351,7 @@ def test_draws_and_errors_a_killed_process_and_a_signal(tmp_path, cache, alone):
             pytest.fail(f"the other process waits for ever; {pair.said()}")
         assert other != 0
     with Pair(tmp_path, cache, folder, "tell(out, test_processes.on_disk(folder, 20_000))") as pair:
-        before = max(int(p.stem) for p in (folder / "state").glob("*.npz"))
+        before = len(list(folder.glob("*.npz")))
         wait_for(pair, folder, before + 2)
         pair.processes[1].send_signal(signal.SIGTERM)
         first, second = pair.ended()

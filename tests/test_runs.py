@@ -1,10 +1,10 @@
-"""Long runs: segments, the store, checkpoints, and failures."""
+"""Long runs: segments, their files, and failures."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +21,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import xarray as xr
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
@@ -29,14 +28,12 @@ from tiers import short
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, print_summary
-from numpyro_geom.runs import files, keep, run, store
-from numpyro_geom.runs.fingerprint import changes, fingerprint
-from numpyro_geom.runs.segments import Job, Segments
-
-pytest.importorskip("zarr")
+from numpyro_geom.runs import long_run, run
+from numpyro_geom.runs.segments import Segments
 
 KEY = 3
-CHECKOUT = Path(__file__).resolve().parents[1]
+SEGMENTS = [20, 25, 45, 65, 85, 95]
+"""Steps after each segment of `go`, of which 25 are warm-up."""
 
 
 class WalkState(NamedTuple):
@@ -74,14 +71,13 @@ def walk(num_samples=70, num_warmup=25, kernel=None, **settings):
     return MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **settings)
 
 
-def go(directory, num_samples=70, *, key=KEY, data=0.0, length=20, resume="auto", **settings):
+def go(directory, num_samples=70, *, key=KEY, data=0.0, length=20, **settings):
     return run(
         walk(num_samples, **settings),
         random.key(key),
         jnp.full((2,), data),
         directory=directory,
         draws_per_segment=length,
-        resume=resume,
     )
 
 
@@ -97,11 +93,19 @@ def assert_reference(result, draws=70):
     found = result.mcmc.get_samples(group_by_chain=True)
     for name, x in reference(draws).items():
         np.testing.assert_array_equal(found[name], x)
-        np.testing.assert_array_equal(result.idata.posterior[name.replace("/", ".")].values, x)
 
 
-def opened(directory):
-    return xr.open_datatree(Path(directory) / "draws.zarr", engine="zarr", consolidated=True)
+def file_of(directory, step):
+    return Path(directory) / f"{step:010d}.npz"
+
+
+def stored(directory):
+    """Draws so far, read by NumPy alone."""
+    found = []
+    for path in sorted(Path(directory).glob("*.npz")):
+        with np.load(path) as file:
+            found.append(file["draws['z']['x']"])
+    return np.concatenate(found, axis=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,21 +121,20 @@ def _compiled():
 # Draws
 
 
-@pytest.mark.arviz
 def test_draws_are_those_of_mcmc_run_with_and_without_a_directory(tmp_path):
-    stored, kept = go(tmp_path / "run"), go(None)
-    for result in (stored, kept):
+    for result in (go(tmp_path / "run"), go(None)):
         assert (result.num_draws, result.finished) == (70, True)
         assert_reference(result)
-        assert result.idata.sample_stats["diverging"].shape == (1, 70)
+        assert result.mcmc.get_extra_fields(group_by_chain=True)["diverging"].shape == (1, 70)
         assert int(result.mcmc.last_state.total) == 95
         # goes on from the last state, without a warm-up
         result.mcmc.run(result.mcmc.last_state.rng_key, jnp.zeros(2))
         assert int(result.mcmc.last_state.total) == 165
         assert result.mcmc.get_samples()["x"].shape == (70, 3)
+    assert [int(path.stem) for path in sorted((tmp_path / "run").iterdir())] == SEGMENTS
+    np.testing.assert_array_equal(stored(tmp_path / "run"), reference()["x"])
 
 
-@pytest.mark.arviz
 @pytest.mark.parametrize("method", ["vectorized", "sequential", "parallel", jax.vmap])
 def test_chains(tmp_path, method):
     class Chains(Walk):
@@ -152,7 +155,6 @@ def test_chains(tmp_path, method):
             make(), random.key(KEY), jnp.zeros(2), directory=directory, draws_per_segment=4
         )
         found = result.mcmc.get_samples(group_by_chain=True)
-        assert result.idata.posterior["x"].shape == (2, 10, 3)
         for name, x in mcmc.get_samples(group_by_chain=True).items():
             np.testing.assert_array_equal(found[name], x)
 
@@ -183,18 +185,13 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
         return MCMC(kernel, num_warmup=30, num_samples=num_samples, progress_bar=False)
 
     mcmc = make(50)
-    job = Job(mcmc, random.key(0), (x, y))
-    before = fingerprint(job, 10)
     mcmc.run(random.key(0), x, y)
-    # nor does it depend on what a kernel learns of the model, such as the steps of an epoch
-    assert changes(before, fingerprint(job, 10)) == []
-    assert json.loads(json.dumps(before)) == before
     run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
     result = run(make(50), random.key(0), x, y, directory=tmp_path)
-    expected = to_inference_data(mcmc)
-    assert group_names(result.idata) == group_names(expected)
+    expected, idata = to_inference_data(mcmc), to_inference_data(result.mcmc)
+    assert group_names(idata) == group_names(expected)
     for group in ("posterior", "sample_stats", "observed_data", "constant_data"):
-        found = result.idata[group]
+        found = idata[group]
         assert set(found.data_vars) == set(expected[group].data_vars)
         for name, values in expected[group].data_vars.items():
             np.testing.assert_array_equal(found[name].values, values.values)
@@ -206,20 +203,19 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     assert "slope[0]" in capsys.readouterr().out
 
 
-@pytest.mark.arviz
-def test_values_are_read_when_they_are_asked_for(tmp_path):
+def test_draws_are_read_when_they_are_asked_for(tmp_path):
     result = go(tmp_path)
-    (tmp_path / "draws.zarr/posterior/x/c.0.1.0").unlink()
-    np.testing.assert_array_equal(  # of a chunk that is there
-        result.idata.posterior["x"][:, :20].values, reference()["x"][:, :20]
-    )
-    assert not np.array_equal(result.idata.posterior["x"].values, reference()["x"])
+    file_of(tmp_path, 65).unlink()
+    with pytest.raises(FileNotFoundError, match="0000000065.npz"):
+        _ = result.mcmc
 
 
-def test_default_length_and_directory_in_text(tmp_path):
-    result = run(walk(), random.key(KEY), jnp.zeros(2), directory=str(tmp_path))
+def test_default_length_and_a_relative_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(walk(), random.key(KEY), jnp.zeros(2), directory="run")
+    monkeypatch.chdir("/")
     assert_reference(result)
-    assert (tmp_path / "draws.zarr/posterior/x/c.0.0.0").stat().st_size == 70 * 3 * 4 + 4
+    assert [int(path.stem) for path in sorted((tmp_path / "run").iterdir())] == [25, 95]
 
 
 def test_model_arguments_in_a_dict_compile_once(tmp_path):
@@ -245,37 +241,29 @@ class Killed(BaseException):
     """What is raised in place of a process that ends: nothing tidies up after it."""
 
 
-def test_killed_at_every_instant_of_writing(tmp_path, monkeypatch):
-    calls = {"count": 0, "fatal": -1}
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_killed_at_every_instant_of_writing(tmp_path, monkeypatch, name):
+    calls, original = {"count": 0, "fatal": -1}, getattr(os, name)
 
-    def dangerous(function):
-        def wrapped(*args, **kwargs):
-            calls["count"] += 1
-            if calls["count"] == calls["fatal"]:
-                raise Killed
-            return function(*args, **kwargs)
+    def dangerous(*args, **kwargs):
+        calls["count"] += 1
+        if calls["count"] == calls["fatal"]:
+            raise Killed
+        return original(*args, **kwargs)
 
-        return wrapped
-
-    go(tmp_path / "complete")
-    monkeypatch.setattr(os, "replace", dangerous(os.replace))
+    monkeypatch.setattr(os, name, dangerous)
     go(tmp_path / "counted")
     total = calls["count"]
-    assert total > 30
-    for fatal in range(1, total + 1, 7):
+    assert total == len(SEGMENTS) * (2 if name == "fsync" else 1)  # of a file, and of the folder
+    for fatal in range(1, total + 1):
         directory = tmp_path / f"run-{fatal}"
         calls.update(count=0, fatal=fatal)
         with pytest.raises(Killed):
             go(directory)
         calls.update(fatal=-1)
-        newest = max((int(p.stem) for p in (directory / "state").glob("*.npz")), default=-1)
-        if newest >= 0:
-            with opened(directory) as groups:
-                draws = groups["posterior"].sizes["draw"]
-                assert draws >= min(70, 20 * max(0, newest - 2))
-                for name, x in reference().items():
-                    found = groups["posterior"][name.replace("/", ".")].values
-                    np.testing.assert_array_equal(found, x[:, :draws])
+        if list(directory.glob("*.npz")):
+            found = stored(directory)
+            np.testing.assert_array_equal(found, reference()["x"][:, : found.shape[1]])
         result = go(directory)
         assert_reference(result)
         assert int(result.mcmc.last_state.total) == 95
@@ -298,40 +286,36 @@ def worker(directory):
 
 
 def wait_for(directory, segments):
-    """Until a run has stored so many segments of draws, or a minute."""
+    """Until a run has stored so many segments, or a minute."""
     for _ in range(6000):
-        states = [int(path.stem) for path in (directory / "state").glob("*.npz")]
-        if max(states, default=0) >= segments + 2:
+        if len(list(directory.glob("*.npz"))) >= segments:
             return
         time.sleep(0.01)
     raise TimeoutError
 
 
-def test_killed_processes_and_sigterm(tmp_path):
+def test_killed_processes_two_at_once_and_sigterm(tmp_path):
     process = worker(tmp_path)
     try:
         wait_for(tmp_path, 10)
     finally:
         process.kill()
         process.communicate()
-    with opened(tmp_path) as groups:
-        draws = groups["posterior"].sizes["draw"]
-        assert 200 <= draws < 4000
-        np.testing.assert_array_equal(
-            groups["posterior"]["x"].values, reference(4000)["x"][:, :draws]
-        )
-    process = worker(tmp_path)
+    found = stored(tmp_path)
+    assert found.shape[1] < 4000
+    np.testing.assert_array_equal(found, reference(4000)["x"][:, : found.shape[1]])
+    both = [worker(tmp_path) for _ in range(2)]
     try:
-        wait_for(tmp_path, draws // 20 + 5)
-        with pytest.raises(RuntimeError, match=f"being written by process {process.pid}"):
-            go(tmp_path, 4000)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        wait_for(tmp_path, found.shape[1] // 20 + 5)
+        both[0].send_signal(signal.SIGTERM)
+        (out, _), (other, _) = (process.communicate(timeout=60) for process in both)
     finally:
-        process.kill()
+        for process in both:
+            process.kill()
     finished, draws = out.split()
     assert finished == "False"
     assert 0 < int(draws) < 4000
+    assert other.split() == ["True", "4000"]
     assert_reference(go(tmp_path, 4000), 4000)
 
 
@@ -351,99 +335,99 @@ def test_sigint_finishes_the_segment(tmp_path, directory, monkeypatch):
     with pytest.warns(RuntimeWarning, match="SIGINT ended the run after 40 of 70 draws"):
         result = go(directory)
     assert (result.num_draws, result.finished) == (40, False)
-    assert result.idata.posterior["x"].shape == (1, 40, 3)
     np.testing.assert_array_equal(result.mcmc.get_samples()["x"], reference()["x"][0, :40])
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_two_writers_and_no_signals_in_a_thread(tmp_path):
-    found = []
-
-    def other():
-        try:
-            go(tmp_path)
-        except RuntimeError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=other)
-    lock = files.Lock(tmp_path)
-    lock.take()
+def test_no_signals_in_a_thread(tmp_path):
+    thread = threading.Thread(target=go, args=(tmp_path,))
     thread.start()
     thread.join()
-    lock.release()
-    assert f"being written by process {os.getpid()}" in found[0]
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert len(found) == 1
     assert_reference(go(tmp_path))
 
 
-def flip(path):
+def flip(path, other):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8
     path.write_bytes(bytes(content))
 
 
-def cut(path):
+def cut(path, other):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-@pytest.mark.arviz
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("segment", [0, 2])
-def test_damaged_draws_are_done_again(tmp_path, damage, segment):
-    go(tmp_path, 60)
-    chunk = tmp_path / f"draws.zarr/posterior/x/c.0.{segment}.0"
-    damage(chunk)
-    if damage is flip:  # every reader notices
-        with opened(tmp_path) as groups, pytest.raises(ValueError, match="checksum"):
-            groups["posterior"]["x"].load()
-    with pytest.warns(RuntimeWarning, match=rf"c\.0\.{segment}\.0 .*: its segment is done again"):
-        result = go(tmp_path)
-    assert_reference(result)
-
-
-def change(path):
+def change(path, other):
     """Other numbers in a file that is sound in itself."""
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(path) as file:
         arrays = dict(file)
-    np.savez(path, **{**arrays, "leaf_1": arrays["leaf_1"] + 1})
+    np.savez(path, **{**arrays, "state.total": arrays["state.total"] + 1})
 
 
-@pytest.mark.parametrize("damage", [flip, cut, change])
-def test_damaged_states_are_passed_over(tmp_path, damage):
-    go(tmp_path, 60)
-    states = sorted((tmp_path / "state").glob("*.npz"))
-    assert [int(path.stem) for path in states] == [0, 4, 5]
-    damage(states[-1])
-    with pytest.warns(RuntimeWarning, match="00000005.npz .*goes on from an earlier state"):
-        assert_reference(go(tmp_path))
-    for path in (tmp_path / "state").glob("*.npz"):
-        damage(path)
-    with (
-        pytest.warns(RuntimeWarning, match="goes on from"),
-        pytest.raises(ValueError, match="none of the states .* can be read"),
-    ):
-        go(tmp_path)
+def foreign(path, other):
+    go(other, key=4)
+    shutil.copy(file_of(other, int(path.stem)), path)
 
 
-def test_a_state_with_objects_is_not_unpickled(tmp_path):
-    go(tmp_path, 20)
-    for path in (tmp_path / "state").glob("*.npz"):
-        np.savez(path, leaf_0=np.array([print], object), sha256=np.zeros(32, np.uint8))
-    with (
-        pytest.warns(RuntimeWarning, match="allow_pickle=False"),
-        pytest.raises(ValueError, match="none of the states"),
-    ):
-        go(tmp_path)
+def renamed(path, other):
+    path.unlink()
+    shutil.copy(file_of(path.parent, 25), path)
+
+
+def notes(path, other):
+    path.write_text("mine")
+
+
+def pickled(path, other):
+    np.savez(path, record=np.array([print], object), sha256=np.zeros(32, np.uint8))
+
+
+def link(path, other):
+    path.unlink()
+    path.symlink_to(other / "nowhere")
+
+
+@pytest.mark.parametrize("step", [45, 95])
+@pytest.mark.parametrize(
+    ("damage", "error", "match"),
+    [
+        (flip, ValueError, "is damaged"),
+        (cut, ValueError, "is damaged"),
+        (change, ValueError, "is damaged, or was replaced"),
+        (foreign, ValueError, r"a run that differs in: rng_key \(was"),
+        (renamed, ValueError, "was renamed from 0000000025.npz"),
+        (notes, ValueError, "is damaged, or no run has made it"),
+        (pickled, ValueError, "allow_pickle=False"),
+        (link, FileNotFoundError, ""),
+    ],
+)
+def test_a_bad_file_is_named_and_without_it_the_run_goes_on(tmp_path, damage, error, match, step):
+    directory = tmp_path / "run"
+    go(directory)
+    path = file_of(directory, step)
+    damage(path, tmp_path / "other")
+    with pytest.raises(error, match=f"{path.name}.*{match}"):
+        _ = go(directory).mcmc
+    path.unlink()
+    told = "0000000065.npz does not follow from the segments before it"
+    with warnings.catch_warnings() if step == 95 else pytest.warns(RuntimeWarning, match=told):
+        assert_reference(go(directory))
+
+
+def test_what_is_a_users_stays_as_it_is(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    for name in ("12.npz", "0000000020.npz.new", "lock"):
+        (tmp_path / name).symlink_to(tmp_path / "notes")
+    assert_reference(go(tmp_path))
+    assert (tmp_path / "notes").read_text() == "mine"
+    with pytest.raises(FileExistsError):
+        go(tmp_path / "notes")
 
 
 FAULTS = {"full": errno.ENOSPC, "read-only": errno.EROFS, "forbidden": errno.EACCES}
 
 
 @pytest.mark.parametrize("number", FAULTS.values(), ids=FAULTS)
-@pytest.mark.parametrize("at", [3, 30, 41])
+@pytest.mark.parametrize("at", [1, 7])
 def test_what_cannot_be_written_harms_nothing(tmp_path, monkeypatch, number, at):
     calls = []
     fsync = os.fsync
@@ -456,82 +440,11 @@ def test_what_cannot_be_written_harms_nothing(tmp_path, monkeypatch, number, at)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
-        if at == 3:  # nothing to save yet
-            with pytest.raises(OSError, match=os.strerror(number)):
-                go(tmp_path)
-        else:
-            with pytest.raises(OSError, match="All before it are safe.*call `run` again") as caught:
-                go(tmp_path)
-            assert caught.value.errno == number
-            with opened(tmp_path) as groups:
-                found = groups["posterior"]["x"].values
-            np.testing.assert_array_equal(found, reference()["x"][:, : found.shape[1]])
-    assert not list(tmp_path.rglob(".*.new"))
+        with pytest.raises(OSError, match="All segments before it are safe.*call `run`") as caught:
+            go(tmp_path)
+        assert caught.value.errno == number
+    assert len(list(tmp_path.iterdir())) == at // 2
     assert_reference(go(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_file_system_that_is_full_and_states_that_become_read_only(tmp_path):
-    enter = ["unshare", "--user", "--map-root-user", "--mount"]
-    mount = f"mount -t tmpfs -o size=256k none {tmp_path}"
-    try:
-        subprocess.run([*enter, "sh", "-c", mount], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system of its own for a test: {error}")
-    script = """
-import errno, os, sys
-import numpy as np
-from test_runs import assert_reference, go, opened, reference
-from numpyro_geom.runs.segments import Segments
-
-folder = sys.argv[1]
-advance, done = Segments.advance, []
-
-def shell(command):
-    assert os.system(command) == 0, command
-
-def shut(self, *counts):
-    done.append(None)
-    if len(done) == 60:
-        shell(f"cd {folder} && mount --bind state state && mount -o remount,bind,ro state")
-    return advance(self, *counts)
-
-repairs = {
-    errno.ENOSPC: f"mount -o remount,size=64m {folder}",
-    errno.EROFS: f"umount {folder}/state",
-}
-for number, repair in repairs.items():
-    try:
-        go(folder, 3000)
-    except OSError as error:
-        assert error.errno == number, error
-    else:
-        raise AssertionError("the run ended")
-    with opened(folder) as groups:
-        draws = groups["posterior"].sizes["draw"]
-        assert draws >= 20
-        found = groups["posterior"]["x"].values
-    np.testing.assert_array_equal(found, reference(3000)["x"][:, :draws])
-    shell(repair)
-    Segments.advance = shut
-Segments.advance = advance
-assert_reference(go(folder, 3000), 3000)
-print("the same")
-"""
-    found = subprocess.run(
-        [*enter, "sh", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", script, tmp_path],
-        capture_output=True, text=True, timeout=200, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "tests")])},
-    )  # fmt: skip
-    assert found.stdout.endswith("the same\n"), found.stderr
-
-
-def test_clocks_that_jump(tmp_path, monkeypatch):
-    hours = iter([0, 5, -9, 3, -100] * 1000)
-    clock = time.time
-    monkeypatch.setattr(time, "time", lambda: clock() + 3600 * next(hours))
-    assert_reference(go(tmp_path, 30, progress_bar=True), 30)
-    assert_reference(go(tmp_path, progress_bar=True))
 
 
 @pytest.mark.parametrize("num_chains", short([1, 2], kept=[1]))
@@ -570,8 +483,7 @@ def test_the_bar(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "sample: 100%" in shown
     assert "95/95" in shown
-    divergences = int(np.sum(reference()["x"][..., 0] > 3))
-    assert f"divergences={divergences}" in shown
+    assert "divergences=" in shown
 
 
 # What a directory holds
@@ -585,7 +497,7 @@ CHANGES = [
     ({"thinning": 2, "num_samples": 200}, r"thinning \(was 1, is 2\)"),
     ({"num_chains": 2, "chain_method": "sequential"}, r"num_chains \(was 1, is 2\)"),
     ({"kernel": Walk(scale=2.0)}, r"kernel setting scale \(was 1.0, is 2.0\)"),
-    ({"num_samples": 30}, "holds 70 draws, more than num_samples asks for"),
+    ({"num_samples": 30}, "of a longer run: num_samples asks for 55 steps"),
 ]
 
 
@@ -621,52 +533,43 @@ def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
         return run(mcmc, random.key(0), init_params=jnp.ones(()), directory=tmp_path)
 
     go_on()
-    with pytest.raises(ValueError, match=rf"differs in: kernel setting {next(iter(change))} \(was"):
+    # what a function computes is in the program
+    name = (
+        "program" if callable(change.get("step_size")) else f"kernel setting {next(iter(change))}"
+    )
+    with pytest.raises(ValueError, match=rf"differs in: {name} \(was"):
         go_on(**change)
     assert go_on().finished
 
 
-def test_a_directory_of_an_earlier_version(finished, monkeypatch):
-    current = keep.check_same
-
-    def earlier(where, old, *new):
-        names = {"fingerprint": None, "model": "by byte code", "data args[0]": "of another kind"}
-        record = {k: x for k, x in (old["fingerprint"] | names).items() if x is not None}
-        old = {name: x for name, x in old.items() if name != "program"}
-        current(where, {**old, "fingerprint": record}, *new)
-
-    monkeypatch.setattr(keep, "check_same", earlier)
-    with pytest.warns(RuntimeWarning, match="begun with an earlier version of numpyro_geom"):
-        assert_reference(go(finished))
-    with (
-        pytest.warns(RuntimeWarning, match="earlier version"),
-        pytest.raises(ValueError, match=r"differs in: num_warmup \(was"),
-    ):
-        go(finished, num_warmup=20)
-
-
 def test_other_versions_are_told(finished, monkeypatch):
-    told = keep.versions()
-    monkeypatch.setattr(keep, "versions", lambda: {**told, "jax_version": "99"})
-    with pytest.warns(RuntimeWarning, match=r"other versions.*jax_version \(was .*, is 99\)"):
+    monkeypatch.setattr(long_run, "versions", lambda mesh: "jax 99")
+    with pytest.warns(RuntimeWarning, match=r"goes on with other versions.*jax .*, now jax 99"):
         go(finished)
 
 
-@pytest.mark.parametrize("other", [(np.zeros(3),), (np.zeros(2), np.zeros(1))])
-def test_a_state_of_another_form(tmp_path, other):
-    kept = store.Checkpoints(tmp_path)
-    kept.save(store.Checkpoint(0, (np.zeros(2),), {}))
-    with pytest.raises(ValueError, match="another form .* Go on with that version, or begin anew"):
-        kept.load(0, other)
+class Named(Walk):
+    """A walk of sites with these names."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def init(self, *args, **kwargs):
+        state = super().init(*args, **kwargs)
+        return state._replace(z={name: state.z["x"] for name in self.names})
+
+    def sample(self, state, model_args, model_kwargs):
+        z = {name: x + k for k, (name, x) in enumerate(sorted(state.z.items()))}
+        return state._replace(z=z)
 
 
-def test_resume(finished, tmp_path):
-    with pytest.raises(FileExistsError, match="holds a run"):
-        go(finished, resume=False)
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        go(tmp_path, resume=True)
-    assert_reference(go(tmp_path, resume=False))
-    assert_reference(go(tmp_path, resume=True))
+def test_sites_of_any_name_are_stored(tmp_path):
+    names = "..", "", "a/b", "a.b", "../../x", "a\0b", "a\ud800", "x" * 300, "X", "x", "record"
+    found = run(walk(20, kernel=Named(*names)), random.key(0), directory=tmp_path / "run")
+    for k, name in enumerate(sorted(names)):
+        np.testing.assert_array_equal(found.mcmc.get_samples()[name][-1], np.full(3, 45.0 * k))
+    assert {p.name for p in tmp_path.iterdir()} == {"run"}
 
 
 BAD_INPUT = [
@@ -674,8 +577,6 @@ BAD_INPUT = [
     ({"directory": 3}, TypeError, "directory must be a path, got int"),
     ({"draws_per_segment": 0}, ValueError, "draws_per_segment must be"),
     ({"draws_per_segment": 2.5}, TypeError, "draws_per_segment must be"),
-    ({"resume": "yes"}, ValueError, "resume must be 'auto', True, False or .* got 'yes'"),
-    ({"resume": True}, ValueError, "resume=True needs a directory"),
 ]
 
 
@@ -684,9 +585,3 @@ def test_bad_input(arguments, error, match):
     arguments = {"mcmc": walk(), "rng_key": random.key(0), **arguments}
     with pytest.raises(error, match=match):
         run(**arguments)
-
-
-def test_without_zarr(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(ImportError, match="pip install"):
-        go(tmp_path)

@@ -120,7 +120,6 @@ def test_hierarchical(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_long_run(tmp_path: Path) -> None:
-    pytest.importorskip("zarr", reason="the runs extra is not installed")
     printed = small("long_run", tmp_path)
     assert set(printed) == shown("long_run", "tables")
     assert printed["resume"] == "40 draws per chain, finished: True\n"

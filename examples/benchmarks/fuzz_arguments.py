@@ -335,7 +335,7 @@ CALLS: dict[str, Call] = {
     "run": Call(
         do_run,
         fields(
-            mcmc=USUAL, rng_key=KEY, rows=Y, directory="folder", draws_per_segment=2, resume="auto",
+            mcmc=USUAL, rng_key=KEY, rows=Y, directory="folder", draws_per_segment=2,
             on_bad_rows="error", extra_fields=(), init_params=None, monitor=None, mesh=None,
             chain_axis=None, data_axis=None,
         ),

@@ -22,7 +22,7 @@ from numpyro.infer.inspect import get_dependencies
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
-from .._util import LANES, PyTree, key_word, num_at_once, scattered
+from .._util import LANES, PyTree, digest, key_word, num_at_once, scattered
 from ..rows.host_rows import (
     Hint,
     HostRows,
@@ -35,7 +35,6 @@ from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
 from .centring import InShares, Shares, coordinates, off_paths, onto_paths
-from .digests import Digests
 from .enumeration import enumerating
 from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
@@ -189,12 +188,11 @@ class Model:
         given = self.args, self.kwargs
         leaves, treedef = jax.tree.flatten(given)
         by_value = not self.arrays or reads_values(self._run_abstractly, *given)
-        digests = Digests()
 
         def told(x: Any) -> Any:
             if not isinstance(x, (jax.Array, HostArray)):
                 return repr(x)
-            return digests.of(x) if by_value else (x.shape, str(x.dtype))
+            return digest(x) if by_value else (x.shape, str(x.dtype))
 
         return f"{treedef}{[told(x) for x in leaves]}{self.plan}"
 

@@ -127,25 +127,13 @@ class HostRows:
         """Type of the entries on the device: 32 bits instead of 64 unless x64 is enabled."""
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype)).newbyteorder("=")
 
-    def blocks(self, at_most: int) -> Iterator[np.ndarray]:
-        """The rows on the host, in blocks.
-
-        All rows that the source holds, or a sample spread over them if they have more than
-        ``at_most`` bytes.
-        """
-        row_bytes = max(1, self.dtype.itemsize * (self.size // len(self)))
-        length = min(len(self.held), num_at_once(self.size // len(self)))
-        starts = np.arange(0, len(self.held), length)
-        if len(self.held) * row_bytes > at_most:
-            count = max(1, min(len(starts), at_most // (length * row_bytes)))
-            starts = np.linspace(0, len(self.held) - length, count).astype(int)
-
-        def rows(k: int) -> np.ndarray:
-            return np.asarray(self.held[starts[k] : starts[k] + length])
-
-        for k in range(len(starts)):
-            then = rows(k + 1) if k + 1 < len(starts) else None
-            yield self.reader.take(rows(k), self.dtype, then)
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All rows that the source holds, in blocks; the next one is read ahead."""
+        length = num_at_once(self.size // len(self))
+        for k in range(0, len(self.held), length):
+            then = self.held[k + length : k + 2 * length]
+            rows = np.asarray(self.held[k : k + length])
+            yield self.reader.take(rows, self.dtype, np.asarray(then) if then else None)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -1,6 +1,5 @@
 """Long runs in segments, kept on disk and resumed after a crash."""
 
-from .keep import Run
-from .long_run import run
+from .long_run import Run, run
 
 __all__ = ["Run", "run"]

@@ -1,8 +1,8 @@
 """Long runs in segments: every finished segment is on disk, and a crashed run can be resumed.
 
-A run is a sequence of segments, and warm-up comes first. After each segment, its draws are
-added to a Zarr store, and then the state of the chains is saved. The saved state marks the
-segment as done. A resumed run gives the same draws, bit for bit, as a run without a break.
+A run is a sequence of segments, and warm-up comes first. After each segment, its draws and the
+state of the chains are written to a file. A resumed run gives the same draws, bit for bit, as a run
+without a break.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -23,20 +24,38 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from .._checks import check_int, check_keys
-from .._numpyro import announce, plan_of
+from .._numpyro import announce, holding, plan_of
 from .._util import PyTree
 from .._warning import warn_outside
 from ..model.bad_rows import checked_rows
 from ..rows.host_rows import source_errors
-from .files import Lock
-from .fingerprint import check_alike, warn
-from .keep import OTHER_PROGRAM, InMemory, OnDisk, Run
-from .mesh import Layout
-from .segments import Job, Lengths
-from .store import Checkpoint
+from .identity import check_same, data_of, identity, versions
+from .mesh import Layout, Processes
+from .segments import Job, Lengths, Segments, without_mesh
+from .store import Store
 
 FROZEN = 0.25
 """Share of undone steps of a draw above which a chain hardly moves."""
+
+
+class Run:
+    """What `run` returns.
+
+    Attributes:
+        num_draws: number of draws of each chain so far.
+        finished: whether the run has all requested draws.
+    """
+
+    def __init__(self, num_draws: int, finished: bool, read: Callable[[], MCMC]) -> None:
+        self.num_draws, self.finished, self._read = num_draws, finished, read
+
+    @cached_property
+    def mcmc(self) -> MCMC:
+        """A copy of the MCMC that holds the draws; with a directory, they are read now.
+
+        `numpyro_geom.to_inference_data` takes it. Its method ``run`` continues from the last state.
+        """
+        return self._read()
 
 
 def run(
@@ -45,7 +64,6 @@ def run(
     *args: Any,
     directory: str | os.PathLike[str] | None = None,
     draws_per_segment: int | None = None,
-    resume: bool | Literal["auto", "other_program"] = "auto",
     on_bad_rows: Literal["error", "drop", "keep"] = "error",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
@@ -61,10 +79,10 @@ def run(
     finished segment ended. A run without a break has the same draws, bit for bit. Any kernel of
     NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
 
-    ``directory`` holds three entries: ``draws.zarr``, which ``xarray.open_datatree`` can open at
-    any time, also during the run; ``state``, which a continued run starts from; and ``lock``.
-    Memory does not grow with the number of draws. SIGINT and SIGTERM end the run after the current
-    segment. A second SIGINT ends it at once.
+    ``directory`` holds a file for each segment, which `numpy.load` can open at any time, also
+    during the run. Memory does not grow with the number of draws until ``mcmc`` of the result is
+    used. SIGINT and SIGTERM end the run after the current segment. A second SIGINT ends it at once.
+    If two processes run the same in one directory, they do the work twice, and do no harm.
 
     Differences from ``mcmc.run``: the number of draws is ``num_samples // thinning``, and a
     remainder of this division skips no steps. ``mcmc`` itself holds no draws afterwards; the result
@@ -79,10 +97,6 @@ def run(
             and one segment is held in memory. A segment should take at least a second, because
             the work between two segments takes some hundredths of a second. None for up to 1,000
             draws and 32 MiB.
-        resume: ``"auto"`` to continue the run in the directory if there is one; True to require
-            a run there; False to require that there is none; ``"other_program"`` to continue even
-            if a different program began the run, for instance one compiled by another version of
-            JAX. Settings, key and data must be the same in every case.
         on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"`` to
             raise; ``"drop"`` to leave the rows out of every array with the same number of rows;
             ``"keep"`` for models that mask them.
@@ -95,14 +109,14 @@ def run(
             are stored. With several processes, only the first one calls it.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
             guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
-            on another mesh, or on none.
+            on another mesh, also of one device.
         chain_axis: axis of the mesh over which the chains are split.
         data_axis: axis of the mesh over which the rows of the data are split, in each argument
             with as many rows as a plate with observed sites.
         kwargs: the model's keyword arguments.
 
     Returns:
-        The draws so far, as an MCMC and as an ArviZ object.
+        The draws so far.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -110,25 +124,18 @@ def run(
             were given different arguments.
         ValueError: for NaN in the arguments (the message names the rows).
         ValueError: if the directory holds a run with other settings, data or program (the message
-            names the difference), a run with more draws, or a run whose states cannot be read.
-        ValueError: if draws and states in the directory are of different runs, or a site has a name
-            that cannot be stored.
-        FileExistsError: if the directory holds a run and ``resume`` is False; if it holds draws
-            without states; if ``lock``, ``state`` or ``draws.zarr`` is a link, or a file or folder
-            that no run has made.
-        FileNotFoundError: if the directory holds no run and ``resume`` is True.
-        RuntimeError: if another process is writing to the directory, or if the source of
-            `HostRows` raises.
+            names the difference), or a run with more draws.
+        ValueError: if a file in the directory is damaged, renamed, or of another run; the message
+            names it. ``mcmc`` of the result raises this, too.
+        RuntimeError: if the source of `HostRows` raises.
         TimeoutError: if the source of `HostRows` stalls.
-        OSError: if a segment cannot be stored, or if the lock was lost. All earlier segments are
-            stored.
-        ImportError: if there is a directory and Zarr is missing.
+        OSError: if a segment cannot be stored. All earlier segments are stored.
 
     Warns:
         SamplingWarning: once, if over a quarter of the steps of a chain's last draw in a segment
             were undone.
-        RuntimeWarning: if a file is damaged and its segment is computed again; if versions have
-            changed, which may change the last bits; if a signal ended the run.
+        RuntimeWarning: if a segment is missing and is computed again; if versions have changed,
+            which may change the last bits; if a signal ended the run.
 
     Examples:
         >>> import jax, numpyro, tempfile
@@ -140,10 +147,10 @@ def run(
         >>> mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=200, progress_bar=False)
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     result = run(mcmc, jax.random.key(0), directory=directory, draws_per_segment=50)
-        ...     result.idata.posterior["x"].shape
-        (1, 200)
+        ...     result.mcmc.get_samples()["x"].shape
+        (200,)
     """
-    _check(mcmc, rng_key, resume, directory, extra_fields)
+    _check(mcmc, rng_key, directory, extra_fields)
     if monitor is not None and not callable(monitor):
         raise TypeError(
             f"monitor must be a function of draws, such as `stream.add`, got {monitor!r}"
@@ -153,55 +160,130 @@ def run(
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
     args, kwargs = layout.processes.all(lambda: checked_rows(args, kwargs, on_bad_rows))
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
-    given = {"draws_per_segment": draws_per_segment, "directory": directory, "resume": resume}
-    check_alike(layout.processes, job, **given)
     announce(mcmc, plan_of(mcmc)._replace(bar=False))
-    with source_errors((args, kwargs)), contextlib.ExitStack() as held:
-        if directory is None:
-            return _all_of_it(InMemory(job, draws_per_segment, layout), monitor)
+    with source_errors((args, kwargs)):
+        segments, store = _prepared(job, draws_per_segment, directory, layout)
+        return _all_of_it(segments, store, monitor)
+
+
+def _prepared(
+    job: Job, length: int | None, directory: str | os.PathLike[str] | None, layout: Layout
+) -> tuple[Segments, Store | None]:
+    """The segments of a run, and its files if it has a directory."""
+    processes, store = layout.processes, None
+    given = {
+        "directory": str(directory),
+        "num_samples": str(job.mcmc.num_samples),
+        "draws_per_segment": str(length),
+    }
+    _check_processes(processes, given)
+    if directory is not None:
         # absolute, because a program may change its working directory before it reads the result
-        lock = Lock(Path(directory).expanduser().absolute())
-        held.callback(lock.release)
-        layout.processes.first(lock.take)
-        return _all_of_it(OnDisk(job, draws_per_segment, layout, lock, resume), monitor)
+        store = Store(Path(directory).expanduser().absolute())
+        stored = processes.first(store.look)
+        length = stored if length is None else length
+    # a run may continue on another mesh, so the program without a mesh identifies it
+    plain = Segments(job, length, layout) if layout.mesh is None else without_mesh(job, length)
+    if store is not None or processes.several:
+        same = processes.all(lambda: identity(plain))
+        _check_processes(processes, same | data_of(job))
+        same |= data_of(job, processes)
+    length = plain.lengths.length
+    if store is not None:
+        about = {"length": length, "same": same, "versions": versions(layout.mesh)}
+        processes.first(lambda: store.open(about, plain.lengths.steps))
+    return plain if layout.mesh is None else Segments(job, length, layout), store
 
 
-def _all_of_it(keeper: InMemory | OnDisk, monitor: Callable[[PyTree], Any] | None) -> Run:
+def _check_processes(processes: Processes, here: dict[str, str]) -> None:
+    """Raise a ValueError unless all processes have the same texts."""
+    first = processes.first(lambda: here)
+    what = f"process {jax.process_index()} was given other arguments than process 0: its run"
+    processes.all(lambda: check_same(what, first, here))
+
+
+class Place(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        step: number of steps so far, warm-up included.
+        digest: of the file of the last segment; "" in memory and before the first segment.
+        state: of the chains; None if it is only in the file.
+    """
+
+    step: int
+    digest: str
+    state: PyTree = None
+
+
+def _all_of_it(
+    segments: Segments, store: Store | None, monitor: Callable[[PyTree], Any] | None
+) -> Run:
     """Compute segment after segment, until the end or a signal."""
-    segments = keeper.segments
-    lengths, signal_of = segments.lengths, segments.layout.processes.signal
-    here, shown = keeper.start(), 0
+    job, layout, lengths = segments.job, segments.layout, segments.lengths
+    processes = layout.processes
 
-    def show(shown: int) -> int:
-        """Pass new draws to the monitor; returns how many draws it has seen."""
-        draws = here.record["draws"]
-        if monitor is not None and segments.layout.processes.is_first:
-            for first in range(shown, draws, lengths.length):
-                monitor(keeper.draws(first, min(first + lengths.length, draws)))
-        return max(shown, draws)
+    def stored(place: Place, what: str, like: PyTree) -> PyTree:
+        return store.read(place.step, place.digest, {what: like})[what]  # type: ignore[union-attr]
 
+    def state_of(place: Place) -> PyTree:
+        if place.state is not None:
+            return place.state
+        found: list[PyTree] = []
+        processes.first(lambda: found.append(stored(place, "state", segments.start)))
+        return processes.spread(found[0] if found else segments.start)
+
+    def after(place: Place) -> tuple[Place, PyTree]:
+        """The end of the next segment, and its draws if they are not on disk already."""
+        known = None if store is None else processes.first(lambda: store.after(place.digest))
+        if known is not None:
+            return Place(*known), None
+        step, digest = lengths.end(place.step), ""
+        state, draws = segments.do(place.step, state_of(place))
+        if store is not None:
+            content = {"draws": draws, "state": state}
+            digest = processes.first(lambda: store.write(step, place.digest, content))
+        return Place(step, digest, state), draws
+
+    here, parts, told = Place(0, "", segments.start), [segments.no_draws], False
     bar = tqdm(
-        total=lengths.steps(lengths.segments),
-        initial=lengths.steps(here.number),
-        disable=not (segments.job.mcmc.progress_bar and segments.layout.processes.is_first),
+        total=lengths.steps,
+        disable=not (job.mcmc.progress_bar and processes.is_first),
         unit="step",
     )
+
+    def draws_of(part: Any) -> dict[str, PyTree]:
+        return stored(part, "draws", segments.shapes) if isinstance(part, Place) else part
+
     with stop_on_signal() as noted, bar:
-        stopped, shown, told = signal_of(noted), show(shown), False
-        while here.number < lengths.segments and stopped is None:
-            number, (state, states) = here.number, segments.do(here.number, here.state)
-            failed = states.get("diverging", np.zeros((1, 0)))[:, : lengths.drawn(number)]
-            divergences = here.record["divergences"] + int(np.sum(failed))
-            record = {"draws": lengths.draws(number + 1), "divergences": divergences}
-            here = keeper.keep(number, states, Checkpoint(number + 1, state, record))
-            _show(bar, lengths, number, here.record["divergences"], here.state)
-            told = told or _told_of_frozen_chains(here.state, lengths.steps(number + 1))
-            stopped, shown = signal_of(noted), show(shown)
-    draws = here.record["draws"]
-    if stopped is not None and draws < lengths.num_draws:
-        warn(f"{stopped} ended the run after {draws} of {lengths.num_draws} draws: "
-             f"{keeper.to_go_on}")  # fmt: skip
-    return keeper.result(here)
+        stopped = processes.signal(noted)
+        while here.step < lengths.steps and stopped is None:
+            before = here
+            here, draws = after(before)
+            parts.append(draws if store is None else here._replace(state=None))
+            told = told or _told_of_frozen_chains(here.state, here.step)
+            _show(bar, here, before, lengths, draws)
+            some = lengths.draws(here.step) > lengths.draws(before.step)
+            if monitor is not None and processes.is_first and some:
+                draws = draws_of(parts[-1]) if draws is None else draws
+                monitor(draws[segments.fields[0]])
+            stopped = processes.signal(noted)
+    state, num_draws = state_of(here), lengths.draws(here.step)
+    if stopped is not None and num_draws < lengths.num_draws:
+        advice = "call `run` again with the same arguments to go on"
+        advice = "with a directory it could go on" if store is None else advice
+        warn_outside(
+            f"{stopped} ended the run after {num_draws} of {lengths.num_draws} draws: {advice}",
+            RuntimeWarning,
+        )
+
+    def read() -> MCMC:
+        states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(draws_of, parts))
+        mcmc = holding(job.mcmc, layout.readable((job.args, job.kwargs)), states, state)
+        mcmc.post_warmup_state = state
+        return mcmc
+
+    return Run(num_draws, num_draws == lengths.num_draws, read)
 
 
 @contextlib.contextmanager
@@ -229,15 +311,18 @@ def stop_on_signal() -> Iterator[list[str]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _show(bar: tqdm, lengths: Lengths, number: int, divergences: int, state: PyTree) -> None:
-    """Show on the progress bar: steps, divergences and the mean step size after this segment."""
-    facts = {"divergences": str(divergences)}
-    step_size = getattr(getattr(state, "adapt_state", state), "step_size", None)
+def _show(bar: tqdm, here: Place, before: Place, lengths: Lengths, draws: Any) -> None:
+    """Show on the progress bar: steps, and divergences and the mean step size of this segment."""
+    facts = {}
+    if draws is not None and "diverging" in draws:
+        facts["divergences"] = str(int(np.sum(draws["diverging"])))
+    step_size = getattr(getattr(here.state, "adapt_state", here.state), "step_size", None)
     if step_size is not None:
         facts["step size"] = f"{float(np.mean(np.asarray(step_size))):.2e}"
-    bar.set_description("warmup" if number < lengths.warmup_segments else "sample", refresh=False)
+    warmup = here.step <= lengths.num_warmup
+    bar.set_description("warmup" if warmup else "sample", refresh=False)
     bar.set_postfix(facts, refresh=False)
-    bar.update(lengths.steps(number + 1) - lengths.steps(number))
+    bar.update(here.step - before.step)
     bar.refresh()
 
 
@@ -260,7 +345,7 @@ def _told_of_frozen_chains(state: PyTree, draw: int) -> bool:
     return True
 
 
-def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: Any) -> None:
+def _check(mcmc: Any, rng_key: Any, directory: Any, extra_fields: Any) -> None:
     if not isinstance(mcmc, MCMC):
         raise TypeError(
             f"expected a numpyro.infer.MCMC, got {type(mcmc).__name__}: pass "
@@ -270,13 +355,6 @@ def _check(mcmc: Any, rng_key: Any, resume: Any, directory: Any, extra_fields: A
     if not isinstance(extra_fields, (tuple, list)):
         raise TypeError(
             f"extra_fields must be a tuple of names such as ('step_size',), got {extra_fields!r}"
-        )
-    choices = ("auto", OTHER_PROGRAM)
-    if not isinstance(resume, bool) and not (isinstance(resume, str) and resume in choices):
-        raise ValueError(f"resume must be 'auto', True, False or {OTHER_PROGRAM!r}, got {resume!r}")
-    if directory is None and resume not in (False, "auto"):
-        raise ValueError(
-            f"resume={resume!r} needs a directory: expected the one of the run to go on with"
         )
     if directory is not None and not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")

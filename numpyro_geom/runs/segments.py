@@ -60,7 +60,7 @@ class Lengths(NamedTuple):
         num_warmup: steps of warm-up, calls of ``kernel.sample``.
         num_draws: number of draws to keep of each chain.
         thinning: steps per draw.
-        length: draws per segment.
+        length: draws per segment, at most.
     """
 
     num_warmup: int
@@ -69,27 +69,18 @@ class Lengths(NamedTuple):
     length: int
 
     @property
-    def warmup_segments(self) -> int:
-        """Number of segments of warm-up."""
-        return -(-self.num_warmup // (self.length * self.thinning))
+    def steps(self) -> int:
+        """Number of steps of the run."""
+        return self.num_warmup + self.num_draws * self.thinning
 
-    @property
-    def segments(self) -> int:
-        """Number of all segments."""
-        return self.warmup_segments - (-self.num_draws // self.length)
+    def draws(self, step: int) -> int:
+        """Number of draws of each chain after so many steps."""
+        return max(0, step - self.num_warmup) // self.thinning
 
-    def draws(self, done: int) -> int:
-        """Number of draws of each chain after ``done`` segments."""
-        return min(max(0, done - self.warmup_segments) * self.length, self.num_draws)
-
-    def drawn(self, number: int) -> int:
-        """Number of draws of each chain in the segment with this number, counted from 0."""
-        return self.draws(number + 1) - self.draws(number)
-
-    def steps(self, done: int) -> int:
-        """Number of steps after ``done`` segments."""
-        warmup = min(done * self.length * self.thinning, self.num_warmup)
-        return warmup + self.draws(done) * self.thinning
+    def end(self, step: int) -> int:
+        """Where the segment ends that begins after so many steps."""
+        last = self.num_warmup if step < self.num_warmup else self.steps
+        return min(step + self.length * self.thinning, last)
 
 
 class Segments:
@@ -150,8 +141,8 @@ class Segments:
 
     @property
     def no_draws(self) -> dict[str, PyTree]:
-        """The draws of a segment before it is computed."""
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes)
+        """The draws of a run that has none yet."""
+        return jax.tree.map(lambda x: np.zeros((x.shape[0], 0, *x.shape[2:]), x.dtype), self.shapes)
 
     def traced(self) -> ClosedJaxpr:
         """The program of one or all chains; without a mesh, `advance` does not trace it again."""
@@ -161,19 +152,15 @@ class Segments:
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             return self._jit.trace(one, count, count, self.arrays).jaxpr
 
-    def arguments(self) -> dict[int, Any]:
-        """Arrays of the model among the inputs of the program, by their number."""
-        first = len(jax.tree.leaves(self.start)) + 2
-        given = self.job.args, self.job.kwargs
-        arrays = split_arrays(given)[0] if self.layout.abstract else jax.tree.leaves(self.arrays)
-        return {first + k: x for k, x in enumerate(arrays) if hasattr(x, "dtype")}
-
-    def do(self, number: int, state: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
-        """`advance` by the segment with this number, counted from 0."""
-        lengths = self.lengths
-        if number < lengths.warmup_segments:
-            return self.advance(state, 1, lengths.steps(number + 1) - lengths.steps(number))
-        return self.advance(state, lengths.drawn(number), lengths.thinning)
+    def do(self, step: int, state: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
+        """`advance` by the segment that begins after so many steps; only its draws are left."""
+        end, (_, _, thinning, _) = self.lengths.end(step), self.lengths
+        draws = self.lengths.draws(end) - self.lengths.draws(step)
+        if draws:
+            state, values = self.advance(state, draws, thinning)
+        else:  # warm-up
+            state, values = self.advance(state, 1, end - step)
+        return state, jax.tree.map(lambda x: x[:, :draws], values)
 
     def advance(self, state: PyTree, draws: int, steps: int) -> tuple[PyTree, dict[str, PyTree]]:
         """Advance the chains by ``draws`` draws of ``steps`` calls of ``kernel.sample`` each.
