@@ -1,13 +1,12 @@
-"""The identity of a program, and programs that are compiled once for all callers.
+"""Programs that are compiled once for all callers.
 
 A traced program is a graph: each value is the result of an operation with parameters and input
 values. The digest of a value is computed from its operation and the digests of its inputs, back to
 the arguments. The digest of a program is computed from its results and from its calls to the host
 that have effects. So the digest does not depend on unused values, the order of lines, or names.
 
-There are two kinds of identity. A `Program` says what is computed; it stays the same on other
-devices and in other processes. An exact digest adds all that decides how: placement, devices, and
-functions on the host by identity. Compiled programs are kept by exact digests.
+The digest also has all that decides how something is computed: placement and devices. Compiled
+programs are kept by it.
 
 A model is a function and may have changed: its closed-over data, or a global that it reads. So
 programs are traced again at every call, which is cheap. If the trace is the same, the compiled
@@ -16,20 +15,18 @@ program is used again. NumPyro's sampling loop is such a program too (`loop_prog
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from .._util import PyTree, is_key, is_traced
-from .digests import MAX_HASHED_BYTES, PLAIN, Digests, code_of, is_array, without_addresses
+from .._util import PyTree, digest, is_key, is_traced
 from .jaxprs import alike, counts_of_scan, length, needed, work
 
 MOST_PROGRAMS = 64
@@ -38,19 +35,12 @@ MUCH_WORK = 1.5e6
 """Operations for each line of a program from which on an optimising compiler is worth its time."""
 LEAST_TURNS = 4
 """Turns of a loop whose length is not known, for the work of a program. A search has dozens."""
-NAMES = {"name", "name_and_src_info", "debug", "debug_info"}
-"""Parameters of operations that are only names."""
-PLACES = {
-    "compiler_options_kvs", "context_mesh", "copy_semantics", "ctx_mesh", "devices",
-    "donated_invars", "in_layouts", "in_shardings", "inline", "keep_unused", "linear", "mesh",
-    "out_layouts", "out_shardings", "policy", "prevent_cse", "sharding", "srcs", "transforms",
+NOT_TOLD = {
+    "bwd", "debug", "debug_info", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "name",
+    "name_and_src_info", "out_tree", "out_trees", "rule", "symbolic_zeros",
 }  # fmt: skip
-"""Parameters that say where and how something is computed, not what."""
-OWN_RULES = {
-    "bwd", "fwd_jaxpr_thunk", "in_tree", "jvp_jaxpr_fun", "out_tree", "out_trees", "rule",
-    "symbolic_zeros",
-}  # fmt: skip
-"""Rules for derivatives and ``vmap``: new in every trace, and already applied."""
+"""Parameters of operations that are names, or rules for derivatives and ``vmap``. These are new in
+every trace, and already applied."""
 
 _programs: OrderedDict[tuple, Callable] = OrderedDict()
 
@@ -263,98 +253,35 @@ def _exact(jaxpr: Jaxpr) -> tuple[tuple | None, list[int]]:
         Then the numbers of the constants in the order of use, which JAX's caches do not change.
     """
     constants, arguments = jaxpr.constvars, jaxpr.invars
-    walk = _Walk(Digests(), exact=True)
+    walk = _Walk()
     places = {_Constant(k): k for k in range(len(constants))}
     program = jaxpr.replace(constvars=[], invars=[*constants, *arguments])
-    digest = walk.part(program, {k: text for text, k in places.items()})
+    found = walk.part(program, {k: text for text, k in places.items()})
     order = [places[text] for text in dict.fromkeys([*walk.constants, *places])]
-    if walk.host:
+    if walk.calls_host:
         return None, order
     inputs = tuple(str(x.aval) for x in (*(constants[k] for k in order), *arguments))
     # within pmap, values belong to its mesh
     mesh = jax.sharding.get_abstract_mesh()
-    return (inputs, digest, tuple(walk.objects), mesh), order
+    return (inputs, found, tuple(walk.objects), mesh), order
 
 
 class _Constant(str):
     """The text of a constant, until it is used and gets a number."""
 
 
-class Program(NamedTuple):
-    """The facts that distinguish a program from others.
-
-    Attributes:
-        digest: digest of all computations.
-        operations: number of operations of each kind; a part that is used twice counts once.
-        numbers: number of occurrences of each number.
-        arrays: digests of the arrays in the program, by type and shape.
-        host: digests of the functions on the host that the program calls.
-    """
-
-    digest: str
-    operations: dict[str, int]
-    numbers: dict[str, int]
-    arrays: dict[str, str]
-    host: str
-
-    @classmethod
-    def of(
-        cls, traced: ClosedJaxpr, digests: Digests, arguments: Mapping[int, str] | None = None
-    ) -> Program:
-        """The `Program` of a traced program.
-
-        Arrays and host rows with known ``digests`` are not read again. A program with an array
-        among its ``arguments``, by number, equals one that contains the array.
-        """
-        walk = _Walk(digests)
-        found = walk.part(traced, arguments or {})
-        arrays = {name: _hash(*sorted(of_one)) for name, of_one in sorted(walk.arrays.items())}
-        operations, numbers = (dict(sorted(x.items())) for x in (walk.operations, walk.numbers))
-        return cls(found, operations, numbers, arrays, " ".join(walk.host))
-
-    def after(self, old: Program) -> str:
-        """How the program differs from an old one, in words."""
-        operations = _counted(old.operations, self.operations)
-        if operations:
-            return f"other numbers of operations: {_some(operations)}"
-        arrays = old.arrays.items() ^ self.arrays.items()
-        if arrays:
-            names = sorted({name for name, _ in arrays})
-            return f"the same operations with other arrays: {_some(names)}"
-        numbers = _counted(old.numbers, self.numbers)
-        if numbers:
-            return f"the same operations with other numbers, by count: {_some(numbers)}"
-        return "as many operations of each kind, on other values"
-
-
-def _counted(old: Mapping[str, int], new: Mapping[str, int]) -> list[str]:
-    names = sorted({name for name, _ in old.items() ^ new.items()})
-    return [f"{name} (was {old.get(name, 0)}, is {new.get(name, 0)})" for name in names]
-
-
-def _some(texts: list[str]) -> str:
-    return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
-
-
 class _Walk:
     """Visits each part of a program once.
 
-    With ``exact``, whatever is not plain or an array is an entry of ``objects``, and its number
-    there is its text.
+    Whatever is not plain or an array is an entry of ``objects``, and its number there is its text.
     """
 
-    def __init__(self, digests: Digests, exact: bool = False) -> None:
-        self.digests, self.exact = digests, exact
-        self.operations: Counter[str] = Counter()
-        self.numbers: Counter[str] = Counter()
-        self.arrays: dict[str, set[str]] = {}
-        self.host: list[str] = []
+    def __init__(self) -> None:
+        self.calls_host = False
         self.objects: dict[Any, int] = {}
         self.constants: dict[_Constant, int] = {}
         # with the values, because an id is only unique during the life of its value
         self._known: dict[int, tuple[Any, str]] = {}
-        self._left_out = NAMES | OWN_RULES if exact else NAMES | PLACES | OWN_RULES
-        self._partitionable = jax.config.jax_threefry_partitionable  # type: ignore
 
     def part(
         self, part: ClosedJaxpr | Jaxpr, bound: Mapping[int, str] | None = None, depth: int = 0
@@ -386,7 +313,7 @@ class _Walk:
         numbers = itertools.count()
         for k, x in enumerate(jaxpr.invars):
             free = bound.get(k)
-            values[x] = f"{depth}.{next(numbers)} {self._type(x.aval)}" if free is None else free
+            values[x] = f"{depth}.{next(numbers)} {self._object(x.aval)}" if free is None else free
 
         def value(x: Any) -> str:
             return self._literal(x) if isinstance(x, Literal) else values[x]
@@ -395,7 +322,7 @@ class _Walk:
         for equation in equations:
             found = self._equation(equation, [value(x) for x in equation.invars], depth)
             for k, x in enumerate(equation.outvars):
-                values[x] = f"{k} {self._type(x.aval)} {found}"
+                values[x] = f"{k} {self._object(x.aval)} {found}"
             if _has_effects(equation):
                 effects.append(found)
         results = self._numbered(value(x) for x in jaxpr.outvars)
@@ -410,7 +337,6 @@ class _Walk:
 
     def _equation(self, equation: JaxprEqn, values: list[str], depth: int) -> str:
         name, params = equation.primitive.name, dict(equation.params)
-        self.operations[name] += 1
         texts = [name]
         # values that loops and branches close over are bound; their order and number do not count
         if name == "while":
@@ -428,40 +354,29 @@ class _Walk:
             values = values[:1]
             texts += [self.part(part, bound, depth + 1) for part in params.pop("branches")]
         for key, x in sorted(params.items()):
-            if key not in self._left_out:
+            if key not in NOT_TOLD:
                 texts += [key, self._parameter(x)]
-        if self.exact:
-            texts.append(self._object(equation.ctx))
-            if "callback" in name:
-                self.host.append(name)
-        # only if it differs from the setting of the whole program, which has its own digest
-        elif getattr(equation.ctx, "threefry_partitionable", None) is (not self._partitionable):
-            texts.append("threefry")
+        texts.append(self._object(equation.ctx))
+        self.calls_host |= "callback" in name
         return _hash(*texts, "of", *self._numbered(values))
 
     def _literal(self, literal: Literal) -> str:
         aval: Any = literal.aval
-        return f"{self._type(aval)} {self._array(literal.val, aval.dtype)}"
+        return f"{self._object(aval)} {self._array(literal.val, aval.dtype)}"
 
     def _array(self, x: Any, dtype: Any = None) -> str:
-        """Digest of an array in the program; the array is added to `Program.arrays`."""
+        """Digest of an array in the program."""
         if np.ndim(x) == 0 and not (hasattr(x, "dtype") and is_key(x)):
-            number = str(np.asarray(x, dtype))
-            self.numbers[number] += 1
-            return number
-        if self.exact:
-            known = getattr(x, "is_fully_addressable", True) and x.nbytes <= MAX_HASHED_BYTES
-            place = getattr(x, "sharding", None) if known else object()
-            return f"{self._object(place)} {self.digests.of(x)}"
-        found = self.digests.of(x)
-        self.arrays.setdefault(f"{x.dtype}{list(np.shape(x))}", set()).add(found)
-        return found
+            return str(np.asarray(x, dtype))
+        if not getattr(x, "is_fully_addressable", True):
+            return self._object(object())
+        return f"{self._object(getattr(x, 'sharding', None))} {digest(x)}"
 
     def _parameter(self, value: Any) -> str:
         """A text for a parameter of an operation, without addresses and names."""
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
             return self.part(value)
-        if is_array(value):
+        if hasattr(value, "__array__") and hasattr(value, "dtype"):
             return self._array(value)
         if isinstance(value, Mapping):
             return _hash(*(f"{key!r} {self._parameter(value[key])}" for key in sorted(value)))
@@ -471,34 +386,9 @@ class _Walk:
             return str(value.tag)
         if isinstance(value, (list, tuple)):
             return _hash(type(value).__name__, *map(self._parameter, value))
-        if self.exact:
-            return repr(value) if isinstance(value, PLAIN) else self._object(value)
-        if isinstance(value, (jax.tree_util.PyTreeDef, jax.sharding.Sharding)):
-            return ""
-        if hasattr(value, "callback_func"):  # as `jax.pure_callback` wraps it
-            value = value.callback_func
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            return self._type(value)
-        if callable(value) and not isinstance(value, (type, np.dtype)):
-            return self._called(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value)]
-            return _hash(*(f"{n} {self._parameter(getattr(value, n))}" for n in names))
-        return without_addresses(repr(value))
-
-    def _called(self, function: Callable) -> str:
-        """Record a function on the host. Its digest depends on Python's version; it is separate."""
-        if id(function) not in self._known:
-            self._known[id(function)] = function, f"host {len(self.host)}"
-            self.host.append(code_of(function, self.digests))
-        return self._known[id(function)][1]
-
-    def _type(self, aval: Any) -> str:
-        """Type and shape; without the placement, unless it is exact."""
-        if self.exact:
-            return self._object(aval)
-        weak = " weak" if getattr(aval, "weak_type", False) else ""
-        return f"{getattr(aval, 'dtype', aval)}{list(getattr(aval, 'shape', ()))}{weak}"
+        if isinstance(value, (type(None), bool, int, float, complex, str)):
+            return repr(value)
+        return self._object(value)
 
     def _object(self, value: Any) -> str:
         try:
