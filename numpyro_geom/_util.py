@@ -126,6 +126,11 @@ def from_words(x: Any, like: Any) -> Any:
     return random.wrap_key_data(x, impl=random.key_impl(like)) if is_key(like) else x
 
 
+def raw(array: np.ndarray) -> memoryview:
+    """The bytes of an array's entries, in their order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def digest(x: Any) -> str:
     """SHA-256 of the type, the shape and the entries of an array; the same in every process."""
     array = np.asarray(words(x))
@@ -133,7 +138,7 @@ def digest(x: Any) -> str:
     if array.dtype.hasobject:
         found.update(repr(array.tolist()).encode())
     else:
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        found.update(raw(array))
     return found.hexdigest()
 
 

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh
 from numpyro.infer.mcmc import MCMCKernel
 
-from .._util import digest
+from .._util import digest, raw
 from ..diagnostics.record import package_versions
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows, is_host_rows
@@ -81,7 +82,7 @@ def data_of(job: Job, processes: Processes | None = None) -> dict[str, str]:
         in_parts = isinstance(x, HostRows) and x.is_part
         text = f"{x.dtype}{list(x.shape)}{' in parts' if in_parts else ''}"
         if processes is not None and in_parts:
-            own = processes.all(lambda x=x: _digest(x))
+            own = processes.all(partial(_digest, x))
             text += f" {' '.join(processes.each(own))}"
         elif processes is not None:
             text += f" {_digest(x)}"
@@ -145,7 +146,7 @@ def _digest(x: Any) -> str:
         return digest(x)[:16]
     found = hashlib.sha256()
     for block in x.blocks():
-        found.update(block)
+        found.update(raw(block))
     return found.hexdigest()[:16]
 
 

@@ -245,7 +245,8 @@ def _all_of_it(
             digest = processes.first(lambda: store.write(step, place.digest, content))
         return Place(step, digest, state), draws
 
-    here, parts, told = Place(0, "", segments.start), [segments.no_draws], False
+    here, told = Place(0, "", segments.start), False
+    parts: list[Any] = [segments.no_draws]  # draws, or places on disk
     bar = tqdm(
         total=lengths.steps,
         disable=not (job.mcmc.progress_bar and processes.is_first),

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import PyTree, from_words, words
+from .._util import PyTree, from_words, raw, words
 from .._warning import warn_outside
 from .identity import check_same
 
@@ -109,7 +109,8 @@ class Store:
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
         try:
             with open(new, "xb") as file:
-                np.savez(file, **arrays, sha256=np.frombuffer(digest, np.uint8))
+                arrays["sha256"] = np.frombuffer(digest, np.uint8)
+                np.savez(file, **arrays)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, path)
@@ -197,5 +198,5 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
     digest = hashlib.sha256()
     for name, x in sorted(arrays.items()):
         digest.update(f"{name} {x.shape} {x.dtype.str}".encode())
-        digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+        digest.update(raw(x))
     return digest.digest()
