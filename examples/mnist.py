@@ -67,6 +67,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from convolution import convolve
 from jax import random
 from numpyro.distributions import constraints
@@ -671,17 +672,22 @@ def last_layer(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
 
 
 def swag(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
-    """SWAG; half of its steps go to the mode."""
-    key_start, key_fit, key_draw = random.split(key, 3)
-    steps = task.epochs * task.epoch
-    guide = SWAG(
+    """SWAG, from a mode that takes half of the epochs."""
+    key_start, key_mode, key_fit, key_draw = random.split(key, 4)
+    epochs = max(1, task.epochs // 2)
+    found = train(
         task.model,
+        key_mode,
+        *task.rows,
         batch_size=task.batch_size,
-        mode_steps=steps // 2,
-        mode_learning_rate=1e-3,
-        num_steps=steps - steps // 2,
+        optimiser=optax.adam(optax.cosine_decay_schedule(1e-3, epochs * task.epoch)),
+        num_epochs=epochs,
+        validation=0.0,
+        init_params=task.start(key_start),
     )
-    params = guide.fit(key_fit, *task.rows, init_params=task.start(key_start))
+    num_steps = max(1, task.epochs - epochs) * task.epoch
+    guide = SWAG(task.model, batch_size=task.batch_size, num_steps=num_steps)
+    params = guide.fit(key_fit, *task.rows, init_params=found.position)
     draws = guide.sample_posterior(key_draw, params, sample_shape=(BASELINE_DRAWS,))
     each = ({name: x[k] for name, x in draws.items()} for k in range(BASELINE_DRAWS))
     return of_draws(task, ((z,) for z in each))

@@ -462,18 +462,13 @@ def laplace_method(metric: str) -> Method:
 
 
 def run_swag(part: Train, key: jax.Array) -> dict[str, jax.Array]:
-    """SWAG, which has its own search for a mode."""
+    """SWAG."""
     effort = part.effort
     guide = SWAG(
-        network,
-        batch_size=part.batch_size,
-        mode_steps=effort.mode_steps,
-        mode_learning_rate=MODE_LEARNING_RATE,
-        num_steps=effort.num_samples * effort.num_steps,
-        init_strategy=init_to_sample,
+        network, batch_size=part.batch_size, num_steps=effort.num_samples * effort.num_steps
     )
     key_fit, key_draw = random.split(key)
-    params = guide.fit(key_fit, part.X, part.y)
+    params = guide.fit(key_fit, part.X, part.y, init_params=part.mode)
     return guide.sample_posterior(key_draw, params, sample_shape=(effort.num_samples,))
 
 

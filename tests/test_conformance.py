@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
     # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
-    "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}, preconditioner="diagonal"),
+    "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}),
     "expanded": option(SGHMC, DAMPED, integrator="euler", expansion=EXPANSION),
     "pxsghmc": option(PXSGHMC, DAMPED, expansion=EXPANSION),
     "ggmc anchor": option(GGMC, DAMPED, control_variate=True),

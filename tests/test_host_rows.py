@@ -218,7 +218,7 @@ def test_guides_give_the_same_draws():
         return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
 
     def swag(*data):
-        guide = SWAG(model, batch_size=8, num_steps=100, mode_steps=100, learning_rate=1e-3)
+        guide = SWAG(model, batch_size=8, num_steps=100, learning_rate=1e-3)
         params = guide.fit(random.key(0), *data)
         return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
 

@@ -1,7 +1,7 @@
 """Constant-rate SGD: its stationary distribution, the optimal rate, and its errors.
 
 Quadratic energies theta' H theta / 2 with additive gradient noise of covariance C have known
-stationary distributions at any rate: S = J S J' + h^2 A C A, J = I - h A H.
+stationary distributions at any rate: S = J S J' + h^2 C, J = I - h H.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpyro.infer import MCMC
 from scipy.linalg import solve_continuous_lyapunov, solve_discrete_lyapunov
 from targets import linear, linear_moments, logistic, normal_mean, regression_data, run
 
-from numpyro_geom.baselines.vsgd import SMALLEST_NOISE, VSGD, GradientNoise, optimal_rate
+from numpyro_geom.baselines.vsgd import VSGD, GradientNoise, optimal_rate
 
 Y = jnp.arange(12.0)
 H = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -39,14 +39,11 @@ def noisy_quadratic(hessian: np.ndarray, covariance: np.ndarray) -> Callable:
     return potential_fn
 
 
-def law(
-    hessian: np.ndarray, covariance: np.ndarray, rates: float | np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Stationary covariance at any rate h A (a number or a diagonal), and to first order in it."""
-    rate = np.diag(np.broadcast_to(rates, len(hessian)))
-    jump = rate @ covariance @ rate
-    exact = solve_discrete_lyapunov(np.eye(len(hessian)) - rate @ hessian, jump)
-    return exact, solve_continuous_lyapunov(rate @ hessian, jump)
+def law(hessian: np.ndarray, covariance: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Stationary covariance at any rate, and to first order in it."""
+    jump = rate**2 * covariance
+    exact = solve_discrete_lyapunov(np.eye(len(hessian)) - rate * hessian, jump)
+    return exact, solve_continuous_lyapunov(rate * hessian, jump)
 
 
 def divergence(covariance: np.ndarray, hessian: np.ndarray, temperature: float) -> float:
@@ -67,31 +64,20 @@ def draw_from(covariance: np.ndarray, num: int, seed: int) -> jax.Array:
 # --- the stationary law
 
 
-@pytest.mark.parametrize("preconditioner", ["scalar", "diagonal"])
-def test_stationary_law_is_the_lyapunov_solution(preconditioner: str) -> None:
+def test_stationary_law_is_the_lyapunov_solution() -> None:
     """At h lam_H = 0.5, where first order is not enough; chains start from the law itself."""
     step_size = 0.2
-    rates = np.full(2, step_size)
-    if preconditioner == "diagonal":
-        rates *= np.diag(C).mean() / np.diag(C)
-    exact, first_order = law(H, C, rates)
+    exact, first_order = law(H, C, step_size)
     moments = second_moments(np.linalg.cholesky(exact).T).sum(axis=0)
     np.testing.assert_allclose(moments, exact[np.triu_indices(2)])
-    kernel = VSGD(
-        potential_fn=noisy_quadratic(H, C),
-        preconditioner=preconditioner,
-        step_size=step_size,
-        num_steps=5,
-    )
+    kernel = VSGD(potential_fn=noisy_quadratic(H, C), step_size=step_size, num_steps=5)
     state = chains.start(kernel, draw_from(exact, 4000, seed=1), seed=2)
-    known = kernel.settings.metric.init(state.z[0])._replace(statistic=jnp.asarray(np.diag(C)))
-    state, draws = chains.run(kernel, chains.past_warmup(state, metric_state=known), 12)
+    state, draws = chains.run(kernel, chains.past_warmup(state), 12)
     values = second_moments(draws.z)
     assert np.abs(chains.scores(values, moments)).max() < LIMIT
     # the test can tell the law from its first-order form, and the chains do move
     assert np.abs(chains.scores(values, first_order[np.triu_indices(2)])).max() > 2 * LIMIT
     assert abs(np.corrcoef(draws.z[0, :, 0], draws.z[-1, :, 0])[0, 1]) < 0.1
-    np.testing.assert_array_equal(state.metric_state.statistic[0], np.diag(C))
 
 
 # --- the rate
@@ -113,15 +99,6 @@ def test_rate_of_many_rows() -> None:
     assert float(rate) == pytest.approx(2 / 60_000**2, rel=1e-6)
 
 
-def test_the_diagonal_rates_minimise_the_divergence_where_noise_is_diagonal() -> None:
-    noise = np.diag(np.diag(C))
-    best = 2 / np.diag(C)
-    here = divergence(law(H, noise, best)[1], H, 1.0)
-    np.testing.assert_allclose(law(H, noise, best)[1], np.linalg.inv(H))
-    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1), (0.9, 0.9), (1.1, 1.1)):
-        assert divergence(law(H, noise, best * factors)[1], H, 1.0) > here
-
-
 def warmed_up(kernel: VSGD, num_chains: int, num_warmup: int, **settings: Any) -> MCMC:
     return run(
         kernel,
@@ -135,22 +112,16 @@ def warmed_up(kernel: VSGD, num_chains: int, num_warmup: int, **settings: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preconditioner", "noise"),
-    [("scalar", 60.0 * np.eye(2)), ("diagonal", np.diag([240.0, 40.0]))],
-)
-def test_automatic_rate_and_the_posterior_where_the_noise_allows(
-    preconditioner: str, noise: np.ndarray
-) -> None:
-    """C a multiple of the identity, or diagonal: the draws are the posterior's.
+def test_automatic_rate_and_the_posterior_where_the_noise_allows() -> None:
+    """C a multiple of the identity: the draws are the posterior's.
 
     Each chain has measured C with about 5/9 of 200 + 7/8 100 n pairs, n steps per draw in warm-up:
     at least 290 / 2 effective ones, so that log h has the standard deviation sqrt(2 / 145 D) at
     most; its mean over chains is compared with 5 standard errors of their own spread, plus the
     bias 2 / 145 of the inverse of a mean.
     """
-    num_chains = 300
-    kernel = VSGD(potential_fn=noisy_quadratic(H, noise), preconditioner=preconditioner)
+    num_chains, noise = 300, 60.0 * np.eye(2)
+    kernel = VSGD(potential_fn=noisy_quadratic(H, noise))
     init = draw_from(np.linalg.inv(H), num_chains, seed=4)
     mcmc = warmed_up(kernel, num_chains, 100, init_params=init, num_samples=30)
     state = mcmc.last_state
@@ -162,8 +133,7 @@ def test_automatic_rate_and_the_posterior_where_the_noise_allows(
     assert abs(log_h.mean()) < 5 * log_h.std() / np.sqrt(num_chains) + 2 / 145
     # the law at the exact rate, up to the bias of h: 2 / 145 of variances up to 1.1
     draws = np.asarray(mcmc.get_samples(group_by_chain=True)).swapaxes(0, 1)
-    rates = 2 / np.diag(noise)
-    exact, _ = law(H, noise, rates if preconditioner == "diagonal" else rates.mean())
+    exact, _ = law(H, noise, 2 / 60.0)
     values = second_moments(draws)
     error = values.mean(axis=0).std(axis=0) / np.sqrt(num_chains)
     gap = np.abs(values.mean(axis=(0, 1)) - exact[np.triu_indices(2)])
@@ -220,20 +190,6 @@ def test_bad_differences_change_nothing() -> None:
     np.testing.assert_array_equal(state.statistic, [1.0, 4.0])
 
 
-def test_diagonal_products() -> None:
-    metric = GradientNoise(diagonal=True)
-    noise = np.array([1.0, 3.0, 0.0])
-    state = metric.init(jnp.zeros(3))._replace(statistic=jnp.asarray(noise))
-    expected = 1 / np.maximum(noise / noise.mean(), SMALLEST_NOISE)
-    np.testing.assert_allclose(metric.apply_inverse(state, jnp.ones(3)), expected, rtol=1e-5)
-    half = metric.apply_inverse_sqrt(state, metric.apply_inverse_sqrt(state, jnp.ones(3)))
-    np.testing.assert_allclose(half, expected, rtol=1e-5)
-    # before anything is known A = I, up to the bound
-    np.testing.assert_array_equal(
-        metric.apply_inverse(metric.init(jnp.zeros(2)), jnp.ones(2)), [1 / SMALLEST_NOISE] * 2
-    )
-
-
 # --- on models
 
 
@@ -263,7 +219,7 @@ def test_logistic_regression_from_anywhere() -> None:
     truth = jnp.array([1.0, -1.0, 0.5, 0.0])
     y = random.bernoulli(random.key(6), jax.nn.sigmoid(X @ truth)).astype(int)
     mcmc = run(
-        VSGD(logistic, batch_size=50, preconditioner="diagonal"),
+        VSGD(logistic, batch_size=50),
         X,
         y,
         num_warmup=200,
@@ -296,7 +252,6 @@ def test_logistic_regression_from_anywhere() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"preconditioner": "full"}, ValueError, r"one of \['scalar', 'diagonal'\], got 'full'"),
         ({"temperature": 0}, ValueError, r"above 0, got 0.*temperature=0"),
         ({"temperature": -1}, ValueError, "temperature"),
         ({"batching": "epoch"}, ValueError, "batching='replacement', got 'epoch'"),

@@ -195,7 +195,7 @@ KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "AdamSGLD": (ng.AdamSGLD, {
         **COMMON, **TUNED, "drift": 1.0, "mean_decay": 0.9, "square_decay": 0.999, "eps": 1e-8,
     }),
-    "VSGD": (ng.VSGD, {**COMMON, **STEPS, "batch_size": 3, "preconditioner": "scalar"}),
+    "VSGD": (ng.VSGD, {**COMMON, **STEPS, "batch_size": 3}),
 }  # fmt: skip
 
 
@@ -320,8 +320,7 @@ CALLS: dict[str, Call] = {
         fit_swag,
         fields(
             model=regression, batch_size=3, rank=2, learning_rate=1e-3, num_steps=10,
-            collect_every=None, mode_steps=1, mode_learning_rate=0.01, batching="replacement",
-            init_strategy=init_to_uniform, x=X, y=Y, init_params=None, sample_shape=(2,),
+            collect_every=None, x=X, y=Y, init_params=None, sample_shape=(2,),
         ),
     ),
     "train": Call(

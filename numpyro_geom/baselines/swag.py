@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from .._checks import Guide, check_choice, check_int, check_key, check_number, check_shape
+from .._checks import (
+    Guide,
+    check_batch_size,
+    check_int,
+    check_key,
+    check_model,
+    check_number,
+    check_shape,
+)
 from .._util import LANES, PyTree
 from ..model.arguments import on_device
 from ..model.derivatives import linearize
-from ..model.minibatch import BATCHING
 from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import extreme_eigenvalues
-from .training import Descent, check_descent, optimise, start
+from .training import start, train
 from .vsgd import optimal_rate
 
 NUM_SNAPSHOTS = 100
@@ -75,8 +80,7 @@ class Moments(NamedTuple):
 class SWAG(Guide):
     """A NumPyro-style guide: a Gaussian with the moments of an SGD path. Approximate.
 
-    First Adam finds a mode, with a rate that falls to zero along a cosine. From this mode descent
-    at a constant rate l continues::
+    From a mode, which `numpyro_geom.train` finds, descent goes on at a constant rate l::
 
         theta' = theta - l grad Uhat(theta) / N
 
@@ -99,8 +103,8 @@ class SWAG(Guide):
     8 minibatches at the mode. The bound means that in a valley no step goes further than half way
     down along any coordinate.
 
-    Choose `SWAG` for networks, as a cheap baseline after a mode search that is needed anyway. Cost:
-    ``mode_steps + num_steps`` minibatch gradients. Memory: ``rank + 4`` copies of the parameters.
+    Choose `SWAG` for networks, as a cheap baseline after a training that is needed anyway. Cost:
+    ``num_steps`` minibatch gradients. Memory: ``rank + 4`` copies of the parameters.
 
     Args:
         model: a NumPyro model with continuous latent sites and a plate over its rows. Its `param`
@@ -110,15 +114,11 @@ class SWAG(Guide):
         learning_rate: ``"auto"`` or the constant rate l, per row: l / N multiplies grad Uhat.
         num_steps: steps at the constant rate; the first fifth is before the first snapshot.
         collect_every: steps between snapshots; None for the interval that gives 100 snapshots.
-        mode_steps: number of Adam steps.
-        mode_learning_rate: Adam's first learning rate, in units of the unconstrained position.
-        batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
-        init_strategy: NumPyro's strategy for where Adam starts.
 
     Raises:
         TypeError: for arguments of the wrong type.
         ValueError: for values out of range; from `fit` for a model that has no minibatches.
-        FloatingPointError: from `fit`, if training leaves the finite numbers.
+        FloatingPointError: from `fit`, if the path leaves the finite numbers.
         RuntimeError: from `sample_posterior`, before `fit` and without model arguments.
 
     Examples:
@@ -132,7 +132,7 @@ class SWAG(Guide):
         ...         numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=None if y is None else y[i])
         >>> X = jax.random.normal(jax.random.key(0), (500, 2))
         >>> y = X @ jnp.array([1.0, -1.0])
-        >>> guide = SWAG(model, batch_size=50, num_steps=1000, mode_steps=1000)
+        >>> guide = SWAG(model, batch_size=50, num_steps=1000)
         >>> params = guide.fit(jax.random.key(1), X, y)
         >>> draws = guide.sample_posterior(jax.random.key(2), params, sample_shape=(100,))
         >>> draws["w"].shape
@@ -142,11 +142,10 @@ class SWAG(Guide):
 
     References:
         Maddox, Garipov, Izmailov, Vetrov and Wilson, "A Simple Baseline for Bayesian Uncertainty
-        in Deep Learning", NeurIPS 2019, Algorithm 1 and Eq. 1. Deviations: the mode is found by
-        Adam; the learning rate has an automatic choice, after Mandt, Hoffman and Blei (JMLR 2017);
-        snapshots are taken every ``collect_every`` steps and not once per epoch, the first one
-        after a fifth of the run; v is a running central moment, because the difference of two raw
-        moments cancels in float32.
+        in Deep Learning", NeurIPS 2019, Algorithm 1 and Eq. 1. Deviations: the learning rate has an
+        automatic choice, after Mandt, Hoffman and Blei (JMLR 2017); snapshots are taken every
+        ``collect_every`` steps and not once per epoch, the first one after a fifth of the run; v is
+        a running central moment, because the difference of two raw moments cancels in float32.
     """
 
     def __init__(
@@ -158,13 +157,9 @@ class SWAG(Guide):
         learning_rate: float | Literal["auto"] = "auto",
         num_steps: int = 10_000,
         collect_every: int | None = None,
-        mode_steps: int = 5_000,
-        mode_learning_rate: float = 0.01,
-        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
-        init_strategy: Callable = init_to_uniform,
     ) -> None:
-        check_descent(model, batch_size, init_strategy)
-        check_choice("batching", batching, BATCHING)
+        check_model("model", model)
+        check_batch_size(batch_size)
         if not isinstance(learning_rate, str):
             learning_rate = check_number("learning_rate", learning_rate, above=0.0)
         elif learning_rate != "auto":
@@ -188,41 +183,46 @@ class SWAG(Guide):
         self.model, self._rank, self._learning_rate = model, rank, learning_rate
         self._burn_in, self._collect_every = burn_in, collect_every
         self._num_snapshots = num_snapshots
-        self._mode_steps = check_int("mode_steps", mode_steps)
-        self._mode_rate = check_number("mode_learning_rate", mode_learning_rate, above=0.0)
-        self._start = partial(
-            start, model, batch_size=batch_size, batching=batching, init_strategy=init_strategy
-        )
+        self._batch_size: Any = batch_size
         # the model with its arguments, and the map from vectors to its positions
         self._fitted: tuple[Model, Callable[[jax.Array], PyTree]] | None = None
 
     def fit(
         self, rng_key: jax.Array, *args: Any, init_params: PyTree = None, **kwargs: Any
     ) -> SWAGParams:
-        """Find a mode, run constant-rate descent from it, and return the moments of its path.
+        """Run constant-rate descent from a mode, and return the moments of its path.
 
         Args:
             rng_key: for the start and the rows.
             args: the model's arguments.
-            init_params: unconstrained site values where Adam starts, such as the position of
-                `numpyro_geom.train`; None for ``init_strategy``.
+            init_params: unconstrained site values where the path starts, such as the position of
+                `numpyro_geom.train`; None for that of `train` with its defaults.
             kwargs: the model's keyword arguments.
         """
         check_key("rng_key", rng_key)
         key_start, key_path = random.split(rng_key)
         model, position = self._start(key_start, init_params, args, kwargs)
-        flat, unravel = ravel_pytree(position)
         check_noisy(
             model.potential(), "SWAG describes the noise of minibatch gradients", "use train"
         )
+        if init_params is None:
+            trained = train(self.model, key_start, *args, batch_size=self._batch_size, **kwargs)
+            position = trained.position
+        mode, unravel = ravel_pytree(position)
 
         @jax.jit
-        def path(arrays: list, flat: jax.Array, rng_key: jax.Array) -> tuple:
+        def path(arrays: list, mode: jax.Array, rng_key: jax.Array) -> tuple:
             # traced, because large arrays take long to compile as constants
-            return self._path(model.with_arrays(arrays).potential(), unravel, flat, rng_key)
+            return self._path(model.with_arrays(arrays).potential(), unravel, mode, rng_key)
 
-        mode, params, energies = path(model.arrays, flat, key_path)
-        _check_finite(mode, params, energies)
+        params, energy = path(model.arrays, mode, key_path)
+        if not (all(np.all(np.isfinite(x)) for x in params) and np.isfinite(energy)):
+            raise FloatingPointError(
+                "constant-rate descent left the finite numbers: expected a finite energy and "
+                f"position all the way, got energy {energy:.4g} at learning_rate="
+                f"{float(params.learning_rate):.3g}. Pass a smaller one, a larger batch_size, or "
+                "the position of a longer training as init_params"
+            )
         self._fitted = model, unravel
         return params
 
@@ -262,47 +262,47 @@ class SWAG(Guide):
         """
         return self._constrain_fn(args, kwargs)(params.mean)
 
+    def _start(
+        self, rng_key: jax.Array, init_params: PyTree, args: tuple, kwargs: dict
+    ) -> tuple[Model, PyTree]:
+        how: dict[str, Any] = {"batch_size": self._batch_size, "init_strategy": init_to_uniform}
+        return start(self.model, rng_key, init_params, args, kwargs, **how)
+
     def _path(
-        self, potential: Potential, unravel: Callable, start: jax.Array, rng_key: jax.Array
-    ) -> tuple[jax.Array, SWAGParams, jax.Array]:
-        """A mode by Adam, the moments of descent from it, and the energies at both ends."""
-        key_stream, key_mode, key_rate, key_descent, key_rows = random.split(rng_key, 5)
-        num_data, given = potential.num_data, self._learning_rate
+        self, potential: Potential, unravel: Callable, mode: jax.Array, rng_key: jax.Array
+    ) -> tuple[SWAGParams, jax.Array]:
+        """The moments of descent from a mode, and the energy at its end."""
+        key_stream, key_rate, key_descent, key_rows = random.split(rng_key, 4)
+        num_data, rate = potential.num_data, self._learning_rate
 
         def energy(flat: jax.Array, batch: Any) -> jax.Array:
             return potential.energy(unravel(flat), batch)
 
-        def walk(optimiser: Any, num_steps: int, descent: Descent) -> Descent:
-            draw = potential.draw
-            return optimise(energy, draw, optimiser, num_data, num_steps, descent)[0]
-
-        adam = optax.adam(optax.cosine_decay_schedule(self._mode_rate, self._mode_steps))
-        descent = Descent(start, adam.init(start), potential.init_stream(key_stream), key_mode)
-        mode, _, stream, _ = walk(adam, self._mode_steps, descent)
-        if isinstance(given, str):
+        if isinstance(rate, str):
             rate = num_data * _stable_rate(energy, potential, mode, key_rate)
-        else:
-            rate = jnp.asarray(given, start.dtype)
-        sgd = optax.scale(-rate)
+        rate = jnp.asarray(rate, mode.dtype)
+
+        def step(_: Any, carry: tuple) -> tuple:
+            flat, key, stream = carry
+            key, key_batch = random.split(key)
+            batch, stream = potential.draw(key_batch, stream)
+            return flat - rate / num_data * jax.grad(energy)(flat, batch), key, stream
 
         def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
             descent, moments = carry
-            descent = walk(sgd, self._collect_every, descent)
-            return (descent, update_moments(moments, descent.position)), None
+            descent = lax.fori_loop(0, self._collect_every, step, descent)
+            return (descent, update_moments(moments, descent[0])), None
 
-        descent = walk(sgd, self._burn_in, Descent(mode, sgd.init(mode), stream, key_descent))
-        carry = descent, init_moments(mode, self._rank)
+        descent = mode, key_descent, potential.init_stream(key_stream)
+        carry = lax.fori_loop(0, self._burn_in, step, descent), init_moments(mode, self._rank)
         (descent, moments), _ = lax.scan(snapshot, carry, None, self._num_snapshots)
-        rows = potential.curvature_batch(key_rows)
-        energies = jnp.stack([energy(mode, rows), energy(descent.position, rows)])
-        oldest = self._num_snapshots % self._rank
         params = SWAGParams(
             mean=moments.mean,
             variance=moments.sum_squares / self._num_snapshots,
-            deviations=jnp.roll(moments.deviations, -oldest, axis=0),
+            deviations=jnp.roll(moments.deviations, -(self._num_snapshots % self._rank), axis=0),
             learning_rate=rate,
         )
-        return mode, params, energies
+        return params, energy(descent[0], potential.curvature_batch(key_rows))
 
     def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
         """From a flat position to site values."""
@@ -385,21 +385,3 @@ def _stable_rate(
 
     lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, RATE_BATCHES))))
     return jnp.minimum(best, LARGEST_RATE_DRIFT / lam)
-
-
-def _check_finite(mode: jax.Array, params: SWAGParams, energies: jax.Array) -> None:
-    found, ended = np.asarray(energies)
-    if not (np.all(np.isfinite(mode)) and np.isfinite(found)):
-        raise FloatingPointError(
-            "the search for a mode left the finite numbers: expected a finite energy and position, "
-            f"got energy {found:.4g} and {int(np.sum(~np.isfinite(mode)))} entries of the position "
-            "that are not finite. Lower mode_learning_rate, pass another init_strategy, or check "
-            "the data for values that are not finite"
-        )
-    if not (all(np.all(np.isfinite(x)) for x in params) and np.isfinite(ended)):
-        raise FloatingPointError(
-            "constant-rate descent left the finite numbers: expected a finite energy and position "
-            f"all the way, got energy {ended:.4g} at learning_rate="
-            f"{float(params.learning_rate):.3g}. Pass a smaller one, a larger batch_size, or more "
-            "mode_steps"
-        )

@@ -53,26 +53,12 @@ class Trained(NamedTuple):
     validation: np.ndarray
 
 
-class Descent(NamedTuple):
-    """State between two steps of `optimise`.
-
-    Attributes:
-        position: unconstrained site values, or a vector of them.
-        optimiser: state of the optimiser.
-        stream: position in the stream of rows.
-        rng_key: key of the next rows.
-    """
+class _Training(NamedTuple):
+    """State between two steps: of the optimiser and the rows, and the best position so far."""
 
     position: PyTree
     optimiser: PyTree
     stream: Any
-    rng_key: jax.Array
-
-
-class _Training(NamedTuple):
-    """State between two epochs: of the descent, and the best position so far."""
-
-    descent: Descent
     best: PyTree
     lowest: jax.Array
     best_epoch: jax.Array
@@ -142,7 +128,9 @@ def train(
         (4, 2)
     """
     check_key("rng_key", rng_key)
-    check_descent(model, batch_size, init_strategy)
+    check_model("model", model)
+    check_batch_size(batch_size)
+    check_strategy("init_strategy", init_strategy)
     optimiser = optax.adam(1e-3) if optimiser is None else optimiser
     if not isinstance(optimiser, optax.GradientTransformation):
         raise TypeError(
@@ -188,13 +176,6 @@ def train(
     return result if num_starts is not None else jax.tree.map(lambda x: x[0], result)
 
 
-def check_descent(model: Any, batch_size: Any, init_strategy: Any) -> None:
-    """Raise unless a model, rows per step and a strategy for the start are of the right kind."""
-    check_model("model", model)
-    check_batch_size(batch_size)
-    check_strategy("init_strategy", init_strategy)
-
-
 def start(
     fn: Callable,
     rng_key: jax.Array,
@@ -219,34 +200,6 @@ def start(
         )
     check_rows(model, one)
     return model, position
-
-
-def optimise(
-    energy: Callable[[PyTree, Any], jax.Array],
-    draw: Callable[[jax.Array, Any], tuple[Any, Any]],
-    optimiser: optax.GradientTransformation,
-    num_data: int,
-    num_steps: int,
-    descent: Descent,
-) -> tuple[Descent, jax.Array]:
-    """Steps of an optimiser on minibatches, and the mean of their losses U / N.
-
-    The optimiser is one of gradients over N.
-    """
-
-    def step(_: int, carry: tuple) -> tuple:
-        (position, state, stream, key), total = carry
-        key, key_batch = random.split(key)
-        batch, stream = draw(key_batch, stream)
-        value, grad = jax.value_and_grad(energy)(position, batch)
-        grad = jax.tree.map(lambda g: g / num_data, grad)
-        updates, state = optimiser.update(grad, state, position)
-        position = optax.apply_updates(position, updates)
-        return Descent(position, state, stream, key), total + value / num_data
-
-    zero = jnp.zeros((), jax.tree.leaves(descent.position)[0].dtype)
-    descent, total = lax.fori_loop(0, num_steps, step, (descent, zero))
-    return descent, total / num_steps
 
 
 def _check_validation(validation: Any, batch_size: Any) -> float:
@@ -319,23 +272,30 @@ def _train(
         return jnp.mean(lax.map(mean_of, held_out)).astype(dtype)
 
     def epoch(training: _Training, key: jax.Array, number: jax.Array) -> tuple:
-        descent, loss = optimise(
-            model.energy,
-            draw,
-            optimiser,
-            plan.num_data,
-            drawn.steps_per_epoch,
-            training.descent._replace(rng_key=random.fold_in(key, number)),
-        )
+        key = random.fold_in(key, number)
+
+        def step(k: jax.Array, carry: tuple) -> tuple:
+            (position, state, stream, *rest), total = carry
+            batch, stream = draw(random.fold_in(key, k), stream)
+            value, grad = jax.value_and_grad(model.energy)(position, batch)
+            grad = jax.tree.map(lambda g: g / plan.num_data, grad)
+            updates, state = optimiser.update(grad, state, position)
+            position = optax.apply_updates(position, updates)
+            return _Training(position, state, stream, *rest), total + value / plan.num_data
+
+        steps, zero = drawn.steps_per_epoch, jnp.zeros((), dtype)
+        training, total = lax.fori_loop(0, steps, step, (training, zero))
+        loss = total / steps
         if len(held_out):
-            judged = value = judge(descent.position)
+            judged = value = judge(training.position)
             better = judged < training.lowest
         else:  # the last epoch is the best, if it is finite
             judged, value, better = jnp.full((), jnp.nan, dtype), loss, jnp.isfinite(loss)
         lowest = jnp.where(better, value, training.lowest)
-        best = tree_where(better, descent.position, training.best)
+        best = tree_where(better, training.position, training.best)
         best_epoch = jnp.where(better, number + 1, training.best_epoch)
-        return _Training(descent, best, lowest, best_epoch), loss, judged
+        found = training._replace(best=best, lowest=lowest, best_epoch=best_epoch)
+        return found, loss, judged
 
     def proceed(carry: tuple) -> tuple:
         training, losses, judged, number = carry
@@ -349,11 +309,11 @@ def _train(
         training, *_, number = carry
         return (number < num_epochs) & jnp.any(number - training.best_epoch < patience)
 
-    def begin(position: PyTree, key: jax.Array) -> _Training:
-        descent = Descent(position, optimiser.init(position), (), key)
-        return _Training(descent, position, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
+    def begin(x: PyTree) -> _Training:
+        infinite, zero = jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
+        return _Training(x, optimiser.init(x), (), x, infinite, zero)
 
     empty = jnp.zeros((starts, num_epochs), dtype)
-    carry = jax.vmap(begin)(start, keys), empty, empty, jnp.zeros((), jnp.int32)
+    carry = jax.vmap(begin)(start), empty, empty, jnp.zeros((), jnp.int32)
     training, *record = lax.while_loop(unfinished, proceed, carry)
-    return *training[1:], *record
+    return *training[3:], *record

@@ -17,16 +17,13 @@ from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, check_noisy, langevin_algorithm, settling_steps
-from ..sampling.settings import Settings, one_of
+from ..sampling.settings import Settings
 from ..sampling.state import Adaptation, Chain, SGState, StepReport
 
-PRECONDITIONERS = ("scalar", "diagonal")
 SETTLING_STEPS = 200
 """Steps at the start that measure gradient noise while the position does not move."""
 LARGEST_DRIFT = 1.0
 """Bound on the rate times the largest curvature; the iteration is unstable from 2 on."""
-SMALLEST_NOISE = 1e-2
-"""Smallest noise that ``"diagonal"`` uses for a coordinate, relative to the mean noise."""
 
 
 class NoiseVariance(NamedTuple):
@@ -43,21 +40,11 @@ class NoiseVariance(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GradientNoise(Metric):
-    """The preconditioner of `VSGD`: A = I, or A_kk = mean(c) / c_k with c the noise variances.
+    """The metric of `VSGD`: A = I, and a mean of squared noise for the rate.
 
-    c is a mean over all updates in which the t-th update has the weight t^2. So the noise on the
+    It is a mean over all updates in which the t-th update has the weight t^2. So the noise on the
     way to the mode is soon forgotten, and five ninths of the updates count.
-
-    Args:
-        diagonal: whether A is diagonal; otherwise A is the identity.
-
-    >>> metric = GradientNoise(diagonal=True)
-    >>> state = metric.update(metric.init(jnp.zeros(2)), jnp.array([1.0, 3.0]))
-    >>> metric.apply_inverse(state, jnp.ones(2))
-    Array([5.  , 0.556], dtype=float32)
     """
-
-    diagonal: bool = False
 
     def init(self, position: PyTree) -> NoiseVariance:
         """The state before any gradient."""
@@ -78,52 +65,41 @@ class GradientNoise(Metric):
         return NoiseVariance(jax.tree.map(mix, state.statistic, self.statistic(grad)), num_updates)
 
     def apply_inverse(self, state: NoiseVariance, vector: PyTree) -> PyTree:
-        """A x."""
-        return self._scaled(state, vector, 1.0)
+        """A x = x."""
+        return vector
 
     def apply_inverse_sqrt(self, state: NoiseVariance, vector: PyTree) -> PyTree:
-        """A^{1/2} x."""
-        return self._scaled(state, vector, 0.5)
-
-    def _scaled(self, state: NoiseVariance, vector: PyTree, power: float) -> PyTree:
-        if not self.diagonal:
-            return vector
-        mean = _mean(state.statistic)
-        mean = jnp.where(mean > 0, mean, 1.0)
-        return jax.tree.map(
-            lambda c, x: (x * jnp.maximum(c / mean, SMALLEST_NOISE) ** -power).astype(x.dtype),
-            state.statistic,
-            vector,
-        )
+        """A^{1/2} x = x."""
+        return vector
 
 
 class VSGD(SGKernel):
     """Stochastic gradient descent at a constant rate: approximate, with minibatch noise alone.
 
-    One step from theta. No noise is injected, and A is I or diagonal::
+    One step from theta. No noise is injected::
 
-        theta' = theta - h A grad Uhat(theta)
+        theta' = theta - h grad Uhat(theta)
 
     Stationary law: NOT the posterior. Take a mode with Hessian H, where the minibatch gradient has
     the covariance C. Near it the law is a Gaussian around the mode whose covariance S solves, to
     first order in h::
 
-        A H S + S H A = h A C A
+        H S + S H = h C
 
-    S is the posterior's tau H^-1 where h A C = 2 tau I. With A = I this needs a C that is a
-    multiple of the identity; with ``"diagonal"`` it needs a diagonal C. C is proportional to H if
-    the rows are drawn from the model itself. Then the draws with A = I have the same variance in
-    every direction, for any shape of the posterior. The rate only sets the width of the draws.
-    ``step_size="auto"`` takes the rate that minimises KL(N(0, S) || posterior). This rate makes
-    tr(H S) = tau D, so the mean ``configurational_temperature`` is tau::
+    S is the posterior's tau H^-1 where h C = 2 tau I, which needs a C that is a multiple of the
+    identity. C is proportional to H if the rows are drawn from the model itself. Then the draws
+    have the same variance in every direction, for any shape of the posterior. The rate only sets
+    the width of the draws. ``step_size="auto"`` takes the rate that minimises KL(N(0, S) ||
+    posterior). This rate makes tr(H S) = tau D, so the mean ``configurational_temperature`` is
+    tau::
 
-        h = 2 tau D / tr C   with A = I,      h A_kk = 2 tau / C_kk   with "diagonal"
+        h = 2 tau D / tr C
 
     Warm-up measures C as half the squared difference of the gradients of two independent batches.
-    After warm-up C is frozen. h is bounded by 1 / lam_H, lam_H the largest eigenvalue of
-    A^{1/2} H A^{1/2}. The optimal rate is unstable where batches are a large share of the rows, or
-    where the largest curvature is more than about N / 2B times the mean curvature. Draws at the
-    bound are narrower still. `SGRLD` with the same batches has no such limits.
+    After warm-up C is frozen. h is bounded by 1 / lam_H, lam_H the largest eigenvalue of H. The
+    optimal rate is unstable where batches are a large share of the rows, or where the largest
+    curvature is more than about N / 2B times the mean curvature. Draws at the bound are narrower
+    still. `SGRLD` with the same batches has no such limits.
 
     Choose `VSGD` as the baseline that shows the effect of minibatch noise alone. Cost per step: one
     minibatch gradient, in warm-up two.
@@ -131,8 +107,6 @@ class VSGD(SGKernel):
     Args:
         model: a NumPyro model with continuous latent sites and a plate over its rows.
         potential_fn: replaces the model: a stochastic energy ``potential_fn(z, rng_key)``.
-        preconditioner: ``"scalar"`` (A = I) or ``"diagonal"`` (A_kk proportional to 1 / C_kk;
-            coordinates with less than a hundredth of the mean noise count as having that much).
         batch_size: rows per step: an int, or a dict plate -> int; fewer than all rows.
         temperature: tau, above 0.
         batching: ``"replacement"``. With ``"epoch"`` the noise would cancel over an epoch.
@@ -160,10 +134,10 @@ class VSGD(SGKernel):
 
     References:
         Mandt, Hoffman and Blei, "Stochastic Gradient Descent as Approximate Bayesian Inference",
-        JMLR 18 (2017): the stationary law, the optimal constant rate, and the optimal diagonal
-        preconditioner. In the paper's notation the loss is U / N, the rate is h N, and the noise
-        covariance B B' / S, with S the batch size, is C / N^2. So 2 D S / (N tr B B') is the h
-        above. Deviations: the temperature, the bound by curvature, and the bound on rate ratios.
+        JMLR 18 (2017): the stationary law and the optimal constant rate. In the paper's notation
+        the loss is U / N, the rate is h N, and the noise covariance B B' / S, with S the batch
+        size, is C / N^2. So 2 D S / (N tr B B') is the h above. Deviations: the temperature and the
+        bound by curvature.
     """
 
     def __init__(
@@ -171,7 +145,6 @@ class VSGD(SGKernel):
         model: Callable | None = None,
         *,
         potential_fn: Callable | None = None,
-        preconditioner: Literal["scalar", "diagonal"] = "scalar",
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
@@ -180,11 +153,7 @@ class VSGD(SGKernel):
         init_strategy: Callable = init_to_uniform,
         constrained_init: bool = False,
     ) -> None:
-        super().__init__(
-            locals(),
-            {"preconditioner": one_of(PRECONDITIONERS)},
-            metric=GradientNoise(diagonal=preconditioner == "diagonal"),
-        )
+        super().__init__(locals(), metric=GradientNoise())
         if self.settings.temperature == 0:
             raise ValueError(
                 "temperature must be above 0, got 0: the rate is proportional to the "
@@ -198,15 +167,12 @@ class VSGD(SGKernel):
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        learns = settings.schedule is None or settings.metric.diagonal
-        settling = SETTLING_STEPS if learns else settling_steps(settings.metric)
-        others: dict[str, Any] = {}
-        if settings.schedule is None:
-            others["propose"] = partial(_propose, settings)
+        learns = settings.schedule is None
+        others = {"propose": partial(_propose, settings)} if learns else {}
         return langevin_algorithm(
             settings,
             _step(settings.metric, learns),
-            settling_steps=settling,
+            settling_steps=SETTLING_STEPS if learns else settling_steps(settings.metric),
             bias=None,
             check=lambda potential, plan: check_noisy(
                 potential, "VSGD draws with the noise of minibatch gradients", "use SGRLD"
@@ -252,9 +218,8 @@ def _step(metric: GradientNoise, learns: bool) -> Step:
         metric_state = chain.metric_state
         if learns:
             _, metric_state = lazy_cond(learning, learn, (rng_key, metric_state))
-        drift = metric.apply_inverse(metric_state, grad)
-        position = tree_axpy(-step_size, drift, position)
-        squared_drift = step_size * tree_vdot(grad, drift) / 2
+        position = tree_axpy(-step_size, grad, position)
+        squared_drift = step_size * tree_vdot(grad, grad) / 2
         return Chain(position, metric_state, ()), StepReport(energy, grad, squared_drift)
 
     return step

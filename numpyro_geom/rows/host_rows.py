@@ -11,9 +11,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +22,9 @@ from jax.custom_batching import custom_vmap
 
 from .._checks import check_int, check_number
 from .._util import PyTree, num_at_once
+from .hints import hints_of
+from .mesh_rows import OverMesh
 from .reader import NO_ROW, Reader
-
-if TYPE_CHECKING:
-    from .mesh_rows import OverMesh
 
 PIECE = 16384
 """Entries of an index that travel to the host in one array. JAX copies arrays above 100 KiB in a
@@ -233,48 +231,6 @@ def source_errors(tree: PyTree) -> Iterator[None]:
 
 
 # --- rows within a computation
-
-
-class Hint(NamedTuple):
-    """What is known about an index with which a model will request rows.
-
-    Attributes:
-        index: the traced index.
-        rows: rows that are on the device already.
-        used: a list that collects the arrays that were indexed.
-        ordered: whether it has one row from each of equal stretches of all rows, in their order.
-    """
-
-    index: Any
-    rows: Mapping[HostRows, jax.Array] = {}
-    used: list[HostRows] | None = None
-    ordered: bool = False
-
-
-_hints: ContextVar[list[Hint]] = ContextVar("hints", default=[])  # noqa: B039, never changed
-
-
-@contextmanager
-def hints(*given: Hint) -> Iterator[None]:
-    """Tell `HostRows` what is known about an index while a model is traced."""
-    token = _hints.set([*given, *_hints.get()])
-    try:
-        yield
-    finally:
-        _hints.reset(token)
-
-
-def hint_part(index: jax.Array, part: jax.Array, start: int, stop: int) -> None:
-    """Pass what is known about an index on to a slice of it."""
-    for hint in hints_of(index):
-        if hint.rows:
-            rows = {x: found[start:stop] for x, found in hint.rows.items()}
-            _hints.get().append(Hint(part, rows))
-
-
-def hints_of(index: Any) -> list[Hint]:
-    """What is known about an index."""
-    return [hint for hint in _hints.get() if hint.index is index]
 
 
 def batches_at_once(sizes: Mapping[HostRows, int]) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .host_rows import hints_of
+from .hints import hints_of
 from .reader import NO_ROW
 
 
