@@ -240,7 +240,7 @@ def test_parameters_are_found_from_some_rows():
         kernel.init(random.key(0), 0, None, data, {})
     assert_same(kernels[0].bound.model.fixed, kernels[1].bound.model.fixed)
     # the parameters and the start need a batch, and the trial of rows a few more
-    assert max(np.size(rows) for rows in source.reads) <= trial.SMALL_BATCH < N
+    assert max(np.size(rows) for rows in source.reads) <= trial.MOST_ROWS < N
 
 
 # Sources
