@@ -173,7 +173,7 @@ def test_a_run_goes_on_with_another_mesh(tmp_path):
     np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)
     idata = to_inference_data(result.mcmc)
     x, y = data()
-    np.testing.assert_array_equal(idata.constant_data["x"].values, x)
+    np.testing.assert_array_equal(idata.constant_data["x"].values, x.astype(np.float32))
     np.testing.assert_array_equal(idata.observed_data["y"].values, y)
 
 

@@ -182,14 +182,14 @@ def _prepared(
         store = Store(Path(directory).expanduser().absolute())
         stored = processes.first(store.look)
         length = stored if length is None else length
+    if store is None and not processes.several:
+        return Segments(job, length, layout), store
     # a run may continue on another mesh, so the program without a mesh identifies it
     plain = Segments(job, length, layout) if layout.mesh is None else without_mesh(job, length)
-    if store is not None or processes.several:
-        same = processes.all(lambda: identity(plain))
-        _check_processes(processes, same | data_of(job))
-        same |= data_of(job, processes)
-    length = plain.lengths.length
+    same, length = processes.all(lambda: identity(plain)), plain.lengths.length
+    _check_processes(processes, same | data_of(job))
     if store is not None:
+        same |= data_of(job, processes)
         about = {"length": length, "same": same, "versions": versions(layout.mesh)}
         processes.first(lambda: store.open(about, plain.lengths.steps))
     return plain if layout.mesh is None else Segments(job, length, layout), store
