@@ -71,7 +71,7 @@ class Store:
         """
         self._about = {**about}
         step, digest, known = 0, "", self._next
-        while digest in known:
+        while digest in known and known[digest][0] > step:
             step, digest = known[digest]
         for path, record in self._records.items():
             check_same(f"{path} holds a segment of a run that", record["same"], about["same"])
