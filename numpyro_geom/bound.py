@@ -35,7 +35,6 @@ from .warmup.start import (
     FIRST_ROWS,
     GRADIENTS,
     ROUND_STEPS,
-    USUAL_DRAWS,
     USUAL_ROUNDS,
     USUAL_STEPS,
     Choice,
@@ -163,7 +162,6 @@ def bind(
     kwargs: dict,
     *,
     batched: bool,
-    num_draws: int = USUAL_DRAWS,
     trajectory: bool = False,
 ) -> tuple[Bound, PyTree]:
     """Read the model, find where chains start, and give automatic settings their values.
@@ -215,7 +213,7 @@ def bind(
                 "ed a warm-up, init_params near the middle of the target, or anchor_interval"
             )
     found, undecided = _resolved(bound, rows, one, num_warmup, trajectory)
-    number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * num_draws
+    number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
     number /= GRADIENTS[int(found.control_variate)]
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
     free = settings.batch_size == "auto" and settings.control_variate in ("auto", 0)

@@ -22,7 +22,6 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
-from ._numpyro import Plan
 from ._util import PyTree, few_collections, in_trace, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
@@ -31,13 +30,11 @@ from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
-from .model.programs import compiled, loop_program, repeated
-from .pace import Clock
+from .model.programs import compiled, repeated
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
-from .warmup.start import USUAL_DRAWS
-from .wreck import check_arrival, fault_at, warn_of_run
+from .wreck import check_arrival, fault_at
 
 MOST_RESTARTS = 3
 """Starts in other coordinates: the shares of groups are known better after each."""
@@ -60,8 +57,6 @@ class SGKernel(MCMCKernel):
         TypeError: for arguments of the wrong type.
         ValueError: for values out of range.
     """
-
-    jit = staticmethod(loop_program)  # of NumPyro's loop
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         # each subclass has its own signature: this refuses other arguments, with a remedy
@@ -86,7 +81,6 @@ class SGKernel(MCMCKernel):
         self._constrain_cache: tuple | None = None
         self._chosen: tuple | None = None
         self._shares: tuple | None = None
-        self._clock: Clock | None = None
 
     @abstractmethod
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -171,7 +165,7 @@ class SGKernel(MCMCKernel):
             text += f". acc. prob={float(state.accept_prob):.2f}"
         if int(state.num_diverging) > 0:
             text += f". {int(state.num_diverging)} failed"
-        return text if self._clock is None else text + self._clock.left(self.bound, state)
+        return text
 
     @differentiated()
     @few_collections()
@@ -232,9 +226,6 @@ class SGKernel(MCMCKernel):
             check_arrival(bound, state)
         if bound.undecided:
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
-        if self._clock is not None:
-            bound = self.bound.on(args, kwargs)
-            self._clock.foretell(bound, self.algorithm(bound.settings), state)
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state._replace(built_on=self.bound.built_on)
 
@@ -301,7 +292,6 @@ class SGKernel(MCMCKernel):
             args,
             kwargs,
             batched=batched,
-            num_draws=USUAL_DRAWS if self._clock is None else self._clock.plan.draws,
             trajectory=self.algorithm(self._settings).trajectory,
         )
         given = jax.tree.flatten((args, kwargs))
@@ -339,28 +329,6 @@ class SGKernel(MCMCKernel):
             self._constrain_cache = (given, constrain)
         return constrain
 
-    def before_run(self, plan: Plan) -> None:
-        """Note what a run will do; called at the start of `MCMC.run`.
-
-        Args:
-            plan: its draws and chains, and whether it shows a progress bar.
-        """
-        self._clock = Clock(plan)
-
-    def after_run(self, states: dict[str, PyTree], last_state: SGState) -> None:
-        """Warn if a chain of a run is a wreck or its metric lags; called at the end of `MCMC.run`.
-
-        Args:
-            states: the fields of the draws, arrays of shape (chains, draws, ...).
-            last_state: the last state, or the last states of several chains.
-
-        Warns:
-            SamplingWarning: see `numpyro_geom.wreck.warn_of_run`.
-        """
-        self._clock = None
-        if self.bound.point is None:  # otherwise there is nothing that could move
-            warn_of_run(self.settings, self.facts, states, last_state)
-
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Re-estimate energy and gradient norm for changed model arguments."""
         bound = self.bound.on(*on_device(model_args, model_kwargs))
@@ -385,7 +353,7 @@ class SGKernel(MCMCKernel):
         return self.replace(model=wrapper(self.settings.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constrain_cache": None, "_chosen": None, "_clock": None}
+        return {**self.__dict__, "_constrain_cache": None, "_chosen": None}
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         bound = self.bound.on(args, kwargs)

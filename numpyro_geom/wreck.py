@@ -1,12 +1,12 @@
 """Wrecks: starts that end nowhere, and chains whose draws are worth nothing.
 
-Starts raise an error before the first draw. Chains are told of at the end of `MCMC.run`.
+Starts raise an error before the first draw. Chains are told of when a run is exported or summarised
+(`numpyro_geom.diagnostics.warn_if_unreliable`).
 
 A run that is merely biased or too short is for `numpyro_geom.diagnose`. Here are only runs that
 nobody should read a summary of, and a metric whose correction cannot be right. The evidence is in
 the fields that NumPyro collects with every draw and in the last state, so the check costs nothing
-during the run. It is called at the end of the run (`numpyro_geom._numpyro`), outside of any
-compiled program, so it works under every chain method.
+during the run.
 """
 
 from __future__ import annotations

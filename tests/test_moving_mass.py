@@ -25,6 +25,7 @@ from tiers import short
 
 from numpyro_geom import SGHMC, Monge, RMSprop, Shampoo
 from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.diagnostics.report import warn_of_wrecks
 
 EPS = 0.3
 
@@ -243,6 +244,7 @@ def test_a_metric_that_lags_is_told_by_name() -> None:
         )
         mcmc = MCMC(kernel, num_warmup=0, num_samples=30, progress_bar=False)
         mcmc.run(random.key(0), init_params=jnp.ones(8))
+        warn_of_wrecks(mcmc)
 
     match = r"gamma='corrected' .*RMSprop.* averages 100 steps.*Use gamma='auxiliary'"
     with pytest.warns(SamplingWarning, match=match) as told:

@@ -40,6 +40,32 @@ def test_the_package_does_not_grow() -> None:
     assert all(found[x] <= limits[x] for x in found), (found, limits)
 
 
+SNAPSHOT = """
+import sys, numpyro, numpyro.infer.mcmc, numpyro.infer.hmc, numpyro.util, numpyro.contrib.module
+
+def attributes():
+    modules = [m for name, m in sys.modules.items() if name.split(".")[0] == "numpyro"]
+    classes = {x for m in modules for x in vars(m).values() if isinstance(x, type)}
+    own = [x for x in classes if x.__module__.split(".")[0] == "numpyro"]
+    return {(repr(x), n): id(v) for x in [*modules, *own] for n, v in vars(x).items()}
+
+before = attributes()
+"""
+"""Each attribute of NumPyro's modules and of the classes in them."""
+
+
+@pytest.mark.parametrize("used", ["", "numpyro_geom.SGRLD(lambda: None)"])
+def test_nothing_of_numpyro_is_replaced(used: str) -> None:
+    """Neither by the import nor by a kernel: NUTS runs through NumPyro's own functions."""
+    code = (
+        f"{SNAPSHOT}\nimport numpyro_geom, numpyro_geom.diagnostics, numpyro_geom.runs\n{used}\n"
+        "after = attributes()\n"
+        "print([k for k, x in before.items() if k[1][:2] != '__' and after.get(k) != x])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'NUTS'"):
         _ = numpyro_geom.NUTS

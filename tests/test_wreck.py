@@ -1,4 +1,4 @@
-"""Wrecks are told by `mcmc.run` itself, once, and starts that end nowhere are refused."""
+"""Wrecks are told once, after a run, and starts that end nowhere are refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from targets import normal_mean
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.diagnostics.report import warn_of_wrecks
 from numpyro_geom.wreck import LEAST_DRAWS, MOST_UNDONE, warn_of_run
 
 METHODS = ["sequential", "vectorized", "parallel"]
@@ -82,6 +83,7 @@ def run(kernel: Any, starts: Any = None, *, args: tuple = (), **settings: Any) -
     settings = {"num_warmup": 0, "num_samples": DRAWS, "progress_bar": False, **settings}
     mcmc = MCMC(kernel, num_chains=chains, **settings)
     mcmc.run(random.key(0), *args, init_params=starts and {"x": jnp.array(starts)})
+    warn_of_wrecks(mcmc)
     return mcmc
 
 
@@ -99,10 +101,12 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
         WRECKS["undone"][0], num_warmup=DRAWS, num_samples=DRAWS, thinning=2, progress_bar=False
     )
     mcmc.progress_bar = bar  # the constructor turns it off where tests run in parallel
-    mcmc.warmup(random.key(0), collect_warmup=True)  # draws of warm-up may fail
+    mcmc.warmup(random.key(0), collect_warmup=True)
+    warn_of_wrecks(mcmc)  # draws of warm-up may fail
     for _ in range(2):  # the second run needs no initialisation
+        mcmc.run(random.key(1))
         with pytest.warns(SamplingWarning, match="site 'x'") as told:
-            mcmc.run(random.key(1))
+            warn_of_wrecks(mcmc)
         assert len(told) == 1
         mcmc.post_warmup_state = mcmc.last_state
 
@@ -115,6 +119,7 @@ def test_runs_within_a_transformation_are_left_alone() -> None:
     def draws(key: Any) -> Any:
         mcmc = MCMC(WRECKS["still"][0], num_warmup=0, num_samples=DRAWS, progress_bar=False)
         mcmc.run(key, init_params={"x": jnp.array(1e8)})
+        warn_of_wrecks(mcmc)
         return mcmc.get_samples()["x"]
 
     assert np.ptp(jax.jit(draws)(random.key(0))) == 0

@@ -22,10 +22,8 @@ POSITION, GRADIENT = "z.", "grad_U."
 """Prefixes of the names of a site's arrays."""
 MAX_WORK = 2**28
 """Largest number of observed values times draws for gradients; beyond it, draws are left out."""
-MOST_SECONDS = 30.0
-"""Longest time for gradients. It is the time of the run if that is shorter."""
-LEAST_SECONDS = 3.0
-"""Time for gradients after a short run; compiling them comes on top."""
+MOST_SECONDS = 10.0
+"""Longest time for gradients; compiling them comes on top."""
 UNKNOWN_LOOP = 100
 """Turns of a loop whose length is not known, for the number of positions."""
 MOST_LINES = 15
@@ -48,7 +46,6 @@ def gradients_at_draws(
     posterior: Mapping[str, np.ndarray],
     *,
     least_draws: int = 1,
-    seconds: float | None = None,
 ) -> tuple[Arrays, dict[str, Any]]:
     """Unconstrained positions and gradients of U on all rows, at evenly spaced draws.
 
@@ -59,14 +56,11 @@ def gradients_at_draws(
     The gradient is NaN in coordinates that the constrained draws, as floating-point numbers, do not
     determine (the small entries of a sparse simplex in float32).
 
-    ``seconds`` are those of the run, if they are known: see `MOST_SECONDS` and `LEAST_SECONDS`.
-
     Returns:
         The arrays and a dict. If there are arrays, the dict has ``gradients_every``, k if every
         k-th draw is used, and ``energy_jump``, the largest of `energy_jumps`, unless there are too
         few draws or too little time. Otherwise it has ``gradient_seconds``, of one gradient.
     """
-    begin = time.perf_counter()
     summed = summed_out(model, posterior)
     latent = [name for name in model.of_kind("latent") if name in posterior]
     discrete = [name for name in latent if posterior[name].dtype.kind != "f"]
@@ -112,11 +106,10 @@ def gradients_at_draws(
     at_once = max(1, min(at_once, int(MAX_WORK / operations)))
     block = {name: x[:at_once] for name, x in z.items()}
     energies = jax.jit(gradients, compiler_options=lean_options()).lower(arrays, block).compile()
-    compiled = time.perf_counter()
+    begin = time.perf_counter()
     jax.block_until_ready(energies(arrays, block))
-    each = (time.perf_counter() - compiled) / at_once
-    left = min(MOST_SECONDS if seconds is None else seconds, MOST_SECONDS) - (compiled - begin)
-    affordable = int(max(left, LEAST_SECONDS) / each)
+    each = (time.perf_counter() - begin) / at_once
+    affordable = int(MOST_SECONDS / each)
     if chains * min(draws, least_draws) > affordable and least_draws > 1:
         return {}, {"gradient_seconds": each}
     per_line = LINE_ROUNDS * LINE_POINTS

@@ -18,7 +18,6 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_int, check_key
-from .._numpyro import seconds_of
 from ..laplace.draw import LaplaceDraws
 from ..model.arguments import by_name
 from ..model.model import Model
@@ -26,7 +25,7 @@ from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
 from .gradients import gradients_at_draws
 from .record import RunRecord, record_of_guide, record_of_mcmc
 from .replay import latent_draws, model_of, observed_values, pointwise_log_prob, predictive_values
-from .report import warn_of_record
+from .report import warn_of_record, warn_of_wrecks
 
 MAX_CONSTANT_SIZE = 10**6
 """Largest number of entries of an array argument that is stored by default."""
@@ -167,6 +166,8 @@ def to_inference_data(
         )
     _check_request("posterior_predictive", posterior_predictive, model, rng_key)
     _check_request("prior", prior, model, rng_key)
+    if not of_guide:
+        warn_of_wrecks(mcmc)
     warn_of_record(run)
 
     posterior = run.posterior
@@ -186,8 +187,7 @@ def to_inference_data(
         found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
         groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
-        seconds = None if of_guide else seconds_of(mcmc)
-        found, told = gradients_at_draws(model, posterior, seconds=seconds)
+        found, told = gradients_at_draws(model, posterior)
         groups["unconstrained_posterior"] = found
         run = run._replace(attributes={**run.attributes, **told})
     if model is not None and posterior_predictive is True:

@@ -18,9 +18,11 @@ from numpyro.diagnostics import summary
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .._numpyro import arguments_of, holding, sample_field, seconds_of, states_of
+from .._numpyro import arguments_of, holding, sample_field, states_of
 from .._util import num_at_once
 from .._warning import warn_outside
+from ..kernel import SGKernel
+from ..wreck import warn_of_run
 from .checks import Check, draw_checks, moments_right, run_checks
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, host, paths
 from .gradients import gradients_at_draws
@@ -236,10 +238,9 @@ def diagnose(
             None for all.
         gradients: if True, and ``source`` is an MCMC, evaluate the gradient on all rows at the
             draws, for the checks of moments. It costs one pass over the data per draw, and some
-            for lines between draws. One gradient is timed. All of them take at most as long as
-            the run, and at most half a minute (but three seconds are always allowed); draws are
-            left out accordingly. The checks are undecided if fewer than eight draws of each chain
-            would be left.
+            for lines between draws. One gradient is timed. All of them take at most ten seconds;
+            draws are left out accordingly. The checks are undecided if fewer than eight draws of
+            each chain would be left.
         seconds: sampling time in seconds, for effective draws per second. None for the attribute
             ``sampling_time`` of ``posterior``, if there is one.
 
@@ -312,8 +313,7 @@ def _gradients(mcmc: MCMC, run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
     draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
-    seconds = seconds_of(mcmc)
-    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN, seconds=seconds)
+    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN)
 
 
 def _check_container(source: Any) -> None:
@@ -437,8 +437,8 @@ def _print_entries(name: str, x: np.ndarray, prob: float) -> None:
 def warn_if_unreliable(mcmc: MCMC) -> None:
     """Warn if the draws of a run are biased, too few, or not draws of the target.
 
-    Each flagged check of `step_size_summary` issues a `SamplingWarning`. Kernels of other packages
-    cause no warning.
+    A chain that is a wreck (`numpyro_geom.wreck`) and each flagged check of `step_size_summary`
+    issue a `SamplingWarning`. Kernels of other packages cause no warning.
 
     Args:
         mcmc: an MCMC that has run.
@@ -448,7 +448,15 @@ def warn_if_unreliable(mcmc: MCMC) -> None:
         ValueError: if it has not run.
     """
     check_run(mcmc)
+    warn_of_wrecks(mcmc)
     warn_of_record(record_of_mcmc(mcmc))
+
+
+def warn_of_wrecks(mcmc: MCMC) -> None:
+    """Warn of chains whose draws are worth nothing; not for kernels of other packages."""
+    kernel, states = mcmc.sampler, states_of(mcmc)
+    if isinstance(kernel, SGKernel) and states and kernel.bound.point is None:
+        warn_of_run(kernel.settings, kernel.facts, states, mcmc.last_state)
 
 
 def warn_of_record(run: RunRecord) -> None:

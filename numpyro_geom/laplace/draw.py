@@ -7,7 +7,6 @@ the pure functions that a guide compiles for one chunk.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +20,7 @@ from tqdm import tqdm
 
 from .._linalg import one_by_one
 from .._util import LANES, num_at_once
-from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot
-from ..pace import TOLD_FROM, duration
 from .fit import AtMode
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
@@ -232,28 +229,14 @@ def follow_in_chunks(
 
     The function is `follow` of draws, squares and the largest number of steps. Work of more than
     five seconds shows a progress bar.
-
-    Warns:
-        UserWarning: once, if a chunk shows that the others take more than ten minutes.
     """
-    told = False
 
     def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
         parts = []
         pieces = _pieces(which.size, chunk)
-        nonlocal told
         for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
-            now, begin = which[piece], time.perf_counter()
+            now = which[piece]
             parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
-            rest = (time.perf_counter() - begin) * (len(pieces) - len(parts))
-            if len(parts) > 1 and rest > TOLD_FROM and not told:  # the first one is compiled
-                told = True
-                warn_outside(
-                    f"the other {(len(pieces) - len(parts)) * chunk} of {which.size} draws take "
-                    f"about {duration(rest)}. Draw fewer, leave the weights out (log_weight=False, "
-                    "resample=False), use metric='euclidean', or compare with the time of MCMC",
-                    UserWarning,
-                )
         return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
 
     # a chunk takes as long as its longest geodesic, so short and long ones are separated

@@ -24,7 +24,7 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from .._checks import check_int, check_keys
-from .._numpyro import announce, holding, plan_of
+from .._numpyro import holding
 from .._util import PyTree
 from .._warning import warn_outside
 from ..model.bad_rows import checked_rows
@@ -160,7 +160,6 @@ def run(
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
     args, kwargs = layout.processes.all(lambda: checked_rows(args, kwargs, on_bad_rows))
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
-    announce(mcmc, plan_of(mcmc)._replace(bar=False))
     with source_errors((args, kwargs)):
         segments, store = _prepared(job, draws_per_segment, directory, layout)
         return _all_of_it(segments, store, monitor)

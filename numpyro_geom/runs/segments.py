@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
-from .._numpyro import fields_of, jit_of, traces_arguments
+from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key, num_at_once
 from ..model.arguments import split_arrays
 from ..model.programs import lean_options
@@ -133,9 +133,7 @@ class Segments:
         options: dict[str, Any] = {"compiler_options": lean_options()}
         if layout.mesh is not None:  # the states of the chains, and the draws
             options["out_shardings"] = layout.shardings(self.start), layout.at()
-        self._jit = jax.jit(self._segment, **options)
-        own = None if layout.mesh or callable(mcmc.chain_method) else jit_of(mcmc)
-        self.program = own(self._segment, donate_argnums=None) if own else self._jit
+        self.program = jax.jit(self._segment, **options)
         self._parallel = jax.pmap(self._segment, in_axes=(0, None, None, None))
         self._mapped: dict[tuple[int, int], Callable] = {}
 
@@ -150,7 +148,7 @@ class Segments:
         count = ShapeDtypeStruct((), jnp.int32)
         # JAX's debugging options add operations to a program
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-            return self._jit.trace(one, count, count, self.arrays).jaxpr
+            return self.program.trace(one, count, count, self.arrays).jaxpr
 
     def do(self, step: int, state: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
         """`advance` by the segment that begins after so many steps; only its draws are left."""

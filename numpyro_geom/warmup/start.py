@@ -141,8 +141,6 @@ FEW_OPERATIONS = 2e10
 """It also takes all rows if the gradients of a run then take at most this many operations, times
 the gradients of a step on fewer rows. The measurements for fewer rows compile for a second and
 more, in which such a run is done."""
-USUAL_DRAWS = 2000
-"""Draws of a run, where their number is not known."""
 USUAL_STEPS = 8
 """Steps of a draw, where their number is not known."""
 FIRST_ROWS = 256
