@@ -35,47 +35,33 @@ def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
     return from_words(lax.optimization_barrier(pairs), rng_key)  # one kernel for all keys
 
 
-def bits(rng_key: jax.Array, shape: Shape, dtype: Any = jnp.uint32) -> jax.Array:
-    """`jax.random.bits` of 32 or 64 bits."""
+def bits(rng_key: jax.Array, shape: Shape) -> jax.Array:
+    """`jax.random.bits` of 32 bits."""
     if not _written_out(rng_key):
-        return random.bits(rng_key, shape, dtype)
+        return random.bits(rng_key, shape, jnp.uint32)
     first, second = _pairs(rng_key, shape)
-    if dtype == jnp.uint32:
-        return first ^ second
-    return first.astype(dtype) << 32 | second.astype(dtype)
-
-
-def uniform(rng_key: jax.Array, shape: Shape = (), dtype: Any = float) -> jax.Array:
-    """`jax.random.uniform` in [0, 1)."""
-    return _between(rng_key, shape, dtype, 0.0, 1.0)
+    return first ^ second
 
 
 def normal(rng_key: jax.Array, shape: Shape = (), dtype: Any = float) -> jax.Array:
     """`jax.random.normal`."""
     dtype = jax.dtypes.canonicalize_dtype(dtype)
-    low = np.nextafter(np.array(-1.0, dtype), np.array(0.0, dtype), dtype=dtype)
-    found = lax.erf_inv(_between(rng_key, shape, dtype, low, 1.0)) * np.array(sqrt(2), dtype)
+    if not _written_out(rng_key) or dtype != jnp.float32:
+        return random.normal(rng_key, shape, dtype)
+    # the bits of a number in [1, 2)
+    mantissa = bits(rng_key, shape) >> np.uint32(9)
+    unit = lax.bitcast_convert_type(mantissa | np.float32(1).view(np.uint32), jnp.float32) - 1
+    low, one = np.nextafter(np.float32(-1), np.float32(0)), np.float32(1)
+    inside = jnp.maximum(low, unit * (one - low) + low)
+    found = lax.erf_inv(inside) * np.float32(sqrt(2))
     # XLA copies cheap operations into each kernel that uses them, and a division is not cheap
-    return found / (1 + 0 * found) if _written_out(rng_key) else found
+    return found / (1 + 0 * found)
 
 
 def tree_normal(rng_key: jax.Array, like: Any) -> Any:
     """Standard normal numbers in the shapes and dtypes of a pytree, from one draw."""
     flat, unravel = ravel_pytree(like)
     return unravel(normal(rng_key, flat.shape, flat.dtype))
-
-
-def _between(rng_key: jax.Array, shape: Shape, dtype: Any, low: Any, high: Any) -> jax.Array:
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
-    width = jnp.finfo(dtype).bits
-    if not _written_out(rng_key) or width not in (32, 64):
-        return random.uniform(rng_key, shape, dtype, low, high)
-    kind = jnp.uint32 if width == 32 else jnp.uint64
-    # the bits of a number in [1, 2)
-    mantissa = bits(rng_key, shape, kind) >> np.array(width - jnp.finfo(dtype).nmant, kind)
-    unit = lax.bitcast_convert_type(mantissa | np.array(1.0, dtype).view(kind), dtype) - 1
-    low, high = np.array(low, dtype), np.array(high, dtype)
-    return jnp.maximum(low, unit * (high - low) + low)
 
 
 def _written_out(rng_key: jax.Array) -> bool:

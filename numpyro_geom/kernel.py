@@ -22,7 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
-from ._util import PyTree, few_collections, in_trace, is_traced
+from ._util import PyTree, few_collections, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
@@ -30,7 +30,6 @@ from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite
 from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
-from .model.programs import compiled, repeated
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -188,8 +187,7 @@ class SGKernel(MCMCKernel):
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         two_keys = _two_keys if single else jax.vmap(_two_keys)
-        # a transformation may leave the key known
-        key_state, key_model = two_keys(rng_key) if in_trace() else compiled(two_keys, rng_key)
+        key_state, key_model = two_keys(rng_key)
         position = self.bind(key_model, num_warmup, init_params, args, kwargs)
         bound = self.bound.on(args, kwargs)
         if num_warmup == 0 and self.settings.schedule is None:
@@ -210,8 +208,7 @@ class SGKernel(MCMCKernel):
         opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
-        run = repeated(start) if opening else start
-        state = run(key_state, position, opening)
+        state = start(key_state, position, opening)
         if opening:
             for k in range(MOST_RESTARTS):
                 shares = shares_at(bound, state, first=k == 0)
@@ -219,7 +216,7 @@ class SGKernel(MCMCKernel):
                     break
                 self._bound = self.bound.with_shares(shares)
                 bound = self.bound.on(args, kwargs)
-                state = run(key_state, position, {**opening, **shares})
+                state = start(key_state, position, {**opening, **shares})
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if num_warmup > 0 and init_params is None:

@@ -19,7 +19,6 @@ from numpyro_geom import SGHMC, SGRLD, Monge
 from numpyro_geom.bound import bind
 from numpyro_geom.chain import start_chains
 from numpyro_geom.model.jaxprs import inner, work
-from numpyro_geom.model.programs import traced_once
 
 
 def occurrences(jaxpr: Jaxpr, name: str) -> int:
@@ -76,44 +75,6 @@ def test_the_energy_stands_in_a_program_this_often(
     draw = jax.make_jaxpr(lambda state: chosen.sample(state, (y,), {}))(state).jaxpr
     assert occurrences(draw, "atan2") == in_draw
     assert len(RUNS) == runs
-
-
-def test_an_energy_runs_once_in_python_for_each_shape() -> None:
-    calls = []
-
-    def energy(z: dict, rows: jax.Array) -> jax.Array:
-        calls.append(1)
-        return jnp.sum(jnp.sin(z["x"]) * rows)
-
-    once = traced_once(energy)
-    z = {"x": jnp.ones(3)}
-    for rows in (jnp.ones(3), 2 * jnp.ones(3)):
-        found = jax.value_and_grad(once)(z, rows)
-        assert len(calls) == 1
-        expected = jax.value_and_grad(lambda z, r: jnp.sum(jnp.sin(z["x"]) * r))(z, rows)
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
-        np.testing.assert_allclose(found[1]["x"], expected[1]["x"], rtol=1e-6)
-    once(z, jnp.ones(()))
-    assert len(calls) == 2
-
-
-def test_equal_energies_are_derived_once() -> None:
-    derived = []
-
-    @jax.custom_jvp
-    def sine(x: jax.Array) -> jax.Array:
-        return jnp.sin(x)
-
-    @sine.defjvp
-    def rule(at: tuple, along: tuple) -> tuple:
-        derived.append(1)
-        return sine(at[0]), jnp.cos(at[0]) * along[0]
-
-    for rows in (jnp.ones(3), 2 * jnp.ones(3)):
-        energy = traced_once(lambda z, rows=rows: jnp.sum(sine(z) * rows))
-        found = jax.jit(jax.grad(energy))(jnp.ones(3))
-        np.testing.assert_allclose(found, rows * np.cos(1), rtol=1e-6)
-    assert len(derived) == 1
 
 
 def test_work_counts_products_and_repeats() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import random
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
@@ -349,7 +350,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             error = jnp.where(target.is_usable(target.merge(position)), error, jnp.inf)
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         accept_prob = jnp.exp(-jnp.maximum(error, 0.0))
-        accepted = _random.uniform(key_accept, (), dtype) < accept_prob
+        accepted = random.uniform(key_accept, (), dtype) < accept_prob
         kept, momentum, energy = tree_where(
             accepted,
             (position, momentum, new_energy),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import random
 
 from .. import _random
 from .._util import PyTree, tree_vdot, tree_where
@@ -53,5 +54,5 @@ def metropolis(
     log_ratio = (value - new_value) / tau + (tree_vdot(xi, xi) - tree_vdot(back, back)) / 2
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     accept_prob = jnp.exp(jnp.minimum(log_ratio, 0.0))
-    accepted = _random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
+    accepted = random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
     return tree_where(accepted, proposal, position), accept_prob

@@ -43,19 +43,6 @@ def length(jaxpr: Jaxpr) -> int:
     return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
 
 
-def alike(jaxpr: Jaxpr) -> float:
-    """Mean number of alike equations of a program, with those of all programs within it."""
-
-    def kinds(jaxpr: Jaxpr) -> Iterator[tuple]:
-        for equation in jaxpr.eqns:
-            types = (str(x.aval) for x in (*equation.invars, *equation.outvars))
-            yield equation.primitive.name, *types
-            for part in inner(equation):
-                yield from kinds(part)
-
-    return length(jaxpr) / max(len(set(kinds(jaxpr))), 1)
-
-
 def work(jaxpr: Jaxpr, unknown: int = 1) -> float:
     """About the number of operations of a program.
 

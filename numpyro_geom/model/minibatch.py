@@ -306,7 +306,7 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
 
     ``random.randint`` is uniform only to ``size`` / 2^32, and it draws bits three times.
     """
-    first, second = _random.bits(rng_key, (2, rows), jnp.uint32)
+    first, second = _random.bits(rng_key, (2, rows))
     low = first * jnp.uint32(size)
     carry = low + _high_word(second, size) < low
     index = (_high_word(first, size) + carry).astype(jnp.int32)

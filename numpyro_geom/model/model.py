@@ -34,7 +34,6 @@ from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
 from .plates import read_subsampling
 from .potential import Potential
-from .programs import traced_once
 
 CURVATURE_ROWS = 2048
 """Number of rows that measure curvature and gradient noise in warm-up."""
@@ -349,10 +348,10 @@ class Model:
 
         def with_rows_of_call(position: PyTree, rows: Batch) -> jax.Array:
             # `hints` knows rows from the host by the index of the call, so it is no input
-            return traced_once(lambda z: self.energy(z, rows))(position)
+            return jax.jit(lambda z: self.energy(z, rows))(position)
 
         return Potential(
-            energy=with_rows_of_call if self.on_host else traced_once(self.energy),
+            energy=with_rows_of_call if self.on_host else jax.jit(self.energy),
             init_stream=lambda rng_key: minibatch.init_stream(plan, rng_key),
             draw=lambda rng_key, stream: minibatch.draw(plan, rng_key, stream),
             split=_split_rows,

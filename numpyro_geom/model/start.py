@@ -28,13 +28,6 @@ from .model import Model
 from .plates import warn_of_deterministic
 from .programs import compiled
 
-MOST_ALIKE = 25
-"""Most alike operations of a start that is compiled as one program, as a mean. Running them one by
-one compiles each once. That is faster from 20 scalar sites of one law on, or 20 layers of a
-network, and much slower if shapes differ."""
-MANY_SITES = 20
-"""Sites of one shape, as a mean, from which a start is not traced to count its operations."""
-
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
     """The model with the initial values of ``param`` and ``mutable`` sites, one for all chains.
@@ -83,9 +76,9 @@ def find_start(
     if gibbs and init_params:
         init_strategy = init_to_value(values=dict(init_params))
     replays = False
-    runnable, energy = SubsamplePlates(model.runnable, rows), model.potential().energy
+    runnable = SubsamplePlates(model.runnable, rows)
 
-    def start(rng_key: jax.Array, in_parts: bool = False) -> tuple[PyTree, jax.Array, dict]:
+    def start(rng_key: jax.Array) -> tuple[PyTree, jax.Array, dict]:
         """A position, whether energy and gradient are finite there, and the sites' transforms."""
         nonlocal replays
         info = initialize_model(
@@ -94,35 +87,17 @@ def find_start(
             init_strategy=init_strategy,
             model_args=args,
             model_kwargs=kwargs,
-            validate_grad=not in_parts,
         )
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
         found = info.param_info
-        valid = jnp.isfinite(found.potential_energy)
-
-        def has_gradient(z: PyTree) -> jax.Array:
-            return all_finite(jax.grad(energy)(z, rows))
-
-        if not in_parts:
-            valid &= all_finite(found.z_grad)
-        elif not compiled(
-            lambda z: jnp.all((jax.vmap(has_gradient) if batched else has_gradient)(z)), found.z
-        ):
-            return start(rng_key)  # NumPyro's search continues until the gradient is finite
+        valid = jnp.isfinite(found.potential_energy) & all_finite(found.z_grad)
         # `init_to_value` leaves values as they are, possibly with fewer bits than a position
         wide = jnp.result_type(float)
         position = {n: x.astype(jnp.promote_types(x.dtype, wide)) for n, x in found.z.items()}
         return position, valid, {} if replays else info.postprocess_fn.args[0]
 
     if init_params is None:
-        # with a key whose value is known, NumPyro would trace the energy a second time
-        in_parts, shapes = partial(start, in_parts=True), [site.shape for site in plan.sites]
-        many = len(shapes) >= MANY_SITES * len(set(shapes))
-        if many and not in_trace(rng_key, args, kwargs):
-            found = in_parts(rng_key)
-        else:
-            found = compiled(start, rng_key, at_most=MOST_ALIKE, otherwise=in_parts)
-        position, valid, transforms = found
+        position, valid, transforms = compiled(start, rng_key)
         if not is_traced(valid):
             _check_support(model, rows)
         if not is_traced(valid) and not np.asarray(valid).all():

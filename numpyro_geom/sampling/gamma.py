@@ -63,7 +63,7 @@ def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(position)
     sizes = [math.prod(x.shape) for x in leaves]
     # One random word holds 32 signs, because generating words is most of the cost.
-    words = _random.bits(rng_key, (math.ceil(sum(sizes) / 32),), jnp.uint32)
+    words = _random.bits(rng_key, (math.ceil(sum(sizes) / 32),))
     bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     signs, start = bits.reshape(-1), 0
     probes = []
