@@ -54,12 +54,11 @@ before = attributes()
 """Each attribute of NumPyro's modules and of the classes in them."""
 
 
-@pytest.mark.parametrize("used", ["", "numpyro_geom.SGRLD(lambda: None)"])
-def test_nothing_of_numpyro_is_replaced(used: str) -> None:
+def test_nothing_of_numpyro_is_replaced() -> None:
     """Neither by the import nor by a kernel: NUTS runs through NumPyro's own functions."""
     code = (
-        f"{SNAPSHOT}\nimport numpyro_geom, numpyro_geom.diagnostics, numpyro_geom.runs\n{used}\n"
-        "after = attributes()\n"
+        f"{SNAPSHOT}\nimport numpyro_geom, numpyro_geom.diagnostics, numpyro_geom.runs\n"
+        "numpyro_geom.SGRLD(lambda: None)\nafter = attributes()\n"
         "print([k for k, x in before.items() if k[1][:2] != '__' and after.get(k) != x])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
