@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from .._util import PyTree, is_traced
+from .._util import PyTree, in_trace
 from .jaxprs import length, work
 
 MUCH_WORK = 1.5e6
@@ -34,11 +34,9 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     over arrays are inputs of the program, so that other data of the same shapes share it too.
     Within an outer transformation ``fn`` becomes a part of the outer program.
     """
-    if is_traced(args):
+    if in_trace(args):
         return fn(*args)
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    if is_traced(traced.consts):
-        return fn(*args)
     treedef = jax.tree.structure(shape)
 
     def run(consts: list, args: tuple) -> PyTree:
