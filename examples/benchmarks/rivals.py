@@ -17,7 +17,6 @@ Without it, its lines are left out, which is printed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import functools
 import importlib.util
@@ -55,8 +54,6 @@ from numpyro.infer.util import log_density, potential_energy, unconstrain_fn
 from numpyro.optim import Adam
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, SGKernel
-from numpyro_geom._util import few_collections
-from numpyro_geom.model.programs import lean_options
 
 GOAL = 1000
 """Effective draws in the column "seconds to"."""
@@ -177,7 +174,6 @@ def loop(
     data: tuple,
     num_warmup: int,
     chunk: int,
-    options: dict | None = None,
     view: Callable = lambda draws: draws,
 ) -> Measured:
     """Warm-up and sampling of ``advance(state, data) -> (state, (draw, gradients))``.
@@ -185,12 +181,11 @@ def loop(
     ``view`` maps draws to unconstrained vectors, outside the clock.
     """
 
-    @partial(jax.jit, compiler_options=options)
+    @jax.jit
     def many(state: Any, data: tuple) -> tuple:
         return lax.scan(lambda s, _: advance(s, data), state, None, chunk)
 
-    with contextlib.nullcontext() if options is None else few_collections():
-        program = many.lower(state, data).compile()
+    program = many.lower(state, data).compile()
     compiling = clock.lap()
     for _ in range(-(-num_warmup // chunk)):
         state, _ = jax.block_until_ready(program(state, data))
@@ -240,18 +235,16 @@ def of_kernel(
 
         size = max(1, min(chunk, chunk * 20_000 // len(problem.data[-1])))
         data = () if on_host else problem.data
-        # as `MCMC` compiles the loop of these kernels
-        options = lean_options() if isinstance(kernel, SGKernel) else None
         begun = clock.lap()
         if not (problem.grouped and isinstance(kernel, SGKernel)):
-            return loop(clock, seconds, begun, state, advance, data, num_warmup, size, options)
+            return loop(clock, seconds, begun, state, advance, data, num_warmup, size)
         post = jax.vmap(kernel.postprocess_fn(args, {}))
         unravel = jax.vmap(ravel_pytree(state.z)[1])
 
         def view(draws: np.ndarray) -> np.ndarray:
             return to_vectors(problem, jax.jit(lambda z: post(unravel(z)))(draws.astype("f4")))
 
-        return loop(clock, seconds, begun, state, advance, data, num_warmup, size, options, view)
+        return loop(clock, seconds, begun, state, advance, data, num_warmup, size, view)
 
     return run
 

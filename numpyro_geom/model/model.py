@@ -346,12 +346,8 @@ class Model:
         """The energy and its estimates by the plan's minibatches, as pure functions."""
         plan = self.plan
 
-        def with_rows_of_call(position: PyTree, rows: Batch) -> jax.Array:
-            # `hints` knows rows from the host by the index of the call, so it is no input
-            return jax.jit(lambda z: self.energy(z, rows))(position)
-
         return Potential(
-            energy=with_rows_of_call if self.on_host else jax.jit(self.energy),
+            energy=self.energy,
             init_stream=lambda rng_key: minibatch.init_stream(plan, rng_key),
             draw=lambda rng_key, stream: minibatch.draw(plan, rng_key, stream),
             split=_split_rows,
