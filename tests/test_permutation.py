@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_geom import _random
 from numpyro_geom.rows.permutation import NUM_ROUNDS, _shift, epoch_indices, permute
 
 LARGEST = 2**31 - 1
@@ -27,7 +26,7 @@ def epochs(num: int, seed: int, size: int, index: Any = None) -> np.ndarray:
     def of_epoch(e: jax.Array) -> jax.Array:
         if size <= 64:
             return epoch_indices(jax.random.key(seed), e, 0, size, size)[0][numbers]
-        keys = _random.bits(jax.random.fold_in(jax.random.key(seed), e), (NUM_ROUNDS,))
+        keys = jax.random.bits(jax.random.fold_in(jax.random.key(seed), e), (NUM_ROUNDS,))
         return permute(keys, numbers.astype(jnp.uint32), size)
 
     return np.asarray(jax.jit(jax.vmap(of_epoch))(jnp.arange(num)), np.int64)

@@ -1,8 +1,8 @@
 """Epochs: keyed pseudo-random permutations of ``range(size)``, evaluated one index at a time.
 
 The image of an index costs a few integer operations. So a batch of B indices costs O(B) work and
-memory, whatever the size. (`jax.random.permutation` of 10^6 rows takes 1.1 s on a CPU, and an epoch
-of 3,906 batches with these functions 0.4 s.)
+memory, whatever the size. (On a CPU `jax.random.permutation` of 10^6 rows takes 1.1 s. A regression
+on 10 columns takes 0.7 s for an epoch of 3,906 batches of these rows.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _random
 from .._util import mixed
 
 NUM_ROUNDS = 8
@@ -69,7 +68,7 @@ def epoch_indices(
         orders = [jax.random.permutation(k, size).astype(jnp.int32) for k in (this, following)]
         indices = jnp.where(is_next, orders[1][position], orders[0][position])[:-1]
     else:
-        keys = [_random.bits(k, (NUM_ROUNDS,)) for k in (this, following)]
+        keys = [jax.random.bits(k, (NUM_ROUNDS,)) for k in (this, following)]
         indices = permute(jnp.where(is_next[:-1, None], keys[1], keys[0]), position[:-1], size)
     return indices, epoch + is_next[-1].astype(jnp.int32), position[-1].astype(jnp.int32)
 
