@@ -647,8 +647,6 @@ def test_a_part_of_the_rows():
     part = HostRows(with_nan, first=100, num_rows=N)
     with pytest.raises(ValueError, match=r"NaN in args\[0\]: row 150 of 301"):
         run_small((part, Y))
-    with pytest.raises(ValueError, match="a part of the rows, of which none can be left out"):
-        run_small((part, Y), on_bad_rows="drop")
 
 
 def test_columns_by_an_array():

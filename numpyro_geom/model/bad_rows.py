@@ -1,4 +1,4 @@
-"""Rows of the data with values that are not finite: an error names them, or they are left out."""
+"""Rows of the data with values that are not finite: an error names them."""
 
 from __future__ import annotations
 
@@ -18,60 +18,30 @@ from ..rows.reader import check_mapped
 from .arguments import by_name
 from .programs import compiled
 
-ON_BAD_ROWS = ("error", "drop", "keep")
+ON_BAD_ROWS = ("error", "keep")
 NAMED = 10
 """Largest number of rows that an error names."""
 SOME_ROWS = 1024
 """Number of rows with values that are not finite on which the model is tried."""
 
 
-def checked_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> tuple[tuple, dict]:
-    """The model's arguments, without rows that hold NaN if those are to be dropped.
+def check_rows(args: tuple, kwargs: dict[str, Any], on_bad_rows: str) -> None:
+    """Raise for rows of the model's arguments that hold NaN.
 
-    A row is an index of an array's first axis. Dropped rows are removed from every array with the
-    same number of rows as the array that holds NaN. ``on_bad_rows="keep"`` checks nothing.
+    A row is an index of an array's first axis. ``on_bad_rows="keep"`` allows NaN.
 
     Raises:
-        ValueError: for ``"error"`` and NaN (the message names arguments and rows); for ``"drop"``
-            if no row would be left.
+        ValueError: for ``"error"`` and NaN; the message names arguments and rows.
     """
     check_choice("on_bad_rows", on_bad_rows, ON_BAD_ROWS)
-    _check_readable({"args": list(args), "kwargs": dict(kwargs)})
-    if on_bad_rows == "keep":
-        return args, kwargs
-    bad, told = _found({"args": list(args), "kwargs": dict(kwargs)}, np.isnan)
-    if not bad:
-        return args, kwargs
-    if on_bad_rows == "error":
+    named = {"args": list(args), "kwargs": dict(kwargs)}
+    _check_readable(named)
+    _, told = _found(named, np.isnan) if on_bad_rows == "error" else ({}, "")
+    if told:
         raise ValueError(
-            f"the data hold NaN in {told}. Expected numbers: repair the rows, pass "
-            "on_bad_rows='drop' to leave them out of every array with as many rows, or 'keep' if "
-            "the model masks them"
+            f"the data hold NaN in {told}. Expected numbers: repair the rows, leave them out of "
+            "all arrays, or pass on_bad_rows='keep' if the model masks them"
         )
-    for size, rows in bad.items():
-        if len(rows) == size:
-            raise ValueError(
-                f"no row would be left: all {size} hold NaN. Expected data, got {told}"
-            )
-    good = {size: np.delete(np.arange(size), rows) for size, rows in bad.items()}
-
-    def without(x: Any) -> Any:
-        if not _has_rows(x) or x.shape[0] not in good:
-            return x
-        rows = good[x.shape[0]]
-        if isinstance(x, HostRows) and x.is_part:
-            raise ValueError(
-                f"{x!r} holds a part of the rows, of which none can be left out, because all "
-                "processes would have to leave out the same, and the data hold NaN in "
-                f"{told}. Expected numbers: repair the rows, or pass on_bad_rows='keep' if the "
-                "model masks them"
-            )
-        if isinstance(x, HostRows):
-            return HostRows(_Selected(x, rows), timeout=x.timeout)
-        return x[rows]
-
-    args, kwargs = jax.tree.map(without, (args, kwargs), is_leaf=is_host_rows)
-    return args, kwargs
 
 
 def check_finite(
@@ -101,17 +71,6 @@ def check_finite(
         "not finite there. Expected numbers: repair or drop the rows, or mask them and put finite "
         "values in place of the missing ones"
     )
-
-
-class _Selected:
-    """Some of the rows of a source, as a source."""
-
-    def __init__(self, source: HostRows, rows: np.ndarray) -> None:
-        self.source, self.rows = source, rows
-        self.shape, self.dtype = (len(rows), *source.shape[1:]), source.dtype
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return self.source.reader.read(self.rows[index], self.dtype)
 
 
 def _check_readable(named: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from .._checks import check_int, check_keys
 from .._numpyro import holding
 from .._util import PyTree
 from .._warning import warn_outside
-from ..model.bad_rows import checked_rows
+from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
 from .identity import check_same, data_of, identity, versions
 from .mesh import Layout, Processes
@@ -64,7 +64,7 @@ def run(
     *args: Any,
     directory: str | os.PathLike[str] | None = None,
     draws_per_segment: int | None = None,
-    on_bad_rows: Literal["error", "drop", "keep"] = "error",
+    on_bad_rows: Literal["error", "keep"] = "error",
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
     monitor: Callable[[PyTree], Any] | None = None,
@@ -98,8 +98,7 @@ def run(
             the work between two segments takes some hundredths of a second. None for up to 1,000
             draws and 32 MiB.
         on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"`` to
-            raise; ``"drop"`` to leave the rows out of every array with the same number of rows;
-            ``"keep"`` for models that mask them.
+            raise, ``"keep"`` for models that mask them.
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
         monitor: called after each segment with its draws, shaped (chains, draws, ...). Draws on
@@ -158,7 +157,7 @@ def run(
     layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
-    args, kwargs = layout.processes.all(lambda: checked_rows(args, kwargs, on_bad_rows))
+    layout.processes.all(lambda: check_rows(args, kwargs, on_bad_rows))
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
     with source_errors((args, kwargs)):
         segments, store = _prepared(job, draws_per_segment, directory, layout)
