@@ -174,11 +174,6 @@ def check_arguments(cls: type, args: tuple, arguments: Mapping[str, Any]) -> Non
         remedy = f"did you mean {close[0]!r}?" if close else f"expected some of {own}"
         if issubclass(cls, MCMCKernel) and name in (*OF_MCMC, *OF_RUN):
             remedy = f"pass it to {'MCMC(kernel, ...)' if name in OF_MCMC else 'mcmc.run'}"
-        if name == "gamma" and "metric" in own:
-            remedy = (
-                "its metric is constant after warm-up. For a metric that follows the position use "
-                "SGHMC or SGRLD with gamma='auxiliary'"
-            )
         raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}: {remedy}")
 
 

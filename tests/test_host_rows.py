@@ -560,14 +560,14 @@ def test_a_forked_child_reads_for_itself():
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        (np.ma.masked_less(X, 0), TypeError, "entries are all there, got a masked one"),
-        ([[1.0]], TypeError, "got list without shape, dtype"),
-        (jnp.ones(3), TypeError, "a jax.Array is on a device"),
+        (np.ma.masked_less(X, 0), TypeError, "got MaskedArray: .*filled"),
+        ([[1.0]], TypeError, "got list: pass .*asarray"),
+        (jnp.ones(3), TypeError, "got ArrayImpl: .*to the model as it is"),
         (HostRows(X), TypeError, "got HostRows"),
         (np.array(1.0), TypeError, r"shape \(\)"),
         (np.ones((0, 3)), ValueError, "at least one row"),
-        (np.array(["a"]), TypeError, "numbers of a NumPy type"),
-        (np.array([None]), TypeError, "numbers of a NumPy type"),
+        (np.array(["a"]), TypeError, "of dtype .*: convert it"),
+        (np.array([None]), TypeError, "of dtype .*: convert it"),
     ],
 )
 def test_bad_sources(source, error, text):
@@ -579,11 +579,11 @@ def test_labels_and_shapes():
     class Labelled(Broken):
         iloc = None
 
-    with pytest.raises(TypeError, match="indexed by labels: pass `.to_numpy"):
+    with pytest.raises(TypeError, match="got Labelled of .*: convert it"):
         HostRows(Labelled(X))
     source = Broken(X)
     source.shape = (None, 2)
-    with pytest.raises(TypeError, match="whose shape is a tuple of whole numbers"):
+    with pytest.raises(TypeError, match="shape .*None, 2.*: expected rows"):
         HostRows(source)
 
 

@@ -123,8 +123,8 @@ def test_the_rate_is_the_one_closest_to_the_posterior() -> None:
     guide = SWAG(linear, **{**SHORT, "batch_size": 10})
     params = guide.fit(random.key(0), X, Y, init_params=MODE)
     expected = 500 * 2 * 3 / np.trace(noise)
-    # the trace from 64 gradients
-    error = np.sqrt(2 * np.sum(noise**2) / 63) / np.trace(noise)
+    # the trace from 64 pairs of gradients
+    error = np.sqrt(2 * np.sum(noise**2) / 64) / np.trace(noise)
     assert abs(float(params.learning_rate) / expected - 1) < LIMIT * error + 0.05
 
 

@@ -29,7 +29,6 @@ from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import extreme_eigenvalues
 from .training import start, train
-from .vsgd import optimal_rate
 
 NUM_SNAPSHOTS = 100
 """Number of snapshots under ``collect_every=None``."""
@@ -37,8 +36,8 @@ BURN_IN = 0.2
 """Share of the constant-rate steps before the first snapshot."""
 RATE_BATCHES = 8
 """Minibatches whose curvature bounds the learning rate."""
-NOISE_BATCHES = 64
-"""Minibatches from which the noise of the gradient is measured."""
+NOISE_PAIRS = 64
+"""Pairs of minibatches whose gradients' differences measure their noise."""
 LARGEST_RATE_DRIFT = 0.5
 """Bound on the product of the rate and the curvature of a minibatch."""
 CURVATURE_STEPS = 20
@@ -365,23 +364,21 @@ def _stable_rate(
     """The rate h = min(2 D / tr C, 1 / (2 lam)) of theta' = theta - h grad Uhat; see `SWAG`."""
     key_noise, key_curvature = random.split(rng_key)
 
-    def fresh_batch(key: jax.Array) -> Any:
+    def gradient(key: jax.Array) -> Callable[[jax.Array], jax.Array]:
         key_stream, key_batch = random.split(key)
-        return potential.draw(key_batch, potential.init_stream(key_stream))[0]
+        batch, _ = potential.draw(key_batch, potential.init_stream(key_stream))
+        return jax.grad(lambda flat: energy(flat, batch))
 
-    def add_gradient(moments: Moments, key: jax.Array) -> tuple[Moments, None]:
-        return update_moments(moments, jax.grad(energy)(position, fresh_batch(key))), None
-
-    keys = random.split(key_noise, NOISE_BATCHES)
-    gradients, _ = lax.scan(add_gradient, init_moments(position, 1), keys)
-    best = optimal_rate(gradients.sum_squares / (NOISE_BATCHES - 1), 1, 1.0)
+    def noise(key: jax.Array) -> jax.Array:
+        first, second = (gradient(k)(position) for k in random.split(key))
+        return jnp.sum((first - second) ** 2) / 2
 
     def curvature(key: jax.Array) -> jax.Array:
         key_batch, key_start = random.split(key)
-        batch = fresh_batch(key_batch)
-        _, product = linearize(jax.grad(lambda flat: energy(flat, batch)), position)
+        _, product = linearize(gradient(key_batch), position)
         start = random.normal(key_start, position.shape, position.dtype)
         return extreme_eigenvalues(product, position.size, start, CURVATURE_STEPS).largest_magnitude
 
+    trace = jnp.mean(lax.map(noise, random.split(key_noise, NOISE_PAIRS)))
     lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, RATE_BATCHES))))
-    return jnp.minimum(best, LARGEST_RATE_DRIFT / lam)
+    return jnp.minimum(2 * position.size / trace, LARGEST_RATE_DRIFT / lam)

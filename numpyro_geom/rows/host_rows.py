@@ -8,7 +8,6 @@ model indexes.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -339,50 +338,20 @@ def _pieces(index: jax.Array) -> list[jax.Array]:
 
 
 def _check_source(source: Any) -> None:
-    kind = type(source).__name__
-    if isinstance(source, jax.Array):
+    expected = "HostRows expects an array of numbers on the host, of NumPy, Zarr or HDF5"
+    kind, shape = type(source).__name__, getattr(source, "shape", None)
+    known = all(hasattr(source, n) for n in ("shape", "dtype", "__getitem__"))
+    if not known or isinstance(source, (jax.Array, HostRows, np.ma.MaskedArray)):
         raise TypeError(
-            "HostRows is for rows on the host, and a jax.Array is on a device: pass the array "
-            "itself to the model, or HostRows(np.asarray(array))"
+            f"{expected}, got {kind}: pass `np.asarray(x)`, of a masked array `x.filled(value)`, "
+            "and a jax.Array or HostRows to the model as it is"
         )
-    if isinstance(source, HostRows):
-        raise TypeError("expected an array, got HostRows: pass it to the model as it is")
-    if isinstance(source, np.ma.MaskedArray):
+    if hasattr(source, "iloc") or getattr(source.dtype, "kind", None) not in [*"biufc"]:
         raise TypeError(
-            "HostRows expects an array whose entries are all there, got a masked one: pass "
-            "`array.filled(value)`, and the mask as an argument of its own"
+            f"{expected}, got {kind} of dtype {source.dtype}: convert it, for instance by "
+            "`np.asarray(x, np.float32)`"
         )
-    if hasattr(source, "iloc"):
-        raise TypeError(
-            f"HostRows expects an array that is indexed by row numbers, got a {kind}, which is "
-            "indexed by labels: pass `.to_numpy()`"
-        )
-    missing = [n for n in ("shape", "dtype", "__getitem__") if not hasattr(source, n)]
-    if missing:
-        advice = " (`.to_numpy()`?)" if hasattr(source, "to_numpy") else ""
-        raise TypeError(
-            f"HostRows expects an array with shape, dtype and row indexing, got {kind} without "
-            f"{', '.join(missing)}: pass a NumPy array or memmap{advice}, or one of Zarr or HDF5"
-        )
-    try:
-        dtype = np.dtype(source.dtype)
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind not in "biufc":
-        raise TypeError(
-            f"HostRows expects numbers of a NumPy type, got {kind} of dtype {source.dtype}: "
-            "convert it, for instance by `np.asarray(array, np.float32)`"
-        )
-    try:
-        is_shape = all(operator.index(n) >= 0 for n in source.shape)
-    except TypeError:
-        is_shape = False
-    if not is_shape:
-        raise TypeError(
-            f"HostRows expects an array whose shape is a tuple of whole numbers, got a {kind} of "
-            f"shape {source.shape}"
-        )
-    if len(source.shape) == 0:
-        raise TypeError(f"HostRows expects an array with rows, got a {kind} of shape ()")
-    if source.shape[0] == 0:
-        raise ValueError(f"HostRows expects at least one row, got shape {tuple(source.shape)}")
+    if not shape or not all(isinstance(n, (int, np.integer)) for n in shape):
+        raise TypeError(f"{expected}, got {kind} of shape {shape}: expected rows to index")
+    if shape[0] == 0:
+        raise ValueError(f"{expected}, got shape {shape}: expected at least one row")
