@@ -19,8 +19,8 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Predictive
 from sklearn.datasets import load_breast_cancer
 
-from numpyro_geom import RiemannianLaplace
-from numpyro_geom.diagnostics import compare
+from numpyro_geom import RiemannianLaplace, to_inference_data
+from numpyro_geom.diagnostics import compare, diagnose
 
 # --8<-- [end:imports]
 
@@ -48,9 +48,8 @@ params = guide.fit(jax.random.key(0), X, y)
 # --8<-- [end:mode]
 times.append(time.process_time())
 # --8<-- [start:fit]
-print(guide.report(params))
+print(guide.fit_report)
 # --8<-- [end:fit]
-times.append(time.process_time())
 
 # --8<-- [start:weights]
 num_draws = 500
@@ -60,7 +59,8 @@ jax.block_until_ready(draws.samples)
 times.append(time.process_time())
 # --8<-- [start:draw]
 resampled = draws.resample(jax.random.key(3))
-print(f"k-hat {draws.pareto_k:.2f}, {draws.success.mean():.0%} of the draws succeeded")
+print(f"k-hat {draws.pareto_k:.2f}")
+print(diagnose(to_inference_data(draws)))
 # --8<-- [end:draw]
 
 
@@ -98,7 +98,7 @@ start = time.process_time()
 reference = nuts(model, X, y)
 # --8<-- [end:reference]
 jax.block_until_ready(reference.get_samples())
-seconds = dict(zip(("fit", "report", "draws"), np.diff(times), strict=True))
+seconds = dict(zip(("fit", "draws"), np.diff(times), strict=True))
 seconds["NUTS"] = time.process_time() - start
 # --8<-- [start:nuts]
 print("plain     ", worst(draws.samples, reference))

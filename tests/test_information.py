@@ -77,16 +77,11 @@ CASES = {
     "cauchy": Case(lambda m, s: dist.Cauchy(m, exp(s)), 2),
     "laplace": Case(lambda m, s: dist.Laplace(m, exp(s)), 2),
     "logistic": Case(lambda m, s: dist.Logistic(m, exp(s)), 2),
-    "gumbel": Case(lambda m, s: dist.Gumbel(m, exp(s)), 2),
     "student": Case(lambda d, m, s: dist.StudentT(4 * exp(d), m, exp(s)), 3),
     "half_normal": Case(lambda s: dist.HalfNormal(exp(s)), 1),
     "half_cauchy": Case(lambda s: dist.HalfCauchy(exp(s)), 1),
     "exponential": Case(lambda r: dist.Exponential(exp(r)), 1),
     "gamma": Case(lambda a, b: dist.Gamma(2 * exp(a), exp(b)), 2),
-    "weibull": Case(lambda s, c: dist.Weibull(exp(s), 2 * exp(c)), 2),
-    "pareto": Case(lambda s, a: dist.Pareto(exp(s), 2 * exp(a)), 2),
-    "uniform": Case(lambda a, w: dist.Uniform(a, a + exp(w)), 1),
-    "von_mises": Case(lambda m, c: dist.VonMises(m, 2 * exp(c)), 2),
     "dirichlet": Case(lambda a: dist.Dirichlet(2 * exp(a)), 4, {"a": (4,)}),
     "mvn": Case(lambda m, L: dist.MultivariateNormal(m, scale_tril=tril(L)), 9, MVN),
     "mvn_covariance": Case(
@@ -97,21 +92,19 @@ CASES = {
     "bernoulli_probs": Case(lambda x: dist.Bernoulli(probs=sigmoid(x)), 1),
     "binomial_logits": Case(lambda x: dist.Binomial(7, logits=x), 1),
     "binomial_probs": Case(lambda x: dist.Binomial(jnp.array([2, 5, 9]), probs=sigmoid(x)), 1),
-    "geometric_logits": Case(lambda x: dist.GeometricLogits(x), 1),
-    "geometric_probs": Case(lambda x: dist.GeometricProbs(sigmoid(x)), 1),
-    "categorical_logits": Case(lambda x: dist.Categorical(logits=x), 3, {"x": (4,)}),
-    "categorical_probs": Case(lambda x: dist.Categorical(probs=softmax(x)), 3, {"x": (4,)}),
-    "multinomial_logits": Case(lambda x: dist.Multinomial(5, logits=x), 3, {"x": (4,)}),
-    "multinomial_probs": Case(lambda x: dist.Multinomial(5, probs=softmax(x)), 3, {"x": (4,)}),
+    "categorical_logits": Case(lambda x: dist.Categorical(logits=x), 4, {"x": (4,)}),
+    "categorical_probs": Case(lambda x: dist.Categorical(probs=softmax(x)), 4, {"x": (4,)}),
+    "multinomial_logits": Case(lambda x: dist.Multinomial(5, logits=x), 4, {"x": (4,)}),
+    "multinomial_probs": Case(lambda x: dist.Multinomial(5, probs=softmax(x)), 4, {"x": (4,)}),
     "ordered_logistic": Case(
-        lambda x, c: dist.OrderedLogistic(x, jnp.cumsum(exp(c), -1) - 1.5), 3, {"c": (3,)}
+        lambda x, c: dist.OrderedLogistic(x, jnp.cumsum(exp(c), -1) - 1.5), 4, {"c": (3,)}
     ),
     "gamma_poisson": Case(lambda a, b: dist.GammaPoisson(2 * exp(a), exp(b)), 2),
     # wrappers
     "independent": Case(lambda m, s: dist.Normal(m, exp(s)[:, None]).to_event(1), 6, {"m": (3,)}),
     "expanded": Case(lambda m, s: dist.Normal(m[0], exp(s[1])).expand([BATCH]), 2),
     "expanded_inside": Case(lambda m: dist.Normal(m[:1], 1.0).expand([BATCH]), 2),
-    "masked": Case(lambda m, s: dist.Gumbel(m, exp(s)).mask(np.array([True, False, True])), 2),
+    "masked": Case(lambda m, s: dist.Logistic(m, exp(s)).mask(np.array([True, False, True])), 2),
     "masked_event": Case(
         lambda x: dist.Normal(x, 1.0).to_event(1).mask(np.array([True, False, True])),
         6,
@@ -122,19 +115,6 @@ CASES = {
             dist.Logistic(m, exp(s)), [transforms.SigmoidTransform()]
         ),
         2,
-    ),
-    "affine_reflected": Case(
-        lambda m, s, a, b: dist.TransformedDistribution(
-            dist.Gumbel(m, exp(s)), [affine(a, -exp(b)), transforms.ExpTransform()]
-        ),
-        2,
-    ),
-    "affine_event": Case(
-        lambda a, b: dist.TransformedDistribution(
-            dist.Normal(0, 1).expand([3]).to_event(1), affine(a, exp(b))
-        ),
-        6,
-        {"a": (3,), "b": (3,)},
     ),
 }
 
@@ -286,39 +266,12 @@ def test_student_t_exact(dtype: str) -> None:
             np.testing.assert_allclose(got, student_t_information(df), rtol=rtol)
 
 
-@functools.cache
-def von_mises_information(k: float) -> np.ndarray:
-    """Of the concentration and the location: moments of 1 - cos, which is 2 sin(x / 2)^2."""
-    end = min(np.pi, 14 / np.sqrt(k))
-
-    def moment(power: int, shift: float = 0.0) -> float:
-        def integrand(x: float) -> float:
-            versine = 2 * np.sin(x / 2) ** 2
-            return (versine - shift) ** power * np.exp(-k * versine)
-
-        return integral(integrand, -end, end)
-
-    norm = moment(0)
-    mean = moment(1) / norm
-    return np.diag([moment(2, mean) / norm, k * (1 - mean)])
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_von_mises_exact(dtype: str) -> None:
-    # on both sides of where the expansion takes over, 16 in float32 and 60 in float64
-    with jax.enable_x64(dtype == "float64"):
-        for k in (0.01, 3.0, 15.0, 17.0, 59.0, 61.0, 1e4):
-            got = information_matrix(lambda k, m: dist.VonMises(m, k), *np.asarray([k, 0.0], dtype))
-            rtol = 1e-9 if dtype == "float64" else 1e-4
-            np.testing.assert_allclose(got, von_mises_information(k), rtol=rtol, atol=1e-30)
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_dispersion_exact(dtype: str) -> None:
     # At a fixed mean. With r = 1e4 and p = 1e-4 the counts are Poisson to 1e-4, and the usual
     # difference of two sums would have lost 8 digits.
     k = np.arange(2, 200_000)
-    r, p = (x.ravel() for x in np.meshgrid([0.05, 0.7, 5.0, 100.0, 1e4], [1e-4, 0.1, 0.7, 0.999]))
+    r, p = (x.ravel() for x in np.meshgrid([0.7, 5.0, 100.0, 1e4], [1e-4, 0.1, 0.7, 0.999]))
     expected = [
         np.sum(np.exp(k * np.log(b) + scipy.special.betaln(k, a)) / k)
         for a, b in zip(r, p, strict=True)
@@ -326,7 +279,6 @@ def test_dispersion_exact(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         mean, r = jnp.asarray(r * p / (1 - p), dtype), jnp.asarray(r, dtype)
         got = information_of(lambda r: dist.NegativeBinomial2(mean, r), (r,), (jnp.ones_like(r),))
-    # the quadrature: off by 4e-6 at r = 0.05, p = 0.999, and by less than 1e-6 elsewhere
     np.testing.assert_allclose(got, expected, rtol=1e-5 if dtype == "float64" else 1e-4)
 
 
@@ -349,8 +301,6 @@ EDGES: dict[str, tuple[Callable, list]] = {
     "bernoulli_logits": (lambda x: dist.Bernoulli(logits=x), [-1e4, -200, -80, 80, 200, 1e4]),
     "bernoulli_probs": (lambda x: dist.Bernoulli(probs=sigmoid(x)), [-200, -80, -40, 40, 200]),
     "binomial_logits": (lambda x: dist.Binomial(0, logits=x), [-200, 0, 200]),
-    "geometric_probs": (lambda x: dist.GeometricProbs(sigmoid(x)), [-20, 40, 200]),
-    "geometric_logits": (lambda x: dist.GeometricLogits(x), [-200, 200]),
     "poisson": (lambda x: dist.Poisson(exp(x)), [-200, -95, -80, -37, -34, 40]),
     "categorical_logits": (
         lambda x: dist.Categorical(logits=jnp.stack([x, -x, 2 * x], -1)),
@@ -368,7 +318,6 @@ EDGES: dict[str, tuple[Callable, list]] = {
     "gamma": (lambda x: dist.Gamma(exp(x), 2.0), [-20, 40]),
     "dirichlet": (lambda x: dist.Dirichlet(exp(x)[:, None] * np.ones(3, np.float32)), [-20, 20]),
     "student": (lambda x: dist.StudentT(exp(x), 0.0, 1.0), [-20, 20]),
-    "von_mises": (lambda x: dist.VonMises(0.0, exp(x)), [-12, 30]),
 }
 
 
@@ -399,7 +348,6 @@ def test_finite_with_two_derivatives_at_the_edges(name: str) -> None:
         (lambda x: dist.Gamma(x, 2.0), 1),
         (lambda x: dist.Beta(2.0, 3.0), 0),
         (lambda x: dist.InverseGamma(x, 2.0), 1),
-        (lambda x: dist.Pareto(1.0, x), 1),
         (lambda x: dist.NegativeBinomial2(x, 3.0), 1),
         (lambda x: dist.MultivariateNormal(x * jnp.ones(3), scale_tril=EYE), 3),
         (lambda x: dist.Normal(x, jnp.ones(3)).to_event(1).mask(jnp.array(True)), 3),
@@ -448,7 +396,7 @@ def test_enumeration_is_exact(build: Callable) -> None:
         return fallback(d, tangent), fisher_root(d, tangent)
 
     w, closed = both(0.4)
-    assert w.shape[-1] == build(0.4).enumerate_support().shape[0] - 1
+    assert w.shape[-1] == build(0.4).enumerate_support().shape[0]
     expected = np.sum(np.square(closed), -1)
     np.testing.assert_allclose(np.sum(np.square(w), -1), expected, rtol=1e-5)
 
@@ -459,7 +407,7 @@ def test_enumeration_without_a_closed_form() -> None:
 
     p, dp = jax.jvp(lambda x: jnp.exp(build(x).log_prob(jnp.arange(4))), (0.4,), (1.0,))
     w = jax.jit(lambda x: fisher_root(*jax.jvp(build, (x,), (1.0,))))(0.4)
-    assert w.shape == (3,)
+    assert w.shape == (4,)
     np.testing.assert_allclose(np.sum(np.square(w)), np.sum(dp**2 / p), rtol=1e-5)
     # supports of unequal size cannot be enumerated together
     uneven = dist.Binomial(np.array([2, 4]), logits=jnp.zeros(2))
@@ -476,7 +424,7 @@ def test_enumeration_without_a_closed_form() -> None:
     ("build", "exact"),
     [
         (lambda s: dist.Normal(0.0, s), lambda s: 2 / s**2),
-        (lambda s: dist.Gumbel(s, 2.0), lambda s: 0.25 + 0 * s),
+        (lambda s: dist.Cauchy(s, 2.0), lambda s: 0.125 + 0 * s),
     ],
 )
 def test_draws_follow_the_parameters(build: Callable, exact: Callable) -> None:

@@ -249,16 +249,3 @@ def test_the_fisher_metric_is_nearer_on_ripleys_data(example: ModuleType, data_d
     with np.load(data_dir / "derived_maps.npz") as modes:
         params = example.find_mode(example.make_guide(target, "euclidean"), target, random.key(0))
         np.testing.assert_allclose(params["auto_loc"], modes["ripley_std_map"], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_weights_bring_quick_draws_to_the_reference(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("sklearn", reason="the examples extra is not installed")
-    (row,) = load_script("laplace_weights").main(["--quick"])
-    assert "breast-cancer" in capsys.readouterr().out
-    assert row.shape < 0.7
-    # of five coordinates the largest; three times what exact draws would show on average
-    assert row.mean[1] < 3 * row.floor[0]
-    assert row.sd[1] < 3 * row.floor[1]

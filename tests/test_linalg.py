@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from jax import random
 
 from numpyro_geom import _linalg
 from numpyro_geom._linalg import inverse, log_abs_det, wait_for
-from numpyro_geom.laplace.solve import Sketch, conjugate_gradients, nystrom
+from numpyro_geom.laplace.metrics import conjugate_gradients, nystrom
 
 NAMES = ("inverse", "log_abs_det")
 LIBRARY: dict[str, Callable] = {
@@ -91,26 +90,6 @@ print(int(jnp.sum(jnp.isfinite(draws.log_weight))))
     assert found.stdout.strip() == "20"
 
 
-@pytest.mark.parametrize("stiffness", [1e2, 1e5])
-def test_conjugate_gradients_hold_their_bound_in_float32(stiffness: float) -> None:
-    # eigenvalues 1 + those of a few stiff directions, as a metric is on top of a prior
-    vectors = jnp.linalg.qr(random.normal(random.key(0), (60, 12)))[0]
-    stiff = jnp.geomspace(1.0, stiffness, 12)
-    matrix = jnp.eye(60) + jnp.matmul(vectors * stiff, vectors.T, precision="highest")
-
-    def product(v: jax.Array) -> jax.Array:
-        return jnp.matmul(matrix, v, precision="highest")
-
-    solve = jax.jit(lambda b: conjugate_gradients(product, b, 1e-3, 500))
-    for b in (vectors[:, -1], random.normal(random.key(1), (60,)), matrix @ jnp.ones(60)):
-        exact = np.linalg.solve(np.asarray(matrix, np.float64), np.asarray(b, np.float64))
-        error = np.asarray(solve(b), np.float64) - exact
-        size = np.sqrt(exact @ np.asarray(matrix, np.float64) @ exact)
-        off = np.sqrt(error @ np.asarray(matrix, np.float64) @ error)
-        # the bound, and rounding: about the root of the condition times an ulp of float32
-        assert off / size < 1e-3 + 10 * np.sqrt(stiffness) * 1e-7
-
-
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_sketch_finds_the_stiff_directions(batch: bool) -> None:
     # twenty stiff directions and a flat rest
@@ -121,42 +100,24 @@ def test_a_sketch_finds_the_stiff_directions(batch: bool) -> None:
     def a(v: jax.Array) -> jax.Array:
         return jnp.matmul(matrix, v, precision="highest")
 
-    made = nystrom(a, random.rademacher(random.key(1), (40, 300), dtype=jnp.float32))
-    np.testing.assert_allclose(made.basis @ made.basis.T, np.eye(40), atol=1e-5)
-    inner = jax.vmap(lambda v: made.times(made.times(v) + a(made.times(v))))(jnp.eye(300))
-    ends = np.linalg.eigvalsh(np.asarray(inner + inner.T) / 2)
+    made = nystrom(a, jnp.zeros(300))
+    np.testing.assert_allclose(made.basis @ made.basis.T, np.eye(32), atol=1e-5)
+
+    def inner(v: jax.Array) -> jax.Array:
+        return made.times(made.times(v) + a(made.times(v)))
+
+    whole = jax.vmap(inner)(jnp.eye(300))
+    ends = np.linalg.eigvalsh(np.asarray(whole + whole.T) / 2)
     assert ends[0] > 0.5
     assert ends[-1] < 2  # 1e4 without
 
-    def steps_of(limit: int, sketch: Callable | None) -> Callable:
-        fn = functools.partial(conjugate_gradients, lambda v: v + a(v), tolerance=1e-3)
-        return jax.jit(lambda b: fn(b, max_steps=limit, sketch=sketch, patience=3))
+    def solve(b: jax.Array) -> jax.Array:
+        return made.times(conjugate_gradients(inner, made.times(b), 1e-3))
 
     b = random.normal(random.key(2), (3, 300)) if batch else random.normal(random.key(2), (300,))
-    with_sketch = steps_of(12, lambda: made)
-    found = jax.vmap(with_sketch)(b) if batch else with_sketch(b)
+    found = jax.vmap(solve)(b) if batch else solve(b)
     exact = np.linalg.solve(np.eye(300) + np.asarray(matrix, np.float64), np.asarray(b).T).T
     np.testing.assert_allclose(found, exact, atol=3e-3 * np.abs(exact).max())
-    assert bool(jnp.all(jnp.isnan(steps_of(12, None)(jnp.atleast_2d(b)[0]))))
-
-
-def test_a_residual_is_judged_by_what_it_is_worth() -> None:
-    # rounding of the product leaves a residual in stiff directions, where it is worth little; how
-    # large it is depends on the processor, here 0.14 to 1.2 of the solution by the seed
-    root = jnp.geomspace(1.0, 1e8, 15)[:, None] ** 0.5 * jnp.eye(15, 200)
-    root = root @ jnp.linalg.qr(random.normal(random.key(0), (200, 200)))[0]
-
-    def product(v: jax.Array) -> jax.Array:
-        return v + jnp.matmul(jnp.matmul(root, v, precision="highest"), root, precision="highest")
-
-    b = random.normal(random.key(1), (200,))
-    found = np.asarray(conjugate_gradients(product, b, 1e-4, 1000), np.float64)
-    matrix = np.eye(200) + np.asarray(root, np.float64).T @ np.asarray(root, np.float64)
-    exact = np.linalg.solve(matrix, np.asarray(b, np.float64))
-    left = np.asarray(b, np.float64) - matrix @ found
-    size, off = (float(np.sqrt(x @ matrix @ x)) for x in (exact, found - exact))
-    assert np.linalg.norm(left) > 3e-2 * size
-    assert off < 1e-2 * size
 
 
 def test_a_wrong_product_is_noticed() -> None:
@@ -169,7 +130,7 @@ def test_a_wrong_product_is_noticed() -> None:
         return (matrix @ v).astype(jnp.bfloat16).astype(jnp.float32)
 
     b = 100 * vectors[:, 0] + vectors[:, 5]
-    assert bool(jnp.all(jnp.isnan(conjugate_gradients(rounded, b, 1e-4, 1000))))
+    assert bool(jnp.all(jnp.isnan(conjugate_gradients(rounded, b, 1e-4))))
 
 
 def test_conjugate_gradients_have_derivatives(x64: None) -> None:
@@ -178,12 +139,7 @@ def test_conjugate_gradients_have_derivatives(x64: None) -> None:
     b = jnp.arange(5.0)
 
     def ours(scale: jax.Array) -> jax.Array:
-        def sketch() -> Sketch:
-            return nystrom(lambda v: 0.9 * scale * (matrix @ v), jnp.eye(5)[:2])
-
-        return conjugate_gradients(
-            lambda v: scale * (matrix @ v) + v, b, 1e-12, 100, sketch, patience=2
-        )
+        return conjugate_gradients(lambda v: scale * (matrix @ v) + v, b, 1e-12)
 
     def exact(scale: jax.Array) -> jax.Array:
         return jnp.linalg.solve(scale * matrix + jnp.eye(5), b)

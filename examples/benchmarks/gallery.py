@@ -79,29 +79,6 @@ def uci(ax: plt.Axes) -> None:
     ax.legend()
 
 
-def laplace_weights(ax: plt.Axes) -> None:
-    """Error of the worst mean, plain and weighted."""
-    rows = table("laplace_weights")
-    names = [f"{row['data']}, D = {row['D']}" for row in rows]
-    for column in ("mean, plain", "mean, weighted", "of exact draws"):
-        ax.plot([number(row[column]) for row in rows], names, "o", label=column)
-    ax.set(xlabel="error of the worst mean, posterior sd", xlim=(0, None))
-    ax.legend()
-
-
-def laplace_digits(ax: plt.Axes) -> None:
-    """Negative log-likelihood over the time of a draw."""
-    for row in table("laplace_digits_10554"):
-        seconds, loss = number(row["CPU s per draw"]), number(row["NLL"])
-        if row["method"] == "MAP":
-            ax.axhline(loss, color=GREY, linewidth=0.8, label="MAP")
-            continue
-        ax.loglog(seconds, loss, "o", color=COLOURS[1])
-        ax.annotate(row["method"], (seconds, loss), (5, 5), textcoords="offset points", fontsize=9)
-    ax.set(xlabel="CPU seconds per draw", ylabel="negative log-likelihood", xlim=(0.008, 60))
-    ax.legend()
-
-
 def networks(ax: plt.Axes) -> None:
     """Time of a step over that of a step written by hand."""
     rows = [row for row in table("networks") if "by hand" not in row["network, sampler"]]
@@ -207,7 +184,7 @@ def energy(ax: plt.Axes) -> None:
 
 
 def main(names: list[str]) -> None:
-    figures = (mnist, uci, laplace_weights, laplace_digits, networks, digits)
+    figures = (mnist, uci, networks, digits)
     for draw in (*figures, progress, blocks, energy):
         if names and draw.__name__ not in names:
             continue

@@ -1,22 +1,19 @@
 """Modes and metrics of `RiemannianLaplace` on ordinary models, against NUTS and NumPyro's guides.
 
-For each model and method, the tables have: the largest error of a mean, in posterior sd, without
-and with importance weights, and the tail shape k of the weights; the error of the model's scale;
-the ratio to NUTS's sd of the sd that is furthest from it; and the verdict of k on weighted means.
-Positive sites are compared in their logarithm, a network by its function values. All is in float64.
-NumPyro's guides are fitted by Adam with a decreasing rate.
+The first table has the largest error of a mean, in posterior sd, for each model and method, the
+second the errors of weighted means by the tail shape k of the weights. Positive sites are compared
+in their logarithm, a network by its function values. All is in float64. NumPyro's guides are fitted
+by Adam with a decreasing rate.
 
-    python examples/benchmarks/laplace_defaults.py --references FOLDER [--rows FILE] [--write]
+    python examples/benchmarks/laplace_defaults.py --references FOLDER [--write]
 
-NUTS's draws are stored in `FOLDER/<model>.npy` and finished rows in FILE, so a second call
-continues where the first one ended.
+NUTS's draws are stored in `FOLDER/<model>.npy`, and a second call takes them from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,11 +37,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_defaults.md"
 METHODS: dict[str, dict[str, Any]] = {
     "fisher, mean": {"mode": "mean"},
     "fisher, hausdorff": {"mode": "hausdorff"},
-    "fisher, hausdorff, hessian": {"mode": "hausdorff", "prior_metric": "hessian"},
     "fisher, euclidean, hessian": {"mode": "euclidean", "prior_metric": "hessian"},
-    "straight, hausdorff": {"metric": "euclidean", "mode": "hausdorff"},
-    "straight, euclidean": {"metric": "euclidean", "mode": "euclidean"},
-    "monge, euclidean": {"metric": "monge", "mode": "euclidean"},
 }
 """Metric, mode and prior part; the default prior part is the expected one."""
 HOST = {
@@ -56,12 +49,10 @@ COLUMNS = (*METHODS, *HOST)
 SVI_STEPS = 50_000
 RATES = (1e-2, 1e-5)
 """Adam's first and last rate."""
-GOOD = 0.05
-"""Weighted errors above this are listed one by one."""
 PARTS = 10
 """Number of parts of the draws, to see the weights of fewer draws."""
 SETTINGS = (
-    "2,000 draws against 20,000 of NUTS, float64. Columns are metric (straight: euclidean), mode\n"
+    "2,000 draws against 20,000 of NUTS, float64. Columns are metric, mode\n"
     "and prior part (expected unless named); `fisher, mean` is the default. The largest error of\n"
     "2,000 exact draws would be about 0.05, of 200 about 0.15."
 )
@@ -267,53 +258,31 @@ def reference(case: Case, num_draws: int) -> np.ndarray:
 
 
 class Row(NamedTuple):
-    """A model with a method; pairs are without and with weights.
+    """A model with a method.
 
     Attributes:
         model: name of the model.
         method: name of the method.
-        shape: k of the weights.
-        mean: largest error of a mean, in posterior sd.
-        sd: the ratio to NUTS's sd that is furthest from 1.
-        scale: error of the mean of the scale, in posterior sd; the scale is the last quantity.
+        mean: largest error of a mean of the draws without weights, in posterior sd.
         failed: share of draws that failed.
-        parts: for each part of the draws, k and the largest weighted error of a mean.
-        note: reason for an empty row.
-        effective: effective number of the weighted draws, by the guide's report.
-        trusted: whether the guide's report says that the weights can be used.
-        exact: median and 95% quantile of the largest error of as many exact draws.
+        sets: for all draws and for each part of them, their number, k and the largest weighted
+            error of a mean.
+        refused: whether the guide refused the model.
     """
 
     model: str
     method: str
-    shape: float = np.nan
-    mean: tuple[float, float] = (np.nan, np.nan)
-    sd: tuple[float, float] = (np.nan, np.nan)
-    scale: tuple[float, float] = (np.nan, np.nan)
+    mean: float = np.nan
     failed: float = 0.0
-    parts: Sequence[tuple[float, float]] = ()
-    note: str = ""
-    effective: float = np.nan
-    trusted: bool = False
-    exact: tuple[float, float] = (np.nan, np.nan)
+    sets: Sequence[tuple[int, float, float]] = ()
+    refused: bool = False
 
 
-def errors(exact: np.ndarray, x: np.ndarray, log_weight: Any) -> tuple[float, float, float]:
-    """`Row.mean`, `Row.sd` and `Row.scale` of weighted draws."""
+def largest_error(exact: np.ndarray, x: np.ndarray, log_weight: Any) -> float:
+    """The largest error of a mean of weighted draws, in sds of exact ones."""
     weight = np.exp(log_weight - np.max(log_weight)) * np.ones(len(x))
-    weight = weight / weight.sum()
-    mean = weight @ x
-    ratio = np.sqrt(weight @ (x - mean) ** 2) / exact.std(axis=0)
-    shift = (mean - exact.mean(axis=0)) / exact.std(axis=0)
-    furthest = np.argmax(np.abs(np.log(np.maximum(ratio, 1e-9))))
-    return float(np.abs(shift).max()), float(ratio[furthest]), float(shift[-1])
-
-
-def exact_errors(exact: np.ndarray, count: float) -> tuple[float, float]:
-    """Median and 95% quantile of the largest error of the means of ``count`` draws of NUTS."""
-    rng, count = np.random.default_rng(0), max(round(count), 1)
-    found = [errors(exact, rng.choice(exact, count), 0.0)[0] for _ in range(400)]
-    return float(np.median(found)), float(np.quantile(found, 0.95))
+    mean = weight / weight.sum() @ x
+    return float(np.abs((mean - exact.mean(axis=0)) / exact.std(axis=0)).max())
 
 
 def run(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -> Row:
@@ -327,23 +296,18 @@ def run(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -
         try:
             params = guide.fit(random.key(0), *case.args)
             draws = guide.draw(random.key(1), params, **options)
-        except ValueError as error:
-            return Row(name, method, note=str(error))
-        report = guide.report(params, rng_key=random.key(1), num_draws=num_draws)  # the same draws
+        except ValueError:
+            return Row(name, method, refused=True)
     keep = np.asarray(draws.success)
     x = quantities(case, draws.samples)[keep]
     log_weight = np.asarray(draws.log_weight)[keep]
-    pairs = zip(errors(exact, x, 0.0), errors(exact, x, log_weight), strict=True)
-    some = zip(np.array_split(x, PARTS), np.array_split(log_weight, PARTS), strict=True)
-    parts = [(pareto_shape(w), errors(exact, part, w)[0]) for part, w in some]
-    return Row(
-        *(name, method, pareto_shape(log_weight), *pairs),
-        failed=float(np.mean(~keep)),
-        parts=parts,
-        effective=report.effective_draws,
-        trusted=report.can_correct,
-        exact=exact_errors(exact, report.effective_draws),
-    )
+    parts = zip(np.array_split(x, PARTS), np.array_split(log_weight, PARTS), strict=True)
+    sets = [
+        (count, pareto_shape(w), largest_error(exact, part, w))
+        for count, (part, w) in [(num_draws, (x, log_weight))]
+        + [(num_draws // PARTS, part) for part in parts]
+    ]
+    return Row(name, method, largest_error(exact, x, 0.0), float(np.mean(~keep)), sets)
 
 
 def run_host(name: str, method: str, case: Case, exact: np.ndarray, num_draws: int) -> Row:
@@ -355,50 +319,35 @@ def run_host(name: str, method: str, case: Case, exact: np.ndarray, num_draws: i
         warnings.filterwarnings("ignore", "Hessian of log posterior")  # the draws are then constant
         found = svi.run(random.key(0), SVI_STEPS, *case.args, progress_bar=False)
         draws = guide.sample_posterior(random.key(1), found.params, sample_shape=(num_draws,))
-    late = np.array_split(np.asarray(found.losses), 10)[-2:]
-    print(f"  ELBO, last two tenths of the steps: {[f'{-x.mean():.3f}' for x in late]}", flush=True)
-    of_draws = errors(exact, quantities(case, draws), 0.0)
-    return Row(name, method, np.nan, *((x, np.nan) for x in of_draws))
+    return Row(name, method, largest_error(exact, quantities(case, draws), 0.0))
 
 
 # --- table
 
 
-SHORT = (
-    "fisher, mean",
-    "fisher, hausdorff",
-    "fisher, euclidean, hessian",
-    "AutoLaplaceApproximation",
-    "AutoMultivariateNormal",
-)
-"""Columns of the tables of the documentation. All are printed."""
-
-
-def grid(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
-    """A table of models by methods."""
+def table(rows: Sequence[Row]) -> str:
+    """Errors of models by methods, and errors of weighted means by k."""
     by_name = {(r.model, r.method): r for r in rows}
-    models, methods = ([*dict.fromkeys(x)] for x in list(zip(*by_name, strict=True)))
-    methods = [m for m in COLUMNS if m in methods]
-    lines = [f"| {title} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for model in models:
-        found = [by_name.get((model, method)) for method in methods]
-        cells = ["-" if r is None else "refused" if r.note else cell(r) for r in found]
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    methods = [m for m in COLUMNS if any(r.method == m for r in rows)]
 
+    def cell(r: Row) -> str:
+        failed = f" ({r.failed:.1%} failed)" if r.failed else ""
+        return "refused" if r.refused else f"{r.mean:.2f}{failed}"
 
-def thresholds(rows: Sequence[Row], num_draws: int) -> str:
-    """Errors of weighted means against the verdict of k, for all draws and for a part."""
     lines = [
+        f"| largest error of a mean, in sd | {' | '.join(methods)} |",
+        "|---" * (len(methods) + 1) + "|",
+    ]
+    for model in dict.fromkeys(r.model for r in rows):
+        lines.append(f"| {model} | {' | '.join(cell(by_name[model, m]) for m in methods)} |")
+    lines += [
+        "",
         "| draws | k | sets | weighted error of a mean: median | largest |",
         "|---|---|---|---|---|",
     ]
-    sets = {
-        num_draws // PARTS: [p for r in rows for p in r.parts],
-        num_draws: [(r.shape, r.mean[1]) for r in rows if r.parts],
-    }
-    for count, found in sets.items():
-        shape, error = np.array(found).reshape(-1, 2).T
+    sets = [x for r in rows for x in r.sets]
+    for count in sorted({n for n, *_ in sets}):
+        shape, error = np.array([x[1:] for x in sets if x[0] == count]).T
         bounds = (-np.inf, largest_shape(count), 0.7, np.inf)
         for low, high in itertools.pairwise(bounds):
             inside = error[(shape >= low) & (shape < high)]
@@ -406,54 +355,15 @@ def thresholds(rows: Sequence[Row], num_draws: int) -> str:
                 cells = (f"{count:,}", f"{low:.2f} to {high:.2f}", str(inside.size))
                 figures = (f"{np.median(inside):.2f}", f"{inside.max():.2f}")
                 lines.append(f"| {' | '.join((*cells, *figures))} |")
-    return "\n".join(lines)
-
-
-def listed(rows: Sequence[Row]) -> str:
-    """Weighted errors above `GOOD` whose weights the report trusts, beside those of exact draws."""
-    lines = [
-        f"| weighted error above {GOOD}, k below its threshold | method | error | k | worth draws "
-        "| error of as many exact draws: median | 95% |",
-        "|---" * 7 + "|",
-    ]
-    for r in rows:
-        if r.trusted and r.mean[1] > GOOD:
-            cells = (r.model, r.method, f"{r.mean[1]:.2f}", f"{r.shape:.2f}", f"{r.effective:.0f}")
-            lines.append(f"| {' | '.join((*cells, *(f'{x:.2f}' for x in r.exact)))} |")
-    return "\n".join(lines)
-
-
-def table(rows: Sequence[Row], num_draws: int, short: bool = False) -> str:
-    """All tables, or those of the documentation."""
-
-    def of_mean(r: Row) -> str:
-        return f"{r.mean[0]:.2f}" + (f" ({r.failed:.1%} failed)" if r.failed else "")
-
-    def weighted(r: Row) -> str:
-        return f"{r.mean[1]:.2f} ({r.shape:.2f})"
-
-    own = [r for r in rows if r.method not in HOST]
-    known = thresholds(own, num_draws)
-    if short:
-        rows = [r for r in rows if r.method in SHORT]
-        return "\n\n".join([SETTINGS, grid("largest error of a mean, in sd", rows, of_mean), known])
-    tables = [
-        grid("largest error of a mean, in sd", rows, of_mean),
-        grid("error of the scale's mean, in sd", rows, lambda r: f"{r.scale[0]:+.2f}"),
-        grid("furthest sd, over NUTS's", rows, lambda r: f"{r.sd[0]:.2f}"),
-    ]
-    if own:
-        tables += [grid("weighted: error of a mean (k)", own, weighted), listed(own)]
-    return "\n\n".join([SETTINGS, *tables, known])
+    return "\n".join([SETTINGS, "", *lines]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
-    """Run what is missing and print the tables."""
+    """Run all and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--references", type=Path, required=True, help="folder of NUTS's draws")
-    parser.add_argument("--rows", type=Path, help="file that keeps finished rows")
     parser.add_argument("--models", nargs="+", default=list(make_cases()))
     parser.add_argument("--methods", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--draws", type=int, default=2000)
@@ -461,28 +371,17 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
     options = parser.parse_args(arguments)
     cases, rows = make_cases(), []
-    if options.rows is not None and options.rows.is_file():
-        rows = [Row(*json.loads(line)) for line in options.rows.read_text().splitlines()]
-    done = {(r.model, r.method) for r in rows}
     for name in options.models:
         path = options.references / f"{name.replace(' ', '_')}.npy"
         if not path.is_file():
             np.save(path, reference(cases[name], options.nuts_draws))
         for method in options.methods:
-            if (name, method) in done:
-                continue
-            row = run(name, method, cases[name], np.load(path), options.draws)
-            print(f"{name}: {method}: {row.mean}, k {row.shape:.2f} {row.note}", flush=True)
-            rows.append(row)
-            if options.rows is not None:
-                with options.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    order = list(cases)
-    rows.sort(key=lambda r: order.index(r.model))
-    text = table(rows, options.draws) + "\n"
+            rows.append(run(name, method, cases[name], np.load(path), options.draws))
+            print(f"{name}: {method}: {rows[-1].mean:.2f}", flush=True)
+    text = table(rows)
     print(f"\n{text}")
     if options.write:
-        TABLE.write_text(table(rows, options.draws, short=True) + "\n")
+        TABLE.write_text(text)
     return rows
 
 

@@ -7,13 +7,10 @@ program of two draws in sequence, from the mode to the ends of the geodesics, in
 the mode. "linearised" is two straight draws with linearised predictions of 1,000 rows. Rows are
 processed in chunks. Temporary bytes are XLA's count for the program. Times are CPU seconds.
 
-A program that would take more than ``--limit`` seconds per draw is compiled and not run. The table
-then has expected seconds. Where one step of a geodesic is short enough, it is timed, and the
-expected seconds are those of one evaluation times the evaluations of a draw at the next smaller
-size. Elsewhere they are the seconds of the next smaller size times the growth of N and D. This is
-the least: conjugate gradients take more steps where there are more rows or parameters.
+Programs with more than `MOST_HIDDEN` hidden units or `MOST_ROWS` rows are compiled, for their
+memory, and not run.
 
-    python examples/benchmarks/laplace_scale.py [--cells FILE] [--write]
+    python examples/benchmarks/laplace_scale.py [--write]
     python examples/benchmarks/laplace_scale.py --quick
     python examples/benchmarks/laplace_scale.py --groups 300 1000 10000 --write
 
@@ -21,18 +18,15 @@ the least: conjugate gradients take more steps where there are more rows or para
 10,000 steps of Adam with a decreasing rate. Each group has a normal intercept and a normal slope,
 centred, and six rows at x = -1 and 1. So intercepts and slopes are independent in the posterior,
 and all moments are known by quadrature over the mean and the sd of each. Errors are of 1,000 draws.
-``--write`` writes docs/tables/laplace_scale.md. ``--cells FILE`` stores finished sizes in a file
-and reuses them, so that the sizes can be run one by one (``--sizes 1``).
+``--write`` writes docs/tables/laplace_scale.md, or laplace_groups.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -59,13 +53,8 @@ GROUPS_TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_groups.m
 TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_scale.md"
 NOISE = 0.3
 DRAWS = 2
-ROUNDS = 3
-ENOUGH = 5.0
-"""Total seconds of a method at a size after which it is not called again."""
 NEW_ROWS = 1000
 """Rows to predict with linearised outputs."""
-STEP_EVALUATIONS = 9
-"""Evaluations of a geodesic's first step: two for its length, one at its start, and six."""
 ADAM = {"steps": 500, "batch": 256, "rate": 3e-3}
 
 METHODS = {
@@ -74,13 +63,14 @@ METHODS = {
     "monge": "monge",
     "fisher": "fisher",
 }
-"""Method -> metric. The straight methods come first: the others' expected seconds need them."""
+"""Method -> metric."""
 HIDDEN = {1_000: 30, 10_000: 98, 100_000: 314}
 """D, about -> h."""
 ROWS = (1_000, 10_000, 60_000)
 SIZES = tuple(itertools.product(HIDDEN.values(), ROWS))
 """Hidden units h and rows N, a smaller size first."""
 QUICK_SIZES = ((2, 40), (2, 80), (4, 40))
+MOST_HIDDEN, MOST_ROWS = 30, 10_000
 SETTINGS = (
     "Network 1-h-h-1 (tanh), priors N(0, 1), noise 0.3 known, float32, rtol 1e-3, precision "
     "'fisher', two draws per call, one after the other, rows in chunks of 8,192."
@@ -172,25 +162,21 @@ class Cell(NamedTuple):
         hidden: h.
         rows: N.
         method: name of the method.
-        seconds: CPU seconds per draw.
-        evaluations: evaluations of the acceleration, mean over draws; those of the next smaller
-            size if it was not run.
-        failed: number of draws that failed.
         megabytes: temporary memory of the program.
         compilation: CPU seconds of compiling it.
-        how: source of the seconds: ``"run"``, ``"step"`` if the first step of a geodesic was timed,
-            or ``"scaled"`` from the next smaller size.
+        seconds: CPU seconds per draw; None if it was not run, as the next two.
+        evaluations: evaluations of the acceleration, mean over draws.
+        failed: number of draws that failed.
     """
 
     hidden: int
     rows: int
     method: str
-    seconds: float
-    evaluations: float
-    failed: int
     megabytes: float
     compilation: float
-    how: str
+    seconds: float | None = None
+    evaluations: float | None = None
+    failed: int | None = None
 
 
 class Size(NamedTuple):
@@ -202,7 +188,7 @@ class Size(NamedTuple):
     mode: dict[str, jax.Array]
 
 
-def compile_draws(size: Size, method: str, num_draws: int, **settings: Any) -> tuple:
+def compile_draws(size: Size, method: str) -> tuple:
     """The compiled program of draws, which returns success and evaluations, and its arguments."""
     guide = RiemannianLaplace(
         network,
@@ -211,7 +197,6 @@ def compile_draws(size: Size, method: str, num_draws: int, **settings: Any) -> t
         precision="fisher",
         batch_size=len(size.y) // 2,  # any number below N lets the guide take rows in chunks
         init_loc_fn=init_to_value(values=size.mode),
-        **settings,
     )
     # `fit` would take one more solve, for the distance from the mode
     svi = SVI(network, guide, optax.sgd(0.0), Trace_ELBO())
@@ -229,121 +214,34 @@ def compile_draws(size: Size, method: str, num_draws: int, **settings: Any) -> t
     def several(keys: jax.Array, *inputs: Any) -> tuple:
         return lax.map(lambda key: one(key, *inputs), keys)
 
-    arguments = (random.split(random.key(3), num_draws), params, size.X, size.y)
+    arguments = (random.split(random.key(3), DRAWS), params, size.X, size.y)
     return jax.jit(several).lower(*arguments).compile(), arguments
 
 
-def run(program: Callable, arguments: tuple, rounds: int = ROUNDS) -> tuple:
-    """Median CPU seconds of a call, and its result."""
-    times: list[float] = []
-    while len(times) < rounds and sum(times) < ENOUGH:
-        begin = time.process_time()
-        result = jax.block_until_ready(program(*arguments))
-        times.append(time.process_time() - begin)
-    return statistics.median(times), *map(np.asarray, result)
-
-
-def measure(size: Size, method: str, smaller: Cell | None, straight: float, limit: float) -> Cell:
-    """A cell.
-
-    Args:
-        size: the size.
-        method: name of the method.
-        smaller: the method's cell at the next smaller size.
-        straight: seconds of a straight draw at this size, which is that of a velocity.
-        limit: seconds per draw above which the draws are not run.
-    """
+def measure(size: Size, method: str) -> Cell:
+    """A cell."""
     begin = time.process_time()
-    program, arguments = compile_draws(size, method, DRAWS)
+    program, arguments = compile_draws(size, method)
     compilation = time.process_time() - begin
     megabytes = program.memory_analysis().temp_size_in_bytes / 1e6
-    cell = Cell(size.hidden, len(size.y), method, 0, 0, 0, megabytes, compilation, "run")
-    if smaller is not None:
-        cell = cell._replace(
-            seconds=scaled(smaller, cell), evaluations=smaller.evaluations, how="scaled"
-        )
-    if cell.seconds <= limit:
-        seconds, success, evaluations = run(program, arguments)
-        failed, evaluations = int(np.sum(~success)), float(evaluations.mean())
-        return cell._replace(
-            seconds=seconds / DRAWS, evaluations=evaluations, failed=failed, how="run"
-        )
-    if cell.evaluations and cell.seconds * STEP_EVALUATIONS / cell.evaluations <= limit:
-        seconds, *_ = run(*compile_draws(size, method, 1, max_steps=1), rounds=1)
-        each = max(seconds - straight, 0) / STEP_EVALUATIONS
-        return cell._replace(seconds=straight + cell.evaluations * each, how="step")
-    return cell
+    cell = Cell(size.hidden, len(size.y), method, megabytes, compilation)
+    if size.hidden > MOST_HIDDEN or len(size.y) > MOST_ROWS:
+        return cell
+    begin = time.process_time()
+    success, evaluations = map(np.asarray, program(*arguments))
+    return cell._replace(
+        seconds=(time.process_time() - begin) / DRAWS,
+        evaluations=float(evaluations.mean()),
+        failed=int(np.sum(~success)),
+    )
 
 
-def scaled(smaller: Cell, larger: Cell) -> float:
-    """Seconds of a larger cell if they grow as N and as D."""
-    growth = num_parameters(larger.hidden) / num_parameters(smaller.hidden)
-    return smaller.seconds * growth * larger.rows / smaller.rows
-
-
-def run_size(
-    hidden: int, num_rows: int, smaller: Mapping[str, Cell], limit: float, adam_steps: int
-) -> list[Cell]:
-    """Run the methods at one size; ``smaller`` has their cells at the next smaller size."""
+def run_size(hidden: int, num_rows: int, adam_steps: int) -> list[Cell]:
+    """Run the methods at one size."""
     print(f"D = {num_parameters(hidden):,}, N = {num_rows:,}", flush=True)
     X, y = make_data(num_rows)
     size = Size(hidden, X, y, near_a_mode(X, y, hidden, adam_steps))
-    cells: list[Cell] = []
-    for method in METHODS:
-        straight = cells[0].seconds if cells else 0.0
-        cells.append(measure(size, method, smaller.get(method), straight, limit))
-        print(f"  {cells[-1]}", flush=True)
-    return cells
-
-
-class Store:
-    """Cells by size and method, in a file of JSON lines if ``path`` is given.
-
-    Args:
-        path: the file, or None.
-        num_new: how many new sizes may be run.
-    """
-
-    def __init__(self, path: Path | None, num_new: int) -> None:
-        self.path, self.num_new = path, num_new
-        self.sizes: dict[tuple[int, int], dict[str, Cell]] = {}
-        if path is not None and path.is_file():
-            for line in path.read_text().splitlines():
-                self._keep([Cell(*values) for values in json.loads(line)])
-
-    def _keep(self, cells: list[Cell]) -> None:
-        for c in cells:
-            self.sizes.setdefault((c.hidden, c.rows), {})[c.method] = c
-
-    def add(self, cells: list[Cell]) -> None:
-        """Store the cells of a size."""
-        self._keep(cells)
-        self.num_new -= 1
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(cells) + "\n")
-
-
-def next_smaller(
-    sizes: Sequence[tuple[int, int]], hidden: int, num_rows: int
-) -> tuple[int, int] | None:
-    """The size with the same D and fewer rows, or, if there is none, with the same N."""
-    fewer = [s for s in sizes if s[0] == hidden and s[1] < num_rows]
-    return max(fewer or [s for s in sizes if s[0] < hidden and s[1] == num_rows], default=None)
-
-
-def run_sizes(
-    sizes: Sequence[tuple[int, int]], store: Store, limit: float, adam_steps: int
-) -> list[Cell]:
-    """All sizes that are in the store or may be run."""
-    cells: list[Cell] = []
-    for size in sizes:
-        if size not in store.sizes and store.num_new > 0:
-            smaller = next_smaller(sizes, *size)
-            before = store.sizes.get(smaller, {}) if smaller else {}
-            store.add(run_size(*size, before, limit, adam_steps))
-        cells += store.sizes.get(size, {}).values()
-    return cells
+    return [measure(size, method) for method in METHODS]
 
 
 # --- table
@@ -376,30 +274,25 @@ def memory(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-SOURCES = {"run": "run", "step": "expected, from a step", "scaled": "at least, scaled"}
-
-
-def table(cells: Sequence[Cell], shown: Sequence[Cell] | None = None) -> str:
-    """Markdown: the cells, or the shown ones, and the growth of the memory of all."""
+def table(cells: Sequence[Cell]) -> str:
+    """Markdown: the cells that were run, and the growth of the memory of all."""
     lines = [
-        "| D | N | method | CPU s per draw | seconds are | evaluations | failed | temporary MB "
-        "| CPU s to compile |",
-        "|---" * 9 + "|",
+        "| D | N | method | CPU s per draw | evaluations | failed | MB | CPU s to compile |",
+        "|---" * 8 + "|",
     ]
-    for c in cells if shown is None else shown:
-        ran = c.how == "run"
-        row = (
-            f"{num_parameters(c.hidden):,}",
-            f"{c.rows:,}",
-            c.method,
-            f"{float(f'{c.seconds:.2g}'):,g}",
-            SOURCES[c.how],
-            f"{c.evaluations:.0f}" if ran else "-",
-            f"{c.failed} of {DRAWS}" if ran else "-",
-            f"{c.megabytes:.1f}",
-            f"{c.compilation:.0f}",
-        )
-        lines.append(f"| {' | '.join(row)} |")
+    for c in cells:
+        if c.seconds is not None:
+            row = (
+                f"{num_parameters(c.hidden):,}",
+                f"{c.rows:,}",
+                c.method,
+                f"{float(f'{c.seconds:.2g}'):,g}",
+                f"{c.evaluations:.0f}",
+                f"{c.failed} of {DRAWS}",
+                f"{c.megabytes:.1f}",
+                f"{c.compilation:.0f}",
+            )
+            lines.append(f"| {' | '.join(row)} |")
     return "\n".join([SETTINGS, "", *lines, "", memory(cells)])
 
 
@@ -536,30 +429,19 @@ def main(arguments: Sequence[str] | None = None) -> list[Cell]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds per draw, at most")
-    parser.add_argument("--cells", type=Path, help="file that keeps finished sizes")
-    parser.add_argument("--sizes", type=int, default=100, help="how many new sizes to run")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {TABLE.name}")
     parser.add_argument("--quick", action="store_true", help="tiny networks")
     parser.add_argument("--groups", type=int, nargs="+", help="numbers of groups")
     options = parser.parse_args(arguments)
     if options.groups:
-        text = table_of_groups(options.groups)
-        print(text)
-        if options.write:
-            GROUPS_TABLE.write_text(text)
-        return []
-    if not options.limit > 0:
-        parser.error(f"--limit must be above 0, got {options.limit}")
-    sizes, steps = (QUICK_SIZES, 50) if options.quick else (SIZES, ADAM["steps"])
-    cells = run_sizes(sizes, Store(options.cells, options.sizes), options.limit, steps)
-    text = table(cells) + "\n"
+        cells, text, path = [], table_of_groups(options.groups), GROUPS_TABLE
+    else:
+        sizes, steps = (QUICK_SIZES, 50) if options.quick else (SIZES, ADAM["steps"])
+        cells = [cell for size in sizes for cell in run_size(*size, steps)]
+        text, path = table(cells) + "\n", TABLE
     print(f"\n{text}")
     if options.write:
-        least = min((c.hidden for c in cells), default=0)
-        shown = [c for c in cells if c.hidden == least and c.rows <= 10_000]
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(table(cells, shown) + "\n")
+        path.write_text(text)
     return cells
 
 

@@ -4,10 +4,6 @@ Logistic regression with 1,000 rows and 25 columns, float64. Both integrate the 
 the same velocities with the Dormand-Prince pair at rtol 1e-3 and atol 1e-6. SciPy uses the
 acceleration as a compiled JAX function and, for comparison, as hand-written NumPy code.
 
-Then eight schools from its Euclidean mode, where some geodesics take the largest number of steps.
-Here, geodesics that leave their chunk after a few steps are compared with chunks that wait for the
-slow ones.
-
     python examples/benchmarks/laplace_speed.py
 """
 
@@ -15,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +18,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from laplace_defaults import make_cases
 from scipy.integrate import solve_ivp
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_geom import RiemannianLaplace
-from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.laplace import draw
 
 PRIOR_VARIANCE = 100.0
 
@@ -85,52 +77,6 @@ def seconds_by_scipy(acceleration, loc, velocities):
     return seconds, np.mean([e.nfev for e in ends]), np.stack([e.y[:size, -1] for e in ends])
 
 
-def operations(rows, columns):
-    """Operations of one acceleration: three products with X, and the metric's products."""
-    return 2 * rows * (3 * columns + columns * (columns + 1) // 2) + columns**3 / 3
-
-
-def matrix_rate(size=2000):
-    """Operations per second of a product of square matrices, the best of five."""
-    a, seconds = np.random.default_rng(0).normal(size=(size, size)), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        a @ a
-        seconds.append(time.perf_counter() - begin)
-    return 2 * size**3 / min(seconds)
-
-
-def main_lanes(num_draws: int) -> None:
-    case = make_cases()["eight schools"]
-    guide = RiemannianLaplace(case.model, mode="euclidean", prior_metric="hessian")
-    options = {"sample_shape": (num_draws,), "progress_bar": False}
-    print("\n| chunks | s for all draws | mean steps | longest | failed |")
-    print("|---|---|---|---|---|")
-    leave = draw.FIRST_STEPS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        params = guide.fit(random.key(0), *case.args)
-        for first, name in (
-            (leave, f"left after {leave} steps"),
-            (guide.settings.max_steps, "wait"),
-        ):
-            draw.FIRST_STEPS = first
-            guide.draw(random.key(1), params, **options)
-            begin = time.perf_counter()
-            draws = guide.draw(random.key(1), params, **options)
-            seconds = time.perf_counter() - begin
-            steps, failed = draws.num_evaluations / 6, int(np.sum(~draws.success))
-            cells = (
-                name,
-                f"{seconds:.2f}",
-                f"{steps.mean():.0f}",
-                f"{steps.max():.0f}",
-                f"{failed}",
-            )
-            print("|", " | ".join(cells), "|")
-    draw.FIRST_STEPS = leave
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1000)
@@ -170,14 +116,7 @@ def main() -> None:
         seconds, evaluations, _ = seconds_by_scipy(acceleration, loc, velocities)
         cells = (f"solve_ivp, {name} function", f"{1e3 * seconds:.3f}", f"{evaluations:.1f}")
         print("|", " | ".join((*cells, f"{seconds / own:.1f}")), "|")
-    work, rate = operations(*X.shape) * evaluations_of_guide, matrix_rate()
-    print(
-        f"\nA draw needs {work / 1e6:.1f} million operations. Products of large matrices have "
-        f"{rate / 1e9:.0f} thousand million operations per second here: a draw takes "
-        f"{1e3 * work / rate:.3f} ms at least."
-    )
     print(f"\nfit, compiled before: {fit:.2f} s; all draws: {own * args.draws:.2f} s")
-    main_lanes(args.draws // 10)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ from .fit import FitReport
 from .geodesic import RiemannianMetric
 from .guide import RiemannianLaplace
 from .predictive import Predictions
-from .report import LaplaceReport
 
 __all__ = [
     "FitReport",
     "LaplaceDraws",
-    "LaplaceReport",
     "Predictions",
     "RiemannianLaplace",
     "RiemannianMetric",

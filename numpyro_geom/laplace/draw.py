@@ -19,23 +19,21 @@ from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
 from .._linalg import one_by_one
-from .._util import LANES, num_at_once
+from .._util import LANES, is_traced, num_at_once
+from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot
 from .fit import AtMode
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
 from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
 from .posterior import FlatPosterior
-from .settings import LaplaceSettings, check_dense
+from .settings import MATRIX_LIMIT, LaplaceSettings, check_dense
 
-LEAST_WEIGHTS = 5
-"""Smallest number of weights whose tail has a shape."""
 EQUAL_WEIGHTS = 0.01
 """Range of log weights, in nats, below which the weights have no tail to describe."""
 MOST_AT_ONCE = 256
 FIRST_STEPS = 32
 """Steps after which a geodesic leaves its chunk. It is then followed again with other long ones."""
-FEWEST_AT_ONCE = 8
 
 
 class LaplaceDraws(NamedTuple):
@@ -114,20 +112,6 @@ class LaplaceDraws(NamedTuple):
         return jax.tree.map(take, self.samples)
 
 
-def advice_on_failures(metric: str, prior_metric: str | None = None) -> str:
-    """What to do if geodesics are not followed to their end."""
-    if metric != "fisher":
-        other = "use metric='fisher' if the model has observed sites"
-    elif prior_metric == "hessian":
-        other = "use prior_metric='expected'"
-    else:
-        other = "reparametrise the model"
-    return (
-        "raise max_steps, loosen rtol, standardise the inputs, use float64 "
-        f"(numpyro.enable_x64()), or {other}"
-    )
-
-
 # --- weights
 
 
@@ -169,7 +153,7 @@ def pareto_shape(log_weights: np.ndarray) -> float:
     import arviz as az
 
     weights = np.reshape(log_weights, -1).astype(float)
-    if weights.size < LEAST_WEIGHTS or np.isnan(weights).any() or not np.isfinite(weights).any():
+    if weights.size < 2 or np.isnan(weights).any() or not np.isfinite(weights).any():
         return np.inf
     with np.errstate(divide="ignore", invalid="ignore"):  # equal weights have no tail
         if hasattr(az, "psislw"):
@@ -182,6 +166,66 @@ def pareto_shape(log_weights: np.ndarray) -> float:
             except ValueError:  # too few weights for a tail
                 k = np.inf
     return np.inf if np.isnan(k) else k
+
+
+# --- what draws tell their user
+
+
+def judge(
+    settings: LaplaceSettings, geodesics: Geodesic, weights: jax.Array | None
+) -> float | None:
+    """Warn of failed draws and of bad weights; returns the weights' shape, None while tracing."""
+    if is_traced(geodesics.position):
+        return None
+    fate = np.asarray(geodesics.success), np.asarray(geodesics.num_evaluations)
+    warn_of_failures(settings, *fate)
+    if weights is None:
+        return None
+    shape = pareto_shape(np.asarray(weights))
+    warn_of_weights(np.asarray(weights), shape)
+    return shape
+
+
+def warn_of_failures(
+    settings: LaplaceSettings, success: np.ndarray, evaluations: np.ndarray
+) -> None:
+    """Warn of geodesics that were not followed to their end, or that have no velocity."""
+    lost = int(np.sum(~success & (evaluations == 0)))
+    failed = int(np.sum(~success)) - lost
+    if lost:
+        warn_outside(
+            f"{lost} of {success.size} draws failed: the velocity, a solve with the Fisher "
+            "metric, was not found. Such draws are NaN and `draw(...).success` tells which. Use "
+            "float64 (numpyro.enable_x64()), standardise the inputs, give sites priors of similar "
+            f"scales, or, up to {MATRIX_LIMIT} dimensions, use solver='cholesky'"
+        )
+    if not failed:
+        return
+    why = f"no end within max_steps={settings.max_steps}, or not finite"
+    if settings.metric == "monge-log":
+        why += ", or a logarithmic map that did not converge"
+    other = "reparametrise the model"
+    if settings.metric != "fisher":
+        other = "use metric='fisher' if the model has observed sites"
+    elif settings.prior_metric == "hessian":
+        other = "use prior_metric='expected'"
+    warn_outside(
+        f"{failed} of {success.size} geodesics failed: {why}. Their draws and weights are NaN and "
+        "`draw(...).success` tells which; leaving them out biases the rest. Raise max_steps, "
+        "loosen rtol, standardise the inputs, use float64 (numpyro.enable_x64()), or "
+        f"{other}"
+    )
+
+
+def warn_of_weights(log_weights: np.ndarray, shape: float) -> None:
+    """Warn if the weights cannot turn the draws into draws of the posterior."""
+    if np.any(np.isnan(log_weights)) or can_correct(log_weights, shape):
+        return
+    warn_outside(
+        f"pareto_k is {shape:.2f}: expected below {largest_shape(log_weights.size):.2f} for "
+        f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
+        "more, reparametrise the model, or run MCMC",
+    )
 
 
 # --- chunks
@@ -232,11 +276,9 @@ def follow_in_chunks(
     """
 
     def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
-        parts = []
-        pieces = _pieces(which.size, chunk)
-        for piece in tqdm(pieces, delay=5, disable=not progress_bar, desc="geodesics"):
-            now = which[piece]
-            parts.append(jax.block_until_ready(follow(draws[now], squares[now], limit)))
+        bar = tqdm(_pieces(which.size, chunk), delay=5, disable=not progress_bar, desc="geodesics")
+        pieces = (which[piece] for piece in bar)
+        parts = [jax.block_until_ready(follow(draws[i], squares[i], limit)) for i in pieces]
         return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
 
     # a chunk takes as long as its longest geodesic, so short and long ones are separated
@@ -246,9 +288,7 @@ def follow_in_chunks(
     spent = np.asarray(ends[0].num_evaluations) >= EVALUATIONS_PER_STEP * limit
     late = np.flatnonzero(~np.asarray(ends[0].success) & spent)  # else more steps do not help
     if late.size and limit < max_steps:
-        width = FEWEST_AT_ONCE
-        while width < late.size:
-            width *= 2  # few widths, because each is compiled
+        width = 1 << (late.size - 1).bit_length()  # few widths, because each is compiled
         more = follow_all(order[late], min(width, chunk), max_steps)
         ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
     back = np.argsort(order, kind="stable")
@@ -263,16 +303,14 @@ def _pieces(count: int, chunk: int) -> list[np.ndarray]:
 def chunk_size(posterior: FlatPosterior, *, log_weight: bool) -> int:
     """Number of draws whose numbers fit together in a bounded memory."""
     settings = posterior.settings
-    if settings.metric == "euclidean" and settings.mode == "mean":
-        return min(num_at_once(20 * posterior.size), MOST_AT_ONCE)
-    rows = posterior.num_outputs
+    straight = settings.metric == "euclidean"
+    rows = 0 if straight and not log_weight else posterior.num_outputs
     if settings.batch_size is not None or posterior.model.plan.batch_sizes:
         rows = min(rows, num_at_once(32 * LANES))
-    entries = 20 * posterior.size + 20 * rows
+    entries = 20 * (posterior.size + rows)
     if settings.metric == "fisher" and choose_solver(posterior) != "cg":
-        fast = posterior.structure.affine and posterior.structure.diagonal
-        entries += (0 if fast else rows * posterior.size) + posterior.size**2
-    if log_weight or settings.metric == "monge-log":
+        entries += rows * posterior.size + posterior.size**2
+    if settings.metric == "monge-log" or (log_weight and not straight):
         entries *= posterior.size + 1
     return min(num_at_once(entries), MOST_AT_ONCE)
 
@@ -348,11 +386,6 @@ def follow(
         return geodesic, jnp.where(success, weight, jnp.nan)
 
     return jax.vmap(one)(draws, squares)
-
-
-def accelerate(posterior: FlatPosterior, loc: Flat, velocity: Flat) -> Flat:
-    """The acceleration of a geodesic at its start. Every draw computes dozens of accelerations."""
-    return acceleration_fn(posterior, loc)(loc, velocity)
 
 
 def constrain(posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:

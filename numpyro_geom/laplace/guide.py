@@ -33,31 +33,26 @@ from ..model.programs import lean_options
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
+    CONVERGED,
     NEARER_STEPS,
     AtMode,
     FitReport,
     at_law,
     at_mode,
+    best_run,
+    check_definite,
     find_law,
-    find_modes,
+    find_mode,
     half_log_det,
+    value_and_slope,
+    warn_of_mode,
 )
 from .geodesic import Geodesic, RiemannianMetric
 from .information.form import Flat, Structure
 from .metrics import learn
 from .posterior import FlatPosterior
 from .predictive import Predictions, predict
-from .report import (
-    CONVERGED,
-    LaplaceReport,
-    best_run,
-    check_definite,
-    judge,
-    warn_of_hours,
-    warn_of_mode,
-    warn_of_moments,
-)
-from .settings import LaplaceSettings, is_wide
+from .settings import LaplaceSettings
 
 PARAMS = ("param", "mutable")
 SUMMARY_DRAWS = 2000
@@ -98,8 +93,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
     draws of the posterior if ``pareto_k`` is below min(1 - 1 / log10(draws), 0.7) and the
     exponential map is one to one. m is 0 except with ``mode="mean"``.
 
-    Take ``"monge"`` if solves with the Fisher metric are too expensive. `report` shows the choice
-    for each ``"auto"``.
+    Take ``"monge"`` if solves with the Fisher metric are too expensive. ``settings`` has the choice
+    for each ``"auto"`` after `fit`.
 
     Args:
         model: a NumPyro model with continuous latent sites, the same one as for `MCMC`.
@@ -219,7 +214,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         init_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Find the mode by L-BFGS from several starts; in small dimensions Newton steps follow.
+        """Find the mode by L-BFGS from several starts.
 
         A best run that rounding has stopped early ends with Newton steps in the metric of P.
 
@@ -256,10 +251,11 @@ class RiemannianLaplace(Guide, AutoContinuous):
             value, norm = (np.asarray(x)[None] for x in found)
             self.fit_report = FitReport(value, norm, np.zeros(1, int), ("best",), np.nan)
             return params | {f"{self.prefix}_loc": loc, f"{self.prefix}_root": root}
-        positions, *account = self._run(find_modes, data, params, starts, max_steps=max_steps)
-        values, norms, steps = map(np.asarray, account)
+        evaluate = partial(self._run, value_and_slope, data, params)
+        runs = [find_mode(evaluate, start, max_steps) for start in starts]
+        _, values, norms, steps = map(np.asarray, zip(*runs, strict=True))
         best, status = best_run(values, norms)
-        params[f"{self.prefix}_loc"] = loc = positions[best]
+        params[f"{self.prefix}_loc"] = loc = jnp.asarray(runs[best].position)
         at = self._run(at_mode, data, params)
         for _ in range(NEARER_STEPS if max_steps > 0 else 0):
             if at.distance**2 < CONVERGED:
@@ -273,29 +269,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
         check_definite(self.settings, at, self._unpack_latent, loc)
         warn_of_mode(self.fit_report, at, self._unpack_latent)
         return params
-
-    def report(
-        self,
-        params: dict[str, jax.Array],
-        *args: Any,
-        rng_key: jax.Array | None = None,
-        num_draws: int = 400,
-        **kwargs: Any,
-    ) -> LaplaceReport:
-        """Report on the mode, the metric and some draws; ``print`` it for what to do next.
-
-        Args:
-            params: from `fit` or SVI.
-            args: the training data; without any, the data of `fit` or SVI.
-            rng_key: for the draws; None for ``jax.random.key(0)``.
-            num_draws: number of draws. Up to 200 dimensions they have weights.
-            kwargs: the training data by name.
-        """
-        num_draws = check_int("num_draws", num_draws, least=2)
-        key = random.key(0) if rng_key is None else check_key("rng_key", rng_key)
-        at = self._at(params, self._training_data(params, args, kwargs))
-        draw = partial(self.draw, key, params, *args, sample_shape=(num_draws,), **kwargs)
-        return LaplaceReport.of(draw, self.fit_report, at)
 
     def draw(
         self,
@@ -323,28 +296,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
-                are NaN, if the weights cannot correct the draws, and if they say that a mean or an
-                sd of the draws without them is off.
+                are NaN, and if the weights cannot correct the draws. Whether the means and sds of
+                the draws are right without weights, `numpyro_geom.diagnostics.diagnose` tells
+                from the weights.
         """
-        kwargs |= {"chunk_size": chunk_size, "progress_bar": progress_bar}
-        draws = self._draw(
-            rng_key, params, *args, sample_shape=sample_shape, log_weight=log_weight, **kwargs
-        )
-        warn_of_moments(draws)
-        return draws
-
-    def _draw(
-        self,
-        rng_key: jax.Array,
-        params: dict[str, jax.Array],
-        *args: Any,
-        sample_shape: tuple[int, ...],
-        log_weight: bool = False,
-        chunk_size: int | None = None,
-        progress_bar: bool = True,
-        **kwargs: Any,
-    ) -> LaplaceDraws:
-        """`draw` without the warning of moments, for draws that are resampled by their weights."""
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
         shape = check_shape("sample_shape", sample_shape)
@@ -358,7 +313,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         ends = jax.block_until_ready(ends)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         known = weights if log_weight else None
-        pareto_k = judge(self.settings, ends, known)
+        pareto_k = drawing.judge(self.settings, ends, known)
         found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (samples, *ends, known))
         model = self._posterior(params, data).model
         about = model.runnable, model.args, model.kwargs, self.settings.record()
@@ -392,8 +347,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         key_draw, key_choice = random.split(rng_key) if resample else (rng_key, rng_key)
         if resample:
             kwargs["log_weight"] = True
-        draw = self._draw if resample else self.draw
-        draws = draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
+        draws = self.draw(key_draw, params, *args, sample_shape=sample_shape, **kwargs)
         return draws.resample(key_choice) if resample else draws.samples
 
     def median(self, params: dict[str, jax.Array], *args: Any, **kwargs: Any) -> dict:
@@ -672,11 +626,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
             return self._run(drawing.follow, data, params, at, draws, squares, **static)
 
         draws, squares = drawing.gaussian_in_chunks(gaussian, keys, chunk)
-        if is_wide(loc.size) and self.settings.metric != "euclidean":
-            for _ in range(2):  # the first run includes compilation
-                begin = time.perf_counter()
-                jax.block_until_ready(self._run(drawing.accelerate, data, params, draws[0]))
-            warn_of_hours(time.perf_counter() - begin, draws.shape[0])
         most = self.settings.max_steps
         return drawing.follow_in_chunks(
             *(follow, draws, squares, chunk, most), progress_bar=progress_bar

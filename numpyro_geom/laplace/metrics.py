@@ -12,26 +12,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
+from .._linalg import dot, one_by_one
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
-from ..warmup.lanczos import extreme_eigenvalues
 from .geodesic import RiemannianMetric
 from .information import form as forms
 from .information.form import HIGHEST, Flat
 from .posterior import FlatPosterior
 from .settings import check_dense, is_wide
-from .solve import Sketch, conjugate_gradients, nystrom
 
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
-LEAST_RANK, MOST_RANK = 16, 64
-"""Limits of the rank of sketches of G. Between them the rank is the square root of D."""
-DIAGONAL_PROBES = 32
-SPECTRUM_STEPS = 30
+RANK = 32
+"""Rank of the sketches of G."""
 FEW = 200
 """Dimensions (or outputs) up to which matrices are formed: equally fast, and faster to compile."""
 
@@ -157,59 +153,106 @@ def fisher_metric(posterior: FlatPosterior, loc: Flat) -> RiemannianMetric:
     if choose_solver(posterior) == "cholesky":
         return RiemannianMetric(cholesky, whole.force)
     own = information(posterior, posterior.form, posterior.sum_rows)
-    diagonal = _diagonal(prior, own, whole, loc)
-    rank = int(np.clip(posterior.size**0.5, min(LEAST_RANK, posterior.size), MOST_RANK))
-    probes = random.rademacher(random.key(0), (rank, posterior.size), dtype=loc.dtype)
+    scale = _scale(prior, own, loc)
     # a hundredth of the geodesic's own tolerance is accurate enough
     tolerance = posterior.settings.rtol / 100
 
-    def cg(theta: Flat) -> Callable[[Flat], Flat]:
-        root = lax.stop_gradient(jnp.sqrt(diagonal(theta)))
-        now = lax.stop_gradient(theta)
+    def by_products(theta: Flat) -> Callable[[Flat], Flat]:
+        root, now = lax.stop_gradient((scale(theta), theta))
+        sketch = lax.stop_gradient(nystrom(lambda v: own.product(now, v / root) / root, theta))
 
-        def sketch() -> Sketch:
-            return nystrom(lambda v: own.product(now, v / root) / root, probes)
+        def scaled(v: Flat) -> Flat:
+            return sketch.times(whole.product(theta, sketch.times(v) / root) / root)
 
         def divide(b: Flat) -> Flat:
-            scaled = conjugate_gradients(
-                lambda v: whole.product(theta, v / root) / root,
-                *(b / root, tolerance, CG_STEPS, sketch, rank),
+            return (
+                sketch.times(conjugate_gradients(scaled, sketch.times(b / root), tolerance)) / root
             )
-            return scaled / root
 
         return divide
 
-    return RiemannianMetric(cg, whole.force)
+    return RiemannianMetric(by_products, whole.force)
 
 
-def _diagonal(
-    prior: Quadratic, own: Quadratic, whole: Quadratic, mode: Flat
-) -> Callable[[Flat], Flat]:
-    """A diagonal near G's: the prior part's, alone or plus the observed sites' at the mode.
-
-    Returns the choice with the smaller condition number at the mode.
-    """
-    keys = random.split(random.key(0), DIAGONAL_PROBES)
+def _scale(prior: Quadratic, own: Quadratic, mode: Flat) -> Callable[[Flat], Flat]:
+    """The root of a diagonal near G's: the prior part's, or G's at the mode if that is not one."""
+    if prior.diagonal is not None:
+        diagonal = prior.diagonal
+        return lambda theta: jnp.sqrt(jnp.maximum(diagonal(theta), 1e-30))
+    keys = random.split(random.key(0), 32)
     observed = jnp.mean(lax.map(lambda key: own.perturb(mode, key) ** 2, keys), 0)
-    if prior.diagonal is None:
-        fixed = observed + jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0) + 1e-30
-        return lambda theta: fixed
+    fixed = observed + jnp.maximum(prior.product(mode, jnp.ones_like(mode)), 0) + 1e-30
+    return lambda theta: jnp.sqrt(fixed)
 
-    def of_prior(theta: Flat) -> Flat:
-        assert prior.diagonal is not None
-        return jnp.maximum(prior.diagonal(theta), 1e-30)
 
-    def condition(diagonal: Flat) -> jax.Array:
-        root = jnp.sqrt(diagonal)
+class Sketch(NamedTuple):
+    """S = I - U' diag(c) U, near the inverse root of I + A for a positive semidefinite A.
 
-        ends = extreme_eigenvalues(
-            lambda v: whole.product(mode, v / root) / root, mode.size, random.key(1), SPECTRUM_STEPS
-        )
-        return ends.largest_magnitude / ends.smallest_positive
+    Attributes:
+        basis: U, shape (rank, D), orthonormal rows.
+        shrink: c, shape (rank,).
+    """
 
-    # False if the comparison is not possible
-    better = condition(observed + of_prior(mode)) < condition(of_prior(mode))
-    return lambda theta: of_prior(theta) + jnp.where(better, observed, 0)
+    basis: jax.Array
+    shrink: jax.Array
+
+    def times(self, v: Flat) -> Flat:
+        """S v."""
+        along = self.shrink * jnp.matmul(self.basis, v, precision=HIGHEST)
+        return v - jnp.matmul(along, self.basis, precision=HIGHEST)
+
+
+def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Sketch:
+    """A sketch of A from its products with random vectors of the shape of ``like``.
+
+    Frangella, Tropp and Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl.
+    44(2), 2023. Directions that are not found keep the identity, so that S^2 >= (I + A)^-1.
+    """
+    rank = min(RANK, like.size)
+    probes = random.rademacher(random.key(0), (rank, like.size), dtype=like.dtype)
+    times = partial(jnp.matmul, precision=HIGHEST)
+    pushed = lax.map(product, probes)
+    core = times(probes, pushed.T)
+    values, vectors = one_by_one(lambda x: jnp.linalg.eigh(x))((core + core.T) / 2)
+    least = rank * jnp.finfo(values.dtype).eps * values[-1]
+    values = jnp.maximum(values, least + jnp.finfo(values.dtype).tiny)
+    columns = times(pushed.T, vectors / jnp.sqrt(values))
+    basis, sizes, _ = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False))(columns)
+    return Sketch(basis.T, 1 - (1 + sizes**2) ** -0.5)
+
+
+def conjugate_gradients(product: Callable[[Flat], Flat], b: Flat, tolerance: float) -> Flat:
+    """``G^-1 b`` by conjugate gradients, for a G >= I that is well scaled; NaN without convergence.
+
+    The iteration ends when the residual r has ``|r|^2 <= tolerance^2 x'b``. With G >= I this bounds
+    the relative error of x in the norm of G. (The criterion of `jax.scipy.sparse.linalg.cg`,
+    ``|r| <= tolerance |b|``, does not: with it geodesics took four times as many steps.) If the
+    true residual b - G x is above 30 tolerances (in float32 3e-2), the solve has failed.
+    In float32 the tolerance is at least 1e-4.
+    """
+    single = b.dtype != jnp.float64
+    tolerance = max(tolerance, 1e-4 if single else 1e-9)
+    most = max(30 * tolerance, 3e-2 if single else 0.0)
+
+    def solve(product: Callable[[Flat], Flat], b: Flat) -> Flat:
+        def proceed(carry: tuple) -> jax.Array:
+            x, _, _, size, count = carry
+            return (size > tolerance**2 * dot(x, b)) & (count < CG_STEPS)
+
+        def advance(carry: tuple) -> tuple:
+            x, residual, direction, size, count = carry
+            pushed = product(direction)
+            length = size / dot(direction, pushed)
+            x, residual = x + length * direction, residual - length * pushed
+            new = dot(residual, residual)
+            return x, residual, residual + new / size * direction, new, count + 1
+
+        start = jnp.zeros_like(b), b, b, dot(b, b), jnp.zeros((), jnp.int32)
+        x, *_ = lax.while_loop(proceed, advance, start)
+        left = b - product(x)
+        return jnp.where(dot(left, left) <= most**2 * dot(x, b), x, jnp.nan)
+
+    return lax.custom_linear_solve(product, b, solve, symmetric=True)
 
 
 def monge_acceleration(

@@ -94,10 +94,7 @@ class Laplace(NamedTuple):
         guide = self(model, metric=metric)
         params = guide.fit(KEY, *args, num_starts=1, **kwargs)
         settings = {"sample_shape": (4000,), "log_weight": True, "progress_bar": False}
-        with warnings.catch_warnings():
-            # the draws are used with their weights, so what they are without does not matter
-            warnings.filterwarnings("ignore", ".* by weights:")
-            found = guide.draw(KEY, params, **settings)
+        found = guide.draw(KEY, params, **settings)
         assert found.success.all()
         assert found.pareto_k < 0.7  # above it weights cannot correct the draws
         log_weight = np.asarray(found.log_weight, np.float64)[None]

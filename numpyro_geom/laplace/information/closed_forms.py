@@ -17,16 +17,13 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.nn import log_softmax, softplus
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import i0e, i1e
 from numpyro.distributions.conjugate import NegativeBinomialLogits, NegativeBinomialProbs
 
 from .root import (
     as_float,
-    drop_null,
     fisher_root,
     inverse_sqrt,
     is_constant,
-    smallest,
     solve_lower,
     spread,
     sqrt_count,
@@ -46,21 +43,6 @@ def _location_scale(of_loc: float, of_scale: float) -> Rule:
     return rule
 
 
-def _gumbel(scale: jax.Array) -> Sequence[Row]:
-    return (
-        {"loc": 1 / scale, "scale": (np.euler_gamma - 1) / scale},
-        {"scale": math.pi / math.sqrt(6) / scale},
-    )
-
-
-def _weibull(scale: jax.Array, concentration: jax.Array) -> Sequence[Row]:
-    # log y is a smallest-value Gumbel with location log(scale) and scale 1 / concentration
-    return (
-        {"scale": concentration / scale, "concentration": (np.euler_gamma - 1) / concentration},
-        {"concentration": math.pi / math.sqrt(6) / concentration},
-    )
-
-
 def _student_t(df: jax.Array, scale: jax.Array) -> Sequence[Row]:
     s = jnp.sqrt(2 * df / (df + 3)) / scale
     return (
@@ -75,14 +57,6 @@ def _gamma(concentration: jax.Array, rate: jax.Array) -> Sequence[Row]:
     return (
         {"rate": jnp.sqrt(a) / rate, "concentration": -1 / jnp.sqrt(a)},
         {"concentration": jnp.sqrt(trigamma_excess(a)) / a},
-    )
-
-
-def _von_mises(concentration: jax.Array) -> Sequence[Row]:
-    ratio = i1e(concentration) / i0e(concentration)
-    return (
-        {"loc": jnp.sqrt(concentration * ratio)},
-        {"concentration": jnp.sqrt(bessel_ratio_slope(concentration)) / concentration},
     )
 
 
@@ -133,15 +107,10 @@ RULES: dict[Any, Rule] = {
     dist.Logistic: _location_scale(1 / 3, (3 + math.pi**2) / 9),
     dist.HalfNormal: lambda scale: ({"scale": math.sqrt(2.0) / scale},),
     dist.HalfCauchy: lambda scale: ({"scale": math.sqrt(0.5) / scale},),
-    dist.Gumbel: _gumbel,
-    dist.Weibull: _weibull,
     dist.StudentT: _student_t,
     dist.Exponential: lambda rate: ({"rate": 1 / rate},),
     dist.Gamma: _gamma,
     dist.InverseGamma: _gamma,
-    dist.Pareto: lambda scale, alpha: ({"alpha": 1 / alpha}, {"scale": alpha / scale}),
-    dist.Uniform: lambda low, high: ({"low": -1 / (high - low), "high": 1 / (high - low)},),
-    dist.VonMises: _von_mises,
     dist.Poisson: lambda rate: ({"rate": inverse_sqrt(rate)},),
     dist.BernoulliProbs: lambda probs: ({"probs": _of_probs(probs)},),
     dist.BernoulliLogits: lambda logits: ({"logits": _of_logits(logits)},),
@@ -151,8 +120,6 @@ RULES: dict[Any, Rule] = {
     dist.BinomialLogits: lambda logits, total_count: (
         {"logits": sqrt_count(total_count) * _of_logits(logits)},
     ),
-    dist.GeometricProbs: lambda probs: ({"probs": inverse_sqrt(1 - probs) / probs},),
-    dist.GeometricLogits: lambda logits: ({"logits": jnp.exp(-softplus(logits) / 2)},),
     dist.GammaPoisson: _gamma_poisson,
     NegativeBinomialProbs: _negative_binomial_probs,
     NegativeBinomialLogits: _negative_binomial_logits,
@@ -192,7 +159,7 @@ def _categorical_logits(d: Any, tangent: Any) -> jax.Array:
         return stack([], d.batch_shape)
     root = jnp.exp(log_softmax(as_float(d.logits)) / 2)
     w = root * (dot - jnp.sum(jnp.square(root) * dot, -1, keepdims=True))
-    return spread(drop_null(w, root), d.batch_shape)
+    return spread(w, d.batch_shape)
 
 
 @fisher_root.register(dist.CategoricalProbs)
@@ -200,8 +167,7 @@ def _categorical_probs(d: Any, tangent: Any) -> jax.Array:
     dot, p = tangent.probs, as_float(d.probs)
     if is_constant(dot):
         return stack([], d.batch_shape)
-    w = drop_null(inverse_sqrt(p) * dot, jnp.sqrt(jnp.maximum(p, smallest(p))))
-    return spread(w, d.batch_shape)
+    return spread(inverse_sqrt(p) * dot, d.batch_shape)
 
 
 @fisher_root.register
@@ -318,39 +284,18 @@ def student_t_tail(df: jax.Array) -> jax.Array:
     return _either(df, 30.0 if df.dtype == jnp.float64 else 8.0, direct, asymptotic)
 
 
-def bessel_ratio_slope(k: jax.Array) -> jax.Array:
-    """k^2 times the derivative of I1(k) / I0(k): rises from 0 to 1/2."""
-
-    def direct(k: jax.Array) -> jax.Array:
-        ratio = i1e(k) / i0e(k)
-        return k**2 * (1 - ratio**2) - k * ratio
-
-    def asymptotic(k: jax.Array) -> jax.Array:
-        terms = [1 / 2, 1 / 4, 3 / 8, 25 / 32, 65 / 32, 3219 / 512, 721 / 32, 375733 / 4096]
-        terms += [214173 / 512]
-        u = 1 / k
-        return jnp.polyval(jnp.asarray(terms[::-1], k.dtype), u)
-
-    return _either(k, 60.0 if k.dtype == jnp.float64 else 16.0, direct, asymptotic)
-
-
-# x = exp(y - exp(-y)) maps the line to (0, inf). The trapezoidal rule then converges fast, even for
-# integrands that change on many scales of x.
-_GRID = np.linspace(-3.3, 3.75, 48)
-_NODES = np.exp(_GRID - np.exp(-_GRID))
-_WEIGHTS = (_GRID[1] - _GRID[0]) * _NODES * (1 + np.exp(-_GRID)) * np.exp(-_NODES)
-
-
 def dispersion_root(r: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
     """Square root of the information on r at a fixed mean, for p = m / (m + r) and q = 1 - p.
 
     Take the part of the score of r that is orthogonal to the counts, in Meixner polynomials. Its
     variance is sum_{k >= 2} p^k B(k, r) / k, with all terms positive. With B as an integral, the
     sum over k is p^2 integral_0^1 (1 - v)^(r - 1) v psi(p v) dv, where psi(z) = (-log(1 - z) - z) /
-    z^2 and 1 - v = exp(-x / r).
+    z^2 and 1 - v = exp(-x / r). Gauss and Laguerre's rule is off by 2e-8 for r = 0.7, by 7e-5 for
+    r = 0.2 and by 2e-3 for r = 0.05.
     """
+    nodes, weights = np.polynomial.laguerre.laggauss(48)
     r, p, q = (x[..., None] for x in jnp.broadcast_arrays(r, p, q))
-    ratio = jnp.asarray(_NODES, r.dtype) / r
+    ratio = jnp.asarray(nodes, r.dtype) / r
     v, z_rest = -jnp.expm1(-ratio), q + p * jnp.exp(-ratio)
     terms = [1 / k for k in range(14, 1, -1)]
     z = p * v
@@ -361,4 +306,4 @@ def dispersion_root(r: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
         # log of the exact 1 - z, because 1 - z loses precision for z near 1
         lambda z: (-jnp.log(jnp.clip(z_rest, jnp.finfo(z.dtype).tiny, 0.9)) - z) / z**2,
     )
-    return p[..., 0] * jnp.sqrt(jnp.sum(jnp.asarray(_WEIGHTS, r.dtype) * v * psi / r, -1))
+    return p[..., 0] * jnp.sqrt(jnp.sum(jnp.asarray(weights, r.dtype) * v * psi / r, -1))

@@ -22,19 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax, random
-from numpyro.distributions import constraints
-from numpyro.distributions.transforms import (
-    AffineTransform,
-    ExpTransform,
-    IdentityTransform,
-    IndependentTransform,
-    ParameterFreeTransform,
-    biject_to,
-)
+from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import sum_rightmost
 
 from .root import (
-    LOCATION_SCALE,
     as_float,
     core,
     is_constant,
@@ -57,14 +48,11 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
     the tangent. By type of ``d``:
 
     - a family in which a shift of u changes its location or log scale (Normal, StudentT, Cauchy,
-      Laplace, Logistic, Gumbel; and LogNormal, Gamma, InverseGamma, Exponential, Weibull,
-      HalfNormal, HalfCauchy in u = log y): its information on that parameter.
+      Laplace, Logistic; and LogNormal, Gamma, InverseGamma, Exponential, HalfNormal, HalfCauchy in
+      u = log y): its information on that parameter.
     - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking Betas.
-    - MultivariateNormal: its precision; also LowRankMultivariateNormal, MultivariateStudentT and
-      GaussianRandomWalk.
+    - MultivariateNormal and GaussianRandomWalk: their precision.
     - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
-      TransformedDistribution too, if its transforms are shifts and scales, optionally followed by
-      NumPyro's own bijection.
     - ImproperUniform: no component.
     - any other: the diagonal of E[score score'] from `NUM_DRAWS` draws with a fixed key, drawn as
       in `numpyro_geom.laplace.information.fisher_root`. Correlations within an event are left out.
@@ -106,10 +94,6 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
         ) from error
 
 
-_general = prior_root.dispatch(object)
-prior_root.register(dist.FoldedDistribution, _general)
-
-
 @prior_root.register
 def _(d: dist.Independent, tangent: Any) -> jax.Array:
     return merge_events(prior_root(d.base_dist, tangent), d.reinterpreted_batch_ndims)
@@ -126,28 +110,11 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 
 @prior_root.register
-def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Undo shifts and scales that act on the unconstrained value."""
-    steps = list(d.transforms)
-    bijection = biject_to(d.support)
-    while isinstance(bijection, IndependentTransform):
-        bijection = bijection.base_transform
-    if not isinstance(bijection, IdentityTransform):
-        known = isinstance(bijection, (ExpTransform, ParameterFreeTransform))
-        if not (known and type(steps[-1]) is type(bijection)):
-            return _general(d, tangent)
-        steps.pop()
-    real = core(d.base_dist).support in (constraints.real, constraints.real_vector)
-    if not (real and all(isinstance(t, AffineTransform) for t in steps)):
-        return _general(d, tangent)
-    for t in steps:
-        tangent = tangent / t.scale
-    return prior_root(d.base_dist, tangent)
-
-
-@prior_root.register
 def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
     return stack([], jnp.shape(tangent)[: jnp.ndim(tangent) - d.event_dim])
+
+
+LOCATION_SCALE = (dist.Normal, dist.Cauchy, dist.Laplace, dist.Logistic, dist.StudentT)
 
 
 def relative_to_location(d: Any, of_fn: Any, of_value: jax.Array) -> tuple[Any, jax.Array]:
@@ -187,13 +154,11 @@ ROOTS: dict[Any, Callable[..., jax.Array]] = {
     dist.Normal: _one_over,
     dist.LogNormal: _one_over,
     dist.Laplace: _one_over,
-    dist.Gumbel: _one_over,
     dist.Cauchy: lambda scale: math.sqrt(1 / 2) / scale,
     dist.Logistic: lambda scale: math.sqrt(1 / 3) / scale,
     dist.StudentT: lambda df, scale: jnp.sqrt((df + 1) / (df + 3)) / scale,
     dist.Gamma: lambda concentration: jnp.sqrt(concentration),
     dist.InverseGamma: lambda concentration: jnp.sqrt(concentration),
-    dist.Weibull: lambda concentration: concentration,
     dist.Exponential: lambda rate: jnp.ones_like(rate),
     dist.HalfNormal: lambda scale: jnp.full_like(scale, math.sqrt(2)),
     dist.HalfCauchy: lambda scale: jnp.full_like(scale, math.sqrt(1 / 2)),
@@ -226,18 +191,6 @@ def _(d: dist.Dirichlet, tangent: Any) -> jax.Array:
 @prior_root.register
 def _(d: dist.MultivariateNormal, tangent: Any) -> jax.Array:
     return solve_lower(as_float(d.scale_tril), jnp.asarray(tangent))
-
-
-@prior_root.register
-def _(d: dist.LowRankMultivariateNormal, tangent: Any) -> jax.Array:
-    return solve_lower(jnp.linalg.cholesky(d.covariance_matrix), jnp.asarray(tangent))
-
-
-@prior_root.register
-def _(d: dist.MultivariateStudentT, tangent: Any) -> jax.Array:
-    df, size = as_float(d.df), d.event_shape[0]
-    w = solve_lower(as_float(d.scale_tril), jnp.asarray(tangent))
-    return jnp.sqrt((df + size) / (df + size + 2))[..., None] * w
 
 
 @prior_root.register

@@ -16,7 +16,6 @@ cancels (large concentrations, nearly Poisson counts) or probabilities underflow
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from functools import singledispatch
@@ -28,7 +27,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
-from numpyro.distributions.transforms import AbsTransform, AffineTransform
+from numpyro.distributions.transforms import AbsTransform
 
 NUM_SCORES = 64
 """Draws of the Monte Carlo fallback of `fisher_root`; each draw is one component. The relative
@@ -44,11 +43,11 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
 
     The method depends on the type of ``d``, or else on its base classes:
 
-    - a closed form, with as many components as the rank of F: 1 for Bernoulli or Poisson, 2 for
-      Normal or Gamma, K - 1 for K categories, D + D (D + 1) / 2 for MultivariateNormal.
+    - a closed form, with few components: 1 for Bernoulli or Poisson, 2 for
+      Normal or Gamma, K for K categories, D + D (D + 1) / 2 for MultivariateNormal.
     - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
       TransformedDistribution is unwrapped too if the transforms have no parameters (the
-      information is invariant), or if they shift and scale a location-scale family.
+      information is invariant).
     - ``Unit`` (`numpyro.factor`) and ImproperUniform have no component, because they hold no data.
     - any other with ``enumerate_support``: sqrt(p(y)) times the score at each y, exact.
     - any other: scores at `NUM_SCORES` draws with a fixed key, over sqrt(NUM_SCORES). If NumPyro
@@ -57,8 +56,7 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
       reverse over reverse mode (JAX uses a loop); forward over reverse mode works.
 
     Uniform and Pareto: the parameters move the ends of the support. The result is E[score score'],
-    which is not the information in the usual sense. NegativeBinomial: the part of the mean is
-    exact, the part of the dispersion is a quadrature with 48 nodes.
+    which is not the information in the usual sense.
 
     Args:
         d: the distribution; under `jax.vmap` it must be built inside the mapped function.
@@ -112,7 +110,6 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
 
 
 _general = fisher_root.dispatch(object)
-fisher_root.register(dist.FoldedDistribution, _general)
 
 
 @fisher_root.register
@@ -134,23 +131,11 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @fisher_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Move shifts and scales into the base; drop other transforms if they have no parameters."""
-    base, dbase = core(d.base_dist), core(tangent.base_dist)
-    steps = list(zip(d.transforms, tangent.transforms, strict=True))
+    """Bijections without parameters change nothing."""
     bijective = not any(isinstance(t, AbsTransform) for t in d.transforms)
-    if bijective and _without_parameters(steps):
+    if bijective and all(is_constant(t) for dt in tangent.transforms for t in leaves(dt)):
         return fisher_root(d.base_dist, tangent.base_dist)
-    while steps and isinstance(base, LOCATION_SCALE) and isinstance(steps[0][0], AffineTransform):
-        base, dbase = _affine(base, dbase, *steps.pop(0))
-    if not bijective or not _without_parameters(steps):
-        return _general(d, tangent)
-    return merge_events(
-        spread(fisher_root(base, dbase), d.base_dist.shape()), d.base_dist.event_dim
-    )
-
-
-def _without_parameters(steps: list) -> bool:
-    return all(is_constant(t) for _, dt in steps for t in leaves(dt))
+    return _general(d, tangent)
 
 
 @fisher_root.register(dist.Unit)
@@ -176,27 +161,6 @@ def core(d: Any) -> Any:
     return d
 
 
-LOCATION_SCALE = (dist.Normal, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel, dist.StudentT)
-
-
-def _affine(d: Any, dd: Any, t: Any, dt: Any) -> tuple[Any, Any]:
-    """A location-scale distribution and its tangent after y = t.loc + t.scale x.
-
-    The scale keeps the sign of ``t.scale``: the closed forms hold for both signs.
-    """
-    parameters = {name: getattr(d, name) for name in d.arg_constraints}
-    parameters |= {"loc": t.loc + t.scale * d.loc, "scale": t.scale * d.scale}
-    dnew = copy.copy(dd)
-    dnew.loc = _linear((1.0, dt.loc), (d.loc, dt.scale), (t.scale, dd.loc))
-    dnew.scale = _linear((d.scale, dt.scale), (t.scale, dd.scale))
-    return type(d)(**parameters, validate_args=False), dnew
-
-
-def _linear(*terms: tuple[Any, Any]) -> Any:
-    moving = [c * t for c, t in terms if not is_constant(t)]
-    return sum(moving[1:], moving[0]) if moving else None
-
-
 # --- fallbacks
 
 
@@ -208,7 +172,7 @@ def _by_enumeration(d: Any, tangent: Any) -> jax.Array:
         return _by_draws(d, tangent)
     log_prob, score = _scores(d, tangent, support)
     root = jnp.exp(jnp.moveaxis(log_prob, 0, -1) / 2)
-    return drop_null(root * jnp.moveaxis(score, 0, -1), root)
+    return root * jnp.moveaxis(score, 0, -1)
 
 
 def _by_draws(d: Any, tangent: Any) -> jax.Array:
@@ -303,16 +267,6 @@ def inverse_sqrt(p: jax.Array) -> jax.Array:
 def sqrt_count(n: Any) -> jax.Array:
     """Square root of a number of trials; it is no parameter."""
     return lax.stop_gradient(jnp.sqrt(as_float(n)))
-
-
-def drop_null(w: jax.Array, root: jax.Array) -> jax.Array:
-    """Vectors of the same length in one dimension less, if w is orthogonal to ``root``.
-
-    ``root`` is a unit vector with entries >= 0. The result is the image of w under the reflection
-    that maps ``root`` to minus the last axis, without its last component.
-    """
-    last = w[..., -1:] / (1 + root[..., -1:])
-    return w[..., :-1] - root[..., :-1] * last
 
 
 def solve_lower(factor: jax.Array, x: jax.Array) -> jax.Array:
