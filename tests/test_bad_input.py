@@ -36,11 +36,11 @@ from numpyro_geom import (
     Monge,
     RMSprop,
     Shampoo,
-    Wenzel,
     constant,
     cyclical,
     polynomial,
 )
+from numpyro_geom._checks import check_int, check_number
 
 Y = np.random.default_rng(0).normal(size=12)
 X = np.random.default_rng(1).normal(size=(12, 2))
@@ -342,13 +342,9 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "a subclass of Metric, got <obj",
     ),
     "decay 1": (lambda: RMSprop(decay=1.0), ValueError, r"decay must be a number in \[0, 1\)"),
-    "decay negative": (lambda: Monge(decay=-0.1), ValueError, "decay must be .*at least 0"),
-    "decay nan": (lambda: Wenzel(decay=float("nan")), ValueError, "decay must be a finite number"),
-    "decay text": (lambda: Shampoo(decay="0.9"), TypeError, "decay must be a number, got '0.9'"),
     "eps 0": (lambda: RMSprop(eps=0.0), ValueError, "eps must be a finite number above 0"),
     "alpha2 negative": (lambda: Monge(alpha2=-1.0), ValueError, "alpha2 must be .*at least 0"),
     "interval 0": (lambda: Shampoo(interval=0), ValueError, "interval must be .*at least 1"),
-    "interval 1.5": (lambda: Wenzel(interval=1.5), TypeError, "interval must be an integer"),
     "block_size 0": (lambda: Shampoo(block_size=0), ValueError, "block_size must be .*at least 1"),
     "vector": (lambda: Shampoo(vector="rows"), ValueError, "vector must be one of .*'rows'"),
     "interval None": (
@@ -388,7 +384,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     # adjusted
     "adjusted text": (model(adjusted="yes"), TypeError, "adjusted must be True or False"),
-    "adjusted 1": (model(adjusted=1), TypeError, "adjusted must be True or False, got 1"),
     "adjusted batch_size": (model(adjusted=True, batch_size=3), ValueError, "drop batch_size"),
     "adjusted corrected": (
         model(adjusted=True, gamma="corrected"),
@@ -422,12 +417,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     # step_size
     "step_size 0": (model(step_size=0.0), ValueError, "step_size must be a finite number above 0"),
-    "step_size negative": (model(step_size=-0.1), ValueError, "step_size must be .*above 0"),
-    "step_size nan": (model(step_size=float("nan")), ValueError, "step_size must be a finite"),
-    "step_size inf": (model(step_size=float("inf")), ValueError, "step_size must be a finite"),
     "step_size text": (model(step_size="fast"), ValueError, "step_size must be 'auto'.*'fast'"),
-    "step_size None": (model(step_size=None), TypeError, "step_size must be 'auto'.*NoneType"),
-    "step_size flag": (model(step_size=True), TypeError, "step_size must be 'auto'.*bool"),
     "step_size list": (model(step_size=[0.1]), TypeError, "step_size must be 'auto'.*list"),
     "step_size vector": (
         model(step_size=lambda t: jnp.ones(2)),
@@ -443,19 +433,13 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "period 0": (lambda: cyclical(0.1, 0), ValueError, "period must be .*at least 1"),
     "explore all": (lambda: cyclical(0.1, 10, explore=1.0), ValueError, "explore must be a frac"),
     "bias_tolerance 0": (model(bias_tolerance=0.0), ValueError, "bias_tolerance .*above 0"),
-    "bias_tolerance negative": (model(bias_tolerance=-1), ValueError, "bias_tolerance .*above 0"),
     # num_steps
     "num_steps 0": (model(num_steps=0), ValueError, "num_steps must be .*at least 1, got 0"),
-    "num_steps negative": (model(num_steps=-3), ValueError, "num_steps must be .*got -3"),
     "num_steps float": (model(num_steps=1.0), TypeError, "num_steps must be an integer"),
-    "num_steps flag": (model(num_steps=True), TypeError, "num_steps must be an integer"),
     "num_steps text": (model(num_steps="many"), ValueError, "num_steps must be 'auto'.*'many'"),
-    "num_steps None": (model(num_steps=None), TypeError, "num_steps must be an integer.*NoneType"),
     # batch_size
     "batch_size 0": (model(batch_size=0), ValueError, "batch_size must be .*at least 1, got 0"),
-    "batch_size negative": (model(batch_size=-5), ValueError, "batch_size must be .*got -5"),
     "batch_size float": (model(batch_size=2.5), TypeError, "batch_size must be an integer"),
-    "batch_size flag": (model(batch_size=True), TypeError, "batch_size must be an integer.*bool"),
     "batch_size text": (model(batch_size="10"), ValueError, "batch_size must be 'auto' or rows"),
     "batch_size empty": (model(batch_size={}), TypeError, "maps plate names to rows"),
     "batch_size key": (model(batch_size={1: 2}), TypeError, "maps plate names to rows"),
@@ -506,16 +490,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "anchor_interval must be an integer of at least 1, got 2.0",
     ),
-    "anchor_interval flag": (
-        model(control_variate=True, anchor_interval=True),
-        TypeError,
-        "anchor_interval must be an integer of at least 1, got True of type bool",
-    ),
-    "anchor_interval auto": (
-        model(control_variate=True, anchor_interval="auto"),
-        TypeError,
-        "anchor_interval must be an integer of at least 1, got 'auto'",
-    ),
     "anchor_interval without control_variate": (
         model(control_variate=False, anchor_interval=5),
         ValueError,
@@ -532,20 +506,10 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "groups must map names of sites to names of groups.*got 'layer'",
     ),
-    "ISGD groups of sites by number": (
-        lambda: ISGD(normal_mean, groups={0: "one"}),
-        TypeError,
-        "groups must map names of sites to names of groups.*got {0: 'one'}",
-    ),
     "ISGD groups of another model": (
         start(normal_mean, Y, kernel=ISGD, batch_size=3, groups={"w": "one"}),
         ValueError,
         r"latent sites \['mu'\]: missing \['mu'\], unknown \['w'\]. Expected a group for each",
-    ),
-    "ISGD batch larger than N": (
-        start(normal_mean, Y, kernel=ISGD, batch_size=13),
-        ValueError,
-        "batch_size=13 is larger than plate 'data', which has 12 rows",
     ),
     "ISGD metric": (lambda: ISGD(normal_mean, metric="rmsprop"), TypeError, "metric"),
     "VSGD tolerance": (
@@ -558,20 +522,10 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "VSGD draws with the noise of minibatch gradients.*pass batch_size.*or use SGRLD",
     ),
-    "AdamSGLD drift vector": (
-        lambda: AdamSGLD(normal_mean, drift=np.ones(2)),
-        TypeError,
-        "drift must be a number, got array",
-    ),
     "AdamSGLD drift inf": (
         lambda: AdamSGLD(normal_mean, drift=float("inf")),
         ValueError,
         "drift must be a finite number at least 0, got inf",
-    ),
-    "AdamSGLD drift None": (
-        lambda: AdamSGLD(normal_mean, drift=None),
-        TypeError,
-        "drift must be a number, got None of type NoneType",
     ),
     "AdamSGLD mean_decay text": (
         lambda: AdamSGLD(normal_mean, mean_decay="0.9"),
@@ -589,20 +543,10 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "learning_rate must be a finite number above 0, got -0.1",
     ),
-    "SWAG learning_rate None": (
-        lambda: SWAG(normal_mean, learning_rate=None),
-        TypeError,
-        "learning_rate must be a number, got None",
-    ),
     "SWAG collect_every 0": (
         lambda: SWAG(normal_mean, collect_every=0),
         ValueError,
         "collect_every must be an integer of at least 1, got 0",
-    ),
-    "SWAG num_steps float": (
-        lambda: SWAG(normal_mean, num_steps=1e4),
-        TypeError,
-        "num_steps must be an integer of at least 1, got 10000.0",
     ),
     "SWAG rank larger than what is collected": (
         lambda: SWAG(normal_mean, rank=200, num_steps=200),
@@ -614,26 +558,12 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "unexpected keyword argument 'potential_fn'",
     ),
-    "SWAG no model": (lambda: SWAG(None), TypeError, "model must be callable, got NoneType"),
-    "SWAG unknown plate": (
-        fit(normal_mean, Y, batch_size={"rows": 3}),
-        ValueError,
-        r"unknown plates \['rows'\]",
-    ),
-    "SWAG discrete latent": (
-        fit(discrete_latent, Y),
-        ValueError,
-        r"discrete latent sites \['k'\]",
-    ),
     "SWAG draws before fit": (draw_without_fit, RuntimeError, "expected `fit` first"),
     # temperature, batching, max_norm, init_strategy
     "temperature negative": (model(temperature=-1), ValueError, "temperature .*at least 0"),
-    "temperature nan": (model(temperature=float("nan")), ValueError, "temperature must be a fin"),
     "temperature text": (model(temperature="hot"), TypeError, "temperature must be a number"),
-    "temperature vector": (model(temperature=np.ones(2)), TypeError, "temperature must be a num"),
     "batching": (model(batching="shuffle"), ValueError, "batching must be one of .*'shuffle'"),
     "max_norm 0": (model(max_norm=0.0), ValueError, "max_norm must be .*above 0"),
-    "max_norm text": (model(max_norm="big"), TypeError, "max_norm must be a number"),
     "init_strategy": (model(init_strategy=3), TypeError, "init_strategy must be one of .*got 3"),
     "init_to_value unknown site": (
         start(normal_mean, Y, init_strategy=init_to_value(values={"mu": 1.0, "sigma": 1.0})),
@@ -677,7 +607,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             "unindexed scale": unindexed_scale,
             "unindexed prior": unindexed_prior,
         }.items()
-        for rows in (1, 2, 10)
+        for rows in (1, 10)
     },
     "rows on two axes: response": (
         start(plate_at_minus_two(lambda y: y), Y),
@@ -733,11 +663,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "'mu'. must have 32 bits or 64, got dtype bfloat16.*cast inside the model",
     ),
-    "init_params complex": (
-        start(normal_mean, Y, init_params={"mu": jnp.array(1j)}),
-        TypeError,
-        "floating point, got dtype complex64",
-    ),
     "init_params None in dict": (
         start(normal_mean, Y, init_params={"mu": None}),
         TypeError,
@@ -761,14 +686,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"must be a floating point scalar, got shape \(2,\).*sum over rows",
     ),
-    "integer potential": (energy(lambda z: 3), ValueError, "scalar, got shape .*int32"),
-    "complex potential": (energy(lambda z: 1j * z.sum()), ValueError, "scalar, got .*complex64"),
     "potential returns None": (energy(lambda z: None), ValueError, "floating point scalar.*None"),
-    "potential returns a pair": (
-        energy(lambda z: (z.sum(), z)),
-        ValueError,
-        "floating point scalar.*tuple",
-    ),
     "potential of three arguments": (
         energy(lambda z, a, b: z.sum()),
         TypeError,
@@ -776,11 +694,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "energy nan at the start": (
         energy(lambda z: jnp.log(-z).sum()),
-        ValueError,
-        "energy is not finite where the chain starts.*init_params",
-    ),
-    "energy inf at the start": (
-        energy(lambda z: jnp.inf * z.sum()),
         ValueError,
         "energy is not finite where the chain starts.*init_params",
     ),
@@ -814,46 +727,12 @@ AN_INTEGER = "must be an integer of at least 1, got "
 # settings of every kernel with a momentum: what each must say
 SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"friction": "fast"}, ValueError, "friction must be 'auto' or a positive number, got 'fast'"),
-    ({"friction": 0}, ValueError, f"friction {A_POSITIVE}0"),
     ({"friction": -1.5}, ValueError, f"friction {A_POSITIVE}-1.5"),
-    ({"friction": NAN}, ValueError, f"friction {A_POSITIVE}nan"),
-    ({"friction": np.array(NAN)}, ValueError, f"friction {A_POSITIVE}nan"),
-    ({"friction": float("inf")}, ValueError, f"friction {A_POSITIVE}inf"),
-    ({"friction": True}, TypeError, "friction must be a number, got True of type bool"),
-    ({"friction": None}, TypeError, "friction must be a number, got None of type NoneType"),
-    ({"friction": np.ones(2)}, TypeError, "friction must be a number, got array"),
-    ({"metric": "euclid"}, ValueError, "metric must be one of .*'euclid'"),
-    ({"metric": Monge}, TypeError, r"write Monge\(\) in place of Monge"),
-    ({"step_size": NAN}, ValueError, f"step_size {A_POSITIVE}nan"),
-    ({"step_size": "fast"}, ValueError, "step_size must be 'auto'.*got 'fast'"),
-    ({"batch_size": 0}, ValueError, f"batch_size {AN_INTEGER}0"),
-    ({"batch_size": 2.5}, TypeError, f"batch_size {AN_INTEGER}2.5 of type float"),
-    ({"num_steps": 0}, ValueError, f"num_steps {AN_INTEGER}0"),
-    ({"num_steps": "many"}, ValueError, "num_steps must be 'auto' or an integer.*got 'many'"),
-    ({"temperature": NAN}, ValueError, "temperature must be a finite number at least 0, got nan"),
-    ({"temperature": -1}, ValueError, "temperature must be a finite number at least 0, got -1"),
-    ({"temperature": "hot"}, TypeError, "temperature must be a number, got 'hot' of type str"),
-    ({"batching": "shuffle"}, ValueError, "batching must be one of .*'shuffle'"),
-    ({"control_variate": 3}, TypeError, "control_variate must be True, False or an order .*got 3"),
-    ({"init_strategy": 3}, TypeError, "init_strategy must be one of .*got 3"),
     ({"adjusted": True}, TypeError, "unexpected keyword argument 'adjusted'"),
 ]
 # settings that some of them do not have
 BIASED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"integrator": "leapfrog"}, ValueError, "integrator must be one of .*'euler'.*'leapfrog'"),
-    ({"integrator": None}, ValueError, "integrator must be one of .*got None"),
-    ({"bias_tolerance": 0.0}, ValueError, f"bias_tolerance {A_POSITIVE}0"),
-    ({"bias_tolerance": NAN}, ValueError, f"bias_tolerance {A_POSITIVE}nan"),
-    (
-        {"anchor_interval": 5, "control_variate": False},
-        ValueError,
-        "anchor_interval=5 needs a control variate: pass contr",
-    ),
-    (
-        {"control_variate": True, "anchor_interval": 2.0},
-        TypeError,
-        f"anchor_interval {AN_INTEGER}2",
-    ),
 ]
 OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
     "SGHMC": [
@@ -876,17 +755,12 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             "needs friction x step_size below 2, got 2: .*or use integrator='baoab'",
         ),
         ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
-        ({"max_norm": 0}, ValueError, f"max_norm {A_POSITIVE}0"),
     ],
     "SGNHT": [
         *BIASED,
         ({"integrator": "baoab"}, ValueError, r"one of \['badodab', 'euler'\], got 'baoab'"),
-        ({"thermostat_mass": 0}, ValueError, f"thermostat_mass {A_POSITIVE}0"),
         ({"thermostat_mass": -2.0}, ValueError, f"thermostat_mass {A_POSITIVE}-2.0"),
-        ({"thermostat_mass": NAN}, ValueError, f"thermostat_mass {A_POSITIVE}nan"),
         ({"thermostat_mass": "unit"}, ValueError, "'auto' or a positive number, got 'unit'"),
-        ({"thermostat_mass": True}, TypeError, "thermostat_mass must be a number, got True"),
-        ({"thermostat_mass": None}, TypeError, "thermostat_mass must be a number, got None"),
         (
             {"temperature": 0},
             ValueError,
@@ -896,12 +770,8 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"gamma": "frozen"}, TypeError, "argument 'gamma'"),
     ],
     "GGMC": [
-        ({"target_accept": 0}, ValueError, f"target_accept {A_POSITIVE}0"),
-        ({"target_accept": NAN}, ValueError, f"target_accept {A_POSITIVE}nan"),
         ({"target_accept": 1}, ValueError, "target_accept must be below 1, got 1"),
-        ({"target_accept": 2.0}, ValueError, "target_accept must be below 1, got 2.0"),
         ({"target_accept": "x"}, ValueError, "target_accept must be 'auto' or a number below 1"),
-        ({"target_accept": True}, TypeError, "target_accept must be a number, got True of type bo"),
         ({"temperature": 0.0}, ValueError, "temperature must be above 0.*got 0.*nothing to test"),
         ({"step_size": EXPLORING}, ValueError, "GGMC needs noise at every step.*use explore=0"),
         (
@@ -962,7 +832,7 @@ FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
             error,
             f"num_data {AN_INTEGER}{value}",
         )
-        for value, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError))
+        for value, error in ((0, ValueError), (1.5, TypeError))
     ),
 ]
 NOT_AN_EXPANSION = r"must be a numpyro_geom.Expansion such as Expansion\(left=1.*or None, got "
@@ -1193,13 +1063,32 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     [
         (lambda z: jnp.nan, "the energy is not finite where the chain starts"),
         (lambda z: None, "full_potential_fn must be a floating point scalar, got None"),
-        (lambda z: z, "full_potential_fn must be a floating point scalar, got shape"),
         (lambda z: 1j, "full_potential_fn must be a floating point scalar, got shape .* complex"),
-        (lambda z: (1.0, 2.0), "full_potential_fn must be a floating point scalar, got .1.0, 2.0."),
     ],
-    ids=["nan", "none", "vector", "complex", "pair"],
+    ids=["nan", "none", "complex"],
 )
 def test_full_potential_is_tried_at_the_start(full: Callable, match: str) -> None:
     kernel = GGMC(potential_fn=noisy, full_potential_fn=full, num_data=3)
     with pytest.raises(ValueError, match=match):
         kernel.init(random.key(0), 1, jnp.ones(2), (), {})
+
+
+@pytest.mark.parametrize("value", [True, None, "1", np.ones(2), 1j])
+def test_numbers_of_another_type(value: Any) -> None:
+    with pytest.raises(TypeError, match="x must be a number, got"):
+        check_number("x", value, above=0.0)
+    with pytest.raises(TypeError, match="n must be an integer of at least 1, got"):
+        check_int("n", value)
+
+
+@pytest.mark.parametrize("value", [0, -1.5, NAN, float("inf"), np.array(NAN), 10**400])
+def test_numbers_out_of_range(value: Any) -> None:
+    with pytest.raises(ValueError, match="x must be a finite number above 0, got"):
+        check_number("x", value, above=0.0)
+
+
+def test_integers_out_of_range() -> None:
+    with pytest.raises(TypeError, match="n must be an integer of at least 1, got 1.0"):
+        check_int("n", 1.0)
+    with pytest.raises(ValueError, match="n must be an integer of at least 1, got 0"):
+        check_int("n", 0)
