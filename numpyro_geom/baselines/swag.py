@@ -272,14 +272,15 @@ class SWAG(Guide):
     ) -> tuple[SWAGParams, jax.Array]:
         """The moments of descent from a mode, and the energy at its end."""
         key_stream, key_rate, key_descent, key_rows = random.split(rng_key, 4)
-        num_data, rate = potential.num_data, self._learning_rate
+        num_data, given = potential.num_data, self._learning_rate
 
         def energy(flat: jax.Array, batch: Any) -> jax.Array:
             return potential.energy(unravel(flat), batch)
 
-        if isinstance(rate, str):
+        if isinstance(given, str):
             rate = num_data * _stable_rate(energy, potential, mode, key_rate)
-        rate = jnp.asarray(rate, mode.dtype)
+        else:
+            rate = jnp.asarray(given, mode.dtype)
 
         def step(_: Any, carry: tuple) -> tuple:
             flat, key, stream = carry

@@ -168,7 +168,7 @@ class VSGD(SGKernel):
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         learns = settings.schedule is None
-        others = {"propose": partial(_propose, settings)} if learns else {}
+        others: dict[str, Any] = {"propose": partial(_propose, settings)} if learns else {}
         return langevin_algorithm(
             settings,
             _step(settings.metric, learns),

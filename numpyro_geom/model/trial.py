@@ -111,7 +111,7 @@ def leaning(
     for name, x in found.items():
         differ = _differ(x, tolerance)
         if differ.any():
-            where = np.unravel_index(differ.argmax(), differ.shape)
+            where: Any = np.unravel_index(differ.argmax(), differ.shape)
             inside = plate in dict(next(s for s in sites if s.name == name).plates)
             row = rows[0, places[where[1]]] if inside else None
             yield name, _told(name, plate, row, x[:, *where])
