@@ -597,8 +597,9 @@ def test_automatic_chunk_shrinks_where_the_model_needs_more(
     monkeypatch.setattr("numpyro_geom._util.AT_ONCE", 10**5 // 32)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
-    assert programs[0].memory_analysis().temp_size_in_bytes > 10**5
-    assert programs[-1].memory_analysis().temp_size_in_bytes <= 10**5
+    sizes = [program.memory_analysis().temp_size_in_bytes for program in programs]
+    assert max(sizes) > 10**5
+    assert sizes[-1] <= 10**5
 
 
 # Predictive groups, constants, labels
