@@ -165,7 +165,7 @@ def find_shares(
     potential: Potential,
     position: PyTree,
     variance: PyTree | None = None,
-    used: Shares = MappingProxyType({}),
+    used: Any = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """The shares c of the sites that should not be centred; empty within a transformation.
 
