@@ -286,7 +286,6 @@ def measure(name: str, num_steps: int = 16) -> None:
         "step_size": 1e-5,
         "friction": 100.0,
         "num_steps": num_steps,
-        "integrator": "euler",
         "batch_size": case.batch_size,
         "init_strategy": init_to_sample,
         "control_variate": False,

@@ -187,11 +187,10 @@ MISTAKES: dict[str, list[Mistake]] = {
             "pass one with the sites",
         ),
         Mistake(
-            "MCMC(SGRLD(model, constrained_init=True), num_warmup=1, num_samples=1)"
-            ".run(key, X, y, init_params={'w': np.zeros(2), 's': -0.5})",
+            "mcmc.run(key, X, y, init_params={'w': np.zeros(2), 's': np.nan})",
             ValueError,
             "init_params['s']",
-            "in the support",
+            "finite unconstrained values",
         ),
         Mistake(
             "SGRLD(model, init_strategy='median')",

@@ -163,7 +163,7 @@ def kim_2025(
         if sampler == "pSGLD":
             arguments["metric"] = RMSprop(decay=0.99)
         return SGRLD(model, **arguments | settings)
-    arguments |= {"integrator": "euler", "friction": friction}
+    arguments["friction"] = friction
     if sampler == "SGHMC":
         return SGHMC(model, **arguments | settings)
     if sampler == "SGNHT":

@@ -183,7 +183,6 @@ def bind(
             init_params,
             settings.init_strategy,
             batched=batched,
-            constrained=settings.constrained_init,
         )
         bound = Bound(settings, model)
     elif not _size(init_params):
@@ -206,11 +205,11 @@ def bind(
     if bound.model is not None:
         check_rows(bound.model, one)
     asked = settings.control_variate in (1, 2)
-    if asked and settings.anchor_interval is None and num_warmup == 0:
+    if asked and num_warmup == 0:
         if init_params is None:
             raise ValueError(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
-                "ed a warm-up, init_params near the middle of the target, or anchor_interval"
+                "ed a warm-up, or init_params near the middle of the target"
             )
     found, undecided = _resolved(bound, rows, one, num_warmup, trajectory)
     number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup

@@ -244,8 +244,7 @@ def init_chain(
         rng_key=key_state,
     )
     key_search = random.split(key_state, 4)[3]
-    anchors = target.controlled and settings.anchor_interval is None
-    searching = moving or (num_warmup > 0 and (settings.finds_scale or anchors))
+    searching = moving or (num_warmup > 0 and (settings.finds_scale or target.controlled))
     often = moving and settings.starts_anywhere
     z, energy, control, scale, ends = find_bulk(
         target, settings, position, state.control, key_search, searching, often
@@ -273,7 +272,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
-    if settings.learns_scale:
+    if settings.finds_scale:
         state = heed_draws(state, due, settings, algorithm)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state)

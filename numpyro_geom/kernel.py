@@ -244,8 +244,8 @@ class SGKernel(MCMCKernel):
             return
 
     def _check_start(self, state: SGState, args: tuple, kwargs: dict) -> None:
-        placed = state.control and self.settings.anchor_interval is None
-        energies = (state.potential_energy, state.control.anchor.energy if placed else 0.0)
+        anchored = state.control.anchor.energy if state.control else 0.0
+        energies = (state.potential_energy, anchored)
         try:
             check_start(*energies)
         except ValueError as error:

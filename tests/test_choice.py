@@ -170,7 +170,6 @@ def test_a_temperature_that_drowns_the_noise_needs_no_control_variate() -> None:
         ({"step_size": 1e-5, "batch_size": 128}, (128, False)),
         ({"adjusted": True}, (None, False)),
         ({"dense_mass": None}, (FIRST_ROWS, False)),
-        ({"anchor_interval": 50, "batch_size": 128}, (128, True)),
     ],
     ids=str,
 )

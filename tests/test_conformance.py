@@ -86,11 +86,10 @@ CASES: dict[str, Case] = {
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
     "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}),
-    "expanded": option(SGHMC, DAMPED, integrator="euler", expansion=EXPANSION),
+    "expanded": option(SGHMC, DAMPED, expansion=EXPANSION),
     "pxsghmc": option(PXSGHMC, DAMPED, expansion=EXPANSION),
     "ggmc anchor": option(GGMC, DAMPED, control_variate=True),
     "anchor": option(SGRLD, FIXED, control_variate=True),
-    "moving anchor": option(SGRLD, FIXED, control_variate=True, anchor_interval=3),
 }
 # a program takes ten times as long as a trace: each option is in one of the two short tables
 TRACED_SHORT = [
@@ -105,7 +104,7 @@ TRACED_SHORT = [
     "ggmc anchor",
     "anchor",
 ]
-COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "vsgd", "moving anchor"]
+COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "vsgd", "anchor"]
 GAMMA_SHORT = [
     ("identity", "none"),
     ("rmsprop", "published"),

@@ -197,37 +197,6 @@ def test_law_of_a_gaussian(distance: float) -> None:
         assert_moments(np.asarray(draws["w"], np.float64), mean, covariance)
 
 
-@pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("anchor_interval", short([1, 7], kept=[7]))
-def test_law_with_a_moving_anchor(anchor_interval: int) -> None:
-    """A new anchor at every step is the full gradient; one at every seventh step is in between."""
-    X, y = SMALL
-    mean, covariance = linear_moments(X, y)
-    h = 0.25 / np.linalg.eigvalsh(np.linalg.inv(covariance))[-1]
-    full = RowQuadratics(
-        (np.linalg.inv(covariance), np.linalg.solve(covariance, mean)),
-        (np.zeros((1, 2, 2)), np.zeros((1, 2))),
-    )
-    exact = langevin_law(full, 1, h)
-    kernel = SGRLD(
-        linear,
-        batch_size=2,
-        step_size=h,
-        num_steps=301,
-        control_variate=True,
-        anchor_interval=anchor_interval,
-    )
-    start = {"w": jnp.asarray(mean)}
-    _, draws = last_draws(kernel, (X, y), num_chains=40_000, init_params=start)
-    w = np.asarray(draws["w"], np.float64)
-    if anchor_interval == 1:
-        assert_moments(w, *exact)
-    else:
-        plain = langevin_law(linear_quadratics(X, y), 2, h)
-        # some noise is left: more than without any, less than without a control variate
-        assert np.trace(exact[1]) < np.trace(np.cov(w.T)) < np.trace(plain[1])
-
-
 # --- warm-up
 
 
@@ -282,26 +251,6 @@ def test_anchor_stands_still_after_warmup(corrected: MCMC) -> None:
     corrected.post_warmup_state = corrected.last_state
     corrected.run(random.key(1), *ROWS)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, corrected.last_state.control))
-
-
-def test_moving_anchor_moves_every_interval_only() -> None:
-    kernel = SGRLD(
-        linear,
-        batch_size=100,
-        step_size=1e-6,
-        num_steps=2,
-        control_variate=True,
-        anchor_interval=4,
-    )
-    state = kernel.init(random.key(0), 0, None, ROWS, {})
-    anchors, positions = [], [state.z["w"]]
-    step = jax.jit(lambda s: kernel.sample(s, ROWS, {}))
-    for _ in range(6):
-        state = step(state)
-        anchors.append(state.control.anchor.position)
-        positions.append(state.z["w"])
-    for draw, anchor in enumerate(anchors):
-        assert jnp.array_equal(anchor, positions[2 * (draw // 2)]), draw
 
 
 def test_resumes_bit_for_bit_and_pickles(corrected: MCMC) -> None:
@@ -364,16 +313,6 @@ def noisy(z: Any, rng_key: jax.Array) -> jax.Array:
     ("make", "kind", "match"),
     [
         (lambda: SGRLD(linear, control_variate=3), TypeError, "control_variate must be True, F"),
-        (
-            lambda: SGRLD(linear, control_variate=False, anchor_interval=5),
-            ValueError,
-            "needs a control variate",
-        ),
-        (
-            lambda: SGRLD(linear, control_variate=True, anchor_interval=0),
-            ValueError,
-            "anchor_interval must be an integer of at least 1",
-        ),
         (
             lambda: SGRLD(linear, control_variate=True).init(random.key(0), 1, None, ROWS, {}),
             ValueError,

@@ -226,12 +226,3 @@ def test_without_funsor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"\['k'\].*`pip install funsor`.*MixtureSameFamily"):
         start(mixture)
-
-
-def test_a_start_in_the_support() -> None:
-    kernel = SGRLD(mixture, step_size=0.1, num_steps=1, constrained_init=True)
-    given = {"w": jnp.array([0.2, 0.8]), "mu": jnp.array([-0.5, 0.5])}
-    y = jnp.asarray(Y, jnp.float32)
-    state = kernel.init(random.key(0), 0, given, (y,), {})
-    found = kernel.postprocess_fn((y,), {})(state.z)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, given)

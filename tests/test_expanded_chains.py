@@ -369,7 +369,6 @@ def test_anchor_of_a_control_variate_is_a_merged_position() -> None:
 GAMMA, LENGTH, SLOW = 30.0, 0.01, 0.2
 DECAYING: dict[str, tuple[Callable[..., SGKernel], Callable, float]] = {
     "baoab": (partial(SGHMC, temperature=0.0), lambda a: np.exp(-a), 1e-5),
-    "euler": (partial(SGHMC, temperature=0.0, integrator="euler"), lambda a: 1 - a, 1e-5),
     # those that need a temperature have a low one: its noise is below sqrt(tau), of which the
     # tolerance is 8, and a rate that is not the factors' own would be off by 0.2
     "thermostat": (
@@ -381,7 +380,7 @@ DECAYING: dict[str, tuple[Callable[..., SGKernel], Callable, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", short(DECAYING, kept=["thermostat", "adjusted", "euler"]))
+@pytest.mark.parametrize("name", short(DECAYING, kept=["thermostat", "adjusted"]))
 def test_momenta_of_factors_decay_at_their_own_rate(name: str) -> None:
     # a flat energy and no noise: what is left of a momentum after one step is what friction leaves
     make, left, tolerance = DECAYING[name]

@@ -605,27 +605,6 @@ def test_adjusted_steps_are_exact_at_a_large_step() -> None:
     assert_moments(columns(draws, ("w",)), *linear_moments(X, Y))
 
 
-def test_max_norm_bounds_the_preconditioned_gradient() -> None:
-    h, limit, start = 1e-4, 5.0, jnp.array([3.0, 4.0])
-    expected = {}
-    for scale in (1.0, 100.0):
-        # a gradient of length 5 scale
-        kernel = SGRLD(
-            potential_fn=lambda z, c=scale: c * half_square(z),
-            step_size=h,
-            num_steps=1,
-            max_norm=limit + 0.001,
-        )
-        state = kernel.init(random.key(0), 0, start, (), {})
-        ((_, key_step),), _ = keys_of(state, 1)
-        grad = scale * start
-        shrink = min(1.0, (limit + 0.001) / (5 * scale))
-        noise = (state.dynamics + random.normal(key_step, (2,))) / 2
-        expected[scale] = start - h * shrink * grad + jnp.sqrt(2 * h * shrink) * noise
-        state = kernel.sample(state, (), {})
-        np.testing.assert_allclose(state.z, expected[scale], rtol=1e-6)
-
-
 # --- schedules and warm-up
 
 

@@ -45,9 +45,7 @@ def model(x, y=None):
 SETTINGS = {"batch_size": BATCH, "step_size": 1e-2, "num_steps": 3}
 KERNELS = {
     "SGRLD": lambda: SGRLD(model, **SETTINGS),
-    "control variate": lambda: SGRLD(
-        model, control_variate=True, anchor_interval=5, **SETTINGS, batching="epoch"
-    ),
+    "control variate": lambda: SGRLD(model, control_variate=True, **SETTINGS, batching="epoch"),
     "stratified": lambda: SGRLD(model, batching="stratified", **SETTINGS),
     "GGMC": lambda: GGMC(model, **{**SETTINGS, "step_size": 0.02}),
     "NUTS": lambda: NUTS(model, max_tree_depth=3),

@@ -17,7 +17,7 @@ from numpyro.infer import HMCECS, MCMC, DiscreteHMCGibbs, HMCGibbs, MixedHMC
 from numpyro.infer.gibbs import CustomGibbs, Gibbs
 from scripts import load_script
 
-from numpyro_geom import SGHMC, SGRLD, SGKernel
+from numpyro_geom import SGRLD, SGKernel
 
 pytest.importorskip("pandas")
 EXAMPLE = load_script("mistakes")
@@ -111,42 +111,6 @@ def scaled(X: Any, y: Any) -> None:
 
 DATA = (np.ones((6, 2), np.float32), np.ones(6, np.float32))
 VALUES = {"p": jnp.array([0.2, 0.3, 0.5]), "s": jnp.array(0.5), "w": jnp.array([[1.0], [2.0]])}
-
-
-@pytest.mark.parametrize("chains", [1, 2])
-def test_values_in_the_support_are_where_chains_start(chains: int) -> None:
-    kernel = SGHMC(scaled, constrained_init=True, step_size=0.01, num_steps=1)
-    keys, values = random.key(0), VALUES
-    if chains > 1:
-        keys = random.split(keys, chains)
-        values = {n: jnp.stack([x] * chains) for n, x in VALUES.items()} | {
-            "s": jnp.array([0.5, 2.0])
-        }
-    draws = values | {"deterministic": jnp.zeros(chains)}  # passed over, as in another run's draws
-    state = kernel.init(keys, 0, draws, DATA, {})
-    back = kernel.postprocess_fn(DATA, {})
-    found = (back if chains == 1 else jax.vmap(back))(state.z)
-    np.testing.assert_allclose(state.z["s"], np.log(values["s"]), rtol=1e-6)
-    for name, x in values.items():
-        np.testing.assert_allclose(found[name], x, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"p": jnp.ones(4) / 4}, r"init_params\['p'\] has shape \(4,\), expected the shape \(3,\)"),
-        ({"s": jnp.array(-1.0)}, r"init_params\['s'\] is not finite, or outside of the .* support"),
-    ],
-)
-def test_values_outside_of_the_support_are_refused(changes: dict, match: str) -> None:
-    kernel = SGHMC(scaled, constrained_init=True)
-    with pytest.raises(ValueError, match=match):
-        kernel.init(random.key(0), 0, {**VALUES, **changes}, DATA, {})
-
-
-def test_a_function_has_no_supports() -> None:
-    with pytest.raises(ValueError, match="constrained_init=True needs a model.*drop constrained"):
-        SGRLD(potential_fn=jnp.sum, constrained_init=True)
 
 
 def test_trees_of_flax_modules() -> None:

@@ -125,7 +125,7 @@ def test_a_step_is_that_of_the_scaled_potential(dense: bool) -> None:
     """Theta = L phi: the same numbers as a kernel without scale on U(L phi)."""
     matrix = np.array([[4.0, 1.0], [1.0, 9.0]]) if dense else np.array([4.0, 9.0])
     potential = lambda z: jnp.sum(z**4) / 4 + z[0] * z[1]  # noqa: E731
-    given = {"inverse_mass_matrix": matrix, "adapt_mass_matrix": False}
+    given = {"inverse_mass_matrix": matrix}
     common = {"step_size": 1e-2, "num_steps": 3, "friction": 1.0, "metric": Monge(0.5)}
     scaled = SGHMC(potential_fn=potential, **given, **common)
     start = jnp.array([0.3, -0.2])

@@ -166,30 +166,31 @@ def start(kernel: Callable) -> Callable:
 COMMON = {
     "model": regression, "potential_fn": None, "init_params": None, "x": X, "y": Y,
     "batch_size": None, "num_steps": 1, "temperature": 1.0, "batching": "replacement",
-    "init_strategy": init_to_uniform, "constrained_init": False,
+    "init_strategy": init_to_uniform,
 }  # fmt: skip
 STEPS = {"step_size": 0.01}
-TUNED = {**STEPS, "bias_tolerance": 0.1, "control_variate": False, "anchor_interval": None}
-SCALED = {"dense_mass": None, "inverse_mass_matrix": None, "adapt_mass_matrix": True}
-MOVES = {**COMMON, **TUNED, "metric": "identity", "max_norm": None}
+TUNED = {**STEPS, "bias_tolerance": 0.1, "control_variate": False}
+SCALED = {"dense_mass": None, "inverse_mass_matrix": None}
+MOVES = {**COMMON, **TUNED, "metric": "identity"}
 KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "SGRLD": (ng.SGRLD, {
         **MOVES, **SCALED, "gamma": "frozen", "adjusted": False, "expansion": None,
     }),
     "SGHMC": (ng.SGHMC, {
-        **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0, "integrator": "baoab",
+        **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0,
         "expansion": None,
     }),
     "SGNHT": (ng.SGNHT, {
-        **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0, "integrator": "badodab",
+        **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0,
         "expansion": None,
     }),
     "GGMC": (ng.GGMC, {
-        **COMMON, **STEPS, **SCALED, "metric": "identity", "friction": 1.0, "target_accept": 0.8,
+        **{n: x for n, x in COMMON.items() if n != "batching"}, **STEPS, **SCALED,
+        "metric": "identity", "friction": 1.0, "target_accept": 0.8,
         "control_variate": False, "expansion": None, "full_potential_fn": None, "num_data": None,
     }),
     "PXSGHMC": (ng.PXSGHMC, {
-        **MOVES, "friction": 1.0, "integrator": "baoab", "expansion": None,
+        **MOVES, "friction": 1.0, "expansion": None,
     }),
     "ISGD": (ng.ISGD, {**COMMON, "batch_size": 3, "groups": None, "decay": 0.5}),
     "AdamSGLD": (ng.AdamSGLD, {

@@ -103,8 +103,6 @@ def kernels() -> dict[str, Callable[[Callable], Any]]:
     for metric in METRICS:
         add(SGRLD, metric=metric, gamma="auxiliary", adjusted=True)
     add(SGRLD, "Monge(1.0, 0.9)", metric=follows, adjusted=True)
-    add(SGHMC, metric="identity", integrator="euler")
-    add(SGNHT, metric="identity", integrator="euler")
     for kernel in (SGRLD, SGHMC, SGNHT, GGMC):
         add(kernel, "Expansion()", expansion=Expansion())
     add(AdamSGLD)

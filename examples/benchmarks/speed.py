@@ -151,7 +151,6 @@ def momentum_table(small: bool) -> str:
         {
             "SGRLD, identity metric": sampler(SGRLD(logistic, **fixed), X, y),
             "SGHMC": sampler(SGHMC(logistic, friction=1.0, **fixed), X, y),
-            "SGHMC, euler": sampler(SGHMC(logistic, **fixed, integrator="euler", friction=1), X, y),
             "SGNHT": sampler(SGNHT(logistic, friction=1.0, **fixed), X, y),
         },
         5 if small else 60,
@@ -176,9 +175,6 @@ def momentum_table(small: bool) -> str:
         {
             "blackjax.sghmc": lambda: run(jnp.zeros(num_columns)),
             "SGHMC": sampler(SGHMC(logistic, friction=1.0, **whole), few_X, few_y),
-            "SGHMC, euler": sampler(
-                SGHMC(logistic, friction=1.0, integrator="euler", **whole), few_X, few_y
-            ),
         },
         5 if small else 60,
     )

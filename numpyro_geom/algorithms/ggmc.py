@@ -175,14 +175,11 @@ class GGMC(SGKernel):
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
-        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         control_variate: bool | int | Literal["auto"] = "auto",
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
-        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         super().__init__(
             locals(),
@@ -395,11 +392,6 @@ def _check(settings: Settings) -> None:
         raise ValueError(
             "temperature must be above 0 with GGMC, got 0: there is nothing to test against. "
             "Use SGHMC(temperature=0) for a damped descent"
-        )
-    if settings.batching == "epoch":
-        raise ValueError(
-            "GGMC needs batching='replacement', got 'epoch': the batches of a trajectory must "
-            "be as likely in reverse order, or the test is not exact"
         )
     check_always_noisy(settings.schedule, "GGMC")
     full = settings.full_potential_fn

@@ -8,11 +8,9 @@ for any metric. So the dynamics only need products with A^{1/2},
 and a change of the metric in warm-up does not change p.
 
 Take a direction of a Gaussian target with the eigenvalue lam of A^{1/2} H A^{1/2} and the gradient
-noise c (of A^{1/2} C A^{1/2}). The stationary variance of each scheme has exactly the relative
-error
+noise c (of A^{1/2} C A^{1/2}). The stationary variance of BAOAB has exactly the relative error
 
-    BAOAB:  h^2 c / (4 tau tanh(gamma h / 2)) / (1 - h^2 lam / 4),
-    Euler:  [h^2 lam / 4 + h c (1 - gamma h / 2) / (2 gamma tau)] / (1 - gamma h / 2 - h^2 lam / 4).
+    h^2 c / (4 tau tanh(gamma h / 2)) / (1 - h^2 lam / 4).
 
 Discretisation enters through h^2 lam alone. Noise also enters through the friction: a large enough
 friction makes any noise harmless. But then relaxation is no faster than with Langevin steps.
@@ -35,7 +33,6 @@ from ..sampling.algorithm import Algorithm, Step, num_steps_from, rule_temperatu
 from ..sampling.settings import Settings
 from ..sampling.state import Adaptation, SGState
 
-INTEGRATORS = ("baoab", "euler")
 MOST_FRICTION = 1.0
 """Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
 MOMENTUM_DRAW_LENGTH = 1.0
@@ -81,14 +78,6 @@ def kinetic_temperature(momentum: PyTree) -> jax.Array:
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
-def limited(force: PyTree, max_norm: float | None) -> PyTree:
-    """The force, scaled down to the length ``max_norm`` if it is longer."""
-    if max_norm is None:
-        return force
-    length = jnp.sqrt(tree_vdot(force, force))
-    return tree_scale(jnp.minimum(1.0, max_norm / length), force)
-
-
 def friction_scale(expansion: Any, position: PyTree) -> PyTree:
     """Factors on the friction, leaf by leaf: 1 without an expansion."""
     if expansion is None:
@@ -99,18 +88,15 @@ def friction_scale(expansion: Any, position: PyTree) -> PyTree:
 def momentum_algorithm(
     settings: Settings,
     step: Step,
-    integrator: str,
     *,
-    most_friction: float = MOST_FRICTION,
     follow: Callable = lambda dynamics, friction: dynamics._replace(friction=friction),
     remark: str = "",
     **others: Any,
 ) -> Algorithm:
-    """The algorithm of a step with a momentum; `momentum_rule` gives its automatic settings.
+    """The algorithm of a BAOAB step with a momentum; `momentum_rule` gives its automatic settings.
 
-    ``integrator`` is the scheme whose bias counts, ``follow`` maps the dynamics to those for
-    another friction, ``remark`` is added to the text of the bias, and ``others`` are further fields
-    of `Algorithm`.
+    ``follow`` maps the dynamics to those for another friction, ``remark`` is added to the text of
+    the bias, and ``others`` are further fields of `Algorithm`.
     """
 
     def propose(adaptation: Adaptation, state: SGState, _: Potential) -> tuple:
@@ -119,18 +105,21 @@ def momentum_algorithm(
             adaptation,
             settings.bias_tolerance,
             settings.temperature,
-            integrator,
             None if schedule is None else schedule(state.steps_taken),
             settings.given_friction,
-            most_friction,
         )
         dynamics = state.dynamics
         return h, rate, follow(dynamics, friction.astype(dynamics.friction.dtype))
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: Any) -> tuple[Any, Any, str]:
         friction, tau = np.asarray(dynamics.friction), settings.temperature
-        *parts, text = momentum_bias(integrator, curvature, noise, step_size, friction, tau)
-        return parts[0], parts[1], text + remark
+        tau, bend = rule_temperature(tau), step_size**2 * curvature / 4
+        part = step_size**2 * noise / (4 * tau * np.tanh(friction * step_size / 2)) / (1 - bend)
+        text = (
+            "{0} from discretisation on a Gaussian (where h^2 lam_H / 4 < 1), "
+            "h^2 lam_C / (4 tau tanh(gamma h / 2)) = {1} from minibatch noise"
+        )
+        return 0 * part, part, text + remark
 
     fields = {"at_rest": at_rest, **others}
     return Algorithm(
@@ -149,48 +138,39 @@ def momentum_rule(
     adaptation: Adaptation,
     bias_tolerance: float,
     temperature: float,
-    integrator: str,
     given_step: jax.Array | None,
     given_friction: jax.Array | float | None,
-    most_friction: float = MOST_FRICTION,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Step size, friction, and relaxation rate per unit of step size.
 
-    Let s = bias_tolerance / (1 + bias_tolerance). With ``"baoab"`` neither h^2 lam_H / 4 nor the
-    noise term exceeds s, so the error on a Gaussian stays within the tolerance. With ``"euler"``
-    both are errors, and their limits are s / 4 and s / 2. An automatic friction is sqrt(lam_min),
-    or as much more as noise needs. sqrt(lam_min) is half of the critical friction of the slowest
-    direction. Draws are most effective there: autocorrelation times of theta fall with the
-    friction, and autocorrelation times of theta^2 have their minimum there.
-
-    ``most_friction`` is the largest gamma h with an automatic friction or with ``"euler"``. If
-    noise or a given friction needs more, the step shrinks.
+    Let s = bias_tolerance / (1 + bias_tolerance). Neither h^2 lam_H / 4 nor the noise term exceeds
+    s, so the error on a Gaussian stays within the tolerance. An automatic friction is
+    sqrt(lam_min), or as much more as noise needs. sqrt(lam_min) is half of the critical friction of
+    the slowest direction. Draws are most effective there: autocorrelation times of theta fall with
+    the friction, and autocorrelation times of theta^2 have their minimum there. If noise needs more
+    than `MOST_FRICTION`, or more than a given friction, the step shrinks.
     """
     tau = rule_temperature(temperature)
-    part = 1.0 if integrator == "baoab" else 0.5
-    share = part * bias_tolerance / (1 + bias_tolerance)
-    noise = adaptation.noise / (4 * tau * share)  # the least damping (see below) over h^2
+    share = bias_tolerance / (1 + bias_tolerance)
+    noise = adaptation.noise / (4 * tau * share)  # the least tanh(gamma h / 2) over h^2
     tiny = jnp.finfo(noise.dtype).tiny
-    most = _damping(most_friction, integrator)
-    least = jnp.sqrt(adaptation.slowest)
+    most = jnp.tanh(MOST_FRICTION / 2)
     if given_step is None:
-        h = 2 * jnp.sqrt(part * share / jnp.maximum(adaptation.curvature, tiny))
+        h = 2 * jnp.sqrt(share / jnp.maximum(adaptation.curvature, tiny))
         if given_friction is None:
             h = jnp.minimum(h, jnp.sqrt(most / (noise + tiny)))
         else:
-            # damping is at least (gamma h / 2) / sqrt(1 + (gamma h / 2)^2), solved for h
+            # the tangent is at least (gamma h / 2) / sqrt(1 + (gamma h / 2)^2), solved for h
             bound = 1 / (noise + tiny)
             root = 2 / given_friction**2 + jnp.hypot(2 / given_friction**2, bound)
             h = jnp.minimum(h, bound / jnp.sqrt(root))
-            if integrator == "euler":
-                h = jnp.minimum(h, most_friction / given_friction)
         h = adaptation.shrink * h
     else:
         h = given_step
     if given_friction is None:
         damping = jnp.minimum(noise * h**2, most)
-        friction = jnp.maximum(least, _friction(damping, integrator) / h)
-        friction = jnp.minimum(friction, most_friction / h)
+        friction = jnp.maximum(jnp.sqrt(adaptation.slowest), 2 * jnp.arctanh(damping) / h)
+        friction = jnp.minimum(friction, MOST_FRICTION / h)
     else:
         friction = jnp.asarray(given_friction, h.dtype)
     return h, friction, relaxation_rate(adaptation.slowest, friction)
@@ -201,32 +181,3 @@ def relaxation_rate(slowest: Any, friction: Any) -> Any:
     half = friction / 2
     spread = jnp.sqrt(jnp.maximum(half**2 - slowest, 0.0))
     return jnp.where(spread > 0, slowest / (half + spread), half)
-
-
-def momentum_bias(
-    integrator: str, curvature: Any, noise: Any, step_size: Any, friction: Any, temperature: float
-) -> tuple[Any, Any, str]:
-    """Relative errors of a Gaussian's variances from discretisation and noise; see the module."""
-    tau = rule_temperature(temperature)
-    damping, bend = friction * step_size, step_size**2 * curvature / 4
-    if integrator == "baoab":
-        part = step_size**2 * noise / (4 * tau * np.tanh(damping / 2)) / (1 - bend)
-        text = (
-            "{0} from discretisation on a Gaussian (where h^2 lam_H / 4 < 1), "
-            "h^2 lam_C / (4 tau tanh(gamma h / 2)) = {1} from minibatch noise"
-        )
-        return 0 * part, part, text
-    whole = 1 - damping / 2 - bend
-    part = step_size * noise * (1 - damping / 2) / (2 * friction * tau) / whole
-    text = "h^2 lam_H / 4 = {0} from discretisation, h lam_C / (2 gamma tau) = {1} from noise"
-    return bend / whole, part, text
-
-
-def _damping(friction_step: float, integrator: str) -> jax.Array:
-    """The divisor of the noise term: tanh(gamma h / 2), or gamma h / 2 for Euler."""
-    return jnp.tanh(friction_step / 2) if integrator == "baoab" else jnp.asarray(friction_step / 2)
-
-
-def _friction(damping: jax.Array, integrator: str) -> jax.Array:
-    """The gamma h that gives a damping; the inverse of `_damping`."""
-    return 2 * (jnp.arctanh(damping) if integrator == "baoab" else damping)

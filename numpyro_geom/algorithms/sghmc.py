@@ -18,7 +18,6 @@ from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.gamma import divergence_from_probe, has_divergence, probe
-from ..sampling.schedules import Constant
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
 from .auxiliary import (
@@ -30,13 +29,11 @@ from .auxiliary import (
     renewed_next,
 )
 from .momentum import (
-    INTEGRATORS,
     Momentum,
     at_rest,
     friction_scale,
     init_momentum,
     kinetic_temperature,
-    limited,
     momentum_algorithm,
 )
 
@@ -48,20 +45,17 @@ class SGHMC(SGKernel):
     """Underdamped Langevin dynamics with minibatch gradients.
 
     One step from theta and the momentum r, with A = M^-1 the inverse metric and xi standard
-    normal. ``integrator`` selects the scheme::
+    normal (BAOAB)::
 
-        "baoab"   r <- r - h grad Uhat(theta)              (two half-kicks at one position)
-                  theta <- theta + (h / 2) A r
-                  r <- c r + sqrt((1 - c^2) tau) M^{1/2} xi,    c = exp(-gamma h)
-                  theta <- theta + (h / 2) A r
-        "euler"   r <- (1 - gamma h) r - h grad Uhat(theta) + sqrt(2 gamma h tau) M^{1/2} xi
-                  theta <- theta + h A r
+        r <- r - h grad Uhat(theta)              (two half-kicks at one position)
+        theta <- theta + (h / 2) A r
+        r <- c r + sqrt((1 - c^2) tau) M^{1/2} xi,    c = exp(-gamma h)
+        theta <- theta + (h / 2) A r
 
     Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau M) for r. At a finite h
-    with full gradients, ``"baoab"`` is exact for the marginal of theta on a Gaussian. ``"euler"``
-    inflates the variances of theta by h^2 lam / (4 - 2 gamma h - h^2 lam), where lam is an
-    eigenvalue of A^{1/2} H A^{1/2}. With either, minibatch noise inflates the variances by about
-    h lam_C / (2 gamma tau), so more friction reduces its effect. ``step_size="auto"`` and
+    with full gradients it is exact for the marginal of theta on a Gaussian. Minibatch noise
+    inflates the variances by about h lam_C / (2 gamma tau), so more friction reduces its effect.
+    ``step_size="auto"`` and
     ``friction="auto"`` keep both errors below ``bias_tolerance``, and with groups also the shift of
     shared means by noise, in sds: see the pages on momentum and step size. The
     momentum persists from step to step and from draw to draw.
@@ -87,7 +81,6 @@ class SGHMC(SGKernel):
     minibatch gradient.
 
     Args:
-        integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
         gamma: how the metric moves, see above. None takes the metric's own choice: ``"auxiliary"``
             for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
@@ -113,12 +106,11 @@ class SGHMC(SGKernel):
         True
 
     References:
-        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014, Eq. 13 and
-        15 (``"euler"``, with their B-hat 0).
+        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014. Deviation:
+        theirs is Euler's scheme, whose variances are off by the order h^2 with full gradients too.
         Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for Molecular
-        Sampling", 2013 (``"baoab"``; here the two half-kicks at one position are one kick, which
-        keeps the law of theta and needs one gradient per step). Deviations: in ``"euler"`` the
-        position moves with the new momentum, and friction acts on G^{-1/2} r.
+        Sampling", 2013 (here the two half-kicks at one position are one kick, which keeps the law
+        of theta and needs one gradient per step; friction acts on G^{-1/2} r).
         Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
         metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}). The
         auxiliary metric is ours.
@@ -131,7 +123,6 @@ class SGHMC(SGKernel):
         potential_fn: Callable | None = None,
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
-        integrator: Literal["baoab", "euler"] = "baoab",
         gamma: Literal["frozen", "auxiliary", "corrected", "none"] | None = None,
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
@@ -140,20 +131,14 @@ class SGHMC(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        anchor_interval: int | None = None,
-        max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
-        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
-        super().__init__(
-            locals(),
-            {"integrator": one_of(INTEGRATORS), "gamma": optional(one_of(MASS_MODES))},
-        )
-        _check(self.settings)
+        super().__init__(locals(), {"gamma": optional(one_of(MASS_MODES))})
+        if self.settings.gamma == "auxiliary":
+            check_auxiliary(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
@@ -169,7 +154,6 @@ class PXSGHMC(SGKernel):
     Args:
         expansion: what to expand, see `numpyro_geom.Expansion`. None takes its defaults: one full
             factor on each side of every matrix and convolution kernel.
-        integrator: ``"baoab"``, or ``"euler"``, which needs gamma h below 2.
         batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
 
     Raises:
@@ -178,8 +162,8 @@ class PXSGHMC(SGKernel):
 
     Examples:
         >>> from numpyro_geom import PXSGHMC
-        >>> PXSGHMC(lambda: None, step_size=0.1).settings.integrator
-        'baoab'
+        >>> PXSGHMC(lambda: None, step_size=0.1).settings.gamma
+        'frozen'
 
     References:
         Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
@@ -193,7 +177,6 @@ class PXSGHMC(SGKernel):
         potential_fn: Callable | None = None,
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
-        integrator: Literal["baoab", "euler"] = "baoab",
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | None = None,
         num_steps: int | Literal["auto"] = "auto",
@@ -201,15 +184,11 @@ class PXSGHMC(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
-        anchor_interval: int | None = None,
-        max_norm: float | None = None,
         expansion: Expansion | None = None,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         expansion = Expansion() if expansion is None else expansion
-        super().__init__(locals(), {"integrator": one_of(INTEGRATORS)}, gamma="frozen")
-        _check(self.settings)
+        super().__init__(locals(), gamma="frozen")
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings: the algorithm of `SGHMC`."""
@@ -233,7 +212,6 @@ def _algorithm(settings: Settings) -> Algorithm:
     return momentum_algorithm(
         settings,
         _step(settings),
-        settings.integrator,
         init=lambda position, rng_key: init_momentum(settings, position, rng_key, extra(position)),
         settling_steps=settling_steps(settings.metric),
         **others,
@@ -241,8 +219,7 @@ def _algorithm(settings: Settings) -> Algorithm:
 
 
 def _step(settings: Settings) -> Step:
-    """One step of either integrator."""
-    metric, baoab = settings.metric, settings.integrator == "baoab"
+    metric = settings.metric
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
 
     def step(
@@ -281,25 +258,20 @@ def _step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
-        force = limited(force, settings.max_norm)
         # per leaf: the share of the momentum that friction keeps, and the variance to inject
         steps = jax.tree.map(
             lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
         )
-        kept = jax.tree.map(lambda a: jnp.exp(-a) if baoab else 1 - a, steps)
-        lost = jax.tree.map(lambda a: tau * (-jnp.expm1(-2 * a) if baoab else 2 * a), steps)
+        kept = jax.tree.map(lambda a: jnp.exp(-a), steps)
+        lost = jax.tree.map(lambda a: -tau * jnp.expm1(-2 * a), steps)
 
         def thermalise(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
             return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
 
         normal = _random.tree_normal(rng_key, position)
-        if baoab:
-            kicked = tree_axpy(-h, force, old.momentum)
-            momentum = jax.tree.map(thermalise, kicked, kept, lost, normal)
-            travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
-        else:
-            refreshed = jax.tree.map(thermalise, old.momentum, kept, lost, normal)
-            travelled = momentum = tree_axpy(-h, force, refreshed)
+        kicked = tree_axpy(-h, force, old.momentum)
+        momentum = jax.tree.map(thermalise, kicked, kept, lost, normal)
+        travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
         report = StepReport(
@@ -311,21 +283,3 @@ def _step(settings: Settings) -> Step:
         return Chain(position, metric_state, Momentum(momentum, old.friction, extra)), report
 
     return step
-
-
-def _check(settings: Settings) -> None:
-    """Raise for combinations that do not work."""
-    if settings.gamma == "auxiliary":
-        check_auxiliary(settings)
-    friction, schedule, expansion = settings.given_friction, settings.schedule, settings.expansion
-    if settings.integrator == "baoab" or friction is None or not isinstance(schedule, Constant):
-        return
-    factors = 1.0 if expansion is None else expansion.factor_friction
-    loss = friction * schedule.step_size * max(1.0, factors)
-    if loss >= 2:
-        times = " x factor_friction" if factors > 1 else ""
-        raise ValueError(
-            f"integrator='euler' needs friction x step_size{times} below 2, got {loss:g}: each "
-            "step multiplies the momentum by 1 minus this product, so the momentum would grow "
-            "without bound. Lower one of the two, or use integrator='baoab'"
-        )

@@ -37,21 +37,17 @@ from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.schedules import check_always_noisy
-from ..sampling.settings import Settings, auto_or, one_of, positive
+from ..sampling.settings import Settings, auto_or, positive
 from ..sampling.state import Chain, StepReport
 from .momentum import (
-    MOST_FRICTION,
     Momentum,
     at_rest,
     friction_scale,
     init_momentum,
     kinetic_temperature,
-    limited,
     momentum_algorithm,
 )
 
-SCHEMES = {"badodab": "baoab", "euler": "euler"}
-"""Maps each integrator to the scheme whose step-size rule it uses."""
 HOTTEST = (4.0, 40.0)
 """The two numbers a, b: the thermostat counts p'p / (D tau) - 1 as at most a + b / D. A stationary
 chain exceeds this with a probability below 2e-9 for any D (Chernoff). Without the limit a start far
@@ -72,36 +68,29 @@ class SGNHT(SGKernel):
     """Langevin dynamics with a momentum and a friction that holds the kinetic temperature.
 
     One step from theta, the whitened momentum p = M^{-1/2} r and the thermostat xi, with
-    A = M^-1 the inverse metric and N standard normal. ``integrator`` selects the scheme::
+    A = M^-1 the inverse metric and N standard normal (BADODAB)::
 
-        "badodab"  p <- p - h A^{1/2} grad Uhat(theta)         (two half-kicks at one position)
-                   theta <- theta + (h / 2) A^{1/2} p
-                   xi <- xi + (h / 2) (p'p / D - tau) / mass
-                   p <- e^{-xi h} p + sqrt(gamma tau (1 - e^{-2 xi h}) / xi) N
-                   xi <- xi + (h / 2) (p'p / D - tau) / mass
-                   theta <- theta + (h / 2) A^{1/2} p
-        "euler"    p <- (1 - xi h) p - h A^{1/2} grad Uhat(theta) + sqrt(2 gamma h tau) N
-                   theta <- theta + h A^{1/2} p
-                   xi <- xi + h (p'p / D - tau) / mass
+        p <- p - h A^{1/2} grad Uhat(theta)         (two half-kicks at one position)
+        theta <- theta + (h / 2) A^{1/2} p
+        xi <- xi + (h / 2) (p'p / D - tau) / mass
+        p <- e^{-xi h} p + sqrt(gamma tau (1 - e^{-2 xi h}) / xi) N
+        xi <- xi + (h / 2) (p'p / D - tau) / mass
+        theta <- theta + (h / 2) A^{1/2} p
 
     Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau I) for p, and
     N(gamma + h c / (2 tau), tau / (D mass)) for xi, where c I is the covariance of the noise in
     A^{1/2} grad Uhat. So xi removes isotropic noise of unknown size. At a finite h and large D:
 
-    - ``"badodab"`` with full gradients is exact for the marginal of theta on a Gaussian. Isotropic
-      noise changes the variances by about -h^2 c tanh(xi h / 2) / (4 tau), of second order in h.
-    - ``"euler"``: Euler's step heats up the momentum, and the thermostat holds the temperature of
-      this momentum. So the variances have the relative error -xi h / 2 + h^2 lam / 4, of first
-      order in h, also with full gradients.
+    - With full gradients it is exact for the marginal of theta on a Gaussian. Isotropic noise
+      changes the variances by about -h^2 c tanh(xi h / 2) / (4 tau), of second order in h.
     - Noise that differs between directions is removed on average. Let c_j be the noise of a
       direction and c the mean over all D directions. If directions exchange no energy, the error
       h (c_j - c) / (2 tau xi) remains. It is positive where noise is above average.
 
     ``step_size="auto"`` and ``friction="auto"`` use the rule of `SGHMC`. The rule counts all the
     noise, also the isotropic part that the thermostat removes. So the automatic values are too
-    cautious where noise is isotropic: give both yourself for the full gain. (With ``"euler"`` the
-    automatic gamma h is at most ``bias_tolerance``, because of the error above.) One thermostat
-    serves all coordinates. The momentum persists from draw to draw. The metric and an automatic
+    cautious where noise is isotropic: give both yourself for the full gain. One thermostat serves
+    all coordinates. The momentum persists from draw to draw. The metric and an automatic
     friction adapt in warm-up only, and xi is scaled with the friction. Two limits keep xi from
     growing too large after a start far from the mode. p'p / D counts as at most (5 + 40 / D) tau;
     in the invariant law it exceeds this with a probability below 2e-9 per step. And under
@@ -116,7 +105,6 @@ class SGNHT(SGKernel):
         thermostat_mass: inertia of xi in units of tau h^2, or ``"auto"`` for 2 tau / gamma^2, with
             which the thermostat settles in a time 1 / gamma. The papers' value is 1. Where U is
             summed over many rows, it is slow by the square of U's time scale.
-        integrator: ``"badodab"`` or ``"euler"``.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
         temperature: tau, above 0.
         expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
@@ -144,11 +132,11 @@ class SGNHT(SGKernel):
 
     References:
         Ding, Fang, Babbush, Chen, Skeel, Neven, "Bayesian Sampling Using Stochastic Gradient
-        Thermostats", NeurIPS 2014, Eq. 5 and Algorithm 2 (``"euler"``). Leimkuhler, Shang,
-        "Adaptive Thermostats for Noisy Gradient Systems", SIAM J. Sci. Comput. 38 (2016)
-        (``"badodab"``; here the two half-kicks at one position are one kick, which keeps the law
-        of theta and needs one gradient per step). Deviations: a metric, in whose coordinates the
-        thermostat acts; a temperature; a mass of the thermostat that follows the friction.
+        Thermostats", NeurIPS 2014 (theirs is Euler's scheme). Leimkuhler, Shang, "Adaptive
+        Thermostats for Noisy Gradient Systems", SIAM J. Sci. Comput. 38 (2016) (here the two
+        half-kicks at one position are one kick, which keeps the law of theta and needs one gradient
+        per step). Deviations: a metric, in whose coordinates the thermostat acts; a temperature; a
+        mass of the thermostat that follows the friction.
     """
 
     def __init__(
@@ -159,7 +147,6 @@ class SGNHT(SGKernel):
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
         thermostat_mass: float | Literal["auto"] = "auto",
-        integrator: Literal["badodab", "euler"] = "badodab",
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
@@ -167,22 +154,12 @@ class SGNHT(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        anchor_interval: int | None = None,
-        max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
-        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
-        super().__init__(
-            locals(),
-            {
-                "integrator": one_of(tuple(SCHEMES)),
-                "thermostat_mass": auto_or(positive, "a positive number"),
-            },
-        )
+        super().__init__(locals(), {"thermostat_mass": auto_or(positive, "a positive number")})
         settings = self.settings
         if settings.temperature == 0:
             raise ValueError(
@@ -203,13 +180,9 @@ class SGNHT(SGKernel):
             kept = jnp.where(jnp.isfinite(xi), xi, dynamics.friction)
             return at_rest(dynamics)._replace(extra=Thermostat(kept))
 
-        euler = settings.integrator == "euler"
         return momentum_algorithm(
             settings,
             _step(settings),
-            SCHEMES[settings.integrator],
-            # Euler's own error -xi h / 2 must stay within half of the tolerance
-            most_friction=settings.bias_tolerance if euler else MOST_FRICTION,
             follow=lambda dynamics, friction: _follow(settings, dynamics, friction),
             # an upper bound, because the thermostat removes the isotropic part
             remark=" at most (the thermostat takes its isotropic part)",
@@ -240,8 +213,7 @@ def _inertia(settings: Settings, friction: jax.Array, tau: jax.Array | float) ->
 
 
 def _step(settings: Settings) -> Step:
-    """One step of either integrator."""
-    metric, badodab = settings.metric, settings.integrator == "badodab"
+    metric = settings.metric
     learn = metric_learner(metric)
 
     def step(
@@ -257,7 +229,7 @@ def _step(settings: Settings) -> Step:
         h, tau, gamma = step_size, temperature, old.friction
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
-        force = limited(metric.apply_inverse_sqrt(metric_state, grad), settings.max_norm)
+        force = metric.apply_inverse_sqrt(metric_state, grad)
         scales = friction_scale(settings.expansion, position)
         mass = _inertia(settings, gamma, tau)
         hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
@@ -268,22 +240,15 @@ def _step(settings: Settings) -> Step:
 
         def thermalise(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
             loss = h * (xi + (s - 1) * gamma)
-            kept = jnp.exp(-loss) if badodab else 1 - loss
-            gained = 2 * h * s * gamma * tau * (_shortfall(loss) if badodab else 1.0)
-            return kept.astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
+            gained = 2 * h * s * gamma * tau * _shortfall(loss)
+            return jnp.exp(-loss).astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
 
         normal = _random.tree_normal(rng_key, position)
-        if badodab:
-            kicked = tree_axpy(-h, force, old.momentum)
-            xi = regulate(old.extra.friction, kicked, h / 2)
-            momentum = jax.tree.map(thermalise, kicked, scales, normal)
-            xi = regulate(xi, momentum, h / 2)
-            travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
-        else:
-            xi = old.extra.friction
-            refreshed = jax.tree.map(thermalise, old.momentum, scales, normal)
-            travelled = momentum = tree_axpy(-h, force, refreshed)
-            xi = regulate(xi, momentum, h)
+        kicked = tree_axpy(-h, force, old.momentum)
+        xi = regulate(old.extra.friction, kicked, h / 2)
+        momentum = jax.tree.map(thermalise, kicked, scales, normal)
+        xi = regulate(xi, momentum, h / 2)
+        travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
         report = StepReport(

@@ -12,7 +12,7 @@ from numpyro.infer import init_to_uniform
 
 from .. import _random
 from .._checks import check_flag
-from .._util import tree_scale, tree_vdot, tree_where
+from .._util import tree_scale, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
@@ -77,8 +77,6 @@ class SGRLD(SGKernel):
         gamma: the treatment of Gamma, see above. None takes the metric's own choice:
             ``"auxiliary"`` for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         adjusted: whether to add the Metropolis test.
-        max_norm: longest preconditioned gradient. If it is longer, the step uses the identity
-            metric, scaled to this length. This is a safeguard and not exact.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -126,14 +124,10 @@ class SGRLD(SGKernel):
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        anchor_interval: int | None = None,
-        max_norm: float | None = None,
         expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
-        adapt_mass_matrix: bool = True,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         super().__init__(locals(), {"gamma": optional(one_of(GAMMA_MODES)), "adjusted": check_flag})
         _check(self.settings)
@@ -181,7 +175,7 @@ def _langevin_step(settings: Settings) -> Step:
 
     The step's memory is xi of the step before, or nothing.
     """
-    metric, max_norm = settings.metric, settings.max_norm
+    metric = settings.metric
     factor = mode_factor(settings.gamma, metric.decay)
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
     averages = _averages(settings)
@@ -230,12 +224,6 @@ def _langevin_step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             gamma = divergence_from_probe(metric, metric_state, g, z, hz)
             drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
-        if max_norm is not None:
-            length = jnp.sqrt(tree_vdot(drift, drift))
-            shrink = max_norm / jnp.sqrt(tree_vdot(grad, grad))
-            too_long = ~(length <= max_norm)
-            drift = tree_where(too_long, tree_scale(shrink, grad), drift)
-            noise = tree_where(too_long, tree_scale(jnp.sqrt(shrink), xi), noise)
         position = langevin_move(position, drift, noise, h, tau)
         squared_drift = h * tree_vdot(grad, drift) / 2
         return Chain(position, metric_state, memory), StepReport(energy, grad, squared_drift)
@@ -270,8 +258,6 @@ def _check_adjusted(settings: Settings) -> None:
     if settings.temperature == 0:
         raise ValueError("adjusted=True needs temperature > 0, got 0: nothing to test against")
     check_always_noisy(settings.schedule, "adjusted=True", ", or drop adjusted")
-    if settings.max_norm is not None:
-        raise ValueError("adjusted=True makes max_norm unnecessary: pass only one of the two")
 
 
 def _check_potential(settings: Settings, potential: Potential, plan: Any) -> None:

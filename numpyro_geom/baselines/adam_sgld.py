@@ -105,9 +105,7 @@ class AdamSGLD(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool = False,
-        anchor_interval: int | None = None,
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         super().__init__(
             locals(),

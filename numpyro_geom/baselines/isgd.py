@@ -231,7 +231,6 @@ class ISGD(SGKernel):
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         super().__init__(
             locals(),

@@ -151,7 +151,6 @@ class VSGD(SGKernel):
         temperature: float = 1.0,
         batching: Literal["replacement", "epoch"] = "replacement",
         init_strategy: Callable = init_to_uniform,
-        constrained_init: bool = False,
     ) -> None:
         super().__init__(locals(), metric=GradientNoise())
         if self.settings.temperature == 0:

@@ -49,11 +49,8 @@ def find_start(
     init_strategy: Callable = numpyro.infer.init_to_uniform,
     *,
     batched: bool = False,
-    constrained: bool = False,
 ) -> tuple[Model, PyTree]:
     """Find where chains start, and the transforms of the sites on the way.
-
-    ``constrained`` tells whether ``init_params`` are in the supports of the sites.
 
     Returns:
         The model with its ``param`` sites and transforms, and the position of the chain, or of all
@@ -115,11 +112,9 @@ def find_start(
         model = model.replace(transforms=partial(transform_fn, transforms))
     if init_params is None:
         return model, position
-    constrained |= gibbs  # composite kernels pass site values
     data = SubsamplePlates(handlers.seed(model.runnable, random.key(0))), args, kwargs
-    return model, _as_position(
-        init_params, position, *data, batched=batched, constrained=constrained
-    )
+    # composite kernels pass values in the supports of the sites
+    return model, _as_position(init_params, position, *data, batched=batched, constrained=gibbs)
 
 
 def check_rows(model: Model, position: PyTree) -> None:

@@ -29,7 +29,6 @@ from jax import random
 
 from .. import _random
 from .._util import PyTree, all_finite, lazy_cond, settled, tree_scale, tree_vdot, tree_where
-from ..model.control_variate import replace_anchor
 from ..model.potential import Potential
 from ..model.programs import compiled
 from .loop import loop_over_batches
@@ -322,13 +321,6 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
             chain, trusted, control, t, old, old_ratio, opening, shorter, failed, sums = carry
-            if settings.anchor_interval is not None:
-                control = lazy_cond(
-                    t % settings.anchor_interval == 0,
-                    lambda c, z: replace_anchor(potential, c, z, state.root),
-                    control,
-                    target.merge(chain.position),
-                )
             seen = target.seen(control)
             h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
             if schedule is not None:

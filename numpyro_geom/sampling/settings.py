@@ -20,7 +20,6 @@ from numpyro.infer import init_to_uniform
 from .._checks import (
     check_batch_size,
     check_choice,
-    check_flag,
     check_int,
     check_model,
     check_number,
@@ -93,8 +92,6 @@ class Settings:
         values = {name: shared.without for name, shared in SHARED.items()}
         for name, value in {**arguments, **fixed}.items():
             values[name] = checks[name](name, value) if name in checks else value
-        if values["control_variate"] == "auto" and values["anchor_interval"] is not None:
-            values["control_variate"] = 1  # a moving anchor implies a control variate
         if values.get("gamma", "") is None:
             values["gamma"] = values["metric"].default_gamma
         _check_target(values)
@@ -144,13 +141,8 @@ class Settings:
 
     @property
     def finds_scale(self) -> bool:
-        """Whether a scale is searched for before the first draw, because none is given."""
+        """Whether a scale is searched for before the first draw and renewed in warm-up."""
         return self.scales and self.inverse_mass_matrix is None
-
-    @property
-    def learns_scale(self) -> bool:
-        """Whether warm-up renews the scale."""
-        return self.scales and self.adapt_mass_matrix
 
     @property
     def dense_scale(self) -> bool:
@@ -207,10 +199,6 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
             "draw the minibatch in `potential_fn(z, rng_key)`"
         )
-    if potential_fn is not None and values["constrained_init"]:
-        raise ValueError(
-            "constrained_init=True needs a model, whose sites have supports: drop constrained_init"
-        )
     if values["expansion"] is not None and (
         values["dense_mass"] not in (None, "auto") or values["inverse_mass_matrix"] is not None
     ):
@@ -231,12 +219,7 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
             "(D,), got a matrix; pass its diagonal, or dense_mass=True"
         )
-    interval, expansion = values["anchor_interval"], values["expansion"]
-    if interval is not None and not values["control_variate"]:
-        raise ValueError(
-            f"anchor_interval={interval} needs a control variate: pass "
-            "control_variate=True, or drop anchor_interval"
-        )
+    expansion = values["expansion"]
     if expansion is not None and model is None and expansion.target == "factors":
         raise ValueError(
             "target='factors' replaces the prior of a model, and potential_fn has none to "
@@ -414,20 +397,6 @@ SHARED: dict[str, Setting] = {
         """,
         without=False,
     ),
-    "anchor_interval": Setting(
-        optional(check_int),
-        """steps between two moves of the anchor to the chain's own position, for targets with
-        several modes. Each move is a pass over all rows. None leaves the anchor where warm-up found
-        the middle of the target.""",
-    ),
-    "max_norm": Setting(
-        optional(positive),
-        """longest A^{1/2} grad Uhat that kicks the momentum. Longer vectors are scaled down to this
-        length. None is no limit. Where the limit applies, the law is the law of the shorter force.
-        With a single parameter this is the law of a U with no slope beyond the limit. The
-        limit protects against rare gradients that throw a chain out. If it applies at most steps,
-        take a smaller step.""",
-    ),
     "expansion": Setting(
         optional(_expansion),
         "expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.",
@@ -450,21 +419,14 @@ SHARED: dict[str, Setting] = {
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),
-        """the scale to start from, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in
-        the order of their names; or a dict from tuples of sites to such arrays. None takes the
-        inverse Hessian where the search ended; beyond 256 dimensions it takes the inverse Hessian's
-        diagonal, or the covariance of a normal law that is structured by groups.""",
-    ),
-    "adapt_mass_matrix": Setting(
-        check_flag, "whether warm-up learns the scale from its draws.", without=True
+        """the scale, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in the order of
+        their names; or a dict from tuples of sites to such arrays. It stays as it is given. None
+        starts from the inverse Hessian where the search ended (beyond 256 dimensions from its
+        diagonal, or from the covariance of a normal law that is structured by groups), and renews
+        the scale from the draws of warm-up.""",
     ),
     "init_strategy": Setting(
         check_strategy, "NumPyro's strategy for where the chains start.", without=init_to_uniform
-    ),
-    "constrained_init": Setting(
-        check_flag,
-        "whether ``init_params`` are in the supports of the sites, as draws are.",
-        without=False,
     ),
 }
 """Arguments that several kernels have, with the same meaning in each."""

@@ -143,7 +143,7 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
 
 def _knows_covariance(state: SGState, settings: Settings) -> bool:
     """Whether a covariance of draws scales the coordinates, and curvature is measured exactly."""
-    if not settings.learns_scale:
+    if not settings.finds_scale:
         return False
     known = settings.dense_scale and state.scale.centre.size <= DENSE_LIMIT
     return known or settings.layout is not None
@@ -160,7 +160,7 @@ def before_draw(
     """Move the anchor, measure, and set step size and number of steps, if these are due."""
     # a trajectory of second order keeps its anchor: to form Hessians again would gain little
     stays = algorithm.trajectory and settings.control_variate == 2 and settings.finds_scale
-    if target.controlled and settings.anchor_interval is None and not stays:
+    if target.controlled and not stays:
         control = lazy_cond(
             due.anchoring,
             lambda control, restarting: _move_to_mean(
@@ -184,7 +184,7 @@ def after_draw(
     if target.controlled:
         control = tree_where(counts, _add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
-    if settings.learns_scale:
+    if settings.finds_scale:
         state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
         learned = algorithm.observe(state.adaptation, state)
