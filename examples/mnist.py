@@ -19,7 +19,7 @@ Priors, which the paper takes from the library of Fortuin et al. (2021):
 
 Methods besides SGRLD and its metrics, all with the same number of gradients except the ensemble:
 
-    SGHMC          after Kim et al. (ICLR 2025, Table 11): friction 100, h = 3e-4 (theirs are Euler steps)
+    SGHMC          after Kim et al. (ICLR 2025, Table 11, Euler steps there): friction 100, h = 3e-4
     SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (the paper: 5,000), with a
                    draw at the end of each cycle
     I-SGD, VSGD    half of the epochs for Adam to a mode, half to sample

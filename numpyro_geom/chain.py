@@ -272,7 +272,7 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
-    if settings.finds_scale:
+    if settings.scales:
         state = heed_draws(state, due, settings, algorithm)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state)

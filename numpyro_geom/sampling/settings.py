@@ -141,7 +141,7 @@ class Settings:
 
     @property
     def finds_scale(self) -> bool:
-        """Whether a scale is searched for before the first draw and renewed in warm-up."""
+        """Whether a scale is searched for before the first draw, because none is given."""
         return self.scales and self.inverse_mass_matrix is None
 
     @property
@@ -419,11 +419,11 @@ SHARED: dict[str, Setting] = {
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),
-        """the scale, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in the order of
-        their names; or a dict from tuples of sites to such arrays. It stays as it is given. None
-        starts from the inverse Hessian where the search ended (beyond 256 dimensions from its
-        diagonal, or from the covariance of a normal law that is structured by groups), and renews
-        the scale from the draws of warm-up.""",
+        """the scale to start from, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in
+        the order of their names; or a dict from tuples of sites to such arrays. None takes the
+        inverse Hessian where the search ended; beyond 256 dimensions it takes the inverse Hessian's
+        diagonal, or the covariance of a normal law that is structured by groups. Warm-up renews it
+        from its draws.""",
     ),
     "init_strategy": Setting(
         check_strategy, "NumPyro's strategy for where the chains start.", without=init_to_uniform

@@ -143,7 +143,7 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
 
 def _knows_covariance(state: SGState, settings: Settings) -> bool:
     """Whether a covariance of draws scales the coordinates, and curvature is measured exactly."""
-    if not settings.finds_scale:
+    if not settings.scales:
         return False
     known = settings.dense_scale and state.scale.centre.size <= DENSE_LIMIT
     return known or settings.layout is not None
@@ -184,7 +184,7 @@ def after_draw(
     if target.controlled:
         control = tree_where(counts, _add_draw(state.control, state.z), state.control)
         state = state._replace(control=control)
-    if settings.finds_scale:
+    if settings.scales:
         state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
         learned = algorithm.observe(state.adaptation, state)
