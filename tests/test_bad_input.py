@@ -715,10 +715,8 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"adjusted": True}, TypeError, "unexpected keyword argument 'adjusted'"),
 ]
 # settings that some of them do not have
-BIASED: list[tuple[dict[str, Any], type[Exception], str]] = []
 OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
     "SGHMC": [
-        *BIASED,
         ({"gamma": "published"}, ValueError, "gamma must be .*'frozen'.*got 'published'"),
         (
             {"gamma": "auxiliary", "metric": Bare()},
@@ -733,7 +731,6 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"thermostat_mass": 1.0}, TypeError, "unexpected keyword argument 'thermostat_mass'"),
     ],
     "SGNHT": [
-        *BIASED,
         ({"thermostat_mass": -2.0}, ValueError, f"thermostat_mass {A_POSITIVE}-2.0"),
         ({"thermostat_mass": "unit"}, ValueError, "'auto' or a positive number, got 'unit'"),
         (
