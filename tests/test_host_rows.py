@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import pickle
-import signal
 import threading
 import time
 import warnings
@@ -244,23 +243,11 @@ def test_parameters_are_found_from_some_rows():
 # Sources
 
 
-class RowByRow:
-    """The minimal source: it reads one row at a time."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-
-    def __getitem__(self, row):
-        if not isinstance(row, int):
-            raise TypeError("one row at a time")
-        return self.array[row]
-
-
-class Broken(RowByRow):
+class Broken:
     """Raises or stalls at the reads named in ``at``, counted from 1."""
 
     def __init__(self, array, at=(), seconds=None):
-        super().__init__(array)
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
         self.at, self.seconds, self.reads, self.threads = at, seconds, [], set()
 
     def __getitem__(self, rows):
@@ -286,10 +273,10 @@ def source_of(kind, folder, array):
     if kind == "zarr":
         zarr = pytest.importorskip("zarr")
         return zarr.create_array(folder / "rows.zarr", data=array, chunks=(7, 2))
-    return {"row by row": RowByRow, "other": Broken}[kind](array)
+    return Broken(array)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "memmap", "hdf5", "zarr", "row by row", "other"])
+@pytest.mark.parametrize("kind", ["numpy", "memmap", "hdf5", "zarr", "other"])
 def test_sources(kind, tmp_path):
     rows = HostRows(source_of(kind, tmp_path, X))
     device = jnp.asarray(X)
@@ -511,12 +498,6 @@ def test_64_bits_reach_the_device_from_any_thread():
     np.testing.assert_allclose(found, X[:5].sum(), rtol=1e-14)  # 10 sums of float64
 
 
-def test_a_source_that_never_answers_from_the_start():
-    source = Broken(X, at=(1,), seconds=1.0)
-    with pytest.raises(TimeoutError, match="did not read its first rows within 0.2 seconds"):
-        HostRows(source, timeout=0.2)
-
-
 def test_what_a_source_raises_to_end_the_process_is_an_error():
     source = Broken(X)
     rows = HostRows(source)
@@ -536,20 +517,6 @@ def test_a_source_keeps_the_shape_that_it_had():
     source.array, source.shape = np.concatenate([X, X + 1]), (2 * N, D)
     assert rows.shape == (N, D)
     np.testing.assert_array_equal(rows[-1], X[-1].astype(np.float32))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks there")
-def test_a_forked_child_reads_for_itself():
-    source = Broken(X, at=(2,), seconds=0.5)
-    reader = HostRows(source).reader
-    reader.prepare(np.arange(4), np.float32)  # for which the child has no thread
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX and Python warn of threads
-        child = os.fork()
-    if not child:
-        signal.alarm(20)
-        os._exit(int(not np.array_equal(reader.take(np.arange(4), np.float64), X[:4])))
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # Bad input

@@ -39,8 +39,9 @@ class HostRows:
     instance ``X @ w``, raises an error.
 
     Args:
-        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or any other object that has
-            ``shape``, ``dtype`` (of numbers) and row indexing. It must not change during a run.
+        array_like: a NumPy array or memmap, an array of Zarr or HDF5, or any other object with
+            ``shape``, ``dtype`` (of numbers), and indexing by a slice and by an increasing array of
+            rows. It must not change during a run.
         timeout: seconds that one gather of the source may take before the source counts as stalled;
             None for no limit.
         first: number of the first row that ``array_like`` holds, if a process has only a part of
@@ -59,7 +60,6 @@ class HostRows:
         TypeError: for an object that is not such an array.
         ValueError: for an array without rows; for a memory map of a file that was cut short; for
             fewer rows in all than ``array_like`` holds.
-        TimeoutError: if the source stalls.
 
     Examples:
         >>> import jax, numpy as np

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import queue
 import threading
 import weakref
@@ -41,33 +40,15 @@ class Reader:
         self.source, self.name, self.shape, self.held = source, name, shape, held
         self.timeout = timeout
         self.error: Exception | None = None
-        self._begin()
-        if isinstance(source, np.ndarray):
-            check_mapped(source, name)
-            self._gather: Callable = _from_numpy
-            return
-        # a source may stall from the start
-        with self._lock:
-            found = self._submit(_takes_arrays, source, (len(held), *shape[1:]))
-        try:
-            self._gather = _by_increasing_rows if found.result(timeout) else _row_by_row
-        except TimeoutError:
-            if found.done():
-                raise
-            raise self._stalled("its first rows") from None
-
-    def _begin(self) -> None:
-        """Reset all state: at the start, and in a forked child without threads."""
-        self._process = os.getpid()
         self._coming: OrderedDict[Any, Future] = OrderedDict()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        if isinstance(source, np.ndarray):
+            check_mapped(source, name)
 
     def prepare(self, index: np.ndarray, dtype: Any) -> None:
         """Begin to gather rows that `take` will request."""
-        if self._process != os.getpid():
-            self._begin()
         with self._lock:
             self._start(_key(index, dtype), index, dtype)
 
@@ -79,8 +60,6 @@ class Reader:
             TimeoutError: if it takes longer than ``timeout``.
         """
         key = _key(index, dtype)
-        if self._process != os.getpid():
-            self._begin()
         with self._lock:
             future = self._start(key, index, dtype)
             self._coming.pop(key, None)
@@ -98,19 +77,17 @@ class Reader:
             future = self._coming[key] = Future()
             if len(self._coming) > MAX_COMING:
                 self._coming.popitem(last=False)[1].cancel()
-            self._submit(self.read, index, dtype, future=future)
+            self._submit(future, self.read, index, dtype)
         return future
 
-    def _submit(self, function: Callable, *args: Any, future: Future | None = None) -> Future:
+    def _submit(self, future: Future, function: Callable, *args: Any) -> None:
         """Let the thread call a function."""
-        future = Future() if future is None else future
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
             self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True)
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
         self._jobs.put((future, function, args))
-        return future
 
     def read(self, index: np.ndarray, dtype: Any) -> np.ndarray:
         """The rows of a flat index, read in this thread; zeros for `NO_ROW`.
@@ -136,7 +113,7 @@ class Reader:
             )
         index = index - held.start
         check_mapped(self.source, "the array")
-        rows = np.asarray(self._gather(self.source, index))
+        rows = np.asarray(_gathered(self.source, index))
         expected = (len(index), *self.shape[1:])
         if rows.shape != expected:
             raise ValueError(f"the source gave rows of shape {rows.shape}, expected {expected}")
@@ -219,36 +196,17 @@ def _serve(jobs: queue.SimpleQueue) -> None:
         del job, future, function, args
 
 
-def _takes_arrays(source: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a source can be indexed by an increasing array of rows without repeats."""
-    last = shape[0] - 1
-    index = np.unique([0, last // 2, last])
-    try:
-        return np.shape(_orthogonal(source)[index]) == (len(index), *shape[1:])
-    except (TypeError, IndexError, KeyError, ValueError, NotImplementedError):
-        return False
-
-
-def _orthogonal(source: Any) -> Any:
-    return getattr(source, "oindex", source)  # the attribute of Zarr arrays
-
-
-def _from_numpy(source: np.ndarray, index: np.ndarray) -> np.ndarray:
-    run = _stretch(index)
-    return source[run] if run is not None else source.take(index, axis=0, mode="clip")
-
-
-def _by_increasing_rows(source: Any, index: np.ndarray) -> np.ndarray:
+def _gathered(source: Any, index: np.ndarray) -> Any:
+    """Rows in the order of an index; other sources than NumPy's see increasing rows only."""
     run = _stretch(index)
     if run is not None:
         return source[run]
+    if isinstance(source, np.ndarray):
+        return source.take(index, axis=0, mode="clip")
     rows, where = np.unique(index, return_inverse=True)
     run = _stretch(rows)
-    return np.asarray(source[run] if run is not None else _orthogonal(source)[rows])[where]
-
-
-def _row_by_row(source: Any, index: np.ndarray) -> np.ndarray:
-    return np.stack([np.asarray(source[row]) for row in index.tolist()])
+    orthogonal = getattr(source, "oindex", source)  # the attribute of Zarr arrays
+    return np.asarray(source[run] if run is not None else orthogonal[rows])[where]
 
 
 def _stretch(index: np.ndarray) -> slice | None:
