@@ -44,7 +44,7 @@ from numpyro.infer import MCMC, init_to_sample
 from published import kim_2025
 
 from numpyro_geom import PXSGHMC, SGHMC, Expansion, Factors, run
-from numpyro_geom.diagnostics.predictive import PredictionStream
+from numpyro_geom.diagnostics import PredictionStream
 
 TRAINING_ROWS = 40_960
 PRIOR_VARIANCE = {"SGLD": 0.2, "pSGLD": 0.2, "SGHMC": 0.05, "SGNHT": 0.05, "PXSGHMC": 0.02}
@@ -208,14 +208,13 @@ def sample(parsed: argparse.Namespace) -> None:
         monitor=lambda draws: print(add(stream, draws["logits"]), flush=True),
     )
     print(f"{time.time() - begun:.0f} s")
-    print(stream.classification())
+    print(f"calibration error {stream.calibration_error:.4f}")
 
 
 def add(stream: PredictionStream, logits: np.ndarray) -> str:
     """Add the draws of a cycle to the stream; returns a line about all draws so far."""
     stream.add(logits)
-    found = stream.classification()
-    return f"{stream.num_draws} draws: accuracy {found.accuracy:.4f}, NLL {found.nll:.4f}"
+    return f"{stream.num_draws} draws: accuracy {stream.accuracy:.4f}, NLL {stream.nll:.4f}"
 
 
 def nested(sites: dict[str, jax.Array]) -> dict:

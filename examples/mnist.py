@@ -72,6 +72,7 @@ from convolution import convolve
 from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC
+from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import (
     ISGD,
@@ -88,7 +89,7 @@ from numpyro_geom import (
     run,
     train,
 )
-from numpyro_geom.diagnostics.predictive import PredictionStream
+from numpyro_geom.diagnostics import PredictionStream
 
 CLASSES = 10
 THINNING = 100
@@ -268,7 +269,7 @@ def logits_of(w: Mapping[str, jax.Array], X: jax.Array, key: jax.Array | None = 
 def curvature_of(w: Mapping[str, jax.Array], X: jax.Array, y: jax.Array) -> jax.Array:
     """|largest eigenvalue| / |gradient| of the loss in the pixels, shape (rows,).
 
-    That of `input_curvature`, without its iteration: logits are linear in the pixels near an image,
+    Exact for these networks: logits are linear in the pixels near an image,
     so the Hessian is that of the softmax, ``B B'``, between two Jacobians.
     """
 
@@ -425,6 +426,7 @@ class Measures:
     def __init__(self, data: Data) -> None:
         self._test = PredictionStream(data.test_y, logits=True)
         self._outside = PredictionStream(logits=True)
+        self._test_y, self._log_p = data.test_y, 0.0
         self._last: np.ndarray | None = None
         self._distances: list[float] = []
         self._curvatures: list[float] = []
@@ -433,6 +435,7 @@ class Measures:
         """Add draws, shaped (1, draws, ...)."""
         self._test.add(predictions["test"])
         self._outside.add(predictions["outside"])
+        self._log_p = self._log_p + log_softmax(predictions["test"], axis=-1).sum((0, 1))
         self._curvatures += np.ravel(predictions["curvature"]).tolist()
         for weights in np.asarray(predictions["weights"])[0]:
             if self._last is not None:
@@ -444,19 +447,19 @@ class Measures:
         """All measures; ``follow`` tells whether the draws are successive draws of a chain."""
         from sklearn.metrics import roc_auc_score
 
-        found = self._test.classification()
+        test, p = self._test, self._test.probabilities
         entropies = [stream.entropy for stream in (self._test, self._outside)]
         truth = np.repeat([0, 1], [len(x) for x in entropies])
         return Result(
-            accuracy=found.accuracy,
-            nll=found.nll,
-            brier=found.brier,
-            ece=found.calibration_error,
+            accuracy=test.accuracy,
+            nll=test.nll,
+            brier=float(((p - np.eye(p.shape[1])[self._test_y]) ** 2).sum(axis=1).mean()),
+            ece=test.calibration_error,
             auroc=float(roc_auc_score(truth, np.concatenate(entropies))),
-            ambiguity=found.ambiguity_geometric,
+            ambiguity=-float(np.mean(logsumexp(self._log_p / test.num_draws, axis=-1))),
             distance=float(np.mean(self._distances)) if follow and self._distances else math.nan,
-            draws=self._test.num_draws,
-            confidence=found.confidence,
+            draws=test.num_draws,
+            confidence=float(p.max(axis=1).mean()),
             curvature=float(np.mean(self._curvatures)),
         )
 

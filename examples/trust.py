@@ -32,7 +32,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
-from numpyro_geom.diagnostics import bias_vs_step, compare, plots
+from numpyro_geom.diagnostics import bias_vs_step, compare
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -182,49 +182,71 @@ SUMMARY_HEAD = (
 
 
 def marginals(mcmc: MCMC, reference: MCMC) -> Any:
-    """Four marginal posteriors, compared with those of NUTS."""
-    sides = [
-        {
-            name: np.asarray(m.get_samples(group_by_chain=True)[site])[(..., *index)]
-            for name, (site, *index) in SHOWN.items()
-        }
-        for m in (mcmc, reference)
-    ]
-    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), layout="constrained")
-    plots.plot_comparison(*sides, ax=axes)
+    """Four marginal posteriors over those of NUTS."""
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 4.5), layout="constrained")
+    rows = {s.name: s for s in compare(mcmc, reference).scalars}
+    for ax, (name, (site, *index)) in zip(axes.flat, SHOWN.items(), strict=True):
+        x, y = (np.asarray(m.get_samples()[site])[(slice(None), *index)] for m in (mcmc, reference))
+        bins = np.linspace(*np.quantile(np.concatenate([x, y]), [0.001, 0.999]), 41)
+        ax.hist(y, bins, density=True, color="0.75", label="NUTS")
+        ax.hist(x, bins, density=True, histtype="step", linewidth=1.4, label="this run")
+        row = rows[name]
+        ax.set_title(
+            f"{name}: mean off {row.mean_error:+.2f} $\\pm$ {row.mean_noise:.2f} sd, "
+            f"sd $\\times$ {row.sd_ratio:.2f} $\\pm$ {row.sd_noise:.2f}",
+            fontsize="small",
+        )
+        ax.set_yticks([])
+    axes[0, 0].legend(fontsize="small", frameon=False)
     return figure
 
 
 def traces(idatas: Mapping[str, Any]) -> Any:
-    """Energies and temperatures of all runs, one row per run."""
+    """Energies and smoothed temperatures of all runs, one row per run, one line per chain."""
     size = (WIDTH, 2 * len(idatas) + 0.5)
     figure, axes = plt.subplots(
         len(idatas), 2, figsize=size, layout="constrained", sharex=True, sharey="col", squeeze=False
     )
     for (name, idata), (left, right) in zip(idatas.items(), axes, strict=True):
-        plots.plot_energy(idata, ax=left)
-        plots.plot_temperatures(idata, ax=right)
-        right.get_legend().remove()
-        mean = float(idata["sample_stats"]["configurational_temperature"].mean())
-        left.set_title(TITLES[name])
-        right.set_title(f"mean {mean:.2f}, target 1")
-    for ax in axes[:-1].flat:
-        ax.set_xlabel("")
+        stats = idata["sample_stats"]
+        temperature = stats["configurational_temperature"]
+        width = max(1, temperature.sizes["draw"] // 20)
+        stats["energy"].plot.line(x="draw", ax=left, linewidth=0.7, add_legend=False)
+        smooth = temperature.rolling(draw=width, center=True).mean()
+        smooth.plot.line(x="draw", ax=right, linewidth=0.9, add_legend=False)
+        right.axhline(1, color="black", linestyle="--", linewidth=1)
+        left.set(title=TITLES[name], xlabel="", ylabel="energy U (nats)")
+        right.set(title=f"mean {float(temperature.mean()):.2f}, target 1", xlabel="")
+        right.set_ylabel("temperature")
+    for ax in axes[-1]:
+        ax.set_xlabel("draw")
     return figure
 
 
 def bias_curves(curves: Mapping[str, Any]) -> Any:
     """Bias against the step size, for a large step size and for the automatic one."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(WIDTH, 4), layout="constrained")
-    for (name, curve), ax in zip(curves.items(), np.atleast_1d(axes), strict=True):
-        plots.plot_bias(curve, [*SHOWN][:3], ax=ax)
-        ax.set_title(f"{TITLES[name]}\nh = {curve.step_size:.2g}")
-        ax.get_legend().remove()
-    for ax in np.atleast_1d(axes)[1:]:
-        ax.set_ylabel("")
-    figure.legend(
-        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    figure, axes = plt.subplots(
+        1, len(curves), figsize=(WIDTH, 4), layout="constrained", squeeze=False
     )
+    for (name, curve), ax in zip(curves.items(), axes.flat, strict=True):
+        sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
+        h = np.array([*curve.step_sizes, 0.0])
+        chosen = [s for s in curve.scalars if s.name in [*SHOWN][:3]]
+        for k, s in enumerate(chosen):
+            sd, color, is_sd = sds[s.name], f"C{k}", s.moment == "sd"
+            # shifted a little, so that the bars of different scalars do not overlap
+            at = h + 0.004 * h.max() * (k - len(chosen) / 2)
+            values = (np.array([*s.values, s.limit]) - s.limit) / sd
+            errors = np.array([*s.errors, s.limit_error]) / sd
+            label, marker = f"{s.moment} of {s.name}", "o" if is_sd else "s"
+            ax.errorbar(at, values, errors, color=color, fmt=marker, markersize=4, label=label)
+            ax.plot(h, s.slope * h / sd, "-" if is_sd else "--", color=color, linewidth=1)
+        ax.axhline(0, color="0.5", linewidth=0.8)
+        ax.axvline(curve.step_size, color="0.5", linestyle=":", label="kernel's own h")
+        ax.set(title=f"{TITLES[name]}\nh = {curve.step_size:.2g}", xlabel="step size h")
+    axes[0, 0].set_ylabel("bias, in sd at the smallest h")
+    handles = ax.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

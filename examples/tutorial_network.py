@@ -21,9 +21,10 @@ from numpyro.contrib.module import random_flax_module
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, Predictive
 from sklearn.datasets import load_digits, load_sample_images
+from sklearn.metrics import roc_auc_score
 
 from numpyro_geom import SGHMC, train
-from numpyro_geom.diagnostics import predictive
+from numpyro_geom.diagnostics import PredictionStream
 
 # --8<-- [end:imports]
 
@@ -108,16 +109,18 @@ members = {
     "four trained networks": lambda X: logits(networks, X, 1),
     "chains": lambda X: logits(draws, X),
 }
-inside = {name: of(X_test) for name, of in members.items()}
-outside = {name: of(other) for name, of in members.items()}
+inside = {name: PredictionStream(y_test, logits=True) for name in members}
+outside = {name: PredictionStream(logits=True) for name in members}
 print(f"{'':22s} accuracy    NLL  calibration error  AUROC of photographs")
-for name in members:
-    measured = predictive.classification(inside[name], y_test, logits=True)
-    scores = [-predictive.predictive_entropy(x[name], logits=True) for x in (inside, outside)]
-    auroc = predictive.out_of_distribution(*scores).auroc
+for name, of in members.items():
+    digits, others = inside[name], outside[name]
+    digits.add(of(X_test)[None])
+    others.add(of(other)[None])
+    is_other = np.repeat([0, 1], [len(X_test), len(other)])
+    auroc = roc_auc_score(is_other, np.concatenate([digits.entropy, others.entropy]))
     print(
-        f"{name:22s} {measured.accuracy:8.3f} {measured.nll:6.3f}"
-        f" {measured.calibration_error:18.3f} {auroc:21.3f}"
+        f"{name:22s} {digits.accuracy:8.3f} {digits.nll:6.3f}"
+        f" {digits.calibration_error:18.3f} {auroc:21.3f}"
     )
 # --8<-- [end:predict]
 
@@ -125,9 +128,9 @@ for name in members:
 # --8<-- [start:mixing]
 def rhats(draws):
     weights = max(float(split_gelman_rubin(x).max()) for x in draws.values())
-    stream = predictive.PredictionStream(y_test, logits=True)
+    stream = PredictionStream(y_test, logits=True)
     stream.add(logits(draws, X_test).reshape(4, -1, len(X_test), 10))
-    predictions = stream.function_space().rhat
+    predictions = split_gelman_rubin(stream.label_probabilities)
     return weights, np.nanmedian(predictions), np.nanquantile(predictions, 0.95)
 
 
@@ -142,9 +145,8 @@ for name, of in (("step by hand", draws), ("automatic step", automatic)):
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for ax, name in zip(axes, ("one trained network", "chains"), strict=True):
     for of, color, label in ((inside, "C0", "digits"), (outside, "C1", "photographs")):
-        entropy = predictive.predictive_entropy(of[name], logits=True)
-        ax.hist(entropy, np.linspace(0, np.log(10), 30), density=True, alpha=0.5, color=color,
-                label=label)  # fmt: skip
+        bins = np.linspace(0, np.log(10), 30)
+        ax.hist(of[name].entropy, bins, density=True, alpha=0.5, color=color, label=label)
     ax.set(title=name, xlabel="entropy of the prediction, in nats", yticks=[])
 axes[1].legend()
 figure.savefig("entropy.png")

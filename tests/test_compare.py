@@ -14,7 +14,7 @@ from targets import as_if_run
 
 from numpyro_geom import to_inference_data
 from numpyro_geom.diagnostics import compare, comparison
-from numpyro_geom.diagnostics.comparison import _wasserstein, scalar_differences
+from numpyro_geom.diagnostics.comparison import differences
 from numpyro_geom.diagnostics.draws import Scalars, read_draws
 from numpyro_geom.diagnostics.monte_carlo import estimate_moments
 
@@ -31,11 +31,9 @@ def autoregressive(
 
 
 def table(x: np.ndarray, y: np.ndarray) -> tuple:
-    """The part that compares scalars, without the joint distances."""
+    """The part that compares scalars, without the directions."""
     names = tuple(map(str, range(x.shape[2])))
-    return scalar_differences(
-        Scalars(names, x), Scalars(names, y), estimate_moments(x), estimate_moments(y)
-    )
+    return differences(Scalars(names, x), Scalars(names, y))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +46,7 @@ def test_false_alarms_of_scalars(own: float, other: float, skewed: bool) -> None
     y = autoregressive(rng, other, 4, 500, 4 * repeats)
     if skewed:
         x, y = np.exp(x / 2), np.exp(y / 2)
-    # 4 scalars a comparison: the correction is for 16 tests in place of 4 x 400
+    # 4 scalars a comparison: the correction is for 12 tests in place of 3 x 400
     p_values = np.array([s.p_value for s in table(x, y)])
     assert np.all(p_values == 1.0) or p_values.min() > 0
     raw = np.array(
@@ -71,21 +69,14 @@ def test_squares_that_never_change_have_the_size_of_the_draws() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
-def test_false_alarms_of_joint_distances(
-    correlation: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparison, "PERMUTATIONS", 99)
+def test_false_alarms_of_directions(correlation: float) -> None:
     rng = np.random.default_rng(1)
-    p_values = []
+    level, count = comparison.FALSE_ALARM / 2, 0
     for _ in range(60):
-        x, y = (autoregressive(rng, correlation, 8, 500, 3) for _ in range(2))
-        size = 4000 * (1 - correlation) / (1 + correlation)
-        few = [comparison.about_independent(z, size, most=100) for z in (x, y)]
-        found = comparison.joint_distances(few[0], few[1], rng, wasserstein=False)
-        p_values.append([d.p_value for d in found])
-    # uniform p values: 18 of 60 below 0.3, sd 3.5; 4 sd on either side of it are allowed
-    counts = np.sum(np.array(p_values) <= 0.3, axis=0)
-    assert np.all(np.abs(counts - 18) <= 14)
+        x, y = (autoregressive(rng, correlation, 4, 500, 3) for _ in range(2))
+        count += min(d.p_value for d in compare({"w": x}, {"w": y}).directions) < level
+    # 60 x 0.005 are 0.3 by design: more than 3 have probability 3e-4
+    assert count <= 3
 
 
 def test_errors_of_autocorrelated_draws() -> None:
@@ -123,7 +114,6 @@ def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
     x[..., 1] = np.sqrt(12) * (rng.uniform(size=(4, 1000)) - 0.5)  # the same mean and sd
     rows = table(x, y)
     assert abs(rows[0].mean_error - 0.15) < 5 * rows[0].mean_noise
-    assert abs(rows[0].w1 - 0.15) < 5 * rows[0].w1_noise
     level = comparison.FALSE_ALARM / 2
     assert [s.p_value < level for s in rows] == [True, True, False]
     assert abs(rows[1].mean_error) < 5 * rows[1].mean_noise
@@ -131,56 +121,19 @@ def test_power_on_a_mean_off_by_a_tenth_and_on_a_shape() -> None:
     assert abs(rows[1].coverage - 0.95) < 5 * rows[1].coverage_noise
 
 
-def test_floor_of_w1_is_its_mean_by_chance() -> None:
-    rng = np.random.default_rng(5)
-    x, y = rng.normal(size=(1, 300, 400)), rng.normal(size=(1, 600, 400))
-    w1, unit = _wasserstein(x, y, np.ones(400))
-    floor = unit * np.sqrt(1 / 300 + 1 / 600)
-    error = w1.std() / np.sqrt(400)
-    assert abs(w1.mean() - floor.mean()) < 4 * error
-    # and the excess is within the bound: one-sided 2.33 errors of the mean in at most 1%
-    excess = (w1 - floor) / np.sqrt(1 / 300 + 1 / 600)
-    assert np.mean(excess > 2.33) <= 0.03
-
-
-def test_joint_distances_see_what_no_scalar_shows() -> None:
+def test_directions_see_what_no_scalar_shows() -> None:
     rng = np.random.default_rng(6)
-    y = rng.normal(size=(4, 500, 2))
-    x = rng.normal(size=(4, 500, 2))
+    x, y = rng.normal(size=(2, 4, 500, 2))
     x[..., 1] = 0.6 * x[..., 0] + 0.8 * x[..., 1]
-    found = compare({"w": x}, {"w": y}, wasserstein=True)
+    found = compare({"w": x}, {"w": y})
     assert all(s.p_value > 0.005 for s in found.scalars)
     assert not found.within_noise
-    assert [d.name for d in found.joint] == ["sliced Wasserstein-2", "MMD", "Wasserstein-1"]
-    for d in found.joint:
-        assert d.value > d.floor + 3 * d.floor_error
-        assert d.p_value < 0.005
-
-
-def test_joint_distances_against_their_definitions() -> None:
-    rng = np.random.default_rng(7)
-    x, y = rng.normal(size=(2, 30, 2))
-    y += 1
-    pooled = np.concatenate([x, y])
-    labels = np.zeros((1, 60), bool)
-    labels[0, :30] = True
-    gaps = np.sqrt(((pooled[:, None] - pooled) ** 2).sum(-1))
-    kernel = np.exp(-(gaps**2) / (2 * np.median(gaps[np.triu_indices(60, 1)] ** 2)))
-    blocks = kernel[:30, :30].mean(), kernel[30:, 30:].mean(), kernel[:30, 30:].mean()
-    assert comparison._mmd(pooled, labels)[0] ** 2 == pytest.approx(
-        blocks[0] + blocks[1] - 2 * blocks[2]
-    )
-    total = 0.0
-    directions = np.random.default_rng(8)
-    for _ in range(comparison.PROJECTIONS):
-        d = directions.normal(size=2)
-        d /= np.linalg.norm(d)
-        total += np.mean((np.sort(x @ d) - np.sort(y @ d)) ** 2)
-    sliced = comparison._sliced(pooled, labels, np.random.default_rng(8))[0]
-    assert sliced**2 == pytest.approx(total / comparison.PROJECTIONS)
-    # a shift costs its length, whatever the plan
-    shifted = comparison._exact(np.concatenate([x, x + np.array([3.0, 4.0])]), labels)
-    assert shifted[0] == pytest.approx(5.0)
+    # the variance along (cos a, sin a) is 1 + 0.6 sin 2a
+    ratios = [d.sd_ratio for d in found.directions]
+    assert min(ratios) == pytest.approx(0.4**0.5, abs=0.06)
+    assert max(ratios) == pytest.approx(1.6**0.5, abs=0.06)
+    assert "worst of 32 directions" in str(found)
+    assert compare({"w": x[..., 0]}, {"w": y[..., 0]}).directions == ()
 
 
 def model(y: Any) -> None:
@@ -208,12 +161,12 @@ def test_runs_exports_and_dicts_give_the_same() -> None:
         assert found.constant == ("one",)
         assert {s.name for s in found.scalars} == names
         assert found.within_noise
-    frames = [found.to_dataframe().sort_index() for found in results]
-    for frame in frames[1:]:
-        np.testing.assert_allclose(frame, frames[0], rtol=1e-6)
+    rows = [[s[1:] for s in sorted(found.scalars)] for found in results]
+    for row in rows[1:]:
+        np.testing.assert_allclose(row, rows[0], rtol=1e-6)
     text = str(results[0])
     assert "constant, left out: one" in text
-    assert "within noise: 3 scalars and 2 joint distances" in text
+    assert "within noise: 3 scalars and 32 directions" in text
     assert repr(results[0]) == text
     assert "<td>s[1]</td>" in results[0]._repr_html_()
 
@@ -291,8 +244,6 @@ def test_chains_in_different_places_say_little() -> None:
     x["w"] = x["w"] / 100 + np.array([-1.0, 1.0])[:, None, None]
     found = compare(x, y)
     assert max(s.ess for s in found.scalars) < 10
-    assert found.joint == ()
-    assert "joint distances: not computed" in str(found)
     if found.within_noise:
         assert "That says little" in found.verdict
 
@@ -304,9 +255,9 @@ def test_many_scalars_show_the_worst() -> None:
     found = compare({"w": x}, {"w": y})
     lines = str(found).splitlines()
     assert lines[1].startswith("w[37]")
-    assert len(lines) == 1 + comparison.SHOWN + 6
+    assert len(lines) == 1 + comparison.SHOWN + 5
     assert "draws: 2 chains of 200; reference: 2 chains of 200" in lines
-    assert found.to_dataframe().shape == (40, 12)
+    assert len(found.scalars) == 40
 
 
 def test_errors() -> None:

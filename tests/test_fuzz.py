@@ -19,7 +19,7 @@ QUICK = tuple(
         {
             *("RMSprop", "Wenzel", "Monge", "Shampoo", "Identity", "Expansion", "Factors"),
             *("constant", "polynomial", "cyclical", "HostRows", "compare", "fisher_root"),
-            *(name for name in CALLS if name.startswith("predictive")),
+            "PredictionStream",
         }
     )
 )
@@ -64,17 +64,12 @@ FOUND = {
     "SWAG model=distribution": "model must be a NumPyro model, got .* distribution, Normal",
     "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
     "compare var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
-    "compare seed='nan'": "seed must be an integer of at least 0, got 'nan'",
-    "compare wasserstein=vector": "wasserstein must be True or False",
     "print_summary prob={None: None}": "prob must be a number",
     "print_summary prob=1.5": "prob must be at least 0.01 and below 1, got 1.5",
     "print_summary prob=1e-30": "prob must be at least 0.01",
-    "predictive.PredictionStream labels=keys": "labels must be an array",
-    "predictive.draw_distances draws=keys": "draws must be an array",
+    "PredictionStream labels=keys": "labels must be an array",
+    "PredictionStream batch=key": "predictions must be an array, got .*which NumPy cannot read",
     "print_summary exclude_deterministic=jax int": "exclude_deterministic must be True or False",
-    "predictive.confidence source=key": "source must be an array, got .*which NumPy cannot read",
-    "predictive.out_of_distribution outside=key": "outside must be an array",
-    "predictive.draw_distances draws={'w': 1}": "draws must be an array of shape",
     "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
     "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
     "SGNHT gamma=3-D": "SGNHT got an unexpected keyword argument 'gamma'",

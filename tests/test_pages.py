@@ -58,14 +58,12 @@ def test_gallery_shows_every_example() -> None:
 MODULES = (
     "",
     ".diagnostics",
-    ".diagnostics.plots",
-    ".diagnostics.predictive",
     ".laplace.information",
     ".laplace",
 )
 
 
-ELSEWHERE = {"plots", "predictive", "constant", "polynomial", "cyclical"}
+ELSEWHERE = {"constant", "polynomial", "cyclical"}
 """Modules, and the other names of the classes of schedules."""
 
 

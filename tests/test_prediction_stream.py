@@ -1,11 +1,10 @@
-"""Predictions gathered from a stream of draws, against those of all draws at once."""
+"""Predictions gathered from a stream of draws, against scikit-learn and NumPyro."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,99 +13,95 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
-from scipy.special import log_softmax
+from scipy import stats
+from scipy.special import softmax
 from tiers import short
 
 from numpyro_geom import SGHMC
-from numpyro_geom.diagnostics.predictive import PredictionStream, classification
+from numpyro_geom.diagnostics import PredictionStream
 from numpyro_geom.runs import run
 
-CHAINS, DRAWS, ROWS, CLASSES = 2, 30, 7, 3
+metrics = pytest.importorskip("sklearn.metrics", reason="the examples extra is not installed")
+
+CHAINS, DRAWS, ROWS, CLASSES = 2, 30, 40, 3
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, CLASSES, ROWS)
-LOGITS = RNG.normal(size=(CHAINS, DRAWS, ROWS, CLASSES))
+# draws agree a little with each other and with the labels
+LOGITS = np.eye(CLASSES)[LABELS] + RNG.normal(size=(CHAINS, DRAWS, ROWS, CLASSES))
+P = softmax(LOGITS, axis=-1)
+
+
+def told(predictions: Any, labels: Any = LABELS, **settings: Any) -> PredictionStream:
+    stream = PredictionStream(labels, **settings)
+    stream.add(np.asarray(predictions))
+    return stream
 
 
 @pytest.mark.parametrize("cuts", [[30], [1] * 30, [7, 11, 12]])
-def test_it_is_what_all_draws_at_once_give(cuts: list[int]) -> None:
-    stream, first = PredictionStream(LABELS, logits=True), 0
+@pytest.mark.parametrize("logits", [True, False])
+def test_scores_are_those_of_scikit_learn(cuts: list[int], logits: bool) -> None:
+    stream, first = PredictionStream(LABELS, logits=logits), 0
     for draws in cuts:
-        stream.add(LOGITS[:, first : first + draws])
+        stream.add((LOGITS if logits else P)[:, first : first + draws])
         first += draws
-    found = stream.classification()._asdict()
-    together = LOGITS.reshape(-1, ROWS, CLASSES)
-    expected = classification(together, LABELS, logits=True)._asdict()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
-    p = np.exp(log_softmax(together, -1))
-    np.testing.assert_allclose(stream.probabilities, p.mean(0), rtol=1e-12)
-    own = -(p * np.log(p)).sum(-1).mean()
-    assert found["mutual_information"] == pytest.approx(found["entropy"] - own)
+    mean = P.mean((0, 1))
     assert stream.num_draws == CHAINS * DRAWS
+    np.testing.assert_allclose(stream.probabilities, mean, rtol=1e-12)
+    assert stream.accuracy == metrics.accuracy_score(LABELS, mean.argmax(1))
+    assert stream.nll == pytest.approx(metrics.log_loss(LABELS, mean))
+    np.testing.assert_allclose(stream.entropy, stats.entropy(mean, axis=1), rtol=1e-12)
+    own = stats.entropy(P, axis=-1).mean((0, 1))
+    np.testing.assert_allclose(stream.mutual_information, stream.entropy - own, atol=1e-12)
+    of_label = np.take_along_axis(P, LABELS[None, None, :, None], 3)[..., 0]
+    np.testing.assert_allclose(stream.label_probabilities, of_label, rtol=1e-6)
 
 
 def test_rows_without_labels_have_entropies() -> None:
     """Draws that disagree on the first row, and are each unsure of the second."""
-    unlabelled, sure, doubt = PredictionStream(), [0.9, 0.1], [0.5, 0.5]
-    labelled = PredictionStream([1, 0])
-    p = np.array([[[sure, doubt], [sure[::-1], doubt]]])
-    for stream in (unlabelled, labelled):
-        stream.add(p[:, :1])
-        stream.add(p[:, 1:])
-        own = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
-        np.testing.assert_allclose(stream.entropy, np.log(2) * np.ones(2))
-        np.testing.assert_allclose(stream.mutual_information, [np.log(2) - own, 0], atol=1e-12)
-    assert labelled.classification().mutual_information == pytest.approx((np.log(2) - own) / 2)
-    assert labelled.classification().brier == pytest.approx(0.25)
-    for measure in (unlabelled.classification, unlabelled.function_space):
+    sure, doubt = [0.9, 0.1], [0.5, 0.5]
+    stream = told([[[sure, doubt], [sure[::-1], doubt]]], None)
+    own = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    np.testing.assert_allclose(stream.entropy, np.log(2) * np.ones(2))
+    np.testing.assert_allclose(stream.mutual_information, [np.log(2) - own, 0], atol=1e-12)
+    for name in ("accuracy", "nll", "calibration_error", "label_probabilities"):
         with pytest.raises(ValueError, match=r"expected labels, .*PredictionStream\(labels\)"):
-            measure()
-    for name in ("entropy", "mutual_information"):
-        with pytest.raises(ValueError, match="call `add`"):
-            getattr(PredictionStream(), name)
+            getattr(stream, name)
 
 
 def test_labels_may_be_booleans() -> None:
-    streams = [PredictionStream(LABELS.clip(0, 1).astype(t), logits=True) for t in (int, bool)]
-    for stream in streams:
-        stream.add(LOGITS[..., :2])
-    expected, found = (stream.classification() for stream in streams)
-    np.testing.assert_equal(found._asdict(), expected._asdict())
+    few = LABELS.clip(0, 1)
+    streams = [told(LOGITS[..., :2], few.astype(t), logits=True) for t in (int, bool)]
+    assert streams[0].nll == streams[1].nll
 
 
 def test_labels_that_are_improbable_do_not_underflow() -> None:
-    stream = PredictionStream([0], logits=True)
-    for shift in (800.0, 900.0):
-        stream.add(np.array([[[[0.0, shift]]]]))
-    assert stream.classification().nll == pytest.approx(800 + np.log(2))
+    stream = told([[[[0.0, 800.0]], [[0.0, 900.0]]]], [0], logits=True)
+    assert stream.nll == pytest.approx(800 + np.log(2))
+    # one draw may rule a label out, and all draws together
+    assert told([[[[0.0, 1.0]], [[0.5, 0.5]]]], [0]).nll == pytest.approx(-np.log(0.25))
+    assert told([[[[0.0, 1.0]]]], [0]).nll == np.inf
 
 
-@pytest.mark.arviz
-@pytest.mark.parametrize(("rho", "draws", "whole"), [(0.0, 500, 496), (0.9, 8000, 7936)])
-def test_function_space_is_that_of_the_draws(rho: float, draws: int, whole: int) -> None:
-    """Batches of 8 and of 128 draws; the last one has only begun."""
-    chains, rows = 4, 20
-    rng = np.random.default_rng(1)
-    x = np.zeros((chains, draws, rows))
-    x[:, 0] = rng.normal(size=(chains, rows))
-    for k in range(1, draws):
-        x[:, k] = rho * x[:, k - 1] + (1 - rho**2) ** 0.5 * rng.normal(size=(chains, rows))
-    x[0, :, 0] += 1.0  # a chain that is elsewhere
-    p = 0.5 + 0.01 * x
-    stream = PredictionStream(np.ones(rows, int))
-    for first in range(0, draws, 130):
-        stream.add(p[:, first : first + 130])
-    rhat, ess = stream.function_space()
-    used = p[:, :whole]
-    expected = [arviz.rhat(used[:, :, k], method="split") for k in range(rows)]
-    np.testing.assert_allclose(rhat, expected, rtol=1e-6)
-    assert rhat[0] > 1.03
-    assert rhat[1:].max() < 1.03
-    theory = chains * draws * (1 - rho) / (1 + rho)
-    # the variance of so many means; with a correlation time of 19 that of 128 draws is 7% low
-    batches = chains * min(draws**0.5, 63)
-    error = (2 / batches) ** 0.5 / (rows - 1) ** 0.5
-    assert np.mean(1 / ess[1:]) * theory == pytest.approx(1, abs=4 * error + 0.1)
+def test_calibration_error() -> None:
+    # right yes yes yes no at .9: |0.75 - 0.9|
+    p = np.repeat([[0.1, 0.9]], 4, axis=0)
+    assert told([[p]], [1, 1, 1, 0]).calibration_error == pytest.approx(0.15)
+    # bins (l, r]: 9 / 15 is alone in (8 / 15, 9 / 15]
+    q = np.array([0.6, 0.61, 0.66, 1.0])
+    found = told([[np.stack([1 - q, q], 1)]], [1, 0, 1, 1]).calibration_error
+    assert found == pytest.approx((0.4 + abs(1 - 0.61 - 0.66) + 0) / 4)
+    rng = np.random.default_rng(0)
+    q, y = rng.uniform(0.5, 1, size=500), rng.binomial(1, 0.8, size=500)
+    inside = [(q > k / 15) & (q <= (k + 1) / 15) for k in range(15)]
+    total = sum(abs(y[x].sum() - q[x].sum()) for x in inside)
+    assert told([[np.stack([1 - q, q], 1)]], y).calibration_error == pytest.approx(total / 500)
+
+
+def test_the_label_is_followed_in_up_to_a_thousand_rows() -> None:
+    p = np.random.default_rng(1).dirichlet(np.ones(2), size=(1, 3, 3000))
+    kept = told(p, np.zeros(3000, int)).label_probabilities
+    assert kept.shape == (1, 3, 1000)
+    np.testing.assert_allclose(kept[..., [0, -1]], p[..., [0, -1], 0], rtol=1e-6)
 
 
 def model(x: Any, y: Any) -> None:
@@ -142,32 +137,34 @@ def test_a_run_is_monitored_and_goes_on(on_disk: bool, tmp_path: Path) -> None:
     logits = found.mcmc.get_samples(group_by_chain=True)
     weights = run(sampler(10), random.key(0), X, LABELS).mcmc.get_samples(group_by_chain=True)["w"]
     np.testing.assert_allclose(logits, np.einsum("ri,cdik->cdrk", X, weights), atol=1e-5)
-    together = np.reshape(logits, (-1, ROWS, CLASSES))
-    expected = classification(together, LABELS, logits=True)
+    together = PredictionStream(LABELS, logits=True)
+    together.add(logits)
     assert stream.num_draws == 10 * CHAINS
-    assert stream.classification().nll == pytest.approx(expected.nll)
+    assert stream.nll == pytest.approx(together.nll)
 
 
 @pytest.mark.parametrize(
     ("error", "match", "act"),
     [
-        (ValueError, "no draws have been added", lambda s: s.classification()),
+        (ValueError, "no draws have been added", lambda s: s.nll),
         (ValueError, "no draws have been added", lambda s: s.probabilities),
-        (ValueError, r"shape \(chains, draws, rows, classes\)", lambda s: s.add(LOGITS[0, 0])),
-        (ValueError, r"labels must have shape \(3,\)", lambda s: s.add(LOGITS[:, :, :3])),
-        (ValueError, "one array, got a dict of", lambda s: s.add({"a": LOGITS, "b": LOGITS})),
-        (ValueError, "of 2 chains as before, got 1", lambda s: (s.add(LOGITS), s.add(LOGITS[:1]))),
-        (ValueError, "at least 16 draws", lambda s: (s.add(LOGITS[:, :9]), s.function_space())),
-        (
-            ValueError,
-            r"of shape \(7, 3\) for each draw as before",
-            lambda s: (s.add(LOGITS), s.add(np.concatenate([LOGITS, LOGITS], -1))),
-        ),
+        (ValueError, r"shape \(chains, draws, rows, classes\)", lambda s: s.add(P[0])),
+        (ValueError, "two classes or more", lambda s: s.add(P[..., :1])),
+        (ValueError, r"labels must have shape \(3,\)", lambda s: s.add(P[:, :, :3])),
+        (ValueError, "between 0 and 1, got some from 0 to 2", lambda s: s.add(P[..., :2])),
+        (ValueError, r"\(2, 40, 3\) as before", lambda s: (s.add(P), s.add(P[:1]))),
+        (ValueError, "must sum to 1", lambda s: s.add(2 * P)),
+        (ValueError, "must not be negative", lambda s: s.add(P - [0.9, 0, -0.9])),
+        (ValueError, "pass logits=True", lambda s: s.add(LOGITS)),
+        (ValueError, "finite, and 7200 of 7200 are not", lambda s: s.add(np.nan * P)),
+        (TypeError, "predictions must be real", lambda s: s.add(P > 0)),
+        (TypeError, "labels must be integers", lambda _: PredictionStream(LABELS + 0.0)),
+        (TypeError, "logits must be True or False", lambda _: PredictionStream(logits=1)),
     ],
 )
 def test_bad_input(error: type[Exception], match: str, act: Any) -> None:
     with pytest.raises(error, match=match):
-        act(PredictionStream(LABELS, logits=True))
+        act(PredictionStream(LABELS))
 
 
 def test_monitor_must_be_a_function() -> None:

@@ -31,7 +31,6 @@ from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
 from numpyro_geom import diagnostics
-from numpyro_geom.diagnostics import predictive
 from numpyro_geom.laplace import information
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
@@ -267,8 +266,8 @@ def trained(x: Any, y: Any, rng_key: Any, model: Any, **settings: Any) -> Any:
     return ng.train(model, rng_key, x, y, **settings)
 
 
-def stream(labels: Any, logits: Any, bins: Any, batch: Any) -> Any:
-    told = predictive.PredictionStream(labels, logits=logits, bins=bins)
+def stream(labels: Any, logits: Any, batch: Any) -> Any:
+    told = diagnostics.PredictionStream(labels, logits=logits)
     told.add(batch)
     return told
 
@@ -362,10 +361,7 @@ CALLS: dict[str, Call] = {
     "step_size_summary": Call(ng.step_size_summary, lambda: {"*": short_run()}),
     "compare": Call(
         diagnostics.compare,
-        lambda: {
-            "draws": draws(), "reference": draws(), "var_names": None, "wasserstein": False,
-            "seed": 0,
-        },
+        lambda: {"draws": draws(), "reference": draws(), "var_names": None},
     ),
     "fisher_root": Call(
         functools.partial(root_of, information.fisher_root, dist.Normal(0.5, 0.5)),
@@ -375,33 +371,8 @@ CALLS: dict[str, Call] = {
         functools.partial(root_of, information.prior_root, np.float32(0.5)),
         lambda: {"d": dist.Normal(1.0, 2.0)},
     ),
-    "predictive.classification": Call(
-        predictive.classification,
-        fields(source=P, labels=LABELS, var_name=None, logits=False, bins=15),
-    ),
-    "predictive.expected_calibration_error": Call(
-        predictive.expected_calibration_error,
-        fields(source=P, labels=LABELS, var_name=None, logits=False, bins=15),
-    ),
-    "predictive.confidence": Call(
-        predictive.confidence, fields(source=P, var_name=None, logits=False)
-    ),
-    "predictive.predictive_entropy": Call(
-        predictive.predictive_entropy, fields(source=P, var_name=None, logits=False)
-    ),
-    "predictive.out_of_distribution": Call(
-        predictive.out_of_distribution, fields(inside=np.ones(5), outside=np.zeros(4))
-    ),
-    "predictive.regression": Call(
-        predictive.regression,
-        fields(means=np.zeros((5, 12)), sds=np.ones((5, 12)), y=Y),
-    ),
-    "predictive.draw_distances": Call(
-        predictive.draw_distances,
-        lambda: {"draws": one_chain(), "normalised": False, "var_names": None},
-    ),
-    "predictive.PredictionStream": Call(
-        stream, fields(labels=LABELS, logits=False, bins=15, batch=P[None])
+    "PredictionStream": Call(
+        stream, fields(labels=LABELS, logits=False, batch=P[None])
     ),
 }  # fmt: skip
 

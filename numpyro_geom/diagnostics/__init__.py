@@ -1,10 +1,10 @@
-"""Results of a run: export to ArviZ, reports and warnings, comparisons, predictions and plots."""
+"""Results of a run: export to ArviZ, reports and warnings, comparisons and predictions."""
 
 from .._warning import SamplingWarning
-from . import plots, predictive
 from .checks import Check
-from .comparison import Comparison, Distance, ScalarDifference, compare
+from .comparison import Comparison, ScalarDifference, compare
 from .inference_data import to_inference_data
+from .predictive import PredictionStream
 from .report import Report, diagnose, print_summary, step_size_summary, warn_if_unreliable
 from .step_size_bias import BiasCurve, ScalarBias, bias_vs_step
 
@@ -12,7 +12,7 @@ __all__ = [
     "BiasCurve",
     "Check",
     "Comparison",
-    "Distance",
+    "PredictionStream",
     "Report",
     "SamplingWarning",
     "ScalarBias",
@@ -20,8 +20,6 @@ __all__ = [
     "bias_vs_step",
     "compare",
     "diagnose",
-    "plots",
-    "predictive",
     "print_summary",
     "step_size_summary",
     "to_inference_data",

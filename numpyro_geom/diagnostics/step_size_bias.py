@@ -18,7 +18,7 @@ from .._checks import check_int, check_key, check_number
 from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
 from ..sampling.schedules import Constant
-from .draws import Scalars, chosen, named, paths, to_scalars
+from .draws import chosen, named, paths, to_scalars
 from .monte_carlo import MomentEstimates, estimate_moments
 from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
 
@@ -59,11 +59,6 @@ class ScalarBias(NamedTuple):
     fit: float
     ess: float
 
-    @property
-    def is_negative(self) -> bool:
-        """Whether this is an sd whose fitted line is not above 0 at h = 0."""
-        return self.moment == "sd" and self.limit <= 0
-
 
 @dataclass(frozen=True, repr=False)
 class BiasCurve(Printed):
@@ -75,7 +70,7 @@ class BiasCurve(Printed):
         step_sizes: the step sizes of the runs.
         num_steps: steps per draw at each of them.
         undone: number of draws with failed steps at each of them.
-        constant: names of scalars that have one value in all runs; they are left out.
+        constant: names of scalars that never change in some run; they are left out.
     """
 
     scalars: tuple[ScalarBias, ...]
@@ -85,39 +80,20 @@ class BiasCurve(Printed):
     undone: tuple[int, ...]
     constant: tuple[str, ...] = ()
 
-    def to_dataframe(self) -> Any:
-        """All means and sds as a pandas DataFrame; ``at_<h>`` and ``error_<h>`` for each run."""
-        import pandas as pd
-
-        rows = []
-        for s in self.scalars:
-            row = s._asdict()
-            values, errors = row.pop("values"), row.pop("errors")
-            for h, value, error in zip(self.step_sizes, values, errors, strict=True):
-                row[f"at_{h:.3g}"], row[f"error_{h:.3g}"] = value, error
-            rows.append(row)
-        return pd.DataFrame(rows).set_index(["name", "moment"])
-
     @property
     def biased(self) -> tuple[ScalarBias, ...]:
         """Scalars with a bias larger than chance allows, at 1% for all together; the largest first.
 
-        The test uses Student's t, with effective draws minus one degrees of freedom. Scalars in
-        ``negative`` are left out.
+        The test uses Student's t, with effective draws minus one degrees of freedom.
         """
         level = FALSE_ALARM / 2 / len(self.scalars)
         limits = stats.t.isf(level, np.maximum([s.ess - 1 for s in self.scalars], 1.0))
         seen = [
             s
             for s, limit in zip(self.scalars, limits, strict=True)
-            if not s.is_negative and abs(s.bias) > limit * s.bias_error
+            if abs(s.bias) > limit * s.bias_error
         ]
         return tuple(sorted(seen, key=lambda s: -abs(s.bias)))
-
-    @property
-    def negative(self) -> tuple[ScalarBias, ...]:
-        """Sds whose fitted line is not above 0 at h = 0; they have no verdict."""
-        return tuple(s for s in self.scalars if s.is_negative)
 
     @property
     def bent(self) -> tuple[ScalarBias, ...]:
@@ -139,7 +115,7 @@ class BiasCurve(Printed):
             )
         else:
             means = [s.bias_error for s in self.scalars if s.moment == "mean"]
-            sds = [s.bias_error for s in self.scalars if s.moment == "sd" and not s.is_negative]
+            sds = [s.bias_error for s in self.scalars if s.moment == "sd"]
             text = (
                 f"no bias seen {where}: the bias of means and sds of {len(self.scalars) // 2} "
                 f"scalars is within noise, which is up to {max(means, default=0.0):.1g} sd for "
@@ -147,25 +123,19 @@ class BiasCurve(Printed):
             )
             text += caveat((s.ess, s.name) for s in self.scalars)
         if self.bent:
+            names = ", ".join(f"{s.moment} of {s.name}" for s in self.bent[:3])
             text += (
-                f". A line in h does not fit {_named(self.bent)}: the limits at h = 0 are off, "
-                "use smaller factors"
-            )
-        if self.negative:
-            text += (
-                f". A line in h gives an sd below 0 at h = 0 for {_named(self.negative)}, so "
-                "these have no verdict: use smaller factors"
+                f". A line in h does not fit {len(self.bent)} of them ({names}): the limits at "
+                "h = 0 are off, use smaller factors"
             )
         return text
-
-    def ranked(self, most: int) -> tuple[ScalarBias, ...]:
-        """The moments with the largest ratio of bias to its error."""
-        return tuple(sorted(self.scalars, key=lambda s: -abs(s.bias) / s.bias_error)[:most])
 
     def _table(self) -> list[Row]:
         header = ["scalar", "", *(f"h={h:.3g}" for h in self.step_sizes)]
         header += ["h -> 0", "+-", f"bias at {self.step_size:.3g}", "+-", "line fits, p"]
-        shown = self.scalars if len(self.scalars) <= SHOWN else self.ranked(SHOWN)
+        shown: Sequence[ScalarBias] = self.scalars
+        if len(shown) > SHOWN:
+            shown = sorted(shown, key=lambda s: -abs(s.bias) / s.bias_error)[:SHOWN]
         rows = []
         for s in shown:
             percent, unit = (100.0, "%") if s.moment == "sd" else (1.0, " sd")
@@ -187,12 +157,6 @@ class BiasCurve(Printed):
         if self.constant:
             lines.append(f"constant, left out: {', '.join(self.constant)}")
         return [*lines, self.verdict]
-
-
-def _named(scalars: tuple[ScalarBias, ...]) -> str:
-    """The number of scalars, and the first names."""
-    names = ", ".join(f"{s.moment} of {s.name}" for s in scalars[:3])
-    return f"{len(scalars)} of them ({names})"
 
 
 def bias_vs_step(
@@ -238,20 +202,19 @@ def bias_vs_step(
             dropped.
         num_chains: number of vectorised chains. With more chains, the errors are better known.
         var_names: site or sites to report, which can be deterministic; None for the latent sites.
-            Entries that never change, such as those above the diagonal of a Cholesky factor, are
-            left out.
+            Entries that never change in some run, such as those above the diagonal of a Cholesky
+            factor, are left out.
         init_params: start of each chain, as for `numpyro.infer.MCMC.run`; with a leading axis of
             chains if there are several.
         **kwargs: the model's keyword arguments.
 
     Returns:
-        The curve; ``print`` shows it, `numpyro_geom.diagnostics.plots.plot_bias` draws it.
+        The curve; ``print`` shows it.
 
     Raises:
         TypeError: for kernels of other packages, and for other arguments of a wrong type.
         ValueError: for kernels without a bias from a step size, a step size that changes,
-            temperature 0, values out of range, unknown sites, and scalars that do not move in a
-            run.
+            temperature 0, values out of range, unknown sites, and if no scalar moves.
 
     Examples:
         >>> import jax
@@ -311,18 +274,19 @@ def bias_vs_step(
     kernel.init(keys, 0, state.z, args, kwargs)
     state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
     run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
-    found, undone, standing = [], [], []
+    found, undone, moves = [], [], np.array(True)
     for h, number in zip(step_sizes, steps, strict=True):
         state, z, flags = run(state, jnp.asarray(number // unit))
         arrays = {name: np.asarray(x) for name, x in reported(z).items()}
         scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
         found.append(estimate_moments(scalars.values))
-        standing.append(_standing(scalars))
+        moves = moves & (np.ptp(scalars.values, axis=(0, 1)) > 0)
         undone.append(int(flags.sum()))
-    same = _constant(scalars.names, np.stack(standing))
-    found = [MomentEstimates(*(x[~same] for x in m)) for m in found]
-    biases = fit_biases(named(scalars.names, ~same), step_size, np.array(step_sizes), found)
-    constant = named(scalars.names, same)
+    if not np.any(moves):
+        raise ValueError(f"expected scalars that vary, got none: {scalars.names} never change")
+    found = [MomentEstimates(*(x[moves] for x in m)) for m in found]
+    biases = fit_biases(named(scalars.names, moves), step_size, np.array(step_sizes), found)
+    constant = named(scalars.names, ~moves)
     return BiasCurve(biases, step_size, step_sizes, steps, tuple(undone), constant)
 
 
@@ -384,26 +348,6 @@ def _choose(values: Any, z: Any, names: str | Sequence[str] | None) -> tuple[str
     if names is None:
         return tuple(name for name, _ in paths(z, "z") if name in known) or tuple(known)
     return tuple(chosen(names, known, "the model"))
-
-
-def _standing(scalars: Scalars) -> np.ndarray:
-    """The value of a scalar that is constant over all draws; NaN for a scalar that moves."""
-    first = scalars.values[0, 0]
-    return np.where(np.all(scalars.values == first, axis=(0, 1)), first, np.nan)
-
-
-def _constant(names: tuple[str, ...], standing: np.ndarray) -> np.ndarray:
-    """Which scalars have one value in all runs; ``standing`` has shape (runs, scalars)."""
-    same = np.all(standing == standing[0], axis=0)
-    stuck = np.any(np.isfinite(standing), axis=0) & ~same
-    if np.any(stuck):
-        raise ValueError(
-            f"expected scalars that vary, got {list(named(names, stuck))}, constant in one "
-            "run but not in all runs: look for undone steps, or leave them out by var_names"
-        )
-    if np.all(same):
-        raise ValueError(f"expected scalars that vary, got none: {list(names)} never change")
-    return same
 
 
 def fit_biases(

@@ -104,8 +104,8 @@ def run(
         monitor: called after each segment with its draws, shaped (chains, draws, ...). Draws on
             disk from earlier calls of `run` come first. The draws are what the MCMC's
             ``postprocess_fn`` returns. If it returns predictions, a
-            `numpyro_geom.diagnostics.predictive.PredictionStream` can gather them, and no weights
-            are stored. With several processes, only the first one calls it.
+            `numpyro_geom.diagnostics.PredictionStream` can gather them, and no weights are stored.
+            With several processes, only the first one calls it.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
             guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
             on another mesh, also of one device.
