@@ -22,7 +22,7 @@ from jax import random
 
 from numpyro_geom import GGMC, ISGD, SGHMC, SGRLD, AdamSGLD, polynomial
 from numpyro_geom.diagnostics import BiasCurve, ScalarBias, bias_vs_step, step_size_bias
-from numpyro_geom.diagnostics.monte_carlo import MomentEstimates, estimate_moments
+from numpyro_geom.diagnostics.draws import MomentEstimates, estimate_moments
 
 NUM_ERRORS = 5.0
 SD = np.array([1.0, 0.5])

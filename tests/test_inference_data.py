@@ -37,7 +37,7 @@ from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
 
-ROWS = 53  # a prime: no chunk but 1 and 53 divides it
+ROWS = 53
 LOG_PROB_ATOL = 2e-5
 """Float32 log probabilities here are sums of a few terms of at most about 10, each rounded to
 6e-7 relative: two orders of summation differ by a few 1e-6."""
@@ -336,11 +336,12 @@ def test_from_numpyro_accepts_a_model_that_subsamples(subsampling: MCMC) -> None
 # Log likelihood
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 7, 53, 60, 64, 1000, 10**6])
-def test_log_likelihood_is_numpyros_whatever_the_chunks(nuts: MCMC, chunk_size: int | None) -> None:
-    if chunk_size == 1:  # 6360 calls otherwise
-        nuts = drawn(logistic, *logistic_data())
-    idata = to_inference_data(nuts, log_likelihood=True, chunk_size=chunk_size)
+@pytest.mark.parametrize("chunk_size", [1, 7, 60, 1000])
+def test_log_likelihood_is_numpyros_whatever_the_chunks(
+    nuts: MCMC, chunk_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "LANES", chunk_size)
+    idata = to_inference_data(nuts, log_likelihood=True)
     np.testing.assert_allclose(
         idata.log_likelihood["y"], full_log_likelihood(nuts), rtol=0, atol=LOG_PROB_ATOL
     )
@@ -351,7 +352,7 @@ def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC
     assert dict(subsampling.sampler.plan.batch_sizes) == {"data": 10}
     # `param` sites have the values that the kernel sampled with: another key gives another shift
     shift = float(subsampling.sampler.bound.model.fixed["shift"])
-    idata = to_inference_data(subsampling, log_likelihood=True, chunk_size=30)
+    idata = to_inference_data(subsampling, log_likelihood=True)
     np.testing.assert_array_equal(idata.observed_data["y"], y)
     residual = y - np.asarray(subsampling.get_samples(True)["mu"], float)[..., None] - shift
     # halves of squared residuals of up to 60, rounded to 6e-7 relative
@@ -426,23 +427,15 @@ def masked_and_scaled(y: jax.Array, present: jax.Array) -> None:
         numpyro.sample("y", dist.Normal(mu, 1).mask(present[i]), obs=y[i])
 
 
-# model, arguments, and the plate that each observed site is chunked by
+# model, arguments, and observed sites
 MODELS = {
-    "local latents": (local_latents, (vector(37, 3), jnp.arange(37) % 4), {"y": "data"}),
-    "nested plates": (
-        nested,
-        (vector(3, 37), vector(29)),
-        {"y": "rows", "w": "others", "total": None},
-    ),
-    "unindexed": (unindexed, (vector(37),), {"y": None}),
-    "no plate": (no_plate, (vector(37),), {"y": None}),
-    "in a scan": (in_a_scan, (vector(3, 37),), {"y": None}),
-    "random walk": (random_walk, (vector(37),), {"y": None}),
-    "masked and scaled": (
-        masked_and_scaled,
-        (vector(37), jnp.arange(37) % 3 > 0),
-        {"y": "data"},
-    ),
+    "local latents": (local_latents, (vector(37, 3), jnp.arange(37) % 4), {"y"}),
+    "nested plates": (nested, (vector(3, 37), vector(29)), {"y", "w", "total"}),
+    "unindexed": (unindexed, (vector(37),), {"y"}),
+    "no plate": (no_plate, (vector(37),), {"y"}),
+    "in a scan": (in_a_scan, (vector(3, 37),), {"y"}),
+    "random walk": (random_walk, (vector(37),), {"y"}),
+    "masked and scaled": (masked_and_scaled, (vector(37), jnp.arange(37) % 3 > 0), {"y"}),
 }
 
 
@@ -454,8 +447,8 @@ def awkward(name: str) -> MCMC:
 @pytest.mark.parametrize("name", MODELS)
 def test_log_likelihood_of_awkward_models(name: str) -> None:
     mcmc, sites = awkward(name), MODELS[name][2]
-    idata = to_inference_data(mcmc, log_likelihood=True, chunk_size=20)
-    assert set(idata.log_likelihood.data_vars) == set(sites)
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    assert set(idata.log_likelihood.data_vars) == sites
     for site in sites:
         expected = full_log_likelihood(mcmc, site)
         assert idata.log_likelihood[site].shape == expected.shape
@@ -463,14 +456,6 @@ def test_log_likelihood_of_awkward_models(name: str) -> None:
         np.testing.assert_allclose(
             idata.log_likelihood[site], expected, rtol=1e-5, atol=LOG_PROB_ATOL
         )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_are_taken_apart_where_they_can_be(name: str) -> None:
-    mcmc, sites = awkward(name), MODELS[name][2]
-    model = replay.model_of(mcmc)
-    for site, plate in sites.items():
-        assert replay.row_plate(model, site) == plate
 
 
 def test_masked_rows_have_no_likelihood_and_scale_is_left_out() -> None:
@@ -517,48 +502,12 @@ def test_factors_only_by_name() -> None:
     idata = to_inference_data(mcmc, log_likelihood=True)
     assert list(idata.log_likelihood.data_vars) == ["y"]
     assert list(idata.observed_data.data_vars) == ["y"]
-    idata = to_inference_data(mcmc, log_likelihood="extra", chunk_size=20)
+    idata = to_inference_data(mcmc, log_likelihood="extra")
     assert list(idata.log_likelihood.data_vars) == ["extra"]
     mu = np.asarray(mcmc.get_samples(True)["mu"])[..., None]
     np.testing.assert_allclose(
         idata.log_likelihood["extra"], -np.abs(np.asarray(y) - mu), rtol=0, atol=LOG_PROB_ATOL
     )
-
-
-def test_device_memory_is_bounded_by_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, chunk_size = 100_000, 2**13
-    X, y = logistic_data(rows)
-
-    def model(X: jax.Array, y: jax.Array) -> None:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-        with numpyro.plate("data", X.shape[0]) as i:
-            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-    mcmc = drawn(model, X, y, num_draws=10)
-    programs: list[Any] = []
-    live: list[int] = []
-    compile_, get = jax.stages.Lowered.compile, jax.device_get
-
-    def spy_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        programs.append(compile_(self, *args, **kwargs))
-        return programs[-1]
-
-    def spy_get(x: Any) -> Any:
-        live.append(sum(a.nbytes for a in jax.live_arrays()))
-        return get(x)
-
-    before = sum(a.nbytes for a in jax.live_arrays())
-    monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr(jax, "device_get", spy_get)
-    idata = to_inference_data(mcmc, log_likelihood=True, constant_data=False, chunk_size=chunk_size)
-    assert idata.log_likelihood["y"].nbytes == 4 * rows * 20  # 8 MB on the host
-    assert len(live) > 20 * rows // chunk_size
-    # two copies of y, one of which observed_data is read from, and a chunk's result, at 4 bytes
-    # an entry
-    assert max(live) - before < 4 * (2 * rows + chunk_size + 1000)
-    memory = programs[-1].memory_analysis()
-    # temporary arrays: the rows of X in the chunk and a few times the result
-    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 4 * chunk_size * (3 + 8)
 
 
 def test_models_that_need_to_know_values() -> None:
@@ -572,34 +521,6 @@ def test_models_that_need_to_know_values() -> None:
     expected = full_log_likelihood(mcmc)
     found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
-
-
-def test_automatic_chunk_shrinks_where_the_model_needs_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def wide(y: jax.Array) -> None:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([512]).to_event(1))
-        with numpyro.plate("data", y.shape[0]) as i:
-            hidden = jnp.sin(jnp.outer(y[i], w))
-            hidden = jnp.sort(hidden, axis=1)  # has to be stored
-            numpyro.sample("y", dist.Normal(hidden[:, 256], 1), obs=y[i])
-
-    mcmc = drawn(wide, vector(ROWS))
-    programs: list[Any] = []
-    compile_ = jax.stages.Lowered.compile
-
-    def spy_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        programs.append(compile_(self, *args, **kwargs))
-        return programs[-1]
-
-    expected = full_log_likelihood(mcmc)
-    monkeypatch.setattr(jax.stages.Lowered, "compile", spy_compile)
-    monkeypatch.setattr("numpyro_geom._util.AT_ONCE", 10**5 // 32)
-    found = to_inference_data(mcmc, log_likelihood=True).log_likelihood["y"]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=LOG_PROB_ATOL)
-    sizes = [program.memory_analysis().temp_size_in_bytes for program in programs]
-    assert max(sizes) > 10**5
-    assert sizes[-1] <= 10**5
 
 
 # Predictive groups, constants, labels
@@ -624,13 +545,14 @@ def assert_own_noise(z: np.ndarray) -> None:
     assert abs(shrunk - 1) < 5 * np.sqrt(2 / ROWS)
 
 
-def test_posterior_predictive_is_drawn_around_each_draw(mean_run: MCMC) -> None:
-    def draw(chunk_size: int | None) -> Any:
-        return to_inference_data(
-            mean_run, posterior_predictive=True, rng_key=random.key(1), chunk_size=chunk_size
-        ).posterior_predictive["y"]
+def test_posterior_predictive_is_drawn_around_each_draw(
+    mean_run: MCMC, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw() -> Any:
+        idata = to_inference_data(mean_run, posterior_predictive=True, rng_key=random.key(1))
+        return idata.posterior_predictive["y"]
 
-    drawn = draw(None)
+    drawn = draw()
     assert drawn.dims == ("chain", "draw", "data")
     assert drawn.shape == (2, 30, ROWS)
     z = (np.asarray(drawn) - np.asarray(mean_run.get_samples(True)["mu"])[..., None]) / 0.1
@@ -639,7 +561,8 @@ def test_posterior_predictive_is_drawn_around_each_draw(mean_run: MCMC) -> None:
     assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
     assert_own_noise(z)
     # the same keys; another program rounds in another way
-    np.testing.assert_allclose(draw(100), drawn, rtol=1e-6)
+    monkeypatch.setattr(replay, "LANES", 7)
+    np.testing.assert_allclose(draw(), drawn, rtol=1e-6)
 
 
 def test_prior_and_prior_predictive_belong_together(mean_run: MCMC) -> None:
@@ -892,7 +815,6 @@ def test_a_guides_model_is_replayed_on_all_rows_with_its_params() -> None:
         prior=True,
         rng_key=random.key(6),
         num_samples=7,
-        chunk_size=30,
     )
     mean = np.asarray(draws.samples["mu"], float)[..., None] + 3
     # halves of squared residuals of up to some tens, rounded to 6e-7 relative
@@ -980,7 +902,6 @@ BAD = {
         r"has shape \(7, 53\), expected it to start with \(2, 30\)",
     ),
     "prior scalar": (dict(prior={"mu": 1.0}), ValueError, "is a scalar"),
-    "chunk_size": (dict(chunk_size=0), ValueError, "chunk_size must be an integer"),
     "num_samples": (dict(num_samples=1.5), TypeError, "num_samples must be an integer"),
 }
 

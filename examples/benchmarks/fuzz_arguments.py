@@ -344,7 +344,7 @@ CALLS: dict[str, Call] = {
         lambda: {
             "*": short_run(), "log_likelihood": False, "gradients": False,
             "posterior_predictive": None, "prior": None, "constant_data": None, "coords": None,
-            "dims": None, "rng_key": KEY, "num_samples": 5, "chunk_size": None,
+            "dims": None, "rng_key": KEY, "num_samples": 5,
         },
     ),
     "to_inference_data of a guide": Call(

@@ -19,8 +19,7 @@ from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import MAX_NUM_STEPS
 from ..sampling.settings import ANY_DIRECTION
 from ..wreck import above_the_best
-from .draws import LEAST_PER_CHAIN, Arrays, Scalars, entries, numeric
-from .monte_carlo import effective_size
+from .draws import LEAST_PER_CHAIN, Arrays, Scalars, effective_size, entries, numeric
 from .record import SITE_TEMPERATURE, RunRecord
 from .table import FALSE_ALARM
 

@@ -10,8 +10,16 @@ import numpy as np
 from scipy import stats
 
 from .._checks import check_names
-from .draws import Scalars, chosen, named, read_draws, stored_name, to_scalars
-from .monte_carlo import effective_size, estimate_moments
+from .draws import (
+    Scalars,
+    chosen,
+    effective_size,
+    estimate_moments,
+    named,
+    read_draws,
+    stored_name,
+    to_scalars,
+)
 from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
 
 INTERVAL = 0.9

@@ -1,4 +1,9 @@
-"""Draws as named arrays, read from an MCMC that has run, an ArviZ object or a dict."""
+"""Draws as named arrays, and their means and standard deviations with Monte Carlo errors.
+
+Draws are read from an MCMC that has run, an ArviZ object or a dict. An error is s / sqrt(n), where
+s is the standard deviation of the averaged quantity and n is the effective sample size of the same
+quantity. For a standard deviation, the quantity is (x - mean)^2; for a share, it is an indicator.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
+from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from .._checks import check_names
 from .._numpyro import states_of
-from .._util import PyTree
+from .._util import PyTree, num_at_once
 
 Arrays = dict[str, np.ndarray]
 LEAST_PER_CHAIN = 8
@@ -126,12 +133,12 @@ def as_array(name: str, value: Any) -> np.ndarray:
         ) from None
 
 
-def real_numbers(name: str, value: Any, *, finite: bool = True) -> np.ndarray:
-    """The value as a float64 array; it must be finite unless ``finite`` is False."""
+def real_numbers(name: str, value: Any) -> np.ndarray:
+    """The value as a finite float64 array."""
     x = as_array(name, value)
     if x.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {x.dtype}")
-    if finite and not np.isfinite(x).all():
+    if not np.isfinite(x).all():
         raise ValueError(
             f"{name} must be finite, and {(~np.isfinite(x)).sum()} of {x.size} are not"
         )
@@ -166,37 +173,26 @@ def draws_by_name(mcmc: MCMC) -> Arrays:
     return {name: host(x) for name, x in paths(mcmc.get_samples(group_by_chain=True), "z")}
 
 
-def draws_of(source: Any) -> Arrays | None:
-    """Draws by name, (chains, draws, ...), of an MCMC or an ArviZ object; None for others."""
-    if isinstance(source, MCMC):
-        check_run(source)
-        return draws_by_name(source)
-    return variables_of(source["posterior"]) if hasattr(source, "posterior") else None
-
-
 def read_draws(source: Any, what: str) -> Arrays:
     """Numeric variables of a source, each (chains, draws, ...); errors call the source ``what``.
 
     A slash in a name becomes a dot, as in exports. A dict whose axis of chains seems to be one of
     draws is an error.
     """
-    given = draws_of(source)
-    if given is None and hasattr(source, "data_vars"):  # a group of an ArviZ object
-        given = variables_of(source)
-    known = given is not None
-    if given is None:
-        if not isinstance(source, Mapping):
-            raise TypeError(
-                f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a "
-                f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
-            )
-        given = {name: as_array(what, x) for name, x in source.items()}
-    arrays = {stored_name(name): x for name, x in given.items()}
-    if len(arrays) < len(given):
-        raise ValueError(
-            f"{what} must have names that differ after each slash becomes a dot, as in exports, "
-            f"got {sorted(map(str, given))}"
+    known = True
+    if isinstance(source, MCMC):
+        check_run(source)
+        given = draws_by_name(source)
+    elif hasattr(source, "posterior") or hasattr(source, "data_vars"):  # ArviZ, or a group of it
+        given = variables_of(source["posterior"] if hasattr(source, "posterior") else source)
+    elif isinstance(source, Mapping):
+        known, given = False, {name: as_array(what, x) for name, x in source.items()}
+    else:
+        raise TypeError(
+            f"{what} must be a run MCMC, an InferenceData or DataTree with a posterior, or a "
+            f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
         )
+    arrays = {stored_name(name): x for name, x in given.items()}
     for name, x in arrays.items():
         if x.ndim < 2:
             problem = f"got {name!r} of shape {x.shape}"
@@ -233,3 +229,53 @@ def to_scalars(arrays: Mapping[str, np.ndarray], what: str) -> Scalars:
             f"sample size needs, got {lead[0]} chains of {lead[1]}"
         )
     return entries(arrays)
+
+
+class MomentEstimates(NamedTuple):
+    """Means and sds of scalars with their Monte Carlo errors, arrays of shape (scalars,)."""
+
+    mean: np.ndarray
+    mean_error: np.ndarray
+    sd: np.ndarray
+    sd_error: np.ndarray
+    mean_size: np.ndarray  # effective sample size of the mean
+    sd_size: np.ndarray  # effective sample size of the squared deviation from the mean
+
+    @property
+    def least_size(self) -> np.ndarray:
+        """The smaller of both effective sample sizes."""
+        return np.minimum(self.mean_size, self.sd_size)
+
+
+def effective_size(values: np.ndarray, still: ArrayLike = 1.0) -> np.ndarray:
+    """Effective size of each scalar's mean, from draws of shape (chains, draws, scalars).
+
+    It is between 1 and n log10(n). Each chain is split into two halves, so that a drift reduces the
+    size. A scalar that never changes says nothing of its size and gets ``still``: the size of the
+    draws that it is computed from, if that is known.
+    """
+    half = values.shape[1] // 2
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    number = values.shape[0] * values.shape[1]
+    sizes = np.array(np.broadcast_to(still, values.shape[2]), float)
+    moves = np.ptp(halves, axis=(0, 1)) > 0
+    step = num_at_once(16 * number)
+    for start in range(0, values.shape[2], step):
+        some = np.flatnonzero(moves[start : start + step]) + start
+        if some.size:
+            sizes[some] = effective_sample_size(halves[..., some])
+    # NaN: no variance within chains; negative: anticorrelated beyond what can be estimated
+    sizes = np.where(np.isfinite(sizes) & (sizes > 0), sizes, np.where(sizes < 0, np.inf, 1.0))
+    return np.clip(sizes, 1.0, number * max(1.0, np.log10(number)))
+
+
+def estimate_moments(values: np.ndarray) -> MomentEstimates:
+    """Moments of draws (chains, draws, scalars); errors of an sd by the delta method."""
+    mean = values.mean(axis=(0, 1))
+    squares = (values - mean) ** 2
+    sd = np.sqrt(squares.mean(axis=(0, 1)))
+    mean_size = effective_size(values)
+    sd_size = effective_size(squares, mean_size)
+    mean_error = sd / np.sqrt(mean_size)
+    sd_error = squares.std(axis=(0, 1)) / np.sqrt(sd_size) / (2 * np.where(sd > 0, sd, 1.0))
+    return MomentEstimates(mean, mean_error, sd, sd_error, mean_size, sd_size)

@@ -44,7 +44,6 @@ def to_inference_data(
     dims: Mapping[str, Sequence[str | None]] | None = None,
     rng_key: jax.Array | None = None,
     num_samples: int = 500,
-    chunk_size: int | None = None,
 ) -> Any:
     """Convert a finished run, or the draws of a guide, to the form that ArviZ uses.
 
@@ -105,9 +104,6 @@ def to_inference_data(
             the original name.
         rng_key: a key for predictive and prior draws.
         num_samples: number of draws from the prior.
-        chunk_size: pointwise values, rows times draws, that the device holds at once. None for
-            262,144, or fewer if the model's temporary arrays would exceed 256 MiB. If the
-            model does not index its data by the plate, a chunk has at least all rows of one draw.
 
     Returns:
         An ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x.
@@ -149,8 +145,6 @@ def to_inference_data(
         check_key("rng_key", rng_key)
     if not of_guide:
         check_run(mcmc)
-    if chunk_size is not None:
-        chunk_size = check_int("chunk_size", chunk_size)
     num_samples = check_int("num_samples", num_samples)
     for name, value in (("coords", coords), ("dims", dims)):
         if value is not None and not isinstance(value, Mapping):
@@ -184,7 +178,7 @@ def to_inference_data(
         "constant_data": constants(model, constant_data, observed),
     }
     if model is not None and pointwise:
-        found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise, chunk_size)
+        found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise)
         groups["log_likelihood"] = by_chain(found)
     if model is not None and gradients:
         found, told = gradients_at_draws(model, posterior)
@@ -192,11 +186,11 @@ def to_inference_data(
         run = run._replace(attributes={**run.attributes, **told})
     if model is not None and posterior_predictive is True:
         draws, names = latent_draws(model, posterior), model.of_kind("observed")
-        found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key, chunk_size)
+        found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key)
         posterior_predictive = by_chain(found)
     if model is not None and prior is True:
         names = model.of_kind("latent", "deterministic", "observed")
-        prior = predictive_values(model, {}, num_samples, names, rng_key, chunk_size)
+        prior = predictive_values(model, {}, num_samples, names, rng_key)
     if isinstance(posterior_predictive, Mapping):
         groups["posterior_predictive"] = _by_chain(posterior_predictive, shape)
     if isinstance(prior, Mapping):

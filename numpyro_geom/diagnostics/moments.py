@@ -48,9 +48,8 @@ import numpy as np
 
 from . import checks
 from .checks import MAX_ENTRIES, Check, at_least, at_most
-from .draws import LEAST_PER_CHAIN, entries, evenly, named
+from .draws import LEAST_PER_CHAIN, effective_size, entries, evenly, named
 from .gradients import GRADIENT, POSITION
-from .monte_carlo import effective_size
 from .record import RunRecord
 
 MAX_FULL_COVARIANCE = 200

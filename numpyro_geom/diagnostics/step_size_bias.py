@@ -18,8 +18,7 @@ from .._checks import check_int, check_key, check_number
 from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
 from ..sampling.schedules import Constant
-from .draws import chosen, named, paths, to_scalars
-from .monte_carlo import MomentEstimates, estimate_moments
+from .draws import MomentEstimates, chosen, estimate_moments, named, paths, to_scalars
 from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
 
 SETTLING = 5
