@@ -8,7 +8,7 @@ or groups of the rows drawn, by normalisation over the batch, by the mean in a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,22 +42,14 @@ TOLERANCE = 1e-4
 def check_separate(
     model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
 ) -> None:
-    """Raise for the first site of `leaning`."""
-    for _, told in leaning(model, args, kwargs, plan, plate):
-        raise ValueError(told)
-
-
-def leaning(
-    model: Callable, args: tuple, kwargs: dict, plan: Subsampling, plate: str
-) -> Iterator[tuple[str, str]]:
-    """Sites whose log density of a row depends on which other rows of a plate are drawn.
+    """Raise if the log density of a row depends on which other rows of a plate are drawn.
 
     What differs is evaluated again in 64 bits, if the model runs there. Nothing is tried within a
     transformation of the arguments, where their values are unknown, and for `HostRows` of which a
     process holds a part or that are on a mesh.
 
-    Yields:
-        The site's name, and a text with the plate.
+    Raises:
+        ValueError: with the name of the first such site, and the plate.
     """
     in_parts = any(x.is_part or x.over is not None for x in host_rows_in((args, kwargs)))
     if is_traced((args, kwargs)) or in_parts:  # a process may lack the rows of a trial
@@ -114,7 +106,7 @@ def leaning(
             where: Any = np.unravel_index(differ.argmax(), differ.shape)
             inside = plate in dict(next(s for s in sites if s.name == name).plates)
             row = rows[0, places[where[1]]] if inside else None
-            yield name, _told(name, plate, row, x[:, *where])
+            raise ValueError(_told(name, plate, row, x[:, *where]))
 
 
 def _told(name: str, plate: str, row: int | None, pair: np.ndarray) -> str:
