@@ -294,7 +294,6 @@ MISTAKES: dict[str, list[Mistake]] = {
     "Diagnostics": [
         Mistake("diagnose(mcmc)  # not run", ValueError, "has not run", "call `mcmc.run"),
         Mistake("diagnose(samples)", TypeError, "got dict", "expected a numpyro.infer.MCMC"),
-        Mistake("step_size_summary(nuts)", TypeError, "got NUTS", "a kernel of numpyro_geom"),
         Mistake("to_inference_data(samples)", TypeError, "got dict", "pass the MCMC itself"),
         Mistake(
             "diagnostics.compare(finished, samples)",

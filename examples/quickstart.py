@@ -24,7 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_geom import SGHMC, step_size_summary, to_inference_data
+from numpyro_geom import SGHMC, diagnose, to_inference_data
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -113,9 +113,9 @@ def main() -> None:
     print("mean apart: the largest distance of a mean from the mean of NUTS, in sds of NUTS.")
     print("Both means have a Monte Carlo error of about ESS^-1/2.")
     print()
-    idata = to_inference_data(runs["SGHMC"].mcmc, constant_data=False)
+    idata = to_inference_data(runs["SGHMC"].mcmc)
     print(az.summary(idata, round_to=4).to_string())
-    print(step_size_summary(runs["SGHMC"].mcmc))
+    print(diagnose(runs["SGHMC"].mcmc))
     idata.to_netcdf(options.out / "sghmc.nc")
     draw_figure(options.rows, seconds, options.out / "seconds.png")
     print(f"\nWrote the draws and a figure to {options.out}/")

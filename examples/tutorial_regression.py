@@ -111,7 +111,7 @@ print(diagnose(mcmc))
 # --8<-- [end:diagnose]
 
 # --8<-- [start:posterior]
-idata = to_inference_data(mcmc, coords={"feature": COLUMNS}, constant_data=False)
+idata = to_inference_data(mcmc, coords={"feature": COLUMNS})
 table = az.summary(idata, kind="stats", round_to=4)[["mean", "sd"]]
 table["truth"] = [TRUTH["base"], *TRUTH["effect"]]
 print(table.astype(float).round(4))

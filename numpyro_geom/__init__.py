@@ -29,7 +29,7 @@ from .sampling.schedules import constant, cyclical, polynomial
 
 if TYPE_CHECKING:
     from .diagnostics.inference_data import to_inference_data
-    from .diagnostics.report import diagnose, print_summary, step_size_summary
+    from .diagnostics.report import diagnose
     from .laplace import RiemannianLaplace
     from .runs import Run, run
 
@@ -64,9 +64,7 @@ __all__ = [
     "cyclical",
     "diagnose",
     "polynomial",
-    "print_summary",
     "run",
-    "step_size_summary",
     "to_inference_data",
     "train",
 ]
@@ -75,9 +73,7 @@ _LATER = {
     "RiemannianLaplace": "laplace",
     "Run": "runs",
     "diagnose": "diagnostics",
-    "print_summary": "diagnostics",
     "run": "runs",
-    "step_size_summary": "diagnostics",
     "to_inference_data": "diagnostics",
 }
 _MODULES = ("diagnostics", "laplace", "metrics")

@@ -20,11 +20,11 @@ from .model.control_variate import init_control, replace_anchor
 from .model.programs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
 from .sampling.settings import DENSE_LIMIT, Settings
-from .sampling.state import SGState, init_adaptation, site_sizes
+from .sampling.state import SGState, init_adaptation
 from .sampling.target import Target
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
-from .warmup.start import Choice, choose, find_bulk
+from .warmup.start import Choice, choose, find_typical_set
 
 
 def start_chains(
@@ -177,8 +177,8 @@ def init_chain(
 ) -> SGState:
     """The state of a chain before its first draw.
 
-    A search for the bulk finds where the scale and the anchor are. With ``moving`` the chain also
-    starts there, and not at ``position``.
+    A search for the typical set finds where the scale and the anchor are. With ``moving`` the chain
+    also starts there, and not at ``position``.
 
     Raises:
         ValueError: if the energy is not a scalar, or the algorithm cannot use the potential.
@@ -219,14 +219,12 @@ def init_chain(
         potential_energy=energy,
         grad_norm=zero,
         configurational_temperature=zero,
-        site_temperatures=jnp.zeros(len(site_sizes(start, position)), dtype),
         kinetic_temperature=zero,
         step_size=one if schedule is None else jnp.asarray(schedule(count), dtype),
         num_steps=jnp.asarray(settling if num_steps is None else num_steps, jnp.int32),
         diverging=jnp.zeros((), bool),
         num_diverging=count,
         accept_prob=one,
-        squared_drift=jnp.zeros((), dtype),
         metric_state=settings.metric.init(start),
         dynamics=algorithm.init(start, key_dynamics),
         expanded=expanded,
@@ -246,7 +244,7 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     searching = moving or (num_warmup > 0 and (settings.finds_scale or target.controlled))
     often = moving and settings.starts_anywhere
-    z, energy, control, scale, ends = find_bulk(
+    z, energy, control, scale, ends = find_typical_set(
         target, settings, position, state.control, key_search, searching, often
     )
     state = state._replace(adaptation=state.adaptation._replace(ends=ends))

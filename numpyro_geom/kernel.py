@@ -27,13 +27,13 @@ from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
-from .model.bad_rows import check_finite
+from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
 from .model.minibatch import AllRows, Subsampling
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
-from .wreck import check_arrival, fault_at
+from .warmup.start import check_arrival
 
 MOST_RESTARTS = 3
 """Starts in other coordinates: the shares of groups are known better after each."""
@@ -153,8 +153,6 @@ class SGKernel(MCMCKernel):
         """Fields that NumPyro collects with every draw."""
         of = self.facts
         own = ("kinetic_temperature",) * of.momentum + ("accept_prob",) * of.adjusted
-        if of.shifts and self.settings.expansion is None:
-            own += ("squared_drift",)
         return (*DEFAULT_FIELDS, *own)
 
     def get_diagnostics_str(self, state: SGState) -> str:
@@ -176,7 +174,7 @@ class SGKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict | None,
     ) -> SGState:
-        """Start one chain, or one per key; search for the bulk, and place the anchor.
+        """Start one chain, or one per key; search for the typical set, and place the anchor.
 
         Raises:
             ValueError: if the model and its arguments do not fit the kernel's settings, or
@@ -219,8 +217,8 @@ class SGKernel(MCMCKernel):
                 state = start(key_state, position, {**opening, **shares})
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
-        if num_warmup > 0 and init_params is None:
-            check_arrival(bound, state)
+        if num_warmup > 0 and init_params is None and bound.point is None:
+            check_arrival(bound.model, bound.potential(), self.settings, state)
         if bound.undecided:
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
         self._sample_fn = self._sample_one if single else self._sample_batch
@@ -254,7 +252,7 @@ class SGKernel(MCMCKernel):
             z, finite = state.z, np.isfinite(state.potential_energy)
             if finite.ndim:
                 z = jax.tree.map(lambda x: x[int(np.argmin(finite))], z)
-            fault = fault_at(self.bound.on(args, kwargs), z)
+            fault = fault_at(self.bound.on(args, kwargs).model, z)
             if not fault:
                 raise
             raise ValueError(f"{error}; {fault}") from None

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from functools import partial
 from pathlib import Path
 
-import jax.numpy as jnp
 import pages
 import pytest
 from targets import KERNELS
-
-from numpyro_geom import GGMC, ISGD, SGHMC, SGRLD
-from numpyro_geom.sampling.algorithm import langevin_algorithm
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "extending.py"
@@ -64,14 +59,3 @@ def test_a_docstring_describes_each_argument(kernel: type) -> None:
     assert re.findall(r"^ {4}(\w+): ", entries, re.MULTILINE) == [
         *inspect.signature(kernel).parameters
     ]
-
-
-def test_only_steps_of_euler_and_maruyama_record_what_their_shift_needs() -> None:
-    """`diagnose` computes a shift of means from ``squared_drift``; for another bias it is wrong."""
-    potential = lambda z: jnp.sum(z**2)  # noqa: E731
-    plain = langevin_algorithm(SGRLD(potential_fn=potential).settings, lambda *_: None)
-    own = langevin_algorithm(SGRLD(potential_fn=potential).settings, lambda *_: None, bias=len)
-    assert (plain.shifts, own.shifts) == (True, False)
-    assert "squared_drift" in SGRLD(potential_fn=potential, gamma="none").default_fields
-    for kernel in (ISGD, SGHMC, GGMC, SGRLD, partial(SGRLD, adjusted=True)):
-        assert "squared_drift" not in kernel(potential_fn=potential).default_fields

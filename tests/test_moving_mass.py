@@ -23,9 +23,8 @@ from numpyro.infer import MCMC
 from targets import half_square
 from tiers import short
 
-from numpyro_geom import SGHMC, Monge, RMSprop, Shampoo
+from numpyro_geom import SGHMC, Monge, RMSprop, Shampoo, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.diagnostics.report import warn_of_wrecks
 
 EPS = 0.3
 
@@ -244,9 +243,9 @@ def test_a_metric_that_lags_is_told_by_name() -> None:
         )
         mcmc = MCMC(kernel, num_warmup=0, num_samples=30, progress_bar=False)
         mcmc.run(random.key(0), init_params=jnp.ones(8))
-        warn_of_wrecks(mcmc)
+        to_inference_data(mcmc)
 
-    match = r"gamma='corrected' .*RMSprop.* averages 100 steps.*Use gamma='auxiliary'"
+    match = r"memory of the metric: .*gamma='corrected' .*use gamma='auxiliary'"
     with pytest.warns(SamplingWarning, match=match) as told:
         run(gamma="corrected", metric=RMSprop(eps=1.0))
     assert len(told) == 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ CHAINS, SHORT = 16, 30
 """Chains per run; draws per chain of a run that is stopped too early."""
 CHUNK, WARMUP = 50, 500
 """Draws per call of the compiled function, which a kernel's runs share; draws of warm-up."""
-FACTS = "curvature_ratio", "warmup_shrink", "bias_discretisation", "bias_noise", "relaxations"
+FACTS = "bias_discretisation", "bias_noise", "relaxations"
 """Facts of each chain that the cache keeps."""
 MOST_STEPS = 200_000
 """Largest number of steps of a chain; beyond it, the chain has fewer draws."""
@@ -122,9 +121,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
         # `mcmc.run` would compile the kernel anew for every run
         draws = jax.device_get(constrain(found.pop("z")))
         mcmc = holding(mcmc, (args, {}), {"z": draws, **found}, state)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the report has the same findings
-            return state, to_inference_data(mcmc, gradients=True)
+        return state, to_inference_data(mcmc, gradients=True)
 
     for _ in range(WARMUP // CHUNK):
         state, _ = advance(state)
@@ -171,7 +168,7 @@ def judge(posterior: P.Posterior, name: str, label: str, sd: np.ndarray, draws: 
                 "kernel": label,
                 "setting": kind,
                 "error": worst_error(posterior, idata, sd),
-                "flags": list(dict.fromkeys(kind_of(check.name) for check in report.flagged)),
+                "flags": [check.name for check in report.flagged],
                 "figures": [list(check[:3]) for check in report.checks],
                 "facts": {k: v for k, v in idata["posterior"].attrs.items() if k in FACTS},
             }
@@ -229,33 +226,26 @@ def table(done: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kind_of(name: str) -> str:
-    """A check's name, that of a site's temperature without the site."""
-    whole = "configurational temperature"
-    return whole if name.startswith(whole) else name
-
-
 REASONS = {
-    "draws (R-hat, effective sample sizes, no movement)": {
+    "draws (R-hat, effective sample sizes, no movement, energies)": {
         "R-hat",
         "effective sample size, bulk",
         "effective sample size, tail",
         "draws per chain",
-        "entries that change from draw to draw",
+        "chains that do not move",
+        "energy above the start",
+        "energy above the best chain",
         "entries that are not finite",
     },
     "moments from gradients": {
         "error of the means, in sd",
-        "shift of the means by the step, in sd",
         "relative error of the sd",
-        "scaled force",
-        "scaled virial, less 1",
+        "draws with a finite gradient",
     },
     "temperatures": {"configurational temperature", "kinetic temperature"},
-    "bias of the step size": {"bias of variances, both"},
+    "bias of the step size": {"bias of variances"},
     "relaxation times": {"relaxation times per chain"},
-    "curvature that varies": {"largest over smallest curvature"},
-    "failed steps, acceptance": {"draws with failed steps", "divergences", "acceptance rate"},
+    "divergences": {"divergences"},
 }
 
 

@@ -342,9 +342,8 @@ CALLS: dict[str, Call] = {
     "to_inference_data": Call(
         ng.to_inference_data,
         lambda: {
-            "*": short_run(), "log_likelihood": False, "gradients": False,
-            "posterior_predictive": None, "prior": None, "constant_data": None, "coords": None,
-            "dims": None, "rng_key": KEY, "num_samples": 5,
+            "*": short_run(), "log_likelihood": False, "gradients": False, "coords": None,
+            "constant_data": {"y": Y},
         },
     ),
     "to_inference_data of a guide": Call(
@@ -354,11 +353,6 @@ CALLS: dict[str, Call] = {
         ng.diagnose,
         lambda: {"*": short_run(), "var_names": None, "gradients": False, "seconds": None},
     ),
-    "print_summary": Call(
-        ng.print_summary,
-        lambda: {"*": short_run(), "prob": 0.9, "exclude_deterministic": True},
-    ),
-    "step_size_summary": Call(ng.step_size_summary, lambda: {"*": short_run()}),
     "compare": Call(
         diagnostics.compare,
         lambda: {"draws": draws(), "reference": draws(), "var_names": None},

@@ -400,7 +400,6 @@ def learned(mcmc: MCMC) -> dict[str, list[float]]:
             "step_size": state.step_size,
             "num_steps": state.num_steps,
             "curvature": state.adaptation.curvature,
-            "curvature_low": state.adaptation.curvature_low,
             "slowest": state.adaptation.slowest,
             "shrink": state.adaptation.shrink,
         }

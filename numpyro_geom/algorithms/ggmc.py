@@ -29,7 +29,7 @@ from ..sampling.algorithm import (
 from ..sampling.loop import loop_over_batches
 from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, auto_or, optional
-from ..sampling.state import Adaptation, SGState, site_sizes, virials
+from ..sampling.state import Adaptation, SGState, virial
 from ..sampling.target import Target
 from ..warmup.adapt import what_is_due
 from .momentum import (
@@ -285,7 +285,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
         stride = jnp.where(moving, h, 0.0)
         last = jnp.asarray(state.num_steps if given is None else given)
         scale = friction_scale(target.expansion, start)
-        sites = site_sizes(start, state.z)
+        size = sum(x.size for x in jax.tree.leaves(start))
 
         zero = jnp.zeros((), dtype)
         level = state.control.anchor.energy.astype(dtype) if target.controlled else zero
@@ -304,8 +304,8 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             position, momentum, learned, work, first = carry
             grad = jax.grad(noisy.energy)(position, batch)
             learned = learn(learned, grad, potential.num_data, learning)
-            virial = virials(position, state.centre, grad, sites)
-            figures = jnp.concatenate([tree_vdot(grad, grad)[None], virial]).astype(dtype)
+            of_position = virial(position, state.centre, grad) / size
+            figures = jnp.stack([tree_vdot(grad, grad), of_position]).astype(dtype)
             first = jnp.where(k == 0, figures, first)
             force = metric.apply_inverse_sqrt(metric_state, grad)
             ends, begins = k > 0, k < last
@@ -333,7 +333,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             dynamics.momentum,
             metric_state,
             zero,
-            jnp.zeros(1 + max(len(sites), 1), dtype),
+            jnp.zeros(2, dtype),
         )
         stream, carry = loop_over_batches(
             potential, target.merge(start), key_steps, state.stream, last + 1, gradient, carry
@@ -365,11 +365,11 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             averaging=tree_where(adapting, averaging, extra.averaging),
         )
         diverging = ~(error < HOPELESS)
-        state = state.with_temperatures(first[1:])
         return state._replace(
             z=target.merge(kept),
             potential_energy=energy + level,
             grad_norm=jnp.sqrt(first[0]),
+            configurational_temperature=first[1],
             kinetic_temperature=kinetic_temperature(momentum).astype(dtype),
             step_size=h,
             diverging=diverging,

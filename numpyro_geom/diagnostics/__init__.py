@@ -5,7 +5,7 @@ from .checks import Check
 from .comparison import Comparison, ScalarDifference, compare
 from .inference_data import to_inference_data
 from .predictive import PredictionStream
-from .report import Report, diagnose, print_summary, step_size_summary, warn_if_unreliable
+from .report import Report, diagnose
 from .step_size_bias import BiasCurve, ScalarBias, bias_vs_step
 
 __all__ = [
@@ -20,8 +20,5 @@ __all__ = [
     "bias_vs_step",
     "compare",
     "diagnose",
-    "print_summary",
-    "step_size_summary",
     "to_inference_data",
-    "warn_if_unreliable",
 ]

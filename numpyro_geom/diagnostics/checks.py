@@ -1,37 +1,52 @@
-"""Checks of a run: their form, their thresholds, and the checks of its draws and its records.
+"""Checks of a run. Each is one function: what it measured, whether that is right, what to do.
 
-`moments` has the checks that need gradients at the draws. `diagnose`, `step_size_summary` and
-`warn_if_unreliable` only show the results.
+A check takes what is known of a run and returns a `Check`, or None if it does not apply. The order
+is that of causes: the verdict on a run is the first check that is flagged. `diagnose` shows all
+checks, and an export warns of those in `WORTHLESS`.
+
+To add a check, write a function with the decorator `check`, and describe its line in
+docs/how_to/flagged.md.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import xarray as xr
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
+from .._warning import warn_outside
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
-from ..sampling.algorithm import MAX_NUM_STEPS
-from ..sampling.settings import ANY_DIRECTION
-from ..wreck import above_the_best
-from .draws import LEAST_PER_CHAIN, Arrays, Scalars, effective_size, entries, numeric
-from .record import SITE_TEMPERATURE, RunRecord
+from ..sampling.algorithm import rule_temperature
+from ..warmup.start import FAR_ABOVE
+from .draws import LEAST_PER_CHAIN, MAX_ENTRIES, Arrays, effective_size, entries, numeric
+from .facts import Run
 from .table import FALSE_ALARM
 
+LEAST_DRAWS = 20
+"""Draws of a chain from which it can be told that the chain is off."""
+LOOKED_AT = 50
+"""Number of draws, evenly spaced, that are compared to tell whether a chain has moved."""
+NOISE = 5.0
+"""Standard errors, or changes of the energy between draws, that minibatches may cause."""
+BRIDGED = 10.0
+"""Difference between the energies of chains that sampling can bridge, in units of tau, besides the
+spread D / 2 of the energies in a target."""
+LARGEST_FAILED, LARGEST_REJECTED = 0.01, 0.005
+"""Share of draws with steps that were undone, and with trajectories that were rejected because of
+huge errors. Right runs of the benchmark have up to 0.0065 of the former and none of the latter."""
 LEAST_ESS = 400
 """Effective draws over all chains (Vehtari et al., Bayesian Analysis 16(2), 2021)."""
 LARGEST_RHAT = 1.01
 """Bound for up to four chains (same source as `LEAST_ESS`); see `largest_rhat`."""
+APART = 1.2
+"""R-hat above which chains that are long enough for themselves are in different modes: their means
+differ by about a standard deviation."""
 TOLERATED_MEAN = 0.25
 """Error of a mean, in standard deviations. It widens the spread around the true mean by 3%."""
-TOLERATED_SHIFT = 0.15
-"""Shift of a mean by the step size, in standard deviations. The first-order estimate is up to a
-quarter smaller than the real shift."""
 TOLERATED_SD = 0.03
 """Relative error of a standard deviation."""
 TOLERATED_VARIANCE = 0.1
@@ -44,45 +59,23 @@ BINDING = 0.8
 kernels with a momentum aim at tolerance / (1 + tolerance)."""
 ENOUGH_RELAXATIONS = 50
 """Relaxation times below which a run is too short; 50 of them give about 25 independent draws."""
-APART = 1.2
-"""R-hat above which chains that are long enough for themselves are in different places: their means
-differ by about a standard deviation."""
 MOST_LONGER = 25.0
 """Largest factor by which a run may have to be longer if the advice is to draw more."""
-WIDE_CURVATURE = 15.0
-"""Ratio of curvatures along the median chain above which one step size does not fit. The largest
-ratio over chains is less informative, because in many correct runs one chain meets an unusual
-place. Of 72 correct runs, none has a ratio above 11.6. Of the wrong runs that no other check
-flags, one has a ratio of 31. In a metric that moves, the metric's own movement is part of it: right
-runs on curved targets have up to 35."""
-MOMENTS = "error of the means, in sd", "relative error of the sd"
-"""Share of entries whose minibatch noise exceeds the noise that the kernel injects."""
-LARGEST_FAILED = 0.02
-"""Largest share of a variance that lies at draws with failed steps: a third of what a tolerated
-error of the sd changes in a variance, because the target may have more mass there than draws. Runs
-of the benchmark with an error of the sd below 3% have up to 0.015, and one has 0.046."""
-LARGEST_DIVERGING = 0.005
-"""The same for divergences. A trajectory that is rejected leaves no draw where it diverged."""
-LARGEST_SEEN = 0.05
-"""The same for both, if gradients at the draws tell that means and sds are right. They do not tell
-of places that the draws avoid: in wrong runs whose moments seem right it is 0.06 and more."""
-LEAST_ACCEPTANCE = 0.5
-"""Share of the target acceptance rate."""
 FEWEST_WEIGHTS = 25
 """Smallest number of draws for a Pareto shape. The tail is a fifth of the draws, and the shape
 needs five values in the tail."""
-LARGEST_JUMP = 0.3
-"""In nats. Kinks of a ReLU network are at most 0.06; jumps of a change point are 2 to 4."""
-MAX_ENTRIES = 500
-"""Largest number of entries of a variable, evenly spaced, that are looked at."""
+MEANS, SDS = "error of the means, in sd, by weights", "relative error of the sd, by weights"
 HIDDEN = "Monte Carlo error hides it"
+OTHER_COORDINATES = (
+    "standardise the inputs, or reparametrise the model (a non-centred hierarchy, for instance)"
+)
 
 
 class Check(NamedTuple):
     """One figure of a run, and whether it is as expected.
 
     Attributes:
-        name: name of the figure.
+        name: name of the figure, the key of `CHECKS`.
         value: the figure; NaN if the check has only text.
         error: its Monte Carlo standard error, or None.
         threshold: the expected value, in words; empty if any value is fine.
@@ -123,6 +116,40 @@ class Check(NamedTuple):
         return f"{self.name}: {self.figure}{expected}; {self.remark}"
 
 
+class Kind(NamedTuple):
+    """A kind of check.
+
+    Attributes:
+        group: where a report shows it: Mixing, Bias, Step or Cost.
+        problem: what is wrong with the run if it is flagged; empty if it never is.
+        find: from a `Run` to the `Check`, or to None if it does not apply.
+    """
+
+    group: str
+    problem: str
+    find: Callable[[Run], Check | None]
+
+
+CHECKS: dict[str, Kind] = {}
+"""All checks by name; an earlier one is the cause of a later one."""
+
+
+def check(name: str, group: str, problem: str = "") -> Callable[[Callable], Callable]:
+    """Register a function ``(name, run) -> Check | None`` as a check."""
+
+    def register(find: Callable[[str, Run], Check | None]) -> Callable:
+        CHECKS[name] = Kind(group, problem, lambda run: find(name, run))
+        return find
+
+    return register
+
+
+def checks_of(run: Run) -> list[Check]:
+    """All checks that apply to a run."""
+    found = (kind.find(run) for kind in CHECKS.values())
+    return [check for check in found if check is not None]
+
+
 def at_most(name: str, value: Any, bound: float, where: str, advice: str) -> Check:
     """A check that a figure is at most ``bound``."""
     ok = bool(value <= bound)
@@ -140,40 +167,41 @@ def none_of(name: str, count: Any, where: str, advice: str) -> Check:
     return Check(name, float(count), None, "0", bool(count == 0), where, advice)
 
 
-def largest_rhat(chains: int) -> float:
-    """The value of R-hat at 400 effective draws, from the spread of the means of half chains.
+def worst_of(
+    name: str,
+    figures: tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray],
+    tolerated: float,
+    advice: str,
+) -> Check | None:
+    """A check of the worst of several figures that are about 0 for exact draws.
 
-    For four chains it is the usual 1.01. With more chains, each chain has fewer effective draws, so
-    the bound is larger.
+    ``figures`` are names, values, their Monte Carlo errors, and effective draws. Figures that are
+    not finite are left out. A figure is wrong if it exceeds what is tolerated, and what Monte Carlo
+    error explains with the probability `FALSE_ALARM` over all figures together.
     """
-    return max(LARGEST_RHAT, (1 + 2 * chains / LEAST_ESS) ** 0.5)
+    names, values, errors, sizes = figures
+    known = np.isfinite(values) & np.isfinite(errors)
+    if not known.any():
+        return None
+    sure = known & (np.abs(values) > by_chance(int(known.sum()), sizes) * errors)
+    worst = int(np.argmax(np.where(sure if sure.any() else known, np.abs(values), -1.0)))
+    value, error = float(values[worst]), float(errors[worst])
+    ok = verdict(bool(sure.any() and abs(value) > tolerated), errors[known].max(), value, tolerated)
+    where = names[worst] + (f"; {HIDDEN}" if ok is None else "")
+    return Check(name, value, error, f"within {tolerated:g} of 0", ok, where, advice)
 
 
 def by_chance(count: int, effective: Any) -> Any:
     """Standard errors that the largest of ``count`` figures exceeds by chance, two-sided."""
-    return student.isf(FALSE_ALARM / (2 * count), np.maximum(np.asarray(effective) - 1, 1.0))
+    freedom = np.maximum(np.asarray(effective) - 1, 1.0)
+    return -stdtrit(freedom, FALSE_ALARM / (2 * count))
 
 
-def verdict(wrong: bool, error: float, size: float, tolerated: float) -> bool | None:
+def verdict(wrong: bool, error: float, value: float, tolerated: float) -> bool | None:
     """Whether a figure is as expected; None if Monte Carlo error is too large to decide."""
     if wrong:
         return False
-    return True if max(error, size) <= tolerated else None
-
-
-def worst_of(
-    values: np.ndarray, errors: np.ndarray, sizes: np.ndarray, known: np.ndarray, tolerated: float
-) -> tuple[int, bool | None]:
-    """The worst of several figures that are about 0 for exact draws, and its `verdict`.
-
-    ``errors`` and ``sizes`` are Monte Carlo errors and effective draws. Figures that are not
-    ``known`` are left out.
-    """
-    sure = known & (np.abs(values) > by_chance(int(known.sum()), sizes) * errors)
-    worst = int(np.argmax(np.where(sure if sure.any() else known, np.abs(values), -1.0)))
-    size = float(np.abs(values[worst]))
-    wrong = bool(sure.any() and size > tolerated)
-    return worst, verdict(wrong, float(errors[known].max()), size, tolerated)
+    return True if max(error, abs(value)) <= tolerated else None
 
 
 def digits(x: float) -> str:
@@ -191,445 +219,465 @@ def span(values: Any) -> str:
 # Remedies: each is written once, with the condition under which it is one
 
 
-def smaller_step(attrs: Mapping[str, Any]) -> str:
+def smaller_step(facts: Mapping[str, Any]) -> str:
     """How to get smaller steps; what the run does already is not advised."""
-    if attrs.get("step_size") != "auto":
+    if "final_step_size" not in facts and "kernel" in facts:
+        return "a larger target_accept_prob"
+    if facts.get("step_size") != "auto":
         return "step_size='auto' or a smaller step_size"
-    return "a larger target_accept" if "target_accept" in attrs else "a smaller bias_tolerance"
+    return "a larger target_accept" if "target_accept" in facts else "a smaller bias_tolerance"
 
 
-def less_noise(attrs: Mapping[str, Any]) -> str:
+def less_noise(facts: Mapping[str, Any]) -> str:
     """How to get less minibatch noise; empty for a run on all rows."""
-    if "num_data" in attrs and attrs.get("batch_sizes", "{}") == "{}":
+    if "num_data" in facts and facts.get("batch_sizes", "{}") == "{}":
         return ""
-    corrected = attrs.get("control_variate", False)
+    corrected = facts.get("control_variate", False)
     return "a larger batch_size" + ("" if corrected else " or control_variate=True")
 
 
-def takes_scale(attrs: Mapping[str, Any]) -> bool:
-    """Whether the kernel has ``dense_mass``, and can use it."""
-    expanded = attrs.get("expansion", "none") != "none"
-    return not expanded and ("kernel" not in attrs or "dense_mass" in attrs)
-
-
-STANDARDISE = "standardise the inputs"
-
-
-def other_coordinates(run: RunRecord) -> str:
-    """How to get a posterior that is easier. Without a model, several sites may be a hierarchy."""
-    sites = [x for x in run.posterior.values() if x.dtype.kind == "f"]
-    if not run.attributes.get("hierarchy", len(sites) > 1):
-        return f"{STANDARDISE}, or give a prior that is less wide"
-    return "reparametrise the model (a non-centred hierarchy, for instance)"
-
-
-def moments_right(found: Sequence[Check]) -> bool:
-    """Whether checks of moments tell that means and standard deviations are right."""
-    return all(any(check.name == name and check.ok for check in found) for name in MOMENTS)
-
-
-def run_checks(run: RunRecord, right: bool = False) -> Iterator[Check]:
-    """All checks that need neither the draws of a chain nor gradients at the draws.
-
-    ``right`` tells whether gradients at the draws show that means and sds are right. Curvatures of
-    a wide range and a few failed steps have then done nothing to the draws.
-    """
-    yield from _starts(run)
-    yield from _temperatures(run)
-    yield from _step_size(run)
-    yield from _length(run, right)
-    yield from _trouble(run, right)
-    yield from _guide(run)
-
-
-def _starts(run: RunRecord) -> Iterator[Check]:
-    """Searches that ended in worse modes, and chains in a worse mode than others; if there are any.
-
-    Energies differ between chains by more than sampling can bridge if one is in a mode with less
-    mass.
-    """
-    attrs = run.attributes
-    if np.max(attrs.get("searches_above", 0)) > 0:
-        count, gap = span(attrs["searches_above"]), digits(float(np.max(attrs["search_gap"])))
-        where = f"per chain; {count} of them ended in other modes, up to {gap} nats above"
-        yield Check("searches for a start", float(attrs["searches"]), where=where)
-    energies = run.sample_stats.get("energy")
-    if energies is None or "bridged" not in attrs or energies.shape[1] < LEAST_PER_CHAIN:
-        return
-    above, noise = above_the_best(np.asarray(energies, float))
-    worst = int(np.argmax(above))
-    if above[worst] > float(attrs["bridged"]) + noise[worst]:
-        advice = (
-            f"chain {worst} is in another mode than chain {np.argmin(above)}, of much less mass by "
-            "its energy, and does not cross: leave it out, or start it from init_params among the "
-            "draws of the better chain"
-        )
-        name, value = "energy above the best chain, in nats", float(above[worst])
-        yield at_most(name, value, float(attrs["bridged"]), f"chain {worst}", advice)
-
-
-def _tolerance(run: RunRecord) -> float:
-    return float(run.attributes.get("bias_tolerance", TOLERATED_VARIANCE))
-
-
-def _temperatures(run: RunRecord) -> Iterator[Check]:
-    """Temperatures: in total, of each site, and of the momentum."""
-    tau, tolerated = run.temperature, _tolerance(run)
-    if tau <= 0:
-        return
-    sites = [name for name in run.sample_stats if name.startswith(SITE_TEMPERATURE)]
-    for name in ("configurational_temperature", *sites, "kinetic_temperature"):
-        if name not in run.sample_stats:
-            continue
-        values = np.asarray(run.sample_stats[name], float)
-        mean, error, ok = float(values.mean()), None, None
-        if values.shape[1] >= LEAST_PER_CHAIN:
-            effective = float(effective_size(values[..., None])[0]) if values.std() > 0 else 1.0
-            error = float(values.std() / np.sqrt(effective))
-            allowed = by_chance(len(sites) if name in sites else 1, effective) * error
-            # the tolerated bias also changes the temperature
-            wrong = abs(mean - tau) > tolerated * tau + allowed
-            ok = verdict(bool(wrong), error, abs(mean - tau), tolerated * tau)
-        title = name.replace("_", " ")
-        if name in sites:
-            title = f"configurational temperature, {name.removeprefix(SITE_TEMPERATURE)}"
-        where = HIDDEN if ok is None and error is not None else ""
-        cause, remedy = "noise is missing", ""
-        if mean > tau:
-            cause, remedy = "the steps are too large", f"{smaller_step(run.attributes)}, or "
-        advice = (
-            f"{cause}, or the chain has not reached the target: use {remedy}a larger num_warmup"
-        )
-        yield Check(title, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
-
-
-def _step_size(run: RunRecord) -> Iterator[Check]:
-    """The step size and its bias, to first order."""
-    attrs = run.attributes
-    for title, name in (("step size", "step_size"), ("steps per draw", "n_steps")):
-        if run.of_this_package and name in run.sample_stats:
-            means = np.asarray(run.sample_stats[name], float).mean(1)
-            differ = digits(means.min()) != digits(means.max())
-            where = f"{span(means)} over chains" if differ else ""
-            yield Check(title, float(means.mean()), where=where)
-    if "scale_condition" in attrs:
-        where = "of the learned covariance"
-        if "scale_structure" in attrs:
-            where = f"of the learned variances: {attrs['scale_structure']}"
-        yield Check("condition number", float(np.max(attrs["scale_condition"])), where=where)
-    if "noise_with_control_variate" in attrs:
-        plain, corrected = (
-            digits(attrs[f"noise_{kind}_control_variate"]) for kind in ("without", "with")
-        )
-        rows = attrs.get("batch_size")
-        kind = "total noise" if "target_accept" in attrs else "largest noise"
-        where = f"{kind} {plain} without control variate, {corrected} with it, at this size"
-        if not isinstance(rows, str | None):
-            yield Check("rows per step", float(rows), where=where)
-    if "bias_noise" not in attrs:
-        if "bias_note" in attrs:
-            yield Check("bias of variances, both", np.nan, where=attrs["bias_note"])
-        return
-    parts = [np.atleast_1d(attrs[f"bias_{kind}"]) for kind in ("discretisation", "noise")]
-    largest = [float(np.max(part)) for part in parts]
-    for title, value in zip(("discretisation", "minibatch noise"), largest, strict=True):
-        yield Check(f"bias of variances, {title}", value)
-    tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
-    what, remedy = _what_binds(attrs, largest, total, tolerance)
-    ok = bool(total <= ROUNDING * tolerance)
-    terms = attrs["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in attrs else ""
-    where = f"{terms}to first order; {what}" + (f": {remedy}" if ok and remedy else "")
-    automatic, noisy = attrs.get("step_size") == "auto", largest[1] > largest[0]
-    advice = "use a larger num_warmup, in which the step size is found"
-    if not automatic:
-        advice = "use step_size='auto'"
-        if "step_size" in run.sample_stats and total > 0:
-            h = float(np.mean(run.sample_stats["step_size"])) * tolerance / total
-            advice += f", a step_size of at most {h:.2g}"
-    advice += f", {less_noise(attrs) or 'more rows'}" if noisy else " or another metric"
-    name, threshold = "bias of variances, both", f"at most {tolerance:g}"
-    yield Check(name, total, None, threshold, ok, where, advice)
-
-
-def _what_binds(
-    attrs: Mapping[str, Any], parts: list[float], total: float, tolerance: float
-) -> tuple[str, str]:
-    """The term that limits the step size, as the table shows the terms; and a remedy."""
-    shrink = float(np.min(attrs.get("warmup_shrink", 1.0)))
-    if attrs.get("step_size") == "auto" and shrink < 1:
-        return (
-            "failed steps in warm-up bind, they made the step size smaller by a factor of "
-            f"{digits(1 / shrink)}",
-            "a model without such regions allows larger steps",
-        )
-    if total < BINDING * tolerance:
-        if attrs.get("step_size") == "auto":
-            return "neither binds: the integrator is not stable at larger steps", ""
-        return "neither binds", ""
-    if parts[1] <= parts[0]:
-        can = takes_scale(attrs) and "scale_condition" not in attrs  # else no metric is better
-        return "discretisation binds", "dense_mass=True allows larger steps" if can else ""
-    known = "control_variate" not in attrs or attrs["control_variate"] or "num_data" not in attrs
-    others = "" if known else "control_variate=True or "
-    return "minibatch noise binds", f"{others}a larger batch_size allows larger steps"
-
-
-def _length(run: RunRecord, right: bool) -> Iterator[Check]:
-    """Checks from the measurements of warm-up: length of the run, and range of curvatures."""
-    attrs = run.attributes
-    if "relaxations" in attrs:
-        spanned = _relaxations(run)
-        where = f"of {span(attrs['relaxation_steps'])} steps each"
-        advice = advice_on_length(run)
-        name = "relaxation times per chain"
-        yield at_least(name, spanned, ENOUGH_RELAXATIONS, where, advice)
-    if "curvature_ratio" in attrs:
-        closer = "or compare with a run at a larger target_accept"
-        if "target_accept" not in attrs:
-            closer = "or compare with a run at a tenth of the bias_tolerance"
-        advice = (
-            "one step size does not fit all of the posterior, and where the curvature is largest "
-            f"the draws are the most biased: {other_coordinates(run)}, {closer}"
-        )
-        name, ratio = "largest over smallest curvature", float(np.median(attrs["curvature_ratio"]))
-        where = "in late warm-up, median chain"
-        if right and ratio > WIDE_CURVATURE:
-            yield Check(name, ratio, ok=True, where=f"{where}; means and sds are right")
-        else:
-            yield at_most(name, ratio, WIDE_CURVATURE, where, advice)
-
-
-def _relaxations(run: RunRecord) -> float:
-    """Relaxation times that the median chain spans; steps that did not move are not counted."""
-    moved = 1.0
-    if "acceptance_rate" in run.sample_stats:
-        moved = float(np.mean(run.sample_stats["acceptance_rate"]))
-    elif "diverging" in run.sample_stats:
-        moved = 1 - float(np.mean(run.sample_stats["diverging"]))
-    return float(np.median(run.attributes["relaxations"])) * moved
-
-
-def advice_on_length(run: RunRecord) -> str:
+def longer(run: Run) -> str:
     """Advice for too few effective draws: draw more, unless far too many would be needed."""
-    attrs = run.attributes
-    if "relaxations" not in attrs:
-        return f"increase num_samples, or {other_coordinates(run)}"
-    spanned = _relaxations(run)
-    capped = np.max(attrs.get("final_num_steps", 0)) >= MAX_NUM_STEPS
-    if spanned >= ENOUGH_RELAXATIONS or (
-        spanned * MOST_LONGER >= ENOUGH_RELAXATIONS and not capped
-    ):
-        return "increase num_samples or num_steps"
-    slow = "the chain has hardly moved"
-    if capped:
-        slow += f" with {MAX_NUM_STEPS:,} steps per draw, the most that num_steps='auto' takes"
+    spanned, facts = relaxations(run), run.facts
+    if spanned is None or spanned * MOST_LONGER >= ENOUGH_RELAXATIONS:
+        return f"increase num_samples or num_steps, or {OTHER_COORDINATES}"
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
-    how = [
-        f"{name}='auto'"
-        for name, usual in (("step_size", ""), ("num_steps", "auto"))
-        if attrs.get(name, usual) != "auto"
-    ]
-    if attrs.get("dense_mass") == 0:
-        how.append(ANY_DIRECTION)
-    elif "scale_condition" in attrs:
-        how.append("a larger num_warmup, from whose draws the scale is learned")
-    elif takes_scale(attrs):
+    how = [f"{n}='auto'" for n in ("step_size", "num_steps") if facts.get(n, "auto") != "auto"]
+    takes_scale = "dense_mass" in facts and facts.get("expansion", "none") == "none"
+    if takes_scale and not facts.get("scaled"):
         how.append("dense_mass=True, which learns the posterior's scale")
-    use = f"use {' and '.join(how)}, " if how else ""
-    others = other_coordinates(run).removeprefix(f"{STANDARDISE}, or ")
     return (
-        f"{slow}, and a run that is long enough is {times}longer. Mend the coordinates instead: "
-        f"{use}{STANDARDISE}, or {others}"
+        f"the chain has hardly moved, and a run that is long enough is {times}longer: "
+        f"{''.join(f'use {x}, ' for x in how)}{OTHER_COORDINATES}"
     )
 
 
-def _trouble(run: RunRecord, right: bool) -> Iterator[Check]:
-    """Failed or rejected steps, and passes over the data."""
-    attrs, stats = run.attributes, run.sample_stats
-    if "diverging" in stats:
-        yield _failed(run, right)
-    if "acceptance_rate" in stats:
-        name, rate = "acceptance rate", float(stats["acceptance_rate"].mean())
-        if "target_accept" in attrs:
-            aim = float(attrs["target_accept"])
-            where, advice = f"the aim is {aim:g}", f"use {smaller_step(attrs)}"
-            if attrs.get("step_size") == "auto":
-                advice = "use a larger num_warmup, in which the step size is found"
-            yield at_least(name, rate, LEAST_ACCEPTANCE * aim, where, advice)
-        else:
-            yield Check(name, rate)
-    if "passes" in attrs:
-        passes = float(np.mean(attrs["passes"]))
-        yield Check("passes over the data", passes, where="per chain, after warm-up")
+# The checks
 
 
-def _failed(run: RunRecord, right: bool) -> Check:
-    """Draws with failed steps, or with trajectories that were rejected because of huge errors."""
-    diverging, automatic = run.sample_stats["diverging"], run.attributes.get("step_size") == "auto"
-    exact = "target_accept" in run.attributes or not run.of_this_package
-    name = "divergences" if exact else "draws with failed steps"
-    mass, most = _mass_at(diverging.astype(bool), run.posterior)
-    where = f"of {diverging.size} draws"
-    if mass > 0:
-        where += f", where {mass:.2g} of the {most} is"
-    if 0 < mass <= (LARGEST_SEEN if right else LARGEST_DIVERGING if exact else LARGEST_FAILED):
-        return Check(name, float(diverging.sum()), None, "few", True, where)
-    if not run.of_this_package:
-        advice = "use a larger target_accept_prob or another parametrisation"
-    elif exact:
-        smaller = "larger target_accept or num_warmup" if automatic else "smaller step_size"
+@check("entries that are not finite", "Mixing", "draws are not finite")
+def not_finite(name: str, run: Run) -> Check | None:
+    """Draws of which other checks cannot say anything."""
+    names = () if run.mixing is None else run.mixing.not_finite
+    if not names:
+        return None
+    where = f"{names[0]}, for instance"
+    advice = "check that the model is proper there; other figures leave them out"
+    return none_of(name, len(names), where, advice)
+
+
+@check("divergences", "Step", "steps diverged")
+def divergences(name: str, run: Run) -> Check | None:
+    """Draws with steps that were undone, or with trajectories rejected because of huge errors."""
+    if "diverging" not in run.stats:
+        return None
+    diverging, smaller = run.stats["diverging"].astype(bool), smaller_step(run.facts)
+    if "target_accept" in run.facts or not run.of_this_package:
+        most = LARGEST_REJECTED
         advice = (
             "the energy errors were not finite or very large, and the steps were rejected. That is "
-            "exact, but chains hardly enter such regions, or cannot leave them. Use a "
+            "exact, but chains hardly enter such regions, or cannot leave them: use "
             f"{smaller}, or another parametrisation"
         )
     else:
-        smaller = "a smaller step_size"
-        if automatic:
-            smaller = (
-                "a larger num_warmup (failed steps halve the step size), a smaller bias_tolerance"
-            )
+        most = LARGEST_FAILED
         advice = (
-            "steps after warm-up were not finite or not stable: draws avoid the region where that "
-            f"happens, or are thrown out of it. Use {smaller} or another parametrisation, or make "
-            "the model finite there"
+            "steps were not finite or not stable: draws avoid the region where that happens, or "
+            f"are thrown out of it. Use {smaller}, a larger num_warmup, or another "
+            "parametrisation, or make the model finite there"
         )
-    return none_of(name, diverging.sum(), where, advice)
+    ok = bool(diverging.mean() <= most)
+    where = f"of {diverging.size} draws"
+    return Check(name, float(diverging.sum()), None, f"at most {most:.1%}", ok, where, advice)
 
 
-def _mass_at(these: np.ndarray, posterior: Arrays) -> tuple[float, str]:
-    """Share of these draws, or the largest share of a variance that they make up; and of what.
+@check("chains that do not move", "Mixing", "the chains do not move")
+def stuck_chains(name: str, run: Run) -> Check | None:
+    """Chains of which most steps were undone, or whose draws are all the same."""
+    facts = run.facts  # a descent may come to rest
+    if run.temperature <= 0 or "guide" in facts or facts.get("dimensions") == 0:
+        return None
+    arrays = sorted(run.draws.values(), key=lambda x: x.size)
+    draws = next((x.shape[1] for x in arrays), 0)
+    if draws < LEAST_DRAWS:
+        return None
+    chains = arrays[0].shape[0]
+    still = np.ones(chains, bool)
+    some = np.linspace(0, draws - 1, LOOKED_AT).astype(int)
+    for x in arrays:  # the smallest first: one that changes is enough
+        if not still.any():
+            break
+        looked = np.asarray(x[:, some]).reshape(chains, LOOKED_AT, -1)
+        still &= np.all(looked == looked[:, :1], axis=(1, 2))
+    if run.of_this_package and "diverging" in run.stats:
+        still |= run.stats["diverging"].mean(1) > 0.5
+    if not still.any():
+        return None
+    where = f"chain {int(np.argmax(still))}" + (", for instance" if still.sum() > 1 else "")
+    advice = (
+        f"do not use its draws: use {smaller_step(run.facts)}, a larger num_warmup, another "
+        "parametrisation, or init_params of higher density"
+    )
+    return none_of(name, still.sum(), where, advice)
 
-    An entry that is positive counts by its logarithm: as for a half-Cauchy scale, its own variance
-    may be that of a few draws, wherever steps fail.
+
+@check("energy above the start", "Mixing", "a chain has left the typical set")
+def energy_above_the_start(name: str, run: Run) -> Check | None:
+    """By how much the energy of a chain stays above the energy where the chain has started."""
+    energies, start = _energies(run), run.facts.get("start_energy")
+    if energies is None or start is None:
+        return None
+    rise = np.median(energies, 1) - np.asarray(start)
+    noise = np.median(np.abs(np.diff(energies, axis=1)), 1)
+    usual = FAR_ABOVE * rule_temperature(run.temperature) * run.facts["dimensions"]
+    excess = rise - usual - NOISE * noise
+    if not np.any(excess > 0):
+        return None
+    worst = int(np.argmax(excess))
+    advice = (
+        f"do not use its draws: use {smaller_step(run.facts)}, a larger num_warmup, or init_params "
+        "of higher density"
+    )
+    return at_most(name, rise[worst], usual, f"in nats, chain {worst}", advice)
+
+
+@check("energy above the best chain", "Mixing", "a chain is in a worse mode")
+def energy_above_the_best_chain(name: str, run: Run) -> Check | None:
+    """Energies of chains that differ by more than sampling can bridge: one is in a lesser mode."""
+    energies = _energies(run)
+    if energies is None or "dimensions" not in run.facts:
+        return None
+    middles = np.median(energies, 1)
+    best = int(np.argmin(middles))
+    noise = np.median(np.abs(np.diff(energies, axis=1)), 1) / energies.shape[1] ** 0.5
+    above = middles - middles[best] - NOISE * (noise + noise[best])
+    bridged = rule_temperature(run.temperature) * (BRIDGED + run.facts["dimensions"] / 2)
+    worst = int(np.argmax(above))
+    if not above[worst] > bridged:
+        return None
+    advice = (
+        f"it is in another mode than chain {best}, of much less mass by its energy, and does not "
+        "cross: leave it out, or start it from init_params among the draws of the better chain"
+    )
+    where = f"in nats, chain {worst}"
+    return at_most(name, middles[worst] - middles[best], bridged, where, advice)
+
+
+def _energies(run: Run) -> np.ndarray | None:
+    energies = run.stats.get("energy")
+    if energies is None or energies.shape[1] < LEAST_DRAWS:
+        return None
+    return np.asarray(energies, float)
+
+
+@check("memory of the metric", "Bias", "the metric cannot follow the position")
+def memory_of_the_metric(name: str, run: Run) -> Check | None:
+    """Memory of a corrected metric's statistics, in units of the steps in which gradients change.
+
+    The correction is right for statistics without memory.
     """
-    mass = float(these.mean())
-    arrays = {name: x for name, x in posterior.items() if x.size and x.dtype.kind == "f"}
-    if mass == 0 or not arrays:
-        return mass, "mass"
-    names, values = entries(arrays, MAX_ENTRIES)
-    positive = np.all(values > 0, axis=(0, 1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = np.where(positive, np.log(values), values)
-        squares = (values - values.mean((0, 1))) ** 2
-        parts = np.nan_to_num(squares[these].sum(0) / squares.sum((0, 1)))
-    worst = int(np.argmax(parts))
-    name = f"log {names[worst]}" if positive[worst] else names[worst]
-    return max((mass, "mass"), (float(parts[worst]), f"variance of {name}"))
+    lag = run.facts.get("metric_lag", 0.0)
+    if not lag > 1:
+        return None
+    where = "over the steps in which the gradient changes"
+    advice = (
+        "with gamma='corrected' the draws are biased: use gamma='auxiliary' or gamma='frozen', or "
+        f"a step_size that is more than {lag:.2g} times smaller"
+    )
+    return at_most(name, lag, 1.0, where, advice)
 
 
-def draw_checks(posterior: Arrays, run: RunRecord, seconds: float | None) -> Iterator[Check]:
-    """R-hat and effective sample sizes of the draws, or the reason why there are none."""
-    posterior = {name: x for name, x in posterior.items() if x.size}
-    if not posterior:
-        return
-    names, values = entries(posterior, MAX_ENTRIES)
-    finite = np.isfinite(values).all((0, 1))
-    if not finite.all():
-        where = f"{names[int(np.argmin(finite))]}, for instance"
-        advice = "check that the model is proper there; other figures leave them out"
-        yield none_of("entries that are not finite", np.sum(~finite), where, advice)
-    if "guide" in run.attributes:  # independent draws need no check of mixing
-        return
-    moving = finite & (np.ptp(np.nan_to_num(values), (0, 1)) > 0)
-    if values.shape[1] < LEAST_PER_CHAIN:
-        advice = "nothing can be said about so few draws: increase num_samples"
-        yield at_least("draws per chain", values.shape[1], LEAST_PER_CHAIN, "", advice)
-    elif not moving.any():
-        advice = f"the chain does not move: use {smaller_step(run.attributes)}"
-        yield at_least("entries that change from draw to draw", 0, 1, "", advice)
-    else:
-        yield from _mixing(Scalars(names, values).keep(moving), run, seconds)
+@check("bias of variances", "Bias", "the step is too large")
+def bias_of_variances(name: str, run: Run) -> Check | None:
+    """The bias of the step size, to first order in the worst direction."""
+    facts = run.facts
+    if "bias_noise" not in facts:
+        note = facts.get("bias_note")
+        return None if note is None else Check(name, np.nan, where=note)
+    parts = [np.atleast_1d(facts[f"bias_{kind}"]) for kind in ("discretisation", "noise")]
+    noisy = float(np.max(parts[1])) > float(np.max(parts[0]))
+    tolerance, total = _tolerance(run), float(np.max(parts[0] + parts[1]))
+    binds = f"{'minibatch noise' if noisy else 'discretisation'} binds"
+    binds = binds if total >= BINDING * tolerance else "neither binds"
+    terms = facts["bias_terms"].format(*map(span, parts)) + ", " if "bias_terms" in facts else ""
+    advice = "use a larger num_warmup, in which the step size is found"
+    if facts.get("step_size") != "auto":
+        advice = "use step_size='auto'"
+        if "step_size" in run.stats and total > 0:
+            h = float(np.mean(run.stats["step_size"])) * tolerance / total
+            advice += f", a step_size of at most {h:.2g}"
+    advice += f", {less_noise(facts) or 'more rows'}" if noisy else " or another metric"
+    ok, threshold = bool(total <= ROUNDING * tolerance), f"at most {tolerance:g}"
+    where = f"{terms}to first order; {binds}"
+    return Check(name, total, None, threshold, ok, where, advice)
 
 
-def _mixing(scalars: Scalars, run: RunRecord, seconds: float | None) -> Iterator[Check]:
-    names, values = scalars
-    found = _arviz_figures(values)
-    longer = advice_on_length(run)
-    if "rhat" in found:
-        worst, advice = int(np.argmax(found["rhat"])), f"chains disagree; {longer}"
-        if found["rhat"][worst] > APART and _within_chains(values[..., worst]) >= LEAST_ESS / 4:
-            advice = (
-                "each chain is long enough for itself, but they are in different places: in "
-                "different modes, or in different labellings of parts that can be exchanged. "
-                "Longer chains do not help: order the parts, or look at what does not depend on "
-                "labels"
-            )
-        bound = largest_rhat(values.shape[0])
-        yield at_most("R-hat", found["rhat"][worst], bound, names[worst], advice)
-    for kind in ("bulk", "tail"):
-        worst, name = int(np.argmin(found[kind])), f"effective sample size, {kind}"
-        yield at_least(name, found[kind][worst], LEAST_ESS, names[worst], longer)
-    bulk, gradients = float(found["bulk"].min()), _gradients(run)
-    if gradients is not None:
-        rows = json.loads(run.attributes.get("batch_sizes", "{}"))
-        where = f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
-        yield Check("effective draws per gradient", bulk / gradients, where=where)
-    if seconds is not None:
-        yield Check("effective draws per second", bulk / seconds)
+def _tolerance(run: Run) -> float:
+    return float(run.facts.get("bias_tolerance", TOLERATED_VARIANCE))
 
 
-def _within_chains(values: np.ndarray) -> float:
-    """Effective draws of an entry about each chain's own mean, in all chains together."""
-    own = values - values.mean(1, keepdims=True)
-    return float(effective_size(own[..., None])[0]) if own.std() > 0 else 0.0
+@check("relaxation times per chain", "Mixing", "the chains are too short")
+def length_of_chains(name: str, run: Run) -> Check | None:
+    """How often the median chain forgets its slowest direction."""
+    spanned = relaxations(run)
+    if spanned is None:
+        return None
+    where = f"of {span(run.facts['relaxation_steps'])} steps each"
+    return at_least(name, spanned, ENOUGH_RELAXATIONS, where, longer(run))
 
 
-def _arviz_figures(values: np.ndarray) -> Arrays:
-    """Effective sample sizes of each entry (0 if undefined), and R-hat of several chains."""
-    import arviz  # slow to import, and only needed here
-
-    # ArviZ 0.2x and 1.x both accept a dataset
-    data = xr.Dataset({"x": (["chain", "draw", "entry"], values)})
-    found = {}
-    with np.errstate(divide="ignore", invalid="ignore"):  # chains that do not move
-        for kind in ("bulk", "tail"):
-            found[kind] = np.nan_to_num(arviz.ess(data, method=kind)["x"].values, nan=0.0)
-        if values.shape[0] > 1:
-            found["rhat"] = arviz.rhat(data)["x"].values
-    return found
+def relaxations(run: Run) -> float | None:
+    """Relaxation times that the median chain spans; steps that did not move are not counted."""
+    if "relaxations" not in run.facts:
+        return None
+    moved = 1.0
+    if "acceptance_rate" in run.stats:
+        moved = float(np.mean(run.stats["acceptance_rate"]))
+    elif "diverging" in run.stats:
+        moved = 1 - float(np.mean(run.stats["diverging"]))
+    return float(np.median(run.facts["relaxations"])) * moved
 
 
-def _gradients(run: RunRecord) -> float | None:
-    chains = next(iter(run.posterior.values())).shape[0]
-    if "gradients" in run.attributes:
-        return float(np.sum(np.broadcast_to(run.attributes["gradients"], chains)))
-    if "n_steps" in run.sample_stats:
-        return float(run.sample_stats["n_steps"].sum()) * int(run.attributes.get("thinning", 1))
-    return None
-
-
-def _guide(run: RunRecord) -> Iterator[Check]:
-    """Failed geodesics, the Pareto shape of weights and what they correct, if a guide has them."""
-    stats, attributes = run.sample_stats, run.attributes
-    is_fisher = attributes.get("metric") == "fisher"
-    if "success" in stats:
-        failed = np.sum(~stats["success"].astype(bool))
-        where = f"{failed} of {stats['success'].size} geodesics failed"
+@check("R-hat", "Mixing", "the chains disagree")
+def rhat(name: str, run: Run) -> Check | None:
+    """Rank-normalised R-hat of the worst entry."""
+    mixing = run.mixing
+    if mixing is None or mixing.rhat is None:
+        return None
+    worst, advice = int(np.argmax(mixing.rhat)), f"chains disagree; {longer(run)}"
+    if mixing.rhat[worst] > APART and mixing.alone >= LEAST_ESS / 4:
         advice = (
-            "these draws are NaN (`success` in sample_stats marks them), and leaving them out "
-            "biases the other draws. Draw again from a guide with a larger max_steps "
-            "or rtol, standardise the inputs, or "
+            "each chain is long enough for itself, but they are in different modes, or in "
+            "different labellings of parts that can be exchanged. Longer chains do not help: order "
+            "the parts, or look at what does not depend on labels"
         )
-        other = "reparametrise the model" if is_fisher else "use metric='fisher'"
-        yield none_of("failed geodesics", failed, where, advice + other)
-    if "pareto_k" in attributes:
-        shape, weights = float(attributes["pareto_k"]), stats.get("log_weight")
-        num_draws = math.prod(next(iter(run.posterior.values())).shape[:2])
-        yield _shape_of_weights(shape, weights, num_draws, is_fisher)
-        if weights is not None:
-            yield from weight_checks(run.posterior, weights, can_correct(weights, shape))
+    chains = next(iter(run.draws.values())).shape[0]
+    return at_most(name, mixing.rhat[worst], largest_rhat(chains), mixing.names[worst], advice)
 
 
-def _shape_of_weights(
-    shape: float, log_weight: np.ndarray | None, num_draws: int, is_fisher: bool
-) -> Check:
+def largest_rhat(chains: int) -> float:
+    """The value of R-hat at 400 effective draws, from the spread of the means of half chains.
+
+    For four chains it is the usual 1.01. With more chains, each chain has fewer effective draws, so
+    the bound is larger.
+    """
+    return max(LARGEST_RHAT, (1 + 2 * chains / LEAST_ESS) ** 0.5)
+
+
+@check("draws with a finite gradient", "Bias", "gradients are not finite at the draws")
+def finite_gradients(name: str, run: Run) -> Check | None:
+    """Draws from which errors of moments can be computed."""
+    if run.moments is None or run.moments.usable >= LEAST_PER_CHAIN:
+        return None
+    advice = (
+        "draws are at the edge of the support, U overflows, or rounding of constrained values "
+        "hides all coordinates: run in 64 bits, or check the model"
+    )
+    return at_least(name, run.moments.usable, LEAST_PER_CHAIN, "", advice)
+
+
+@check("error of the means, in sd", "Bias", "the draws are not centred on the target")
+def error_of_the_means(name: str, run: Run) -> Check | None:
+    """Error of the worst mean, from gradients at the draws."""
+    advice = "the draws are not centred on the target; increase num_warmup and num_samples"
+    if "guide" in run.facts:
+        advice = "the draws are not centred on the target; use metric='fisher', or run MCMC"
+    return _moment(name, run, "mean", TOLERATED_MEAN, advice)
+
+
+@check("relative error of the sd", "Bias", "the draws are biased")
+def error_of_the_sds(name: str, run: Run) -> Check | None:
+    """Relative error of the worst standard deviation, from gradients at the draws."""
+    facts = run.facts
+    remedies = [smaller_step(facts), less_noise(facts) if run.of_this_package else ""]
+    advice = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
+    if "guide" in facts:
+        advice = "use metric='fisher', or run MCMC"
+    if facts.get("gamma") in ("none", "published"):
+        advice = (
+            f"gamma={facts['gamma']!r} has another invariant distribution if the metric moves: "
+            "leave gamma at its default; or " + advice
+        )
+    advice = f"the draws are too wide (+) or too narrow (-) for the target; {advice}"
+    return _moment(name, run, "sd", TOLERATED_SD, advice)
+
+
+def _moment(name: str, run: Run, kind: str, tolerated: float, advice: str) -> Check | None:
+    if "gradient_seconds" in run.facts:
+        each = digits(float(run.facts["gradient_seconds"]))
+        where = f"not looked at: a gradient on all rows takes {each} s"
+        return Check(name, np.nan, None, "about 0", None, where)
+    found = run.moments
+    if found is None or found.usable < LEAST_PER_CHAIN:
+        return None
+    names = tuple(f"{name}, unconstrained" for name in found.names)
+    figures = names, *(getattr(found, f"{kind}{x}") for x in ("", "_error", "_size"))
+    line = worst_of(name, figures, tolerated, advice)
+    if line is None:
+        return None
+    where = line.where
+    if found.left_out:
+        where += f", {found.left_out} draws without a finite gradient left out"
+    if found.hidden:
+        where += f", {len(found.hidden)} coordinates left out: not finite, or hidden by rounding"
+    if not found.full:
+        where += ", correlations not known, so this is no error of a moment"
+    return line._replace(where=where, ok=line.ok if found.full or not line.ok else None)
+
+
+@check("configurational temperature", "Bias", "the draws are biased")
+def configurational_temperature(name: str, run: Run) -> Check | None:
+    """Mean of (theta - c) . grad U / D, which is tau for draws of the target."""
+    return _temperature(name, run)
+
+
+@check("kinetic temperature", "Bias", "the momenta are biased")
+def kinetic_temperature(name: str, run: Run) -> Check | None:
+    """Mean of r'M^-1 r / D, which is tau for momenta of the target."""
+    return _temperature(name, run)
+
+
+def _temperature(name: str, run: Run) -> Check | None:
+    tau, tolerated = run.temperature, _tolerance(run)
+    values = run.stats.get(name.replace(" ", "_"))
+    if tau <= 0 or values is None:
+        return None
+    mean, error, ok = float(values.mean()), None, None
+    if values.shape[1] >= LEAST_PER_CHAIN:
+        effective = float(effective_size(np.asarray(values, float)[..., None])[0])
+        error = float(values.std() / np.sqrt(effective))
+        # the tolerated bias also changes the temperature
+        wrong = abs(mean - tau) > tolerated * tau + by_chance(1, effective) * error
+        ok = verdict(bool(wrong), error, mean - tau, tolerated * tau)
+    cause, remedy = "noise is missing", ""
+    if mean > tau:
+        cause, remedy = "the steps are too large", f"{smaller_step(run.facts)}, or "
+    advice = f"{cause}, or the chain has not converged: use {remedy}a larger num_warmup"
+    where = HIDDEN if ok is None and error is not None else ""
+    return Check(name, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
+
+
+@check("draws per chain", "Mixing", "the draws are too few")
+def draws_per_chain(name: str, run: Run) -> Check | None:
+    """Draws that are too few for an effective sample size."""
+    if run.mixing is None or "guide" in run.facts or run.mixing.draws >= LEAST_PER_CHAIN:
+        return None
+    advice = "nothing can be said about so few draws: increase num_samples"
+    return at_least(name, run.mixing.draws, LEAST_PER_CHAIN, "", advice)
+
+
+@check("effective sample size, bulk", "Mixing", "the draws are too few")
+def effective_bulk(name: str, run: Run) -> Check | None:
+    """Effective draws for the mean of the worst entry."""
+    return _effective(name, run, "bulk")
+
+
+@check("effective sample size, tail", "Mixing", "the draws are too few")
+def effective_tail(name: str, run: Run) -> Check | None:
+    """Effective draws for the 5% and 95% quantiles of the worst entry."""
+    return _effective(name, run, "tail")
+
+
+def _effective(name: str, run: Run, kind: str) -> Check | None:
+    if run.mixing is None or not run.mixing.names:
+        return None
+    sizes = getattr(run.mixing, kind)
+    worst = int(np.argmin(sizes))
+    return at_least(name, sizes[worst], LEAST_ESS, run.mixing.names[worst], longer(run))
+
+
+@check("step size", "Step")
+def step_size(name: str, run: Run) -> Check | None:
+    """The mean over draws."""
+    return _mean_over_draws(name, run, "step_size")
+
+
+@check("steps per draw", "Step")
+def steps_per_draw(name: str, run: Run) -> Check | None:
+    """The mean over draws."""
+    return _mean_over_draws(name, run, "n_steps")
+
+
+@check("acceptance rate", "Step")
+def acceptance_rate(name: str, run: Run) -> Check | None:
+    """The mean over draws."""
+    return _mean_over_draws(name, run, "acceptance_rate")
+
+
+def _mean_over_draws(name: str, run: Run, figure: str) -> Check | None:
+    if figure not in run.stats or not run.of_this_package:
+        return None
+    means = np.asarray(run.stats[figure], float).mean(1)
+    differ = digits(means.min()) != digits(means.max())
+    return Check(name, float(means.mean()), where=f"{span(means)} over chains" if differ else "")
+
+
+@check("effective draws per gradient", "Cost")
+def draws_per_gradient(name: str, run: Run) -> Check | None:
+    """The effective draws of the worst entry's mean over all gradients."""
+    if run.mixing is None or not run.mixing.names:
+        return None
+    chains = next(iter(run.draws.values())).shape[0]
+    if "gradients" in run.facts:
+        gradients = float(np.sum(np.broadcast_to(run.facts["gradients"], chains)))
+    elif "n_steps" in run.stats:
+        gradients = float(run.stats["n_steps"].sum()) * int(run.facts.get("thinning", 1))
+    else:
+        return None
+    rows = json.loads(run.facts.get("batch_sizes", "{}"))
+    where = f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
+    return Check(name, float(run.mixing.bulk.min()) / gradients, where=where)
+
+
+@check("effective draws per second", "Cost")
+def draws_per_second(name: str, run: Run) -> Check | None:
+    """The effective draws of the worst entry's mean over the sampling time."""
+    if run.mixing is None or not run.mixing.names or run.seconds is None:
+        return None
+    return Check(name, float(run.mixing.bulk.min()) / run.seconds)
+
+
+@check("passes over the data", "Cost")
+def passes(name: str, run: Run) -> Check | None:
+    """Passes of a chain after warm-up."""
+    if "passes" not in run.facts:
+        return None
+    return Check(name, float(np.mean(run.facts["passes"])), where="per chain, after warm-up")
+
+
+# The draws of a guide
+
+
+@check("failed geodesics", "Step", "geodesics failed")
+def failed_geodesics(name: str, run: Run) -> Check | None:
+    """Draws whose geodesic was not followed to its end."""
+    if "success" not in run.stats:
+        return None
+    failed = np.sum(~run.stats["success"].astype(bool))
+    fisher = run.facts.get("metric") == "fisher"
+    other = "reparametrise the model" if fisher else "use metric='fisher'"
+    advice = (
+        "these draws are NaN (`success` in sample_stats marks them), and leaving them out "
+        "biases the other draws. Draw again from a guide with a larger max_steps "
+        f"or rtol, standardise the inputs, or {other}"
+    )
+    where = f"{failed} of {run.stats['success'].size} geodesics failed"
+    return none_of(name, failed, where, advice)
+
+
+@check("Pareto shape of weights", "Bias", "the guide is far from the posterior")
+def shape_of_weights(name: str, run: Run) -> Check | None:
+    """Whether weights can correct the draws to the posterior."""
+    if "pareto_k" not in run.facts:
+        return None
+    shape, log_weight = float(run.facts["pareto_k"]), run.stats.get("log_weight")
+    num_draws = math.prod(next(iter(run.draws.values())).shape[:2])
     largest = largest_shape(num_draws)
-    name, threshold = "Pareto shape of weights", f"below {largest:.2g}"
+    threshold = f"below {largest:.2g}"
     if shape < largest:
         return Check(name, shape, None, threshold, True)
     where = f"from {largest:.2g} on, weights cannot correct {num_draws} draws to the posterior"
-    other = "draw more" if is_fisher else "try metric='fisher'"
+    other = "draw more" if run.facts.get("metric") == "fisher" else "try metric='fisher'"
     advice = (
         "do not use log_weight, and take means and intervals as rough ones. Run MCMC, "
         f"reparametrise the model, or {other}"
@@ -645,7 +693,39 @@ def _shape_of_weights(
     return Check(name, shape, None, threshold, False, where, advice)
 
 
-def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> Iterator[Check]:
+@check("weights or gradients", "Bias", "how near the guide is to the posterior is not known")
+def known_at_all(name: str, run: Run) -> Check | None:
+    """A guide's draws without weights and gradients."""
+    if "success" not in run.stats or "pareto_k" in run.facts or run.moments is not None:
+        return None
+    advice = (
+        "draw(..., log_weight=True) or to_inference_data(draws, gradients=True) tells how near "
+        "a guide's draws are to the posterior"
+    )
+    return Check(name, np.nan, None, "either", False, "there are none", advice)
+
+
+@check(MEANS, "Bias", "the draws are not centred on the target")
+def means_by_weights(name: str, run: Run) -> Check | None:
+    """Errors of the means of the draws without weights."""
+    return _by_weights(run).get(name)
+
+
+@check(SDS, "Bias", "the draws are biased")
+def sds_by_weights(name: str, run: Run) -> Check | None:
+    """Errors of the sds of the draws without weights."""
+    return _by_weights(run).get(name)
+
+
+def _by_weights(run: Run) -> dict[str, Check]:
+    log_weight = run.stats.get("log_weight")
+    if log_weight is None or "pareto_k" not in run.facts:
+        return {}
+    correct = can_correct(log_weight, float(run.facts["pareto_k"]))
+    return {check.name: check for check in weight_checks(dict(run.draws), log_weight, correct)}
+
+
+def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> list[Check]:
     r"""Errors of means and sds of a guide's draws without weights, as their weights see them.
 
     With w_i the weights (their sum is 1), m and s the mean and the sd of n independent draws x_i,
@@ -671,7 +751,7 @@ def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> Itera
     used = np.isfinite(log_weight)
     arrays = {name: x for name, x in numeric(draws).items() if x.size}
     if used.sum() < FEWEST_WEIGHTS or not arrays:
-        return
+        return []
     names, values = entries(arrays, MAX_ENTRIES)
     x, w = values[used], normalized(log_weight[used])
     number, r = len(x), len(x) * w[:, None]
@@ -682,25 +762,43 @@ def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> Itera
         square = ((x - mean) / sd) ** 2 - 1
         of_shift = (x - mean - r * (x - weighted_mean)) / sd - square * shift / 2
         of_ratio = ratio * (square - r * (((x - weighted_mean) / weighted_sd) ** 2 - 1)) / 2
-        figures = (
-            ("error of the means, in sd, by weights", shift, of_shift),
-            ("relative error of the sd, by weights", ratio - 1, of_ratio),
-        )
-        errors = [terms.std(0) / number**0.5 for _, _, terms in figures]
     sizes = np.full(len(names), 1 / np.sum(w**2))
-    problems = "not centred on the posterior", "too wide (+) or too narrow (-) for the posterior"
-    tolerances = TOLERATED_MEAN, TOLERATED_SD
-    rows = zip(figures, errors, problems, tolerances, strict=True)
-    for (name, value, _), error, problem, tolerated in rows:
-        known = np.isfinite(value) & np.isfinite(error)
-        if not known.any():
-            continue
-        worst, ok = worst_of(value, error, sizes, known, tolerated)
-        where = names[worst] + (f"; {HIDDEN}" if ok is None else "")
-        weighted_draws = "sample_posterior(..., resample=True), " if correct else ""
-        advice = (
+    weighted_draws = "sample_posterior(..., resample=True), " if correct else ""
+    found = [
+        worst_of(
+            name,
+            (names, value, terms.std(0) / number**0.5, sizes),
+            tolerated,
             f"the draws without weights are {problem}: use {weighted_draws}another metric or mode, "
-            "or an exact kernel such as NUTS"
+            "or an exact kernel such as NUTS",
         )
-        threshold = f"within {tolerated:g} of 0"
-        yield Check(name, float(value[worst]), float(error[worst]), threshold, ok, where, advice)
+        for name, value, terms, tolerated, problem in (
+            (MEANS, shift, of_shift, TOLERATED_MEAN, "not centred on the posterior"),
+            (SDS, ratio - 1, of_ratio, TOLERATED_SD, "too wide (+) or too narrow (-)"),
+        )
+    ]
+    return [check for check in found if check is not None]
+
+
+# Draws that are worth nothing
+
+WORTHLESS = (
+    "chains that do not move",
+    "energy above the start",
+    "energy above the best chain",
+    "memory of the metric",
+)
+"""Checks of which an export warns: nobody should read a summary of such draws."""
+
+
+def warn_of_run(run: Run) -> None:
+    """Warn of the first check in `WORTHLESS` that is flagged.
+
+    Warns:
+        SamplingWarning: with the figure, and what to do.
+    """
+    for name in WORTHLESS:
+        found = CHECKS[name].find(run)
+        if found is not None and found.ok is False:
+            warn_outside(found.sentence)
+            return

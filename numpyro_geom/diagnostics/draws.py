@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from .._checks import check_names
 from .._numpyro import states_of
-from .._util import PyTree, num_at_once
+from .._util import PyTree
 
 Arrays = dict[str, np.ndarray]
 LEAST_PER_CHAIN = 8
 """Draws per chain that an effective sample size needs, because it splits chains."""
+MAX_ENTRIES = 500
+"""Largest number of entries of a variable, evenly spaced, that are looked at."""
 MOST_CHAINS = 10
 """A plain array with more than this many times as many chains as draws is an error: its first axis
 is probably one of draws."""
@@ -247,26 +247,29 @@ class MomentEstimates(NamedTuple):
         return np.minimum(self.mean_size, self.sd_size)
 
 
-def effective_size(values: np.ndarray, still: ArrayLike = 1.0) -> np.ndarray:
-    """Effective size of each scalar's mean, from draws of shape (chains, draws, scalars).
+def by_arviz(figure: str, values: np.ndarray, undefined: float, **options: Any) -> np.ndarray:
+    """A figure of ArviZ, ``ess`` or ``rhat``, for each scalar."""
+    import arviz  # slow to import, and only needed here
+    import xarray
 
-    It is between 1 and n log10(n). Each chain is split into two halves, so that a drift reduces the
-    size. A scalar that never changes says nothing of its size and gets ``still``: the size of the
-    draws that it is computed from, if that is known.
+    # ArviZ 0.2x and 1.x both accept a dataset
+    data = xarray.Dataset({"x": (["chain", "draw", "scalar"], values)})
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains that do not move
+        found = getattr(arviz, figure)(data, **options)["x"].values
+    return np.where(np.isnan(found), undefined, found)
+
+
+def effective_size(values: np.ndarray, still: Any = 1.0) -> np.ndarray:
+    """Effective number of draws of each scalar's mean, from draws (chains, draws, scalars).
+
+    A scalar that never changes says nothing of it and gets ``still``: the number for the draws that
+    it is computed from, if that is known.
     """
-    half = values.shape[1] // 2
-    halves = np.concatenate([values[:, :half], values[:, -half:]])
-    number = values.shape[0] * values.shape[1]
     sizes = np.array(np.broadcast_to(still, values.shape[2]), float)
-    moves = np.ptp(halves, axis=(0, 1)) > 0
-    step = num_at_once(16 * number)
-    for start in range(0, values.shape[2], step):
-        some = np.flatnonzero(moves[start : start + step]) + start
-        if some.size:
-            sizes[some] = effective_sample_size(halves[..., some])
-    # NaN: no variance within chains; negative: anticorrelated beyond what can be estimated
-    sizes = np.where(np.isfinite(sizes) & (sizes > 0), sizes, np.where(sizes < 0, np.inf, 1.0))
-    return np.clip(sizes, 1.0, number * max(1.0, np.log10(number)))
+    moves = np.ptp(values, axis=(0, 1)) > 0
+    if moves.any():
+        sizes[moves] = np.maximum(by_arviz("ess", values[..., moves], 1.0, method="mean"), 1.0)
+    return sizes
 
 
 def estimate_moments(values: np.ndarray) -> MomentEstimates:
@@ -279,3 +282,50 @@ def estimate_moments(values: np.ndarray) -> MomentEstimates:
     mean_error = sd / np.sqrt(mean_size)
     sd_error = squares.std(axis=(0, 1)) / np.sqrt(sd_size) / (2 * np.where(sd > 0, sd, 1.0))
     return MomentEstimates(mean, mean_error, sd, sd_error, mean_size, sd_size)
+
+
+class Mixing(NamedTuple):
+    """What draws say of themselves, for each of their entries that is finite and changes.
+
+    Attributes:
+        names: of these entries.
+        bulk: effective draws for a mean.
+        tail: effective draws for the 5% and 95% quantiles.
+        rhat: rank-normalised R-hat of several chains; None for one chain.
+        alone: effective draws of the entry of largest R-hat about each chain's own mean.
+        not_finite: names of the entries that are not finite.
+        draws: draws per chain. If they are too few, no entry is judged.
+    """
+
+    names: tuple[str, ...]
+    bulk: np.ndarray
+    tail: np.ndarray
+    rhat: np.ndarray | None
+    alone: float
+    not_finite: tuple[str, ...]
+    draws: int
+
+
+def mixing_of(arrays: Arrays, *, independent: bool = False) -> Mixing | None:
+    """Read up to `MAX_ENTRIES` entries of each variable; None if there are none.
+
+    Of draws that are ``independent`` no entry is judged.
+    """
+    arrays = {name: x for name, x in numeric(arrays).items() if x.size}
+    if not arrays:
+        return None
+    found = entries(arrays, MAX_ENTRIES)
+    finite = np.isfinite(found.values).all((0, 1))
+    names, values = found.keep(finite)
+    judged = values.shape[1] >= LEAST_PER_CHAIN and not independent
+    names, values = Scalars(names, values).keep(judged & (np.ptp(values, (0, 1)) > 0))
+    none = np.zeros(0)
+    bulk = by_arviz("ess", values, 0.0, method="bulk") if names else none
+    tail = by_arviz("ess", values, 0.0, method="tail") if names else none
+    rhat, alone = None, 0.0
+    if names and values.shape[0] > 1:
+        rhat = by_arviz("rhat", values, np.inf)
+        own = values[..., [np.argmax(rhat)]]
+        alone = float(effective_size(own - own.mean(1, keepdims=True))[0])
+    not_finite = named(found.names, ~finite)
+    return Mixing(names, bulk, tail, rhat, alone, not_finite, found.values.shape[1])

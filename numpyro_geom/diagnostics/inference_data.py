@@ -1,35 +1,39 @@
 """Export of a run to ArviZ: InferenceData under ArviZ 0.2x, a DataTree under ArviZ 1.x.
 
-Groups are built as xarray datasets, which both versions of ArviZ accept. Only `container` knows
-which version is installed. Groups that need the data replay the model on all rows, in chunks,
-even if the sampler used subsamples.
+`arviz.from_numpyro` accepts our kernels too. It fails for names with a slash under ArviZ 1.x, which
+networks have, and it does not know the draws of guides, rows on the host, and a run's facts. So the
+groups are made here, as xarray datasets, which both versions of ArviZ accept.
 """
 
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
 import numpy as np
+import numpyro
 import xarray as xr
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 
-from .._checks import check_flag, check_int, check_key
+from .._checks import check_flag
+from .._numpyro import states_of
 from ..laplace.draw import LaplaceDraws
-from ..model.arguments import by_name
 from ..model.model import Model
-from .draws import Arrays, check_run, host, is_numeric, paths, stored_name
+from .checks import warn_of_run
+from .draws import Arrays, check_run, draws_by_name, host, is_numeric, stored_name
+from .facts import Run, facts_of, storable
 from .gradients import gradients_at_draws
-from .record import RunRecord, record_of_guide, record_of_mcmc
-from .replay import latent_draws, model_of, observed_values, pointwise_log_prob, predictive_values
-from .report import warn_of_record, warn_of_wrecks
+from .replay import latent_draws, model_of, observed_values, pointwise_log_prob
 
-MAX_CONSTANT_SIZE = 10**6
-"""Largest number of entries of an array argument that is stored by default."""
-SAMPLE_DIMS = ["chain", "draw"]
+SAMPLE_DIMS = ("chain", "draw")
+RENAMED = {
+    "adapt_state.step_size": "step_size",
+    "num_steps": "n_steps",
+    "accept_prob": "acceptance_rate",
+}
 
 
 def to_inference_data(
@@ -37,13 +41,8 @@ def to_inference_data(
     *,
     log_likelihood: bool | str | Sequence[str] = False,
     gradients: bool = False,
-    posterior_predictive: bool | Mapping[str, Any] | None = None,
-    prior: bool | Mapping[str, Any] | None = None,
-    constant_data: bool | Mapping[str, Any] | None = None,
     coords: Mapping[str, Sequence] | None = None,
-    dims: Mapping[str, Sequence[str | None]] | None = None,
-    rng_key: jax.Array | None = None,
-    num_samples: int = 500,
+    **groups: Mapping[str, Any],
 ) -> Any:
     """Convert a finished run, or the draws of a guide, to the form that ArviZ uses.
 
@@ -53,7 +52,8 @@ def to_inference_data(
     - ``posterior``: draws of latent and deterministic sites, in the model's own space. With
       ``potential_fn`` it holds the entries of ``z``: an array is called ``z``, and the leaves of
       other pytrees are named by their path.
-    - ``sample_stats`` of a run: ``diverging``; ``energy`` (U in nats at the start of the last step
+    - ``sample_stats`` of a run: ``diverging`` (a step of the draw, or of the next draw, was not
+      finite or not stable); ``energy`` (U in nats at the start of the last step
       of a draw; a minibatch estimate if rows were subsampled); ``lp`` (minus ``energy``);
       ``step_size``; ``n_steps``; ``grad_norm``; ``configurational_temperature``;
       ``kinetic_temperature`` for kernels with a momentum; ``acceptance_rate`` for kernels with a
@@ -63,13 +63,11 @@ def to_inference_data(
       minus log density of the draw up to a constant, if weights were requested. There is no ``lp``,
       because it would take a pass over the data per draw.
     - ``observed_data``: the values of observed sites, all rows.
-    - ``constant_data``: the other array arguments of the model.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
       in `numpyro.infer.log_likelihood`, a masked row has 0, and the factors of ``scale``
       handlers and of plates are left out.
     - ``unconstrained_posterior``: on request. For each latent site ``w`` it holds the unconstrained
       values ``z.w`` and the gradients ``grad_U.w`` there, on the full data.
-    - ``posterior_predictive``, ``prior``, ``prior_predictive``: on request.
 
     A site in a plate has the plate's name as a dimension, with coordinates 0, 1, .... Other axes
     are called ``<site>_dim_0`` and so on, or have the names in ``infer={"event_dims": ...}`` of the
@@ -90,20 +88,11 @@ def to_inference_data(
             is included only if it is named. Size: chains x draws x rows.
         gradients: True for gradients of U on all rows at the draws. From them
             `numpyro_geom.diagnostics.diagnose` computes errors of means and standard deviations.
-        posterior_predictive: True to draw observed sites anew for each posterior draw (needs
-            ``rng_key``), or draws by name, shaped (chains, draws, ...) or (chains * draws, ...).
-        prior: True to draw ``num_samples`` times from the prior (needs ``rng_key``), or draws by
-            name, shaped (draws, ...) or (chains, draws, ...). Draws of observed sites go to
-            ``prior_predictive``.
-        constant_data: True for all array arguments, False for none, None for arrays of up
-            to a million entries; or arrays by name. An argument that holds the values of an
-            observed site is not stored a second time.
         coords: labels of dimensions, by name of the dimension. They replace 0, 1, ....
-        dims: names of a variable's dimensions after chain and draw, by variable. They replace
-            the names from plates. An entry None, or a missing entry at the end of a list, keeps
-            the original name.
-        rng_key: a key for predictive and prior draws.
-        num_samples: number of draws from the prior.
+        groups: further groups by the names of ArviZ, such as ``constant_data={"X": X}`` and
+            ``posterior_predictive={"y": draws}``. Draws are shaped (chains, draws, ...), as from
+            ``numpyro.infer.Predictive(model, mcmc.get_samples(group_by_chain=True),
+            batch_ndims=2)``.
 
     Returns:
         An ``arviz.InferenceData`` under ArviZ 0.2x, an ``xarray.DataTree`` under ArviZ 1.x.
@@ -111,12 +100,12 @@ def to_inference_data(
     Raises:
         TypeError: if ``mcmc`` is neither of the two, and for other arguments of the wrong type.
         ValueError: if the MCMC has not run; for a guide's draws with no dimension, an empty
-            dimension, or more than two dimensions; if a group needs a model, a key, or the draws
-            of a site that is missing; for unknown sites; for labels that do not fit.
+            dimension, or more than two dimensions; if a group needs a model, or the draws
+            of a site that is missing; for unknown sites.
 
     Warns:
-        SamplingWarning: see `numpyro_geom.diagnostics.warn_if_unreliable`. For a guide's draws: if
-            geodesics failed, or if ``pareto_k`` is too large for the number of draws.
+        SamplingWarning: if a chain does not move, if its energy stays far above where it started or
+            above that of another chain, or if statistics of a metric cannot follow the position.
 
     Examples:
         >>> import jax, numpyro
@@ -141,62 +130,34 @@ def to_inference_data(
             f"{type(mcmc).__name__}: pass the MCMC itself, not its draws, or what "
             "`guide.draw(rng_key, params, sample_shape=(chains, draws))` returns"
         )
-    if rng_key is not None:
-        check_key("rng_key", rng_key)
     if not of_guide:
         check_run(mcmc)
-    num_samples = check_int("num_samples", num_samples)
-    for name, value in (("coords", coords), ("dims", dims)):
+    for name, value in {"coords": coords, **groups}.items():
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
-    run = record_of_guide(mcmc) if of_guide else record_of_mcmc(mcmc)
+    run = run_of_guide(mcmc) if of_guide else run_of_mcmc(mcmc)
     model = model_of(mcmc)
     pointwise = _pointwise_sites(model, log_likelihood)
-    if check_flag("gradients", gradients) and (model is None or not run.targets_model):
+    if check_flag("gradients", gradients) and (model is None or not targets_model(mcmc)):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
             "potential_fn, not an expansion with target='factors', not a model that asks for "
             "random keys, and not one without free parameters"
         )
-    _check_request("posterior_predictive", posterior_predictive, model, rng_key)
-    _check_request("prior", prior, model, rng_key)
-    if not of_guide:
-        warn_of_wrecks(mcmc)
-    warn_of_record(run)
-
-    posterior = run.posterior
-    shape = next(iter(posterior.values())).shape[:2]
-
-    def by_chain(arrays: Arrays) -> Arrays:
-        return {name: x.reshape((*shape, *x.shape[1:])) for name, x in arrays.items()}
-
-    observed = {} if model is None else observed_values(model)
-    groups: dict[str, Arrays] = {
-        "posterior": posterior,
-        "sample_stats": run.sample_stats,
-        "observed_data": observed,
-        "constant_data": constants(model, constant_data, observed),
-    }
+    warn_of_run(run)
+    draws: Any = run.draws
+    shape, facts = next(iter(draws.values())).shape[:2], dict(run.facts)
+    found = {"posterior": draws, "sample_stats": run.stats}
+    if model is not None:
+        found["observed_data"] = observed_values(model)
     if model is not None and pointwise:
-        found = pointwise_log_prob(model, latent_draws(model, posterior), pointwise)
-        groups["log_likelihood"] = by_chain(found)
+        values = pointwise_log_prob(model, latent_draws(model, draws), pointwise)
+        found["log_likelihood"] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in values.items()}
     if model is not None and gradients:
-        found, told = gradients_at_draws(model, posterior)
-        groups["unconstrained_posterior"] = found
-        run = run._replace(attributes={**run.attributes, **told})
-    if model is not None and posterior_predictive is True:
-        draws, names = latent_draws(model, posterior), model.of_kind("observed")
-        found = predictive_values(model, draws, shape[0] * shape[1], names, rng_key)
-        posterior_predictive = by_chain(found)
-    if model is not None and prior is True:
-        names = model.of_kind("latent", "deterministic", "observed")
-        prior = predictive_values(model, {}, num_samples, names, rng_key)
-    if isinstance(posterior_predictive, Mapping):
-        groups["posterior_predictive"] = _by_chain(posterior_predictive, shape)
-    if isinstance(prior, Mapping):
-        groups["prior"], groups["prior_predictive"] = _split_prior(model, prior)
-
-    return container(Labels(groups, model, coords, dims).datasets(run, now()))
+        found["unconstrained_posterior"], told = gradients_at_draws(model, draws)
+        facts |= told
+    found |= {group: {n: host(x) for n, x in arrays.items()} for group, arrays in groups.items()}
+    return container(_datasets(found, model, facts, {} if coords is None else coords))
 
 
 def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
@@ -224,73 +185,105 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
     return list(names)
 
 
-def _check_request(name: str, value: Any, model: Model | None, rng_key: Any) -> None:
-    if value is None or value is False or isinstance(value, Mapping):
-        return
-    if value is not True:
-        raise TypeError(f"{name} must be True or a dict of draws, got {type(value).__name__}")
-    if model is None:
-        raise ValueError(f"{name}=True needs a kernel with a model, and this one has potential_fn")
-    if rng_key is None:
-        raise ValueError(f"{name}=True draws anew: pass rng_key, such as jax.random.key(0)")
+# What a run and a guide say
 
 
-def _by_chain(draws: Mapping[str, Any], shape: tuple[int, ...]) -> Arrays:
-    """Posterior predictive draws, split into chains if they are flat."""
-    found = {}
-    for name, value in draws.items():
-        x = host(value)
-        if x.shape[:2] != shape and x.shape[:1] != (shape[0] * shape[1],):
-            raise ValueError(
-                f"posterior_predictive[{name!r}] has shape {x.shape}, expected it to start with "
-                f"{shape} (chains, draws) or ({shape[0] * shape[1]},)"
-            )
-        found[name] = x if x.shape[:2] == shape else x.reshape((*shape, *x.shape[1:]))
-    return found
+def run_of_mcmc(mcmc: MCMC) -> Run:
+    """Read a run that `check_run` has accepted."""
+    about: dict[str, Any] = {
+        "kernel": type(mcmc.sampler).__name__,
+        "inference_library": "numpyro_geom" if hasattr(mcmc.sampler, "facts") else "numpyro",
+        **{n: getattr(mcmc, n) for n in ("num_chains", "num_warmup", "num_samples", "thinning")},
+        **package_versions(),
+    }
+    return Run(draws_by_name(mcmc), sample_stats(mcmc), {**about, **facts_of_mcmc(mcmc)})
 
 
-def _split_prior(model: Model | None, prior: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    """Prior draws of latent and of observed sites, both shaped (chains, draws, ...)."""
-    latent: Arrays = {}
-    observed: Arrays = {}
-    sites = {} if model is None else model.sites
-    for name, value in prior.items():
-        x = host(value)
-        if x.ndim == 0:
-            raise ValueError(f"prior[{name!r}] is a scalar, expected draws along the first axis")
-        if name not in sites or x.ndim < len(sites[name].shape) + 2:
-            x = x[np.newaxis]
-        is_observed = name in sites and sites[name].kind == "observed"
-        (observed if is_observed else latent)[name] = x
-    return latent, observed
-
-
-def constants(model: Model | None, request: Any, observed: Arrays) -> Arrays:
-    """Array arguments of the model by name, except observed values."""
-    if isinstance(request, Mapping):
-        return {name: host(x) for name, x in request.items()}
-    if request is not None and not isinstance(request, bool):
-        raise TypeError(
-            f"constant_data must be True, False, None or a dict, got {type(request).__name__}"
-        )
-    if request is False or model is None:
+def facts_of_mcmc(mcmc: MCMC) -> dict[str, Any]:
+    """`facts_of` a run with one of this package's kernels; empty for others."""
+    if not hasattr(mcmc.sampler, "facts"):
         return {}
-    arguments = by_name(model.fn, model.args, model.kwargs)
-    return {
-        name: host(leaf)
-        for name, leaf in paths(arguments, "", lambda x: not isinstance(x, (dict, list, tuple)))
-        if is_numeric(leaf)
-        and (request is True or leaf.size <= MAX_CONSTANT_SIZE)
-        and not any(
-            leaf.shape == y.shape and np.array_equal(host(leaf), y, equal_nan=y.dtype.kind == "f")
-            for y in observed.values()
+    states: Any = states_of(mcmc)
+    return facts_of(mcmc.sampler, states, mcmc.last_state, mcmc.thinning)
+
+
+def targets_model(source: MCMC | LaplaceDraws) -> bool:
+    """Whether the posterior of the model is the target."""
+    if isinstance(source, LaplaceDraws):
+        return True
+    bound = getattr(source.sampler, "bound", None)
+    if bound is None:
+        return getattr(source.sampler, "model", None) is not None
+    return bound.targets_model
+
+
+def run_of_guide(draws: LaplaceDraws) -> Run:
+    """Read the draws of a guide, of one or two dimensions."""
+    shape = np.shape(draws.success)
+    if len(shape) not in (1, 2) or 0 in shape:
+        got = f"sample_shape={shape}" if shape else "a single draw, sample_shape=()"
+        raise ValueError(
+            "expected draws with sample_shape=(draws,) or (chains, draws), at least one, got "
+            f"{got}: call `guide.draw(rng_key, params, sample_shape=(4, 500))`, for instance"
         )
+
+    def by_chain(arrays: Mapping[str, Any]) -> Arrays:
+        extra = [np.newaxis] * (2 - len(shape))
+        return {name: host(x)[(*extra, ...)] for name, x in arrays.items()}
+
+    stats = {"success": draws.success, "n_fevals": draws.num_evaluations}
+    if draws.log_weight is not None:
+        stats["log_weight"] = draws.log_weight
+    facts = {
+        "guide": "RiemannianLaplace",
+        "inference_library": "numpyro_geom",
+        **storable(draws.settings),
+        "seconds_per_draw": float(draws.seconds),
+        **package_versions(),
+    }
+    if draws.pareto_k is not None:
+        facts["pareto_k"] = float(draws.pareto_k)
+    return Run(by_chain(draws.samples), by_chain(stats), facts)
+
+
+def sample_stats(mcmc: MCMC) -> Arrays:
+    """Figures of each draw, under the names that ArviZ uses."""
+    kernel, facts = mcmc.sampler, getattr(mcmc.sampler, "facts", None)
+    stats: Arrays = {}
+    for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
+        if not is_numeric(value):
+            continue
+        if field == "accept_prob" and facts is not None and not facts.adjusted:
+            continue
+        x = host(value)
+        if field == "potential_energy":
+            if facts is not None:
+                stats["energy"] = x
+            stats["lp"] = -x
+        else:
+            stats[RENAMED.get(field, field)] = x
+    if facts is not None and not facts.trajectory and "diverging" in stats:
+        # a step that fails may have started at the end of the previous draw
+        failed = stats["diverging"].astype(bool)
+        after = np.roll(failed, -1, 1)
+        after[:, -1:] = False
+        stats["diverging"] = failed | after
+    if isinstance(kernel, NUTS) and "n_steps" in stats:
+        stats["tree_depth"] = np.log2(stats["n_steps"]).astype(int) + 1
+    return stats
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that the draws depend on."""
+    return {
+        "numpyro_geom_version": metadata.version("numpyro_geom"),
+        "numpyro_version": numpyro.__version__,
+        "jax_version": jax.__version__,
+        "arviz_version": metadata.version("arviz"),
     }
 
 
-def now() -> str:
-    """The time in ISO format."""
-    return datetime.datetime.now(datetime.UTC).isoformat()
+# Groups of ArviZ
 
 
 def container(datasets: dict[str, Any]) -> Any:
@@ -302,101 +295,62 @@ def container(datasets: dict[str, Any]) -> Any:
     return arviz.InferenceData(**datasets)
 
 
-class Labels:
-    """Groups of arrays with names of dimensions and coordinates, from plates and from the user."""
-
-    def __init__(
-        self,
-        groups: Mapping[str, Arrays],
-        model: Model | None,
-        coords: Mapping[str, Sequence] | None = None,
-        dims: Mapping[str, Sequence[str | None]] | None = None,
-    ) -> None:
-        self._groups = groups
-        self._sites, self._sizes = ({}, {}) if model is None else (model.sites, model.plan.sizes)
-        self._coords = {} if coords is None else coords
-        self._dims = {} if dims is None else dims
-        self._variables = {stored_name(name) for arrays in groups.values() for name in arrays}
-        known = sorted(self._variables | {stored_name(name) for name in self._sites})
-        for name in self._dims:
-            if stored_name(name) not in known:
-                close = difflib.get_close_matches(stored_name(name), known, n=1)
-                remedy = f"did you mean {close[0]!r}?" if close else f"expected some of {known}"
-                raise ValueError(f"dims names {name!r}, which is no site or variable: {remedy}")
-
-    def datasets(self, run: RunRecord, created_at: str) -> dict[str, xr.Dataset]:
-        """The groups that are not empty, as datasets; facts about the run are attributes."""
-        created = {"created_at": created_at, **run.library}
-        found = {
-            group: self._dataset(group, arrays).assign_attrs(created)
-            for group, arrays in self._groups.items()
-            if arrays
-        }
-        found["posterior"].attrs.update(run.attributes)
-        if run.scale is not None:
-            found["sample_stats"]["inverse_mass_matrix"] = run.scale
-        for name, text in run.descriptions.items():
-            if name in run.sample_stats:
-                found["sample_stats"][name].attrs["description"] = text
-        return found
-
-    def _axes(self, name: str, shape: tuple[int, ...], group: str) -> list[str]:
-        """A name for every axis after the chains and the draws."""
-        names: list[str | None] = [None] * len(shape)
-        site = self._sites.get(name)
-        has_events = group != "log_likelihood"
-        if site is not None:
-            rows = len(shape) - (site.event_dim if has_events else 0)
-            for order, (plate, dim) in enumerate(site.plates):
-                # the event axes of a deterministic site are unknown: assume that plates come first
-                axis = order if site.kind == "deterministic" else rows + dim
-                if 0 <= axis < len(shape) and shape[axis] == self._sizes[plate]:
-                    taken = stored_name(plate) in {*self._variables, *SAMPLE_DIMS}
-                    names[axis] = stored_name(plate) + ("_dim" if taken else "")
-            if has_events and len(site.event_names) <= len(shape):
-                names[len(shape) - len(site.event_names) :] = site.event_names
-        given = list(self._dims.get(name, self._dims.get(stored_name(name), ())))
-        if len(given) > len(shape) and has_events:
-            raise ValueError(
-                f"dims[{name!r}] names {len(given)} dimensions, and {name!r} in {group} has "
-                f"{len(shape)} (after chain and draw): {shape}"
+def _datasets(
+    groups: Mapping[str, Arrays],
+    model: Model | None,
+    facts: Mapping[str, Any],
+    coords: Mapping[str, Sequence],
+) -> dict[str, xr.Dataset]:
+    """The groups that are not empty, with dimensions from plates; facts are attributes."""
+    library = facts["inference_library"]
+    created = {
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
+        "inference_library": library,
+        "inference_library_version": facts[f"{library}_version"],
+    }
+    variables = {stored_name(name) for arrays in groups.values() for name in arrays}
+    found = {}
+    for group, arrays in groups.items():
+        if not arrays:
+            continue
+        leading = () if group.endswith("data") else SAMPLE_DIMS
+        named = {
+            stored_name(name): (
+                (*leading, *_axes(model, name, x.shape[len(leading) :], group, variables)),
+                x,
             )
-        for axis, chosen in enumerate(given[: len(shape)]):
-            names[axis] = names[axis] if chosen is None else chosen
-        unnamed = iter(range(len(shape)))
-        return [f"{stored_name(name)}_dim_{next(unnamed)}" if n is None else n for n in names]
+            for name, x in arrays.items()
+        }
+        if len(named) < len(arrays):
+            raise ValueError(
+                f"two variables of {group} have one name after '/' becomes '.', among "
+                f"{sorted(arrays)}: rename a site"
+            )
+        sizes = {dim: size for dims, x in named.values() for dim, size in zip(dims, x.shape)}  # noqa: B905
+        labels = {dim: np.arange(size) for dim, size in sizes.items()}
+        labels |= {dim: np.asarray(x) for dim, x in coords.items() if dim in sizes}
+        about = created | ({"sample_dims": [*leading]} if leading else {})
+        found[group] = xr.Dataset(named, labels, about)
+    found["posterior"].attrs.update(facts)
+    return found
 
-    def _dataset(self, group: str, arrays: Arrays) -> xr.Dataset:
-        """One group as a dataset with coordinates for all dimensions."""
-        leading = [] if group.endswith("data") else SAMPLE_DIMS
-        variables: dict[str, tuple[list[str], np.ndarray]] = {}
-        sizes: dict[str, int] = {}
-        for name, x in arrays.items():
-            dims = leading + self._axes(name, x.shape[len(leading) :], group)
-            for dim, size in zip(dims, x.shape, strict=True):
-                if sizes.setdefault(dim, size) != size:
-                    raise ValueError(
-                        f"dimension {dim!r} has {size} entries in {name!r} and {sizes[dim]} "
-                        f"elsewhere in {group}: give it another name in `dims`"
-                    )
-                if dim in self._variables:
-                    raise ValueError(
-                        f"dims[{name!r}] names a dimension {dim!r}, which is a variable: expected "
-                        "another name"
-                    )
-            if stored_name(name) in variables:
-                raise ValueError(
-                    f"two variables of {group} are called {stored_name(name)!r}, in which '/' and "
-                    "'.' are one: rename a site"
-                )
-            variables[stored_name(name)] = (dims, x)
-        coords = {}
-        for dim, size in sizes.items():
-            labels = np.asarray(self._coords.get(dim, np.arange(size)))
-            if labels.shape != (size,):
-                raise ValueError(
-                    f"coords[{dim!r}] must have {size} labels, one for each entry of dimension "
-                    f"{dim!r} in {group}, got shape {labels.shape}"
-                )
-            coords[dim] = labels
-        return xr.Dataset(variables, coords, {"sample_dims": leading} if leading else {})
+
+def _axes(
+    model: Model | None, name: str, shape: tuple[int, ...], group: str, variables: set[str]
+) -> list[str]:
+    """A name for every axis after the chains and the draws."""
+    names: list[str | None] = [None] * len(shape)
+    site = None if model is None else model.sites.get(name)
+    if model is not None and site is not None:
+        has_events = group != "log_likelihood"
+        rows = len(shape) - (site.event_dim if has_events else 0)
+        for order, (plate, dim) in enumerate(site.plates):
+            # the event axes of a deterministic site are unknown: assume that plates come first
+            axis = order if site.kind == "deterministic" else rows + dim
+            if 0 <= axis < len(shape) and shape[axis] == model.plan.sizes[plate]:
+                taken = stored_name(plate) in {*variables, *SAMPLE_DIMS}
+                names[axis] = stored_name(plate) + ("_dim" if taken else "")
+        if has_events and len(site.event_names) <= len(shape):
+            names[len(shape) - len(site.event_names) :] = site.event_names
+    unnamed = iter(range(len(shape)))
+    return [f"{stored_name(name)}_dim_{next(unnamed)}" if n is None else n for n in names]

@@ -1,4 +1,4 @@
-"""The model behind draws: its observed values, likelihoods and predictions, on all rows.
+"""The model behind draws: its observed values and likelihoods, on all rows.
 
 They are computed for some draws at a time, so that the device holds a bounded number of values.
 The results are collected on the host.
@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import random
 from numpyro.infer import MCMC
 
 from .._numpyro import arguments_of
@@ -79,50 +78,22 @@ def observed_values(model: Model) -> Arrays:
 
 
 def pointwise_log_prob(model: Model, draws: Arrays, names: list[str]) -> Arrays:
-    """Pointwise log likelihood of sites, on all rows."""
+    """Pointwise log likelihood of sites, on all rows, for some draws at a time."""
 
-    def log_prob(arrays: list, _: jax.Array, draw: dict) -> dict[str, jax.Array]:
-        return model.with_arrays(arrays).log_prob(draw, {}, names)
+    @jax.jit
+    def log_prob(arrays: list, draws: Arrays) -> dict[str, jax.Array]:
+        return jax.vmap(lambda draw: model.with_arrays(arrays).log_prob(draw, {}, names))(draws)
 
-    return _evaluate(log_prob, model, draws, next(iter(draws.values())).shape[0])
-
-
-def predictive_values(
-    model: Model, draws: Arrays, num_draws: int, names: list[str], rng_key: Any
-) -> Arrays:
-    """Values of all sites on all rows, for each draw or from the prior; observed sites are redrawn.
-
-    Each draw has its own key, so the result does not depend on the chunks.
-    """
-
-    def sample(arrays: list, number: jax.Array, draw: dict) -> dict[str, jax.Array]:
-        key = random.fold_in(rng_key, number)
-        trace = model.with_arrays(arrays).trace(draw, rng_key=key, redraw=True)
-        return {name: trace[name]["value"] for name in names}
-
-    try:
-        return _evaluate(sample, model, draws, num_draws)
-    except NotImplementedError as error:
-        raise ValueError(
-            "the model has a site whose distribution cannot be drawn from, such as an "
-            "ImproperUniform: give the draws as a dict, or replace the distribution"
-        ) from error
-
-
-def _evaluate(
-    fn: Callable[[list, jax.Array, dict], dict], model: Model, draws: Arrays, num_draws: int
-) -> Arrays:
-    """All values of the pure ``fn(arrays, number of the draw, draw)``, on the host."""
-    batched = jax.jit(jax.vmap(fn, (None, 0, 0)))
-    whole = jax.eval_shape(batched, model.arrays, np.arange(num_draws, dtype=np.int32), draws)
+    num_draws = next(iter(draws.values())).shape[0]
+    whole = jax.eval_shape(log_prob, model.arrays, draws)
     values = sum(x.size for x in whole.values()) // num_draws
     chunk = min(num_draws, LANES, num_at_once(32 * values))
     found = {name: np.empty(x.shape, x.dtype) for name, x in whole.items()}
     for first in range(0, num_draws, chunk):
         # the last chunk repeats its last entry: all chunks have one shape and one compilation
-        numbers = np.minimum(np.arange(first, first + chunk, dtype=np.int32), num_draws - 1)
+        numbers = np.minimum(np.arange(first, first + chunk), num_draws - 1)
         some = {name: x[numbers] for name, x in draws.items()}
-        for name, value in jax.device_get(batched(model.arrays, numbers, some)).items():
+        for name, value in jax.device_get(log_prob(model.arrays, some)).items():
             target = found[name][first : first + chunk]
             target[...] = value[: len(target)]
     return found

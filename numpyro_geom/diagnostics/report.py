@@ -1,79 +1,26 @@
-"""One report of a run: each line has a figure, its expected value, and what to do.
-
-`diagnose` runs all checks. `step_size_summary`, `print_summary` and `warn_if_unreliable` run only
-the checks that need neither the draws nor gradients at the draws.
-"""
+"""One report of a run: each line has a figure, its expected value, and what to do."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from math import prod as product
-from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import xarray as xr
-from numpyro.diagnostics import summary
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .._numpyro import arguments_of, holding, sample_field, states_of
-from .._util import num_at_once
-from .._warning import warn_outside
-from ..kernel import SGKernel
-from ..wreck import warn_of_run
-from .checks import Check, draw_checks, moments_right, run_checks
-from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, host, paths
+from .checks import CHECKS, Check, checks_of
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, group_of, mixing_of
+from .facts import Run
 from .gradients import gradients_at_draws
-from .moments import moment_checks, shift_checks
-from .record import RunRecord, record_of_container, record_of_mcmc
+from .inference_data import run_of_mcmc, targets_model
+from .moments import moment_errors
 from .replay import model_of, summed_out
 from .table import FLAGGED, Printed, Row
 
-LEAST_PROB = 0.01
-"""Below this probability of an interval, NumPyro's table has one label for both of its ends."""
-MOST_ENTRIES = 100
-"""A site with more entries has a summary over its entries in place of a line for each."""
 UNDECIDED = "?"
-GROUPS = ("Mixing", "Bias", "Step", "Cost", "Other")
-KINDS: dict[str, tuple[str, str]] = {
-    "entries that are not finite": ("Mixing", "draws are not finite"),
-    "failed geodesics": ("Step", "geodesics failed"),
-    "draws with failed steps": ("Step", "steps were not finite or not stable"),
-    "divergences": ("Step", "trajectories diverged"),
-    "acceptance rate": ("Step", "too many steps are rejected"),
-    "jump of the energy": ("Bias", "the density jumps where gradients do not see it"),
-    "energy above the best chain": ("Mixing", "a chain is in a worse mode"),
-    "entries that change from draw to draw": ("Mixing", "the chains do not move"),
-    "bias of variances": ("Bias", "the step is too large"),
-    "largest over smallest curvature": ("Step", "one step size does not fit all of the posterior"),
-    "relaxation times per chain": ("Mixing", "the chains are too short"),
-    "R-hat": ("Mixing", "the chains disagree"),
-    "error of the means": ("Bias", "the draws are not centred on the target"),
-    "shift of the means by the step": ("Bias", "the step is too large"),
-    "scaled force": ("Bias", "the draws are not centred on the target"),
-    "relative error of the sd": ("Bias", "the draws are biased"),
-    "scaled virial": ("Bias", "the draws are biased"),
-    "configurational temperature": ("Bias", "the draws are biased"),
-    "kinetic temperature": ("Bias", "the momenta are biased"),
-    "draws per chain": ("Mixing", "the draws are too few"),
-    "effective sample size": ("Mixing", "the draws are too few"),
-    "Pareto shape of weights": ("Bias", "the guide is far from the posterior"),
-    "weights or gradients": ("Bias", "how near the guide is to the posterior is not known"),
-    "draws with a finite gradient": ("Bias", "gradients are not finite at the draws"),
-    "coordinates with a gradient": ("Bias", "gradients are not finite at the draws"),
-    "searches for a start": ("Mixing", ""),
-    "step size": ("Step", ""),
-    "steps per draw": ("Step", ""),
-    "rows per step": ("Step", ""),
-    "condition number": ("Step", ""),
-    "effective draws per gradient": ("Cost", ""),
-    "effective draws per second": ("Cost", ""),
-    "passes over the data": ("Cost", ""),
-}
-"""For each figure (its name up to a comma): its group, and the problem if it is flagged. An earlier
-entry is the cause of a later one."""
+GROUPS = ("Mixing", "Bias", "Step", "Cost")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,17 +28,11 @@ class Report(Printed):
     """What `diagnose` found; prints as a table, also in notebooks.
 
     Attributes:
-        checks: tuple of `Check`, in the order of printing.
-        of_step: whether these are the checks of `step_size_summary`, which does not use the draws.
+        checks: tuple of `Check`; the first one that is flagged is the cause of the others.
     """
 
     checks: tuple[Check, ...]
-    of_step: bool = False
     _align = (str.ljust, str.ljust)
-
-    def __post_init__(self) -> None:
-        ordered = sorted(self.checks, key=lambda check: GROUPS.index(_kind(check)[0]))
-        object.__setattr__(self, "checks", tuple(ordered))
 
     @property
     def ok(self) -> bool:
@@ -111,16 +52,11 @@ class Report(Printed):
     @property
     def verdict(self) -> str:
         """One sentence: whether the run is fine, or what is wrong with it."""
-        subject = "Verdict on the step alone" if self.of_step else "Verdict"
         if not self.flagged:
-            said = "fine, as far as can be told" if self.undecided else "fine"
-            return f"{subject}: {said}."
-        names = list(KINDS)
-        cause = min(
-            self.flagged, key=lambda c: names.index(_name(c)) if _name(c) in names else len(names)
-        )
+            return f"Verdict: fine{', as far as can be told' if self.undecided else ''}."
+        cause = self.flagged[0]
         figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
-        return f"{subject}: {_kind(cause)[1]} ({figure})."
+        return f"Verdict: {CHECKS[cause.name].problem} ({figure})."
 
     def to_dataframe(self) -> Any:
         """A `pandas.DataFrame` with one row per check, indexed by name."""
@@ -135,14 +71,13 @@ class Report(Printed):
             text = f"{flagged} of {len(self.checks)} figures flagged"
         if hidden:
             text += f", {hidden} undecided (marked {UNDECIDED})"
-        text += ". diagnose(mcmc) looks at the draws too." if self.of_step else "."
-        return [self.verdict, text]
+        return [self.verdict, f"{text}."]
 
     def _table(self) -> list[Row]:
         rows = [Row(("", "figure", "value", "expected"), ("",))]
         given: set[str] = set()
         for group in GROUPS:
-            found = [check for check in self.checks if _kind(check)[0] == group]
+            found = [check for check in self.checks if CHECKS[check.name].group == group]
             rows += [Row((group,))] if found else []
             for check in found:
                 # advice that several checks give is shown once
@@ -153,14 +88,6 @@ class Report(Printed):
                 cells = (first, check.name, check.figure, check.threshold)
                 rows.append(Row(cells, (check.where, check.advice if new else "")))
         return rows
-
-
-def _name(check: Check) -> str:
-    return check.name.partition(",")[0]
-
-
-def _kind(check: Check) -> tuple[str, str]:
-    return KINDS.get(_name(check), ("Other", check.name))
 
 
 def diagnose(
@@ -180,9 +107,7 @@ def diagnose(
     - undecided (``?``), because Monte Carlo error is too large to decide: ``ok`` is None;
     - without an expected value: ``ok`` is None.
 
-    The checks are listed here. Those from **temperatures** on need neither the draws nor gradients
-    at the draws. `step_size_summary` shows them, and `warn_if_unreliable` warns if one of them is
-    flagged.
+    The checks (each is a function of `numpyro_geom.diagnostics.checks`):
 
     - **draws**: values that are not finite; bulk and tail effective sample sizes, at least 400 over
       all chains; rank-normalised R-hat, at most 1.01. For more than four chains, the bound on R-hat
@@ -198,37 +123,30 @@ def diagnose(
       On a Gaussian target, the deviation from these identities is the error itself
       (see `numpyro_geom.diagnostics.moments`). The error of the standard deviations detects
       the bias of any kernel in the region where the draws are. It overstates a large bias. The
-      error of the means detects chains that have not reached the target. It does not detect bias
+      error of the means detects chains that have not converged. It does not detect bias
       under a constant step size and a constant metric, because E[grad U] then stays 0. Neither
       detects a mode that no chain visits. An error is flagged if it exceeds its tolerance (0.25 for
       means, 0.03 for standard deviations) and also exceeds what Monte Carlo error explains with a
       chance of 1% over all coordinates together. In high dimensions, the draws cannot determine
       all correlations. The full S is used in up to 200 dimensions, and at most a tenth of the
-      effective draws of half the run. Above that, S is its diagonal, the figures are called
-      **scaled force** and **scaled virial**, and each is either flagged or undecided.
-    - **shift of the means**: only for Langevin steps without averaged noise, without thinning. It
-      is the shift of the mean that the step size causes, to first order, in standard deviations:
-      -Cov(theta_j, h grad U' A grad U / 4 tau) / s_j over the draws, for the worst unconstrained
-      coordinate. It is flagged above 0.15. It detects a scale that many parameters share when each
-      of these parameters is a little too wide.
-    - **temperatures**: the mean of (theta - c) . grad U / D over all steps, in total and for each
-      site, and the mean of r'M^-1 r / D. The gradients are the minibatch gradients that the kernel
-      used. Both means are tau for the target. A temperature is flagged if it differs from tau by
-      more than ``bias_tolerance``, beyond Monte Carlo error.
+      effective draws of half the run. Above that, S is its diagonal, and each of the two is either
+      flagged or undecided.
+    - **temperatures**: the mean of (theta - c) . grad U / D over all steps, and the mean of
+      r'M^-1 r / D. The gradients are the minibatch gradients that the kernel used. Both means are
+      tau for the target. A temperature is flagged if it differs from tau by more than
+      ``bias_tolerance``, beyond Monte Carlo error.
     - **step size**: the bias of variances that the step size causes, to first order. It is the sum
       of h lam_H / 2 from discretisation, or its square with averaged noise, and
       h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says). The sum must be at
       most ``bias_tolerance``. It is measured under ``step_size="auto"`` or ``num_steps="auto"``.
-    - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50;
-      and the ratio of the largest to the smallest curvature in the second half of warm-up, at most
-      15 in the median chain. Above 15, one step size does not fit the whole posterior. That is not
-      flagged if **moments** are all as expected, since then it has done nothing to the draws.
-    - **other**: failed steps (divergences), if more than 2% (0.5%) of the draws, or of the variance
-      of an entry (of its logarithm, if it is positive), is at draws with them, or 5% if **moments**
-      are all as expected; the acceptance rate, at least half of its target;
-      for the draws of a guide, failed geodesics, the Pareto shape of
-      the weights, and the means and sds without weights against those with weights, with the
-      tolerances of **moments**; the number of passes over the data.
+    - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50.
+    - **divergences**: draws with steps that were not finite or not stable, at most 1%, or with
+      rejected trajectories of huge energy errors, at most 0.5%.
+    - **chains**: a chain that does not move, whose energy stays far above where it started, or far
+      above that of another chain; a metric with ``gamma="corrected"`` whose memory is too long.
+      `to_inference_data` warns of these too.
+    - **guides**: failed geodesics, the Pareto shape of the weights, and the means and sds without
+      weights against those with weights, with the tolerances of **moments**.
 
     Args:
         source: an `MCMC` that has run, with any kernel; or the result of `to_inference_data` (with
@@ -280,40 +198,36 @@ def diagnose(
     check_flag("gradients", gradients)
     if isinstance(source, MCMC):
         check_run(source)
-        run = record_of_mcmc(source)
-        if gradients:
-            unconstrained, told = _gradients(source, run)
-            run = run._replace(unconstrained=unconstrained, attributes={**run.attributes, **told})
+        run = run_of_mcmc(source)
+        arrays, told = _gradients(source, run) if gradients else ({}, {})
+        run = run._replace(facts={**run.facts, **told})
     else:
         _check_container(source)
-        run = record_of_container(source)
+        names = ("posterior", "sample_stats", "unconstrained_posterior")
+        draws, stats, arrays = (group_of(source, name) for name in names)
+        run = Run(draws, stats, source["posterior"].attrs)
     if seconds is None:
-        seconds = run.attributes.get("sampling_time")
+        seconds = run.facts.get("sampling_time")
     if seconds is not None:
         seconds = check_number("seconds", seconds, above=0.0)
-    posterior = run.posterior
+    judged: Any = run.draws
     if var_names is not None:
-        posterior = {n: posterior[n] for n in chosen(var_names, posterior, "the posterior")}
-    moments = tuple(moment_checks(run))
-    return Report(
-        (
-            *draw_checks(posterior, run, seconds),
-            *moments,
-            *shift_checks(run),
-            *run_checks(run, moments_right(moments)),
-        )
-    )
+        judged = {n: judged[n] for n in chosen(var_names, judged, "the posterior")}
+    moments = moment_errors(arrays, run.temperature)
+    mixing = mixing_of(judged, independent="guide" in run.facts)
+    run = run._replace(mixing=mixing, moments=moments, seconds=seconds)
+    return Report(tuple(checks_of(run)))
 
 
-def _gradients(mcmc: MCMC, run: RunRecord) -> tuple[Arrays, dict[str, Any]]:
+def _gradients(mcmc: MCMC, run: Run) -> tuple[Arrays, dict[str, Any]]:
     model = model_of(mcmc)
-    if model is None or not run.targets_model:
+    if model is None or not targets_model(mcmc):
         return {}, {}
-    summed = summed_out(model, run.posterior)
-    draws = [run.posterior.get(name) for name in model.of_kind("latent") if name not in summed]
+    summed = summed_out(model, run.draws)
+    draws = [run.draws.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
-    return gradients_at_draws(model, run.posterior, least_draws=LEAST_PER_CHAIN)
+    return gradients_at_draws(model, run.draws, least_draws=LEAST_PER_CHAIN)
 
 
 def _check_container(source: Any) -> None:
@@ -329,144 +243,3 @@ def _check_container(source: Any) -> None:
         "expected a numpyro.infer.MCMC that has run, or the InferenceData or DataTree of one, "
         f"got {type(source).__name__}"
     )
-
-
-def step_size_summary(mcmc: MCMC) -> str:
-    """A table of the step size of a run, the bias that it causes, and what limits it.
-
-    It has the checks of `numpyro_geom.diagnose` that need neither the draws nor gradients at the
-    draws, so it takes almost no time:
-
-    - temperatures against tau;
-    - the step size and the steps per draw;
-    - the bias of variances against ``bias_tolerance``, to first order in the worst direction:
-      h lam_H / 2 from discretisation, or its square with averaged noise, plus h lam_C / (2 tau)
-      from minibatch noise, which of the two is the limit, and what to do;
-    - the number of relaxation times 1 / (h lam_min) that the run spans;
-    - failed steps.
-
-    Args:
-        mcmc: an MCMC that has run with a kernel of this package.
-
-    Returns:
-        The table, as `numpyro_geom.diagnose` prints it.
-
-    Raises:
-        TypeError: if ``mcmc`` is not an MCMC, or has another kernel.
-        ValueError: if it has not run.
-    """
-    check_run(mcmc)
-    run = record_of_mcmc(mcmc)
-    if not run.of_this_package:
-        raise TypeError(
-            "step_size_summary needs a kernel of numpyro_geom, such as SGRLD, got "
-            f"{type(mcmc.sampler).__name__}"
-        )
-    return str(Report(tuple(run_checks(run)), of_step=True))
-
-
-def print_summary(mcmc: MCMC, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-    """Print NumPyro's table of a run, then `step_size_summary`, and warn of problems.
-
-    A site with more than 100 entries has a table of five lines: the 5%, 50% and 95% quantiles of
-    each column over the entries, the entry with the fewest effective draws, and the one with the
-    largest R-hat. With a kernel of another package, `step_size_summary` is left out.
-
-    Args:
-        mcmc: an MCMC that has run.
-        prob: probability of the credible intervals in the table.
-        exclude_deterministic: whether to leave deterministic sites out of the table.
-
-    Raises:
-        TypeError: if ``mcmc`` is not an MCMC.
-        ValueError: if it has not run, or ``prob`` is not from 0.01 to below 1.
-
-    Warns:
-        SamplingWarning: see `warn_if_unreliable`.
-    """
-    check_run(mcmc)
-    if not LEAST_PROB <= check_number("prob", prob, above=0.0) < 1:
-        raise ValueError(f"prob must be at least {LEAST_PROB} and below 1, got {prob!r}")
-    check_flag("exclude_deterministic", exclude_deterministic)
-    _print_draws(mcmc, prob, exclude_deterministic)
-    if hasattr(mcmc.sampler, "facts"):
-        print(step_size_summary(mcmc))
-    warn_if_unreliable(mcmc)
-
-
-def _print_draws(mcmc: MCMC, prob: float, exclude_deterministic: bool) -> None:
-    """Print NumPyro's table, with a table of its own for each site of many entries."""
-    states: Any = states_of(mcmc)
-    field = sample_field(mcmc)
-    sites = states[field]
-    if exclude_deterministic and isinstance(sites, dict):
-        last = attrgetter(field)(mcmc.last_state)
-        sites = {n: x for n, x in sites.items() if not isinstance(last, dict) or n in last}
-    arrays = dict(paths(sites, field))
-    wide = {n: x for n, x in arrays.items() if product(x.shape[2:]) > MOST_ENTRIES}
-    if wide:
-        states = states | {field: {n: x for n, x in arrays.items() if n not in wide}}
-        mcmc = holding(mcmc, arguments_of(mcmc), states, mcmc.last_state)
-        exclude_deterministic = False
-    mcmc.print_summary(prob=prob, exclude_deterministic=exclude_deterministic)
-    for name, x in wide.items():
-        _print_entries(name, host(x), prob)
-
-
-def _print_entries(name: str, x: np.ndarray, prob: float) -> None:
-    """Print quantiles over the entries of a site, and its worst entries, in NumPyro's columns."""
-    flat = x.reshape(*x.shape[:2], -1)
-    parts = np.array_split(flat, -(-flat.shape[2] // num_at_once(flat[..., 0].size)), axis=2)
-    with np.errstate(divide="ignore", invalid="ignore"):  # entries that are constant
-        found = [summary({name: part}, prob)[name] for part in parts]
-    columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
-    table = np.stack(list(columns.values()), axis=1)
-    rows = {f"{q:.0%} quantile": np.nanquantile(table, q, axis=0) for q in (0.05, 0.5, 0.95)}
-    for key, sign in (("n_eff", 1), ("r_hat", -1)):
-        worst = np.argmin(np.nan_to_num(sign * columns[key], nan=np.inf))
-        index = ",".join(map(str, np.unravel_index(worst, x.shape[2:])))
-        rows[f"worst {key}, {name}[{index}]"] = table[worst]
-    title = f"{len(table)} entries of {name}"
-    width = max(map(len, (title, *rows)))
-    print(f"\n{title:>{width}}", *(f"{key:>9}" for key in columns))
-    for label, row in rows.items():
-        print(f"{label:>{width}}", *(f"{value:>9.2f}" for value in row))
-    print()
-
-
-def warn_if_unreliable(mcmc: MCMC) -> None:
-    """Warn if the draws of a run are biased, too few, or not draws of the target.
-
-    A chain that is a wreck (`numpyro_geom.wreck`) and each flagged check of `step_size_summary`
-    issue a `SamplingWarning`. Kernels of other packages cause no warning.
-
-    Args:
-        mcmc: an MCMC that has run.
-
-    Raises:
-        TypeError: if ``mcmc`` is not an MCMC.
-        ValueError: if it has not run.
-    """
-    check_run(mcmc)
-    warn_of_wrecks(mcmc)
-    warn_of_record(record_of_mcmc(mcmc))
-
-
-def warn_of_wrecks(mcmc: MCMC) -> None:
-    """Warn of chains whose draws are worth nothing; not for kernels of other packages."""
-    kernel, states = mcmc.sampler, states_of(mcmc)
-    if isinstance(kernel, SGKernel) and states and kernel.bound.point is None:
-        warn_of_run(kernel.settings, kernel.facts, states, mcmc.last_state)
-
-
-def warn_of_record(run: RunRecord) -> None:
-    """Issue the warnings of a run or a guide; none for kernels of other packages.
-
-    Of the checks with the same advice, the first one causes a warning.
-    """
-    if run.of_this_package or "guide" in run.attributes:
-        given: set[str] = set()
-        for check in run_checks(run):
-            if check.ok is False and check.advice not in given:
-                given.add(check.advice)
-                warn_outside(check.sentence)

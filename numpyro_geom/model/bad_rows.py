@@ -1,4 +1,4 @@
-"""Rows of the data with values that are not finite: an error names them."""
+"""Values that are not finite: an error names the row or the site."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+from jax import random
 
 from .._checks import check_choice
-from .._util import all_finite, in_trace, num_at_once
+from .._util import PyTree, all_finite, in_trace, is_traced, num_at_once
 from .._warning import warn_outside
 from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
 from ..rows.reader import check_mapped
@@ -144,3 +146,29 @@ def listed(rows: np.ndarray) -> str:
     text = ", ".join(map(str, rows[:NAMED]))
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {text}{more}"
+
+
+def fault_at(model: Any, position: PyTree) -> str:
+    """Which site makes the energy not finite at a position of one chain; empty if none is found."""
+    if model is None or model.on_host or is_traced((position, model.args, model.kwargs)):
+        return ""
+    with numpyro.validation_enabled(False):
+        trace = model.trace(position, unconstrained=True, rng_key=random.key(0))
+        for name, site in trace.items():
+            if site["type"] != "sample":
+                continue
+            if not site["is_observed"] and not np.all(np.isfinite(site["value"])):
+                return (
+                    f"site {name!r} has the value {farthest(site['value'])}, for "
+                    f"{farthest(position.get(name, np.nan))} in its unconstrained space: give it a "
+                    "start that is less far out"
+                )
+            if not np.all(np.isfinite(site["fn"].log_prob(site["value"]))):
+                return f"the log density of site {name!r} is not finite there"
+    return ""
+
+
+def farthest(values: Any) -> str:
+    """The entry of an array that is not finite, or is farthest from 0."""
+    flat = np.ravel(np.asarray(values, float))
+    return f"{flat[np.argmax(np.where(np.isfinite(flat), np.abs(flat), np.inf))]:.3g}"

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from numpyro.infer.mcmc import MCMCKernel
 
 from .._util import digest, raw
-from ..diagnostics.record import package_versions
+from ..diagnostics.inference_data import package_versions
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows, is_host_rows
 from .mesh import Processes

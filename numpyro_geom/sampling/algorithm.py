@@ -33,7 +33,7 @@ from ..model.potential import Potential
 from ..model.programs import compiled
 from .loop import loop_over_batches
 from .settings import Settings
-from .state import Adaptation, Chain, SGState, StepReport, site_sizes, virials
+from .state import Adaptation, Chain, SGState, StepReport, virial
 from .target import Target
 
 MAX_NUM_STEPS = 500
@@ -125,7 +125,6 @@ class Algorithm(NamedTuple):
         bias: ``(curvature, noise, step_size, dynamics) -> (discretisation, noise, text)``: relative
             errors of variances, and a text with the fields ``{0}`` and ``{1}`` for both errors.
             None if the bias does not come from a step size.
-        shifts: whether it is the step of Euler and Maruyama, whose shift of means `diagnose` knows.
         num_steps: ``(rate, step_size, potential)``: steps of the next draw under
             ``num_steps="auto"``.
         observe: ``(adaptation, state) -> adaptation`` after a draw of warm-up.
@@ -139,8 +138,8 @@ class Algorithm(NamedTuple):
         target_accept: mean acceptance probability that an automatic step size aims at.
         settling_steps: steps for which statistics settle before the position first moves.
         measures: whether a setting besides step size and number of steps follows from curvature.
-        searches: whether a run starts with a search for the bulk. None: it does if the step size
-            or an anchor is learned there.
+        searches: whether a run starts with a search for the typical set. None: it does if the
+            step size or an anchor is learned there.
     """
 
     propose: Callable
@@ -152,7 +151,6 @@ class Algorithm(NamedTuple):
     forget: Callable[[PyTree], PyTree] = lambda dynamics: dynamics
     rate: Callable = lambda slowest, dynamics: slowest
     bias: Callable | None = None
-    shifts: bool = False
     num_steps: Callable = num_steps_from
     observe: Callable = halve_if_failed
     noise_factor: float = 1.0
@@ -209,8 +207,7 @@ def langevin_algorithm(
         text = " = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
         return first, part, term + text
 
-    euler = "bias" not in others and not (adjusted or averaged)
-    fields = {"propose": propose, "bias": bias, "shifts": euler, **others}
+    fields = {"propose": propose, "bias": bias, **others}
     observe = follow_acceptance if adjusted else halve_if_failed
     return Algorithm(step=step, adjusted=adjusted, observe=observe, **fields)
 
@@ -317,10 +314,9 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         dtype = state.potential_energy.dtype
         start = state.chain
         size = sum(x.size for x in jax.tree.leaves(start.position))
-        sites = site_sizes(start.position, state.z)
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, opening, shorter, failed, sums = carry
+            chain, trusted, control, t, old, old_ratio, shorter, failed, sums = carry
             seen = target.seen(control)
             h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
             if schedule is not None:
@@ -336,14 +332,14 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 tree_vdot(report.grad, report.grad).astype(dtype),
                 h,
             )
-            virial = virials(chain.position, state.centre, report.grad, sites).astype(dtype)
+            temperature = virial(chain.position, state.centre, report.grad) / size
+            of_step = jnp.stack([report.accept_prob, report.kinetic_temperature, temperature])
             finite = jnp.isfinite(figures[0]) & jnp.isfinite(figures[1]) & all_finite(new.position)
             kicked = False
             if watches_drift:
                 ratio = (jnp.asarray(report.squared_drift) / (settings.temperature * size)).astype(
                     dtype
                 )
-                opening = jnp.where(k == 0, ratio, opening)
                 kicked = calm & (ratio > KICK)
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
@@ -356,12 +352,11 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             new, back = new._replace(metric_state=kept), back._replace(metric_state=kept)
             trusted = tree_where(finite, chain.position, trusted)
             chain, figures = tree_where(finite, (new, figures), (back, old))
-            others = jnp.stack([report.accept_prob, report.kinetic_temperature]).astype(dtype)
-            sums = sums + jnp.where(finite, jnp.concatenate([others, virial]), 0.0)
+            sums = sums + jnp.where(finite, of_step.astype(dtype), 0.0)
             failed = failed + (~finite | kicked)
             if rescues:
                 shorter = jnp.where(learned, shortened(shorter, finite), shorter)
-            carry = figures, old_ratio, opening, shorter, failed, sums
+            carry = figures, old_ratio, shorter, failed, sums
             return chain, trusted, control, t + 1, *carry
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
@@ -378,16 +373,15 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             ratio_before,
-            jnp.zeros((), dtype),
             state.shorter,
             jnp.zeros((), jnp.int32),
-            jnp.zeros(2 + max(len(sites), 1), dtype),
+            jnp.zeros(3, dtype),
         )
         stream, carry = loop_over_batches(
             potential, target.merge(start.position), key_steps, state.stream, num_steps, body, carry
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
-        opening, shorter, failed, sums = rest
+        shorter, failed, sums = rest
         merged = target.merge(chain.position)  # a draw that no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
@@ -403,14 +397,13 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             shorter = jnp.where(finite | ~learned, shorter, shortened(shorter, finite))
         energy, squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
-        state = state.with_temperatures(means[2:])
         return state._replace(
             z=target.merge(position),
             potential_energy=energy,
             grad_norm=jnp.sqrt(squared_norm),
+            configurational_temperature=means[2],
             kinetic_temperature=means[1] if algorithm.momentum else state.kinetic_temperature,
             step_size=state.step_size if schedule is None else step_size,
-            squared_drift=opening * size,
             diverging=failed > 0,
             num_diverging=failed,
             accept_prob=means[0] if algorithm.adjusted else state.accept_prob,

@@ -6,35 +6,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._util import PyTree, tree_vdot
 
 DEFAULT_FIELDS = (
     *("z", "diverging", "potential_energy", "grad_norm", "configurational_temperature"),
-    *("site_temperatures", "step_size", "num_steps"),
+    *("step_size", "num_steps"),
 )
 """Fields that NumPyro collects with every draw of any kernel."""
 
 
-def site_sizes(position: PyTree, z: PyTree) -> dict[str, int]:
-    """Sizes of the sites that have temperatures of their own, in the order of their names.
-
-    ``position`` is what steps move: a pytree, or a vector in place of the sites of ``z``.
-    """
-    sites = z if isinstance(position, jax.Array) else position
-    return {name: sites[name].size for name in sorted(sites)} if is_by_site(sites) else {}
-
-
-def virials(position: PyTree, centre: PyTree, grad: PyTree, sizes: dict[str, int]) -> jax.Array:
-    """(theta - c) . grad U by site, shape (sites,); without ``sizes`` their sum, shape (1,)."""
-    away = jax.tree.map(jnp.subtract, position, centre)
-    if not sizes:
-        return tree_vdot(away, grad)[None]
-    if not isinstance(position, jax.Array):
-        return jnp.stack([tree_vdot(away[name], grad[name]) for name in sizes])
-    site = np.repeat(np.arange(len(sizes)), [*sizes.values()])
-    return jax.ops.segment_sum(away * grad, site, len(sizes), indices_are_sorted=True)
+def virial(position: PyTree, centre: PyTree, grad: PyTree) -> jax.Array:
+    """(theta - c) . grad U."""
+    return tree_vdot(jax.tree.map(jnp.subtract, position, centre), grad)
 
 
 def is_by_site(position: PyTree) -> bool:
@@ -87,8 +71,6 @@ class Adaptation(NamedTuple):
             Metropolis test the acceptance rate controls it as well.
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
-        curvature_low: the smallest of these measurements. If it is far below ``curvature``, no
-            single step size fits the whole posterior.
         flattest: smallest eigenvalue, or smallest absolute eigenvalue if the Hessian is indefinite;
             the smallest of these measurements.
         slower: measured rate of relaxation over the expected one, a factor of at most 1.
@@ -104,7 +86,6 @@ class Adaptation(NamedTuple):
     num_warmup: jax.Array
     shrink: jax.Array
     curvature: jax.Array
-    curvature_low: jax.Array
     flattest: jax.Array
     slower: jax.Array
     slowest: jax.Array
@@ -120,7 +101,6 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
         num_warmup=jnp.asarray(num_warmup, jnp.int32),
         shrink=one,
         curvature=one,
-        curvature_low=one,
         flattest=one,
         slower=one,
         slowest=one,
@@ -141,13 +121,9 @@ class SGState(NamedTuple):
         grad_norm: Euclidean norm of the gradient estimate at the same position.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``. Its expectation is the temperature.
-        site_temperatures: the same for each site, in the order of their names, shape (sites,).
-            Empty with an expansion, and if the position is not a dict of arrays.
         kinetic_temperature: mean of r'M^-1 r / D over the draw's steps (in GGMC of the momentum at
             the end of the trajectory). Its expectation is the temperature too. 0 for kernels
             without a momentum r.
-        squared_drift: squared drift of the draw's first step, which begins where the previous draw
-            ended: h g'A g / (2 tau) for a Langevin step with gradient g, see `StepReport`.
         step_size: h of the last step (of the next draw under ``step_size="auto"``).
         num_steps: stochastic-gradient steps of the next draw.
         diverging: whether a step of the last draw was not finite or not stable.
@@ -183,9 +159,7 @@ class SGState(NamedTuple):
     potential_energy: jax.Array
     grad_norm: jax.Array
     configurational_temperature: jax.Array
-    site_temperatures: jax.Array
     kinetic_temperature: jax.Array
-    squared_drift: jax.Array
     step_size: jax.Array
     num_steps: jax.Array
     diverging: jax.Array
@@ -227,13 +201,3 @@ class SGState(NamedTuple):
         empty = type(self.expanded) is tuple and not self.expanded  # a position may be a tuple too
         position = self.z if empty else self.expanded
         return Chain(position, self.metric_state, self.dynamics)
-
-    def with_temperatures(self, virial: jax.Array) -> SGState:
-        """The state with temperatures computed from the mean of `virials` over a draw."""
-        position = self.chain.position
-        sizes = site_sizes(position, self.z)
-        return self._replace(
-            configurational_temperature=jnp.sum(virial)
-            / sum(x.size for x in jax.tree.leaves(position)),
-            site_temperatures=virial[: len(sizes)] / np.array([*sizes.values()], virial.dtype),
-        )

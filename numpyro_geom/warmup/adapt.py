@@ -2,7 +2,7 @@
 
 With W draws of warm-up::
 
-    before draw 0     a search for the bulk, unless the chain's start is given; the first anchor
+    before draw 0     a search for the typical set, unless the start is given; the first anchor
     draw 0            statistics settle (of the metric, of noise); the position does not move
     before draw 1     curvature and noise are measured: the first step size
     1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept

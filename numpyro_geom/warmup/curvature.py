@@ -183,12 +183,9 @@ def measure(
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     if flat.size > DENSE_LIMIT:  # what chance explains is not flat
         flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)
-    fresh = adaptation._replace(
-        curvature=curvature, curvature_low=curvature, flattest=flattest, noise=noise
-    )
+    fresh = adaptation._replace(curvature=curvature, flattest=flattest, noise=noise)
     extended = fresh._replace(
         curvature=jnp.maximum(curvature, adaptation.curvature),
-        curvature_low=jnp.minimum(curvature, adaptation.curvature_low),
         flattest=jnp.minimum(flattest, adaptation.flattest),
         noise=jnp.maximum(noise, adaptation.noise),
     )

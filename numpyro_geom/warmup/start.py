@@ -1,4 +1,4 @@
-"""Before a chain's first draw: a search for the bulk, the first anchor and scale, and open choices.
+"""Before a chain's first draw: a search for the typical set, anchor and scale, and open choices.
 
 1. `search`: Adam, from minibatch gradients. NumPyro starts chains uniformly in (-2, 2) on the
    unconstrained space. Gradients there can be many orders of magnitude larger than in the
@@ -7,7 +7,7 @@
 2. `find_law`: up to 256 dimensions, Newton's steps follow. Adam's steps are equal in all
    coordinates. If scales differ strongly, Adam ends many standard deviations off the mode. The
    scale and the noise that are measured there do not fit the posterior. Newton's steps do not
-   depend on scales. The scale and the control variate's anchor are placed there (`find_bulk`).
+   depend on scales. The scale and the control variate's anchor are set there (`find_typical_set`).
    A search can end in a mode without mass. So if it is cheap, `search_often` repeats it from other
    positions.
 3. `find_arrow`: with groups in more dimensions, the normal law that is nearest in Kullback-Leibler
@@ -37,6 +37,7 @@ from .._linalg import log_abs_det
 from .._util import (
     PyTree,
     all_finite,
+    are_known,
     key_word,
     lazy_cond,
     ravel,
@@ -53,6 +54,7 @@ from ..model.arrowhead import (
     root_of,
     unit_root,
 )
+from ..model.bad_rows import farthest
 from ..model.control_variate import (
     Anchor,
     Curvature,
@@ -167,7 +169,7 @@ LEAST_GAIN = 1.1
 """Smallest predicted gain that makes a control variate worth its anchor."""
 
 
-def find_bulk(
+def find_typical_set(
     target: Target,
     settings: Settings,
     position: PyTree,
@@ -176,7 +178,7 @@ def find_bulk(
     searching: bool,
     often: bool = False,
 ) -> tuple[PyTree, jax.Array | None, Any, Any, jax.Array]:
-    """Move near the bulk, and place the scale and the control variate's anchor there.
+    """Move near the typical set, and place the scale and the control variate's anchor there.
 
     ``control`` is empty without a control variate. With ``often`` it also searches from other
     positions, if that is cheap.
@@ -646,6 +648,45 @@ def find_low_rank(
     root = replace(root, factors=jnp.where(place.extra, root.factors, 1))
     share = share_within_reach(potential, place.position, root, target.temperature, rng_key)
     return place.position, scale_about(place.position, root.then(share * ones))
+
+
+FAR_ABOVE = 20.0
+"""Difference of energies that is too much for two positions in a target, in units of tau D. In the
+target, energies spread by (D / 2)^1/2 tau, and their mean is tau D / 2 above the lowest energy of a
+normal law."""
+SUSPICIOUS, SUSPICIOUS_REAL = 10.0, 1e6
+"""Distance from 0 in the unconstrained space from which a search may have run away: exp(10) is
+22,000. A site that is real there as here may be in small units."""
+
+
+def check_arrival(model: Any, potential: Potential, settings: Settings, state: SGState) -> None:
+    """Raise a ValueError if a search has run away: twice as far out, the energy is much lower."""
+    if model is None or model.on_host or not are_known((state, model.args, model.kwargs)):
+        return
+    several = np.ndim(state.i) > 0
+    states = {n: np.asarray(x) if several else np.asarray(x)[None] for n, x in state.z.items()}
+    far = [np.any(np.abs(x) > SUSPICIOUS, tuple(range(1, x.ndim))) for x in states.values()]
+    for chain in np.flatnonzero(np.any(far, 0)):
+        z = {name: x[chain] for name, x in states.items()}
+        out = {n: np.abs(x) > SUSPICIOUS for n, x in z.items()}
+        values = model.constrain(z)
+        for name, x in z.items():
+            if np.array_equal(x, values.get(name)):
+                out[name] = np.abs(x) > SUSPICIOUS_REAL
+        size = sum(x.size for x in z.values())
+        fall = FAR_ABOVE * rule_temperature(settings.temperature) * size
+        for name in (n for n, x in out.items() if x.any()):
+            where = [z | {name: np.where(out[name], k * z[name], z[name])} for k in (1, 2, -2)]
+            batch = potential.curvature_batch(random.key(0))
+            here, *further = (compiled(potential.energy, x, batch) for x in where)
+            if any(float(energy) < float(here) - fall for energy in further):
+                raise ValueError(
+                    f"the search for a start ran away with site {name!r}, to "
+                    f"{farthest(z[name])} in its unconstrained space: the energy falls further the "
+                    "farther out it is, so the posterior is not proper, or has no typical set. "
+                    "Expected a proper posterior: give the site a prior with lighter tails (no "
+                    "ImproperUniform), or check the signs of `numpyro.factor`"
+                )
 
 
 # 3. Open choices
