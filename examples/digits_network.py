@@ -68,6 +68,7 @@ from numpyro.infer.util import initialize_model
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import SGHMC, Expansion, Factors
+from numpyro_geom.diagnostics import PredictionStream
 from numpyro_geom.model.model import Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.sampling.schedules import cyclical
@@ -77,7 +78,6 @@ HIDDEN = 400
 PRIOR_VARIANCE = 0.05
 EXPANDED_PRIOR_VARIANCE = 0.02
 MOMENTUM_DECAY = 0.1
-NUM_BINS = 15
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Learning rates N h^2 at the peak."""
 
@@ -281,42 +281,16 @@ class Measures(NamedTuple):
     relative: float
 
 
-def _nll(log_p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mean over rows of -log p(y), for log_p of shape (..., rows, classes)."""
-    return -log_p[..., np.arange(len(y)), y].mean(axis=-1)
-
-
-def averaged(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of probabilities averaged over draws, shape (rows, classes)."""
-    return logsumexp(log_softmax(logits, axis=-1), axis=0) - np.log(len(logits))
-
-
-def ensemble_ambiguity(logits: np.ndarray, y: np.ndarray) -> float:
+def ensemble_ambiguity(logits: np.ndarray) -> float:
     """Mean loss of single draws minus the loss of the mean logits, equation 41 of the paper.
 
-    The paper's equation has log-likelihoods; losses make it at least 0.
+    The paper's equation has log-likelihoods; losses make it at least 0. It does not depend on the
+    labels.
 
     Args:
         logits: shape (draws, rows, classes).
-        y: classes, shape (rows,).
     """
-    single = _nll(log_softmax(logits, axis=-1), y).mean()
-    return float(single - _nll(log_softmax(logits.mean(axis=0), axis=-1), y))
-
-
-def calibration_error(p: np.ndarray, y: np.ndarray, num_bins: int = NUM_BINS) -> float:
-    """Expected calibration error in equal bins ((j - 1) / J, j / J] of the largest probability.
-
-    Args:
-        p: probabilities, shape (rows, classes).
-        y: classes, shape (rows,).
-        num_bins: J.
-    """
-    confidence, right = p.max(axis=-1), p.argmax(axis=-1) == y
-    bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)
-    # |B| |acc - conf| is the absolute sum of the differences in a bin
-    gaps = np.bincount(bins, right - confidence, minlength=num_bins)
-    return float(np.abs(gaps).sum() / len(y))
+    return float(-logsumexp(log_softmax(logits, axis=-1).mean(axis=0), axis=-1).mean())
 
 
 def distances(draws: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -342,12 +316,13 @@ def measure(network: Network, draws: Mapping[str, Any], data: Data) -> Measures:
         FloatingPointError: if one is not finite.
     """
     logits = predict(network, draws, data.test_X)
-    log_p, y = averaged(logits), data.test_y
+    stream = PredictionStream(data.test_y, logits=True)
+    stream.add(logits[None])
     result = Measures(
-        accuracy=float(np.mean(log_p.argmax(axis=-1) == y)),
-        nll=float(_nll(log_p, y)),
-        ece=calibration_error(np.exp(log_p), y),
-        ambiguity=ensemble_ambiguity(logits, y),
+        accuracy=stream.accuracy,
+        nll=stream.nll,
+        ece=stream.calibration_error,
+        ambiguity=ensemble_ambiguity(logits),
         **dict(zip(("distance", "relative"), distances(draws), strict=True)),
     )
     if not np.all(np.isfinite(result)):
