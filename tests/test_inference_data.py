@@ -25,7 +25,7 @@ from targets import as_if_run
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
 from numpyro_geom._numpyro import arguments_of
-from numpyro_geom.diagnostics import diagnose, replay, to_inference_data
+from numpyro_geom.diagnostics import SamplingWarning, diagnose, replay, to_inference_data
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
