@@ -28,7 +28,7 @@ from numpyro.infer import MCMC
 from sklearn.datasets import load_digits
 
 from numpyro_geom import SGHMC, Identity
-from numpyro_geom.diagnostics.predictive import classification
+from numpyro_geom.diagnostics import PredictionStream
 
 SIZES = (64, 32, 10)
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "tables" / "horseshoe.md"
@@ -118,7 +118,8 @@ def row(prior: str, name: str, num_warmup: int, num_samples: int) -> str:
         return jax.nn.softmax(trace["y"]["fn"].logits)
 
     probs = np.asarray(jax.lax.map(lambda chain: jax.lax.map(probabilities, chain), draws))
-    measures = classification(probs.reshape(-1, *probs.shape[2:]), np.asarray(y_test))
+    stream = PredictionStream(y_test)
+    stream.add(probs)
     scales = [np.asarray(v) for n, v in draws.items() if n.endswith(".local")]
     local = np.log(np.concatenate([v.reshape(2, num_samples, -1) for v in scales], axis=2))
     some = local[:, :, :: max(1, local.shape[2] // 200)]
@@ -129,7 +130,7 @@ def row(prior: str, name: str, num_warmup: int, num_samples: int) -> str:
         f"| {np.median(effective_sample_size(some)):.0f} "
         f"| {np.median(some.std((0, 1))) / (np.pi / 2):.2f} "
         f"| {np.median(effective_sample_size(np.log(likely + 1e-12))):.0f} "
-        f"| {measures.accuracy:.3f} | {measures.nll:.3f} | {seconds:.0f} |"
+        f"| {stream.accuracy:.3f} | {stream.nll:.3f} | {seconds:.0f} |"
     )
 
 
