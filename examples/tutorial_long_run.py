@@ -118,5 +118,5 @@ y = HostRows(1 - np.load(folder / "y.npy"))
 try:
     fit(2 * num_draws)
 except ValueError as error:
-    print(error)
+    print("refused:", str(error).partition(" that ")[2].partition(" (was")[0])
 # --8<-- [end:changed]
