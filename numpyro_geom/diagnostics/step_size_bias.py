@@ -282,7 +282,10 @@ def bias_vs_step(
         moves = moves & (np.ptp(scalars.values, axis=(0, 1)) > 0)
         undone.append(int(flags.sum()))
     if not np.any(moves):
-        raise ValueError(f"expected scalars that vary, got none: {scalars.names} never change")
+        raise ValueError(
+            f"expected scalars that vary in every run, got none of {scalars.names}: look for "
+            "undone steps"
+        )
     found = [MomentEstimates(*(x[moves] for x in m)) for m in found]
     biases = fit_biases(named(scalars.names, moves), step_size, np.array(step_sizes), found)
     constant = named(scalars.names, ~moves)
