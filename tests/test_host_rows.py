@@ -65,7 +65,7 @@ def network(X, y):
 def _small_chunks(monkeypatch):
     """Several chunks and blocks in a pass over the data, and several blocks in a draw."""
     monkeypatch.setattr(model_module, "num_at_once", lambda _: 32)
-    monkeypatch.setattr(host_rows, "num_at_once", lambda entries: 2**17 // entries)
+    monkeypatch.setattr(host_rows, "num_at_once", lambda entries: 2**14 // entries)
 
 
 FIXED = {"batch_size": 8, "step_size": 1e-3, "num_steps": 10}
@@ -326,7 +326,7 @@ def test_rows_of_several_steps_travel_at_once_and_ahead(monkeypatch):
     """Ten steps in blocks of four: three reads of each source; the rows of a draw's last check are
     read when the program is traced.
     """
-    monkeypatch.setattr(host_rows, "num_at_once", lambda entries: 2**16 // entries)
+    monkeypatch.setattr(host_rows, "num_at_once", lambda entries: 2**13 // entries)
     source = Broken(X)
     data = HostRows(source), HostRows(Y)
     kernel = SGRLD(model, **FIXED)

@@ -234,7 +234,7 @@ def source_errors(tree: PyTree) -> Iterator[None]:
 
 def batches_at_once(sizes: Mapping[HostRows, int]) -> int:
     """For how many batches rows should travel together, given the rows per batch of each array."""
-    return num_at_once(sum(n * max(1024, x.size // len(x)) for x, n in sizes.items()))
+    return num_at_once(sum(n * max(128, x.size // len(x)) for x, n in sizes.items()))
 
 
 def fetch(

@@ -96,7 +96,7 @@ def run(
         draws_per_segment: draws of each chain in a segment. A crash can lose at most one segment,
             and one segment is held in memory. A segment should take at least a second, because
             the work between two segments takes some hundredths of a second. None for up to 1,000
-            draws and 32 MiB.
+            draws and 8 million numbers.
         on_bad_rows: what to do about rows of the arguments' arrays that hold NaN: ``"error"`` to
             raise, ``"keep"`` for models that mask them.
         extra_fields: as for ``mcmc.run``.

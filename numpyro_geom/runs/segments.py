@@ -87,7 +87,7 @@ class Segments:
     """The chains of an MCMC at their start, and the program that advances them.
 
     The MCMC is not changed, except for what ``init`` sets in its kernel. A segment has ``length``
-    draws; None for up to 1,000 draws and 32 MiB.
+    draws; None for up to 1,000 draws and 8 million numbers.
 
     Attributes:
         job: what to run.
