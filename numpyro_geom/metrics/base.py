@@ -128,13 +128,12 @@ class Metric(ABC):
         """The metric, with an interval of one epoch (None) replaced by a number of steps."""
         if self.interval is not None:
             return self
-        this: Any = self
-        if not dataclasses.is_dataclass(this):
+        if not dataclasses.is_dataclass(self):
             raise TypeError(
                 "interval=None means one epoch and needs a metric that is a dataclass, got "
                 f"{type(self).__name__}: make it one, or give the interval in steps"
             )
-        return dataclasses.replace(this, interval=steps)
+        return dataclasses.replace(self, interval=steps)  # type: ignore[type-var, return-value]
 
 
 MetricLike: TypeAlias = str | Metric | Mapping[str, Any]

@@ -122,7 +122,7 @@ class Subsampling:
         batch_sizes: rows drawn per step, for the subsampled plates only.
         batching: ``"replacement"``, ``"stratified"`` or ``"epoch"``.
         has_params: whether the model has ``param`` or ``mutable`` sites.
-        idle_params: ``param`` sites whose values do not matter, see `effects.Effects`.
+        idle_params: ``param`` sites whose values do not matter, see `plates.Effects`.
         is_random: whether the model asks for keys (``numpyro.prng_key``).
     """
 

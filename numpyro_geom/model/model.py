@@ -29,10 +29,9 @@ from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
 from .centring import InShares, Shares, coordinates, off_paths, onto_paths
-from .enumeration import enumerating
 from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
-from .plates import read_subsampling
+from .plates import enumerating, read_subsampling
 from .potential import Potential
 
 CURVATURE_ROWS = 2048

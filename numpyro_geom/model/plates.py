@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax import random
+from jax.extend.core import Jaxpr, JaxprEqn
 from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.inspect import get_dependencies
+from numpyro.infer.util import log_density
 from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
 
 from .._warning import warn_outside
 from .abstract import abstract_trace, with_start
 from .arguments import by_name, explained
-from .effects import Effects, effects_of
-from .enumeration import check_discrete
-from .jaxprs import followed
-from .minibatch import Site, SubsamplePlates, Subsampling
+from .jaxprs import followed, needed
+from .minibatch import RNG_KEY, Site, SubsamplePlates, Subsampling
 from .trial import check_separate
 
 Declared = Mapping[str, tuple[int, int | None]]
@@ -372,3 +374,151 @@ def _shape_of_terms(site: dict[str, Any]) -> tuple[int, ...]:
         return np.broadcast_shapes(_rows_of_values(site), batch_shape)
     except ValueError:
         return batch_shape
+
+
+# Discrete latent sites: they are summed out of the density as in NumPyro's NUTS
+
+
+def check_discrete(trace: Mapping[str, Any], batch_sizes: Mapping[str, int], sums: bool) -> None:
+    """Raise if a model has discrete latent sites that cannot be summed out.
+
+    ``sums`` tells whether the caller can sum out discrete sites at all.
+
+    Raises:
+        ValueError: for discrete sites with infinite support; if there is no continuous site; with
+            subsampled plates; for unmarked discrete sites if there is no observed site, because
+            the data are then probably missing.
+        ImportError: without the package funsor.
+    """
+    sites = [s for s in trace.values() if s["type"] == "sample"]
+    latent = [s for s in sites if not s["is_observed"]]
+    discrete = [s for s in latent if s["fn"].support.is_discrete]
+    if not discrete:
+        return
+    names = [s["name"] for s in discrete]
+    marked = all(s["infer"].get("enumerate") is not None for s in discrete)
+    if (
+        not sums
+        or len(discrete) == len(latent)
+        or not all(s["fn"].has_enumerate_support for s in discrete)
+        or (len(sites) == len(latent) and not marked)
+    ):
+        raise ValueError(
+            f"discrete latent sites {names}: gradients need continuous ones. Pass the data if "
+            "a site should be observed, sum the site out of the model, or sample it with "
+            "numpyro.infer.DiscreteGibbs in a numpyro.infer.Gibbs kernel"
+        )
+    if batch_sizes:
+        raise ValueError(
+            f"plates {sorted(batch_sizes)} cannot be subsampled, because the discrete latent sites "
+            f"{names} are summed out on all rows: drop batch_size and subsample_size, or sum the "
+            "sites out of the model, for instance by `dist.MixtureSameFamily`"
+        )
+    if importlib.util.find_spec("funsor") is None:
+        raise ImportError(
+            f"the discrete latent sites {names} are summed out by the package funsor: expected "
+            "`pip install funsor`, or a model that sums them out itself, for instance by "
+            "`dist.MixtureSameFamily`"
+        )
+
+
+def enumerating(model: Callable, sites: Iterable[Any]) -> Callable:
+    """The model with one axis for the values of each discrete latent site, left of all plates.
+
+    ``model`` is on all rows. Each of its sites has ``plates``: pairs of a name and a negative
+    dimension.
+    """
+    from numpyro.contrib.funsor import config_enumerate, enum
+
+    depth = max((-dim for s in sites for _, dim in s.plates), default=0)
+    return enum(config_enumerate(model), -depth - 1)
+
+
+# Effects besides the density: a model asks for random keys, or changes a state
+
+
+class Effects(NamedTuple):
+    """Effects of a model.
+
+    Attributes:
+        is_random: whether its energy depends on keys that it asks for (``numpyro.prng_key``).
+        changed: names of ``mutable`` sites that it changes, such as batch statistics.
+        idle: names of ``param`` sites whose values affect neither the energy nor a deterministic
+            site: for example initial weights of a module, when sampled weights replace them.
+    """
+
+    is_random: bool = False
+    changed: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+
+
+class States(Messenger):
+    """Records the ``mutable`` sites of a run: name -> the value, and its leaves before the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, tuple[Any, list]] = {}
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Store the value of a state when the model gets it."""
+        if msg["type"] == "mutable":
+            self.found[msg["name"]] = msg["value"], jax.tree.leaves(msg["value"])
+
+
+def effects_of(model: Callable, args: tuple, kwargs: dict, trace: Mapping[str, Any]) -> Effects:
+    """Find the effects in the model's program, without computing anything.
+
+    A key counts only if the energy depends on it: modules draw initial weights with a key.
+
+    ``trace`` is the model's, with values or their shapes.
+    """
+    kept = ("param", "mutable")
+    values = {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), value)
+        for name, site in trace.items()
+        if (value := site["value"]) is not None
+        and (site["type"] in kept or (site["type"] == "sample" and not site["is_observed"]))
+    }
+    names: list[str] = []
+
+    def run(key: jax.Array, values: dict[str, Any]) -> tuple:
+        states = States()
+        with states:
+            seen = SubsamplePlates(model, {RNG_KEY: key})
+            density, sites = log_density(seen, args, kwargs, values)
+        names.extend(states.found)
+        told = [s["value"] for s in sites.values() if s["type"] == "deterministic"]
+        told = [x for x in jax.tree.leaves(told) if isinstance(x, jax.Array)]
+        pairs = [(old, jax.tree.leaves(new)) for new, old in states.found.values()]
+        return density, pairs, told
+
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(random.key(0), values)
+    jaxpr = program.jaxpr
+    structure = jax.tree.structure(shapes)
+    on_key = [True] + [False] * (len(jaxpr.invars) - 1)
+    on_key = followed(jaxpr, on_key, lambda e, _: [True] * len(e.outvars), False)
+    density, states, told = jax.tree.unflatten(structure, jaxpr.outvars)
+    sources = _sources(jaxpr)
+    changed = tuple(
+        name
+        for name, (old, new) in zip(names, states, strict=True)
+        if [sources.get(id(x), x) for x in new] != old
+    )
+    _, used = needed(jaxpr, (density, *told, *jax.tree.leaves(states)))
+    inputs = jax.tree.unflatten(jax.tree.structure(values), jaxpr.invars[1:])
+    idle = tuple(
+        name
+        for name, leaves in inputs.items()
+        if trace[name]["type"] == "param" and used.isdisjoint(jax.tree.leaves(leaves))
+    )
+    return Effects(jax.tree.unflatten(structure, on_key)[0], changed, idle)
+
+
+def _sources(jaxpr: Jaxpr) -> dict[int, Any]:
+    """For variables that are only other names of a source, that source, by identity."""
+    found: dict[int, Any] = {}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "stop_gradient":
+            (x,), (y,) = equation.invars, equation.outvars
+            found[id(y)] = found.get(id(x), x)
+    return found
