@@ -7,15 +7,12 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate
-from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.flatten_util import ravel_pytree
 
 PyTree = Any
 
@@ -23,12 +20,6 @@ AT_ONCE = 2**23
 """Numbers that are in memory at once where work is done in parts."""
 LANES = 32
 """Evaluations of a model under one `vmap`. More of them would use a processor no better."""
-MANY_LEAVES = 16
-"""Number of leaves of a pytree from which programs are written to compile fast."""
-FEW_LEAVES = 32
-"""Number of leaves that are cut from one piece of a vector."""
-SMALL_PIECE = 2048
-"""Numbers in such a piece. The gradient sums over the leaves of the piece at every number."""
 OBJECTS = 50_000
 """New objects after which Python looks for garbage while programs are traced: 700 by default."""
 
@@ -142,36 +133,6 @@ def digest(x: Any) -> str:
     return found.hexdigest()
 
 
-def ravel(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """`jax.flatten_util.ravel_pytree` with an inverse that compiles faster for many small leaves.
-
-    There, the gradient with respect to the vector is one kernel for each leaf. Here, it is one
-    kernel for each `FEW_LEAVES` leaves, because leaves are cut from pieces of the vector.
-    """
-    flat, unravel = ravel_pytree(tree)
-    leaves, treedef = jax.tree.flatten(tree)
-    if len({x.dtype for x in leaves}) != 1 or len(leaves) == 1:
-        return flat, unravel
-    pieces: list[list] = [[]]
-    for leaf in leaves:
-        last = pieces[-1]
-        if last and (len(last) == FEW_LEAVES or sum(map(jnp.size, [*last, leaf])) > SMALL_PIECE):
-            pieces.append([])
-        pieces[-1].append(leaf)
-    shapes = [[x.shape for x in piece] for piece in pieces]
-
-    def back(flat: jax.Array) -> PyTree:
-        ends = list(accumulate(sum(map(prod, piece)) for piece in shapes))
-        found = []
-        for part, piece in zip(jnp.split(flat, ends[:-1]), shapes, strict=True):
-            starts = accumulate(map(prod, piece), initial=0)
-            cuts = [part[a : a + prod(x)].reshape(x) for a, x in zip(starts, piece, strict=False)]
-            found += cuts if len(piece) > 1 else [part.reshape(*piece)]
-        return jax.tree.unflatten(treedef, found)
-
-    return flat, back
-
-
 def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:
     """Inner product of two pytrees of the same structure, a scalar; 0 without leaves."""
     products = jax.tree.map(
@@ -188,20 +149,7 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
-    if len(jax.tree.leaves(yes)) >= MANY_LEAVES:
-        pred = settled(pred)
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
-
-
-def settled(x: jax.Array) -> jax.Array:
-    """The same scalar, a boolean or a float, computed once.
-
-    XLA computes a scalar again in each program that uses it. A scalar that is a sum over many sites
-    can double the instructions of a compiled program. A loop of zero or one iterations prevents it.
-    """
-    if x.dtype == bool:
-        return lazy_cond(x, jnp.ones_like, jnp.zeros((), bool))
-    return lazy_cond(x == x, lambda _, value: value, jnp.full_like(x, jnp.nan), x)
 
 
 def tree_scale(factor: Any, tree: PyTree) -> PyTree:

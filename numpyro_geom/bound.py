@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree as ravel
 
 from ._checks import check_floating
-from ._util import PyTree, digest, ravel
+from ._util import PyTree, digest
 from ._warning import warn_outside
 from .metrics.base import Metric
 from .metrics.by_site import BySite

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.flatten_util import ravel_pytree as ravel
 from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import PyTree, is_traced, ravel, tree_vdot, words
+from ._util import PyTree, is_traced, tree_vdot, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import pytest
 from jax import random
+from jax.flatten_util import ravel_pytree as ravel
 from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
@@ -29,7 +30,6 @@ from numpyro_geom import (
     Expansion,
     RiemannianLaplace,
 )
-from numpyro_geom._util import ravel
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
     Layout,

@@ -18,13 +18,11 @@ import numpyro.distributions as dist
 import pytest
 from jax import monitoring, random
 from jax.experimental.compilation_cache import compilation_cache
-from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
-from targets import assert_trees_equal
 from tiers import short
 
 from numpyro_geom import SGHMC
-from numpyro_geom._util import FEW_LEAVES, OBJECTS, SMALL_PIECE, few_collections, ravel
+from numpyro_geom._util import OBJECTS, few_collections
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model.programs import compiled
@@ -41,22 +39,6 @@ def scaled_by(factor: float):
     """A new function in every call, with an array inside of a compiled one."""
     inside = jnp.arange(3.0) * factor
     return jax.jit(lambda x: x * inside)
-
-
-def test_a_vector_goes_back_to_a_tree_of_many_leaves_as_in_jax() -> None:
-    shapes = [(), (3,), (2, 2), (0,), (SMALL_PIECE,), (50, 50), *[()] * (2 * FEW_LEAVES + 1), (4,)]
-    tree = {f"{k:03d}": random.normal(random.key(k), shape) for k, shape in enumerate(shapes)}
-    flat, back = ravel(tree)
-    expected, theirs = ravel_pytree(tree)
-    np.testing.assert_array_equal(flat, expected)
-    assert_trees_equal(back(2 * flat), theirs(2 * flat))
-
-    def energy(unravel, x):
-        leaves = enumerate(jax.tree.leaves(unravel(x)))
-        return sum(jnp.sum(jnp.sin(k + leaf)) for k, leaf in leaves)
-
-    ours, exact = (jax.jit(jax.grad(partial(energy, f)))(flat) for f in (back, theirs))
-    np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=1e-7)
 
 
 def test_equal_traces_share_a_program_and_other_constants_do_not(programs: OrderedDict) -> None:

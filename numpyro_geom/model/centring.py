@@ -37,10 +37,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import lax
+from jax.flatten_util import ravel_pytree as ravel
 from numpyro.primitives import Messenger
 
 from .._linalg import balanced_roots
-from .._util import PyTree, is_traced, ravel
+from .._util import PyTree, is_traced
 from .derivatives import linearize
 from .jaxprs import counts_of_scan, needed
 from .potential import Potential

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import PyTree, ravel, settled, tree_vdot, tree_where
+from .._util import PyTree, tree_vdot, tree_where
 from .arrowhead import Arrowhead, ArrowRoot, Layout, derivatives_at, no_arrowhead
 from .derivatives import jvp
 from .potential import Potential, in_coordinates
@@ -195,5 +196,4 @@ def replace_anchor(
     layout = curvature.hessian.layout if curvature else None
     anchor = anchor_at(potential, position, layout, root)
     finite = jnp.isfinite(anchor.energy) & jnp.isfinite(tree_vdot(anchor.grad, anchor.grad))
-    finite = settled(finite)
     return control._replace(anchor=tree_where(finite, anchor, control.anchor))

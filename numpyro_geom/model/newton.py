@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._util import settled, tree_where
+from .._util import tree_where
 from .scale import times
 
 SHRINKAGE = 1 / 4
@@ -90,7 +90,7 @@ def newton(
         place, length, steps = carry
         new = evaluate(place.ahead(length))
         taken = new.loss < place.loss + rounding
-        taken = settled(taken & jnp.all(jnp.isfinite(new.gradient)))
+        taken = taken & jnp.all(jnp.isfinite(new.gradient))
         fell = taken & (new.loss < place.loss - rounding)
         length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
         return tree_where(taken, new, place), length, steps + 1

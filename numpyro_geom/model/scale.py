@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import PyTree, ravel
+from .._util import PyTree
 from .arrowhead import ArrowRoot
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -28,7 +28,7 @@ import numpy as np
 from jax import random
 
 from .. import _random
-from .._util import PyTree, all_finite, lazy_cond, settled, tree_scale, tree_vdot, tree_where
+from .._util import PyTree, all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
 from ..model.potential import Potential
 from ..model.programs import compiled
 from .loop import loop_over_batches
@@ -344,7 +344,6 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 finite &= (ratio < UNSTABLE_DRIFT) | (ratio < 2 * old_ratio)
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
-            finite = settled(finite)
             # energy and gradient are those at the start of the step. If they are not finite, the
             # previous step failed, and the chain returns to the last position where they were
             back = chain._replace(position=trusted, dynamics=algorithm.at_rest(chain.dynamics))
@@ -389,7 +388,6 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             # values can overflow during the whole draw, but they did not at its start
             usable = target.is_usable(target.merge(trusted))
             trusted = tree_where(usable, trusted, start.position)
-        finite = settled(finite)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
         failed = failed + ~finite

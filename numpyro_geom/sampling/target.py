@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._util import PyTree, all_finite, settled
+from .._util import PyTree, all_finite
 from ..model.control_variate import Control, with_control_variate
 from ..model.expansion import Expansion, with_expansion
 from ..model.potential import Potential, in_coordinates
@@ -102,4 +102,4 @@ class Target:
         """Whether the constrained values at a position of the model's sites are finite."""
         if self.transforms is None:
             return jnp.ones((), bool)
-        return settled(all_finite(self.transforms(position)))
+        return all_finite(self.transforms(position))

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import PyTree, lazy_cond, ravel, tree_where
+from .._util import PyTree, lazy_cond, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.flatten_util import ravel_pytree as ravel
 
 from .._linalg import balanced_roots, eigenvalues
-from .._util import LANES, PyTree, key_word, lazy_cond, ravel, scattered_floats
+from .._util import LANES, PyTree, key_word, lazy_cond, scattered_floats
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.model import CURVATURE_ROWS

@@ -17,16 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import (
-    PyTree,
-    all_finite,
-    key_word,
-    lazy_cond,
-    ravel,
-    scattered_floats,
-    tree_where,
-)
+from .._util import PyTree, all_finite, key_word, lazy_cond, scattered_floats, tree_where
 from ..model.newton import Place
 from ..model.potential import Potential, in_coordinates
 from ..model.scale import LowRankRoot, Scale, scale_about, times

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax, random
+from jax.flatten_util import ravel_pytree as ravel
 
 from .._linalg import log_abs_det
 from .._util import (
@@ -40,9 +41,7 @@ from .._util import (
     are_known,
     key_word,
     lazy_cond,
-    ravel,
     scattered_floats,
-    settled,
     tree_where,
 )
 from ..model.arrowhead import (
@@ -301,7 +300,7 @@ def search(
         rows = potential.curvature_batch(key_rows)  # both on the same rows, so the noise cancels
         two = jax.tree.map(lambda *x: jnp.stack(x), position, new)
         before, after = lax.map(lambda x: potential.energy(x, rows), two)
-        fall = settled(before - after)
+        fall = before - after
         return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
 
     start = position, _first(potential, position, rng_key)
@@ -421,8 +420,8 @@ def find_law(
         loss = known[0] - tau * log_det
         gain = tau * jnp.nan_to_num(log_det - place.extra.log_det)
         fall = jnp.where(closing, place.loss - loss, view.before - view.energy + gain)
-        fall = settled(jnp.where(target.is_usable(new), fall, jnp.nan))
-        taken = settled((fall > 0) & (~closing | jnp.all(jnp.isfinite(known[1]))))
+        fall = jnp.where(target.is_usable(new), fall, jnp.nan)
+        taken = (fall > 0) & (~closing | jnp.all(jnp.isfinite(known[1])))
         found = Place(new, *known, view.root, view.inverse, loss, Around(view.share, log_det))
         # until Newton's first step, which stays at the place
         fresh = found._replace(gradient=jnp.zeros_like(new), loss=place.loss)
@@ -581,7 +580,7 @@ def find_arrow(
         onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
         ahead = centre - STEP * new.times(step) if searching else centre
         good = all_finite((ahead, new)) & target.is_usable(ahead)
-        risen = settled(~(good & (energy <= level + HIGHER * tau * size)))
+        risen = ~(good & (energy <= level + HIGHER * tau * size))
         far = jnp.any(onward >= MOVES_ON * shortest) | risen
         longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
         longest = jnp.where(far & ~risen, longest, shortest)
@@ -591,7 +590,7 @@ def find_arrow(
         kept = tree_where(closing, (centre, mean, root), kept)
         width = jnp.where(risen, width / 2, jnp.minimum(jnp.where(k == 0, 1, 2 * width), 1))
         k += 1
-        near = (k >= fewest) & (settled(~far) | (k >= most))
+        near = (k >= fewest) & (~far | (k >= most))
         return k, near, closing, moves, longest, (*kept, width, seen), below
 
     parents = find_parents(potential, position, layout)
