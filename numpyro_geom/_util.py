@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -20,27 +19,11 @@ AT_ONCE = 2**23
 """Numbers that are in memory at once where work is done in parts."""
 LANES = 32
 """Evaluations of a model under one `vmap`. More of them would use a processor no better."""
-OBJECTS = 50_000
-"""New objects after which Python looks for garbage while programs are traced: 700 by default."""
 
 
 def num_at_once(entries_of_one: int) -> int:
     """How many parts of a work, of so many numbers each, are in memory at once; at least one."""
     return max(1, AT_ONCE // max(1, entries_of_one))
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Look for garbage rarely. Traces have many objects, and looking takes a tenth of the time."""
-    given = gc.get_threshold()
-    if given[0] == 0:  # it is off
-        yield
-        return
-    gc.set_threshold(max(OBJECTS, given[0]), *given[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*given)
 
 
 def lazy_cond(pred: Any, fn: Callable[..., PyTree], operand: PyTree, *args: PyTree) -> PyTree:

@@ -22,7 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
-from ._util import PyTree, few_collections, is_traced
+from ._util import PyTree, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
@@ -165,7 +165,6 @@ class SGKernel(MCMCKernel):
         return text
 
     @differentiated()
-    @few_collections()
     def init(
         self,
         rng_key: jax.Array,

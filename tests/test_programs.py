@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from numpyro.infer import MCMC
 from tiers import short
 
 from numpyro_geom import SGHMC
-from numpyro_geom._util import OBJECTS, few_collections
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.model import programs as _programs
 from numpyro_geom.model.programs import compiled
@@ -203,14 +201,3 @@ def test_other_data_of_the_same_shapes_compile_nothing(
         found.append(missed())
     assert found[0] > 10
     assert found[1] == 0
-
-
-def test_garbage_is_looked_for_as_often_as_before() -> None:
-    before = gc.get_threshold()
-    gc.set_threshold(700, *before[1:])
-    try:
-        with few_collections():
-            assert gc.get_threshold()[0] == OBJECTS
-        assert gc.get_threshold()[0] == 700
-    finally:
-        gc.set_threshold(*before)
