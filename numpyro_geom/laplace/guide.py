@@ -277,7 +277,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
         *args: Any,
         sample_shape: tuple[int, ...] = (),
         log_weight: bool = False,
-        chunk_size: int | None = None,
         progress_bar: bool = True,
         **kwargs: Any,
     ) -> LaplaceDraws:
@@ -290,7 +289,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
             sample_shape: leading dimensions, such as ``(chains, draws)``.
             log_weight: whether to compute importance weights, at D + 1 times the cost; with the
                 metric ``"euclidean"`` at one evaluation of U.
-            chunk_size: draws solved at once; None for as many as fit in a bounded memory.
             progress_bar: whether to show a progress bar on work of more than five seconds.
             kwargs: the training data by name.
 
@@ -304,11 +302,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
         check_flag("log_weight", log_weight)
         shape = check_shape("sample_shape", sample_shape)
         data = self._training_data(params, args, kwargs)
-        chunk_size = None if chunk_size is None else check_int("chunk_size", chunk_size)
         count = int(np.prod(shape))
         keys = random.split(rng_key, count) if shape else rng_key[None]
         begin = time.perf_counter()
-        ends, weights = self._geodesics(keys, params, data, log_weight, chunk_size, progress_bar)
+        ends, weights = self._geodesics(keys, params, data, log_weight, progress_bar)
         samples = self._run(drawing.constrain, data, params, ends.position)
         ends = jax.block_until_ready(ends)
         seconds = (time.perf_counter() - begin) / max(count, 1)
@@ -481,7 +478,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         if numpyro.get_mask() is False:  # Predictive wants draws
             key = numpyro.prng_key()[None]
             with handlers.block():
-                geodesics, _ = self._geodesics(key, params, self._captured(), False, 1, False)
+                geodesics, _ = self._geodesics(key, params, self._captured(), False, False)
             latent = geodesics.position[0]
         elif self.settings.mode != "euclidean":
             with handlers.block():
@@ -603,14 +600,11 @@ class RiemannianLaplace(Guide, AutoContinuous):
         params: dict,
         data: Model,
         log_weight: bool,
-        chunk: int | None,
         progress_bar: bool,
     ) -> tuple[Geodesic, jax.Array]:
         loc, at = params[f"{self.prefix}_loc"], self._at(params, data)
         posterior = self._posterior(params, data)
-        if chunk is None:
-            chunk = drawing.chunk_size(posterior, log_weight=log_weight)
-        chunk = max(1, min(chunk, keys.shape[0]))
+        chunk = max(1, min(drawing.chunk_size(posterior, log_weight=log_weight), keys.shape[0]))
         traced = is_traced(at.factor)
         if not (traced or isinstance(at.factor, ArrowRoot)):
             check_definite(self.settings, at, self._unpack_latent, loc)
