@@ -76,7 +76,7 @@ def test_a_hierarchy_whose_scale_the_draws_would_miss_is_named() -> None:
 
 
 def test_a_mean_that_is_not_taken_is_warned_of() -> None:
-    at = AtMode(*[jnp.zeros(())] * 6)
+    at = AtMode(*[jnp.zeros(())] * 5)
     near = Around(jnp.array(0.9), jnp.array([0.6, 1.9]), jnp.ones(1))
     warn_of_surroundings(at, lambda x: {"x": x})  # not looked at
     warn_of_surroundings(at._replace(around=near), lambda x: {"x": x})
@@ -92,12 +92,12 @@ def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: fl
         2, has_factor=False, has_observed=True
     )
     values = (jnp.float32(smallest), jnp.float32(1e11), jnp.float32(0))
-    at = AtMode(jnp.full((2, 2), jnp.nan), *values, jnp.zeros(2), jnp.zeros(2))
+    at = AtMode(jnp.full((2, 2), jnp.nan), *values, jnp.zeros(2))
     with pytest.raises(ValueError, match=r"singular in float32: expected .* 2\.4e\+04, rounding"):
-        check_definite(settings, at, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+        check_definite(settings, at, jnp.zeros(2, jnp.float32))
     lower = at._replace(smallest=jnp.float32(-1e5))
     with pytest.raises(ValueError, match="not positive definite"):
-        check_definite(settings, lower, lambda x: {"x": x}, jnp.zeros(2, jnp.float32))
+        check_definite(settings, lower, jnp.zeros(2, jnp.float32))
 
 
 def test_a_model_with_a_fourier_transform_has_a_mode_and_draws() -> None:

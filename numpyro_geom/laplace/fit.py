@@ -24,9 +24,9 @@ from ..model.potential import in_coordinates
 from ..sampling.target import Target
 from ..warmup.start import find_arrow
 from .information.form import Flat
-from .metrics import acceleration_fn, fisher_metric, fisher_of, prior_part
+from .metrics import acceleration_fn, fisher_metric, fisher_of
 from .posterior import FlatPosterior
-from .settings import LaplaceSettings, check_dense, is_wide
+from .settings import LaplaceSettings, check_dense
 
 NEARER_STEPS = 10
 """Steps -P^-1 grad from where the best run has ended, while each halves the distance from the mode.
@@ -103,8 +103,6 @@ class AtMode(NamedTuple):
         smallest: smallest eigenvalue of P (NaN if P is not formed).
         largest: largest eigenvalue of P.
         distance: distance of the position from the mode, in posterior sd, root mean square.
-        prior: direction of the most negative curvature of minus the log prior, times this
-            curvature over the largest one. Zeros if there is none or it was not computed.
         mean: mean of the velocities.
         around: see `Around`; None if it was not computed.
         left: the step to the mode, -P^-1 grad of the objective; None if it was not computed.
@@ -114,7 +112,6 @@ class AtMode(NamedTuple):
     smallest: jax.Array
     largest: jax.Array
     distance: jax.Array
-    prior: jax.Array
     mean: jax.Array
     around: Around | None = None
     left: Any = None
@@ -223,21 +220,20 @@ def at_law(root: ArrowRoot) -> AtMode:
     """The quantities of `AtMode` for a law with groups."""
     zeros = jnp.zeros_like(root.variances())
     unknown = jnp.full((), jnp.nan, zeros.dtype)
-    return AtMode(root, unknown, unknown, unknown, zeros, zeros)
+    return AtMode(root, unknown, unknown, unknown, zeros)
 
 
 def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     """The quantities of `AtMode` at a position."""
     settings = posterior.settings
     slope = jax.grad(objective(posterior))(loc)
-    prior = _prior_bend(posterior, loc)
     if not _forms_precision(posterior):
         solve = fisher_metric(posterior, loc).solver(loc)
         left = -solve(slope)
         distance = jnp.sqrt(-jnp.vdot(slope, left) / posterior.size)
         nan = jnp.full((), jnp.nan, loc.dtype)
         unformed = jnp.zeros((0, 0), loc.dtype)
-        return AtMode(unformed, nan, nan, distance, prior, jnp.zeros_like(loc), left=left)
+        return AtMode(unformed, nan, nan, distance, jnp.zeros_like(loc), left=left)
     if settings.precision == "fisher":
         matrix = fisher_of(posterior).dense(loc)
     else:
@@ -254,7 +250,6 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
         smallest=values[0],
         largest=values[-1],
         distance=jnp.sqrt(jnp.mean(along**2 / jnp.abs(values))),
-        prior=prior,
         mean=mean,
         around=around,
         left=-vectors @ (along / jnp.abs(values)),
@@ -303,16 +298,6 @@ def _forms_precision(posterior: FlatPosterior) -> bool:
     return settings.mode == "mean"
 
 
-def _prior_bend(posterior: FlatPosterior, loc: Flat) -> Flat:
-    """The direction `AtMode.prior`."""
-    settings = posterior.settings
-    known = not settings.uses_fisher or settings.prior_metric != "hessian"
-    if known or is_wide(posterior.size):
-        return jnp.zeros_like(loc)
-    values, vectors = jnp.linalg.eigh(prior_part(posterior).dense(loc))
-    return vectors[:, 0] * jnp.minimum(values[0] / jnp.max(jnp.abs(values)), 0)
-
-
 # --- what a fit tells its user
 
 
@@ -332,20 +317,8 @@ def best_run(values: np.ndarray, gradient_norms: np.ndarray) -> tuple[int, tuple
     return best, tuple(status)
 
 
-def check_definite(
-    settings: LaplaceSettings, at: AtMode, unravel: Callable, loc: jax.Array
-) -> None:
-    """Raise if the precision or a prior part is not positive definite."""
-    bend = np.abs(np.asarray(at.prior))
-    if np.max(bend) > 1e3 * np.finfo(bend.dtype).eps:
-        worst = unravel(jnp.asarray(bend / np.max(bend)))
-        sites = sorted(name for name, x in worst.items() if np.max(x) > 0.1)
-        raise ValueError(
-            "the Hessian of minus the log prior is not positive definite at the mode (its "
-            f"most negative eigenvalue is {-np.linalg.norm(bend):.2g} of the largest), along "
-            f"the sites {sites}: expected a log-concave prior. Use prior_metric='expected', "
-            "or reparametrise these sites"
-        )
+def check_definite(settings: LaplaceSettings, at: AtMode, loc: jax.Array) -> None:
+    """Raise if the precision is not positive definite."""
     if at.factor.size == 0:
         return
     smallest, largest = float(at.smallest), float(at.largest)

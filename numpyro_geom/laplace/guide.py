@@ -115,7 +115,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
             mode. ``"auto"`` for ``"hessian"`` with a Euclidean mode up to 2,000 dimensions, else
             ``"fisher"``.
         prior_metric: prior part of the Fisher metric. ``"hessian"``: the Hessian of minus the log
-            prior, which must be positive definite. ``"expected"``: the expectation of this
+            prior; geodesics fail where G is indefinite. ``"expected"``: the expectation of this
             Hessian, block by block, positive definite also for hierarchies. ``"auto"`` for
             ``"hessian"`` in models with a ``numpyro.factor``, which the expectation does not
             contain, else ``"expected"``.
@@ -266,7 +266,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
                 break
             params, at, loc = nearer, there, loc + at.left
         self.fit_report = FitReport(values, norms, steps, status, float(at.distance))
-        check_definite(self.settings, at, self._unpack_latent, loc)
+        check_definite(self.settings, at, loc)
         warn_of_mode(self.fit_report, at, self._unpack_latent)
         return params
 
@@ -607,7 +607,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         chunk = max(1, min(drawing.chunk_size(posterior, log_weight=log_weight), keys.shape[0]))
         traced = is_traced(at.factor)
         if not (traced or isinstance(at.factor, ArrowRoot)):
-            check_definite(self.settings, at, self._unpack_latent, loc)
+            check_definite(self.settings, at, loc)
         if traced or is_traced(keys):
             drawn = (posterior, loc, at, keys)
             return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)
