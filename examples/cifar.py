@@ -22,7 +22,6 @@ recommended: on two CPU cores, a step takes seconds.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -39,11 +38,12 @@ import numpyro
 import numpyro.distributions as dist
 from convolution import convolve
 from jax import lax, random
+from numpyro import handlers
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_sample
 from published import kim_2025
 
-from numpyro_geom import PXSGHMC, SGHMC, Expansion, Factors, run
+from numpyro_geom import SGHMC, Expanded, run
 from numpyro_geom.diagnostics import PredictionStream
 
 TRAINING_ROWS = 40_960
@@ -120,24 +120,23 @@ def shifted_and_mirrored(rng_key: jax.Array, images: jax.Array) -> jax.Array:
     return jnp.where(mirrored, moved[:, :, ::-1], moved)
 
 
-def expansion() -> Expansion:
-    """One factor on each side of every layer, except at the network's two ends."""
-    sites = {"net/first.kernel": Factors(left=0, vectors="net/first.bias")}
-    sites["net/last.kernel"] = Factors(right=0)
-    for stage in range(3):
-        for block in range(3):
-            ends = ["a", "b"] + ["projection"] * (stage > 0 and block == 0)
-            for end in ends:
-                layer = f"net/stage{stage}_block{block}_{end}"
-                sites[f"{layer}.kernel"] = Factors(vectors=f"{layer}.bias")
-    for name in [site.removesuffix(".kernel") for site in sites if "last" not in site]:
-        sites[f"{name}.scale"] = Factors(vectors=(f"{name}.shift", f"{name}.threshold"))
-    return Expansion(
-        target="factors",
-        sites=sites,
-        factor_friction=0.01,
+def factors(site: dict, number: int = 1, rank: float | None = None) -> Expanded | None:
+    """One factor on each side of every layer, except at the network's two ends.
+
+    Of a normalisation layer the scale has a factor. The paper's factors also multiply the biases
+    and the other vectors of such layers, with the same number of parameters.
+    """
+    name = site["name"]
+    left = number * (name.endswith(".kernel") and "first" not in name)
+    right = number * (name.endswith((".kernel", ".scale")) and "last" not in name)
+    if left + right == 0:
+        return None
+    return Expanded(
+        left=left,
+        right=right,
+        rank=rank,
+        factor_scale=FACTOR_VARIANCE**0.5,
         prior_scale=PRIOR_VARIANCE["PXSGHMC"] ** 0.5,
-        factor_prior_scale=FACTOR_VARIANCE**0.5,
     )
 
 
@@ -226,11 +225,13 @@ def nested(sites: dict[str, jax.Array]) -> dict:
     return tree
 
 
-def make_kernel(sampler: str, augment: bool, **settings: object) -> object:
+def make_kernel(
+    sampler: str, augment: bool, config: Callable = factors, **settings: object
+) -> object:
     """The paper's sampler with its prior, temperature and start."""
     model = make_model(PRIOR_VARIANCE[sampler], augment)
     if sampler == "PXSGHMC":
-        settings.setdefault("expansion", expansion())
+        settings["config"] = config
     temperature = 0.01 if augment else 1.0
     return kim_2025(
         model, sampler, temperature=temperature, init_strategy=init_to_sample, **settings
@@ -244,14 +245,14 @@ class Case(NamedTuple):
         model: NumPyro model of images and labels.
         logits: function of sites and images; there are 10 classes.
         shape: shape of an image.
-        expansion: one factor on each side.
+        config: factors by site.
         batch_size: rows per step; the papers use 256 and 128.
     """
 
     model: Callable
     logits: Callable
     shape: tuple[int, ...]
-    expansion: Expansion
+    config: Callable
     batch_size: int
 
 
@@ -263,14 +264,14 @@ def cases() -> dict[str, Case]:
             resnet,
             lambda position, x: ResNet20().apply({"params": nested(position)}, x),
             (32, 32, 3),
-            expansion(),
+            factors,
             32,
         ),
         "lenet": Case(
             partial(mnist.network, kind="lenet"),
             mnist.logits_of,
             (784,),
-            Expansion(target="factors", biases=("w", "b")),
+            lambda site: Expanded(prior_scale=1.0) if site["name"].endswith("w") else None,
             128,
         ),
     }
@@ -291,7 +292,7 @@ def measure(name: str, num_steps: int = 16) -> None:
     }
     kernels = {
         "SGHMC": SGHMC(case.model, **settings),
-        "PXSGHMC": PXSGHMC(case.model, expansion=case.expansion, **settings),
+        "PXSGHMC": SGHMC(handlers.reparam(case.model, config=case.config), **settings),
     }
     programs, states, rows = {}, {}, {}
     for kind, kernel in kernels.items():
@@ -326,7 +327,7 @@ def measure(name: str, num_steps: int = 16) -> None:
 
 def memory(batch_size: int = 256) -> str:
     """Markdown: megabytes of states, and of temporary arrays of programs, which are not run."""
-    two = {"expansion": dataclasses.replace(expansion(), left=2, right=2)}
+    two = {"config": partial(factors, number=2)}
     x = jax.ShapeDtypeStruct((TRAINING_ROWS, 32, 32, 3), float)
     y = jax.ShapeDtypeStruct((TRAINING_ROWS,), int)
     lines = [f"jax {jax.__version__}, {jax.default_backend()}, {batch_size} rows per step.", ""]

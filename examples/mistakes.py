@@ -235,7 +235,6 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake(
             "SGRLD(model, step_size=lambda t: 0.1 / t)", ValueError, "step_size", "count from 1"
         ),
-        Mistake("polynomial(0.1, 0.2, 0.5)", ValueError, "final", "must be below initial"),
         Mistake("cyclical(0.1, 0)", ValueError, "period", "of at least 1"),
         Mistake("SGRLD(model, num_steps=0)", ValueError, "num_steps", "of at least 1"),
         Mistake("SGRLD(model, temperature=-1)", ValueError, "temperature", "at least 0"),

@@ -20,7 +20,7 @@ steps. The second table is for samplers with small errors: on modes of variance 
 they travel, and from exact draws, whose distribution they must preserve.
 
 The density is a `numpyro.factor` with a flat prior. If the mixture were the prior itself
-(`MixtureSameFamily`), ``Expansion(target="factors")`` would replace the whole target.
+(`MixtureSameFamily`), `Expanded` with a ``prior_scale`` would replace the whole target.
 
     python examples/mixture.py [--out TABLE.md] [--figure HISTOGRAMS.png]
     python examples/mixture.py --quick
@@ -46,11 +46,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
+from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC, NUTS
 from scipy.stats import norm
 
-from numpyro_geom import GGMC, PXSGHMC, SGHMC, SGRLD, Expansion, cyclical
+from numpyro_geom import GGMC, SGHMC, SGRLD, Expanded, cyclical
 
 LEVELS = np.arange(-4.0, 5.0, 2.0)
 """Coordinates of the means."""
@@ -103,16 +104,15 @@ def factors_draws(
     num_factors: int = NUM_FACTORS,
     num_matrices: int = 100_000,
 ) -> np.ndarray:
-    """Draws from the target of ``target="factors"``, shape (draws, 2).
+    """Draws from the target of ``prior_scale=1``, shape (draws, 2).
 
     It is the mixture times a prior of x = P v. P is a product of ``num_factors`` matrices with
     entries N(0, 1/2), and v is N(0, I). Given P, this prior is N(0, P P'), and the product is again
     a mixture. The matrices are weighted by their evidence: the draws use ``num_matrices`` random
     matrices and are independent given these.
     """
-    expansion = Expansion(target="factors")
-    factors = rng.normal(size=(num_factors, num_matrices, 2, 2)) * expansion.factor_prior_scale
-    product = functools.reduce(np.matmul, factors) * expansion.prior_scale
+    factors = rng.normal(size=(num_factors, num_matrices, 2, 2)) * 0.5**0.5
+    product = functools.reduce(np.matmul, factors)
     prior = product @ product.mT
     total = prior + variance * np.eye(2)
     fit = np.einsum("ki,jil,kl->jk", MEANS, np.linalg.inv(total), MEANS)
@@ -252,14 +252,21 @@ def make_cyclical(effort: Effort, peak: float, friction: float, explore: float =
     return SGHMC(mixture, step_size=schedule, friction=friction, num_steps=effort.num_gradients)
 
 
+def expanded(target: str) -> Any:
+    """The mixture with x = P3 P2 P1 v; ``"factors"`` is the papers' model."""
+    factors = Expanded(left=NUM_FACTORS, right=0)
+    if target == "factors":
+        factors = Expanded(left=NUM_FACTORS, right=0, factor_scale=0.5**0.5, prior_scale=1.0)
+    return handlers.reparam(mixture, config={"x": factors})
+
+
 def make_expanded(effort: Effort, friction: float, target: str, **step: float) -> Any:
     """Three factors on the left, as in the paper; ``step_size``, or ``peak`` for cycles."""
     step_size: Any = step.get("step_size")
     if step_size is None:
         step_size = cyclical(step["peak"], effort.num_gradients, floor=EXPANDED_FLOOR)
-    return PXSGHMC(
-        mixture,
-        expansion=Expansion(left=NUM_FACTORS, right=0, target=target),
+    return SGHMC(
+        expanded(target),
         step_size=step_size,
         friction=friction,
         num_steps=effort.num_gradients,
@@ -374,11 +381,16 @@ def run(
         progress_bar=False,
     )
     init = np.concatenate([start(effort.num_chains, seed) for seed in range(effort.num_seeds)])
+    x = jnp.asarray(init, float)[..., None]
+    init_params = {"x": x}
+    if name.startswith("PX"):
+        factors = Expanded(left=NUM_FACTORS, right=0)
+        init_params = jax.vmap(functools.partial(factors.start, "x"))(x)
     begin = time.perf_counter()
     mcmc.run(
         random.key(0),
         variance,
-        init_params={"x": jnp.asarray(init, float)[..., None]},
+        init_params=init_params,
         extra_fields=("num_steps",) if nuts else (),
     )
     draws = np.asarray(mcmc.get_samples(group_by_chain=True)["x"], np.float64)[..., 0]

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from numpyro import handlers
+
 from numpyro_geom import (
     ISGD,
-    PXSGHMC,
     SGHMC,
     SGNHT,
     SGRLD,
-    Expansion,
+    Expanded,
     Monge,
     RMSprop,
     SGKernel,
@@ -59,8 +60,8 @@ def yu_2023(
     Dynamics in Non-Diagonal Metrics", TMLR 2023, section 4.1 and appendix A.5. Deviations:
     Shampoo's 1-D sites have the diagonal metric, see `Shampoo`.
 
-    >>> yu_2023(lambda: None, learning_rate=0.05, num_rows=60_000).settings.step_size(0).round(9)
-    Array(8.33e-07, dtype=float32)
+    >>> yu_2023(lambda: None, learning_rate=0.06, num_rows=60_000).settings.step_size
+    1e-06
     """
     if isinstance(metric, str):
         special = {"monge": Monge(alpha2=alpha2, decay=0.9), "shampoo": Shampoo(interval=100)}
@@ -112,6 +113,7 @@ def kim_2025(
     peak: float | None = None,
     friction: float = 100.0,
     steps_per_cycle: int = 5000,
+    config: Callable | None = None,
     **settings: Any,
 ) -> SGKernel:
     """The samplers of Kim et al., with a cosine cycle of steps and a draw at the end of each.
@@ -123,12 +125,12 @@ def kim_2025(
     ``"pSGLD"``             theta - e g / s + sqrt(2 e / s) z, with s = sqrt(mean of g^2)
     ``"SGHMC"``             r <- (1 - e c) r - e g + sqrt(2 c e) z, theta + e r
     ``"SGNHT"``             the same with a thermostat that starts at c, of mass 1
-    ``"PXSGHMC"``           SGHMC in factors P V Q, with friction 1 on P and Q
+    ``"PXSGHMC"``           SGHMC in factors P V Q
     ======================= ======================================================================
 
     Law: none, because the step size always varies. At the end of a long cycle the law is about the
-    posterior; for pSGLD it is biased as in `yu_2023`. PXSGHMC changes the prior, see `Expansion`
-    with ``target="factors"``.
+    posterior; for pSGLD it is biased as in `yu_2023`. PXSGHMC changes the prior, see `Expanded`
+    with a ``prior_scale``.
 
     Args:
         model: a NumPyro model.
@@ -137,13 +139,14 @@ def kim_2025(
         peak: the paper's epsilon_0, in the units of the update above; None for its Table 11.
         friction: c.
         steps_per_cycle: steps per cycle and per draw.
+        config: of PXSGHMC, a function from a site to its `Expanded`; None for `kim_factors`.
         **settings: arguments of the kernel, which replace those here: ``batch_size=256``,
-            ``num_steps=steps_per_cycle``, for PXSGHMC an `Expansion` with a full factor on each
-            side and the prior variance 0.02 of all of them.
+            ``num_steps=steps_per_cycle``.
 
     Source: Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
     Carlo", ICLR 2025, appendix C and Table 11. Deviations: the momentum starts at a draw from its
-    law and not at 0; the new momentum moves the thermostat.
+    law and not at 0; the new momentum moves the thermostat. In PXSGHMC the friction on P and Q is c
+    (in the paper 1), and factors do not multiply biases.
 
     >>> kim_2025(lambda: None, "SGLD", num_rows=40_960).settings.schedule(0)
     Array(1.e-05, dtype=float32)
@@ -168,15 +171,15 @@ def kim_2025(
         return SGHMC(model, **arguments | settings)
     if sampler == "SGNHT":
         return SGNHT(model, **arguments | {"thermostat_mass": 1.0} | settings)
-    scale = 0.02**0.5
-    expansion = Expansion(
-        target="factors",
-        biases=("kernel", "bias"),
-        factor_friction=1 / friction,
-        prior_scale=scale,
-        factor_prior_scale=scale,
-    )
-    return PXSGHMC(model, **arguments | {"expansion": expansion} | settings)
+    config = kim_factors if config is None else config
+    return SGHMC(handlers.reparam(model, config=config), **arguments | settings)
+
+
+def kim_factors(site: dict) -> Expanded | None:
+    """A full factor on each side of a kernel, and the prior variance 0.02 of all factors and V."""
+    if not site["name"].endswith("kernel"):
+        return None
+    return Expanded(factor_scale=0.02**0.5, prior_scale=0.02**0.5)
 
 
 def franzese_2021(model: Callable, **settings: Any) -> ISGD:

@@ -48,17 +48,16 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
 from numpyro_geom import (
     ISGD,
-    PXSGHMC,
     SGHMC,
     SGRLD,
     SWAG,
     VSGD,
-    Expansion,
-    Factors,
+    Expanded,
     RiemannianLaplace,
     train,
 )
@@ -414,10 +413,22 @@ def kernel_method(make: Callable[..., Any]) -> Method:
             progress_bar=False,
             jit_model_args=True,
         )
-        mcmc.run(key, part.X, part.y, init_params=part.mode)
+        mode = dict(part.mode)
+        if make is make_expanded:
+            mode |= HIDDEN_SIDE.start("w1", mode.pop("w1"))
+        mcmc.run(key, part.X, part.y, init_params=mode)
         return mcmc.get_samples()
 
     return of_draws(draw)
+
+
+HIDDEN_SIDE = Expanded(left=0)
+"""A factor on the hidden side of the first layer."""
+
+
+def make_expanded(model: Callable, **settings: Any) -> SGHMC:
+    """SGHMC with a factor on the hidden side."""
+    return SGHMC(handlers.reparam(model, config={"w1": HIDDEN_SIDE}), **settings)
 
 
 def run_map(part: Train, key: jax.Array, X: np.ndarray) -> Predictions:
@@ -474,7 +485,6 @@ def run_swag(part: Train, key: jax.Array) -> dict[str, jax.Array]:
 
 def methods() -> dict[str, Method]:
     """Method name -> prediction function."""
-    hidden_side = Expansion(sites={"w1": Factors(left=0, right=1, vectors=("b1",))})
     return {
         "MAP": run_map,
         "ensemble": run_ensemble,
@@ -488,7 +498,7 @@ def methods() -> dict[str, Method]:
         "SGHMC": kernel_method(SGHMC),
         "SGLD T": kernel_method(partial(SGRLD, temperature=0.01)),
         "SGHMC T": kernel_method(partial(SGHMC, temperature=0.01)),
-        "PX-SGHMC": kernel_method(partial(PXSGHMC, expansion=hidden_side)),
+        "PX-SGHMC": kernel_method(make_expanded),
         "I-SGD": kernel_method(ISGD),
         "VSGD": kernel_method(VSGD),
         "NUTS": of_draws(run_nuts),

@@ -7,7 +7,7 @@ statistics, diffrax) would triple the time of ``import numpyro_geom``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .algorithms import GGMC, PXSGHMC, SGHMC, SGNHT, SGRLD
+from .algorithms import GGMC, SGHMC, SGNHT, SGRLD
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
@@ -23,9 +23,9 @@ from .metrics import (
     Shampoo,
     Wenzel,
 )
-from .model.expansion import Expansion, Factors
+from .model.expansion import Expanded
 from .rows.host_rows import HostRows
-from .sampling.schedules import constant, cyclical, polynomial
+from .sampling.schedules import cyclical
 
 if TYPE_CHECKING:
     from .diagnostics.inference_data import to_inference_data
@@ -38,15 +38,13 @@ __version__ = "0.2.0"
 __all__ = [
     "GGMC",
     "ISGD",
-    "PXSGHMC",
     "SGHMC",
     "SGNHT",
     "SGRLD",
     "SWAG",
     "VSGD",
     "AdamSGLD",
-    "Expansion",
-    "Factors",
+    "Expanded",
     "HostRows",
     "Identity",
     "Metric",
@@ -60,10 +58,8 @@ __all__ = [
     "Shampoo",
     "Trained",
     "Wenzel",
-    "constant",
     "cyclical",
     "diagnose",
-    "polynomial",
     "run",
     "to_inference_data",
     "train",

@@ -73,11 +73,7 @@ class Bound:
     def targets_model(self) -> bool:
         """Whether chains sample the model's posterior, with one energy for all of its keys."""
         model = self.model
-        return (
-            self.point is None
-            and model is not None
-            and not (model.replaced or model.plan.is_random)
-        )
+        return self.point is None and model is not None and not model.plan.is_random
 
     def on(self, args: tuple, kwargs: dict[str, Any]) -> Bound:
         """The same with these arguments of the model. A kernel keeps a model without arguments."""
@@ -148,7 +144,6 @@ class Bound:
         return Target(
             potential=self.potential(),
             temperature=given.temperature,
-            expansion=given.expansion,
             controlled=bool(given.control_variate),
             transforms=model.transforms if known else None,  # type: ignore[union-attr]
         )
@@ -223,9 +218,6 @@ def bind(
         metric = _with_interval(settings.metric, plan)
         found = found.with_values(batch_size=None, control_variate=0, metric=metric)
         undecided = ()
-    replaced = _replaced(settings, bound.plan, one)
-    if bound.model is not None:
-        bound = dataclasses.replace(bound, model=bound.model.replace(replaced=replaced))
     return dataclasses.replace(bound, settings=found, undecided=undecided), position
 
 
@@ -248,8 +240,7 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
     model = by_rows(batch_size=settings.batch_size) if given else by_rows()
     plan = model.plan
     adapts = settings.schedule is None and num_warmup > 0 and not getattr(settings, "adjusted", 0)
-    warns = adapts and settings.expansion is None  # an expansion refuses such sites
-    for name, ((plate, _), *_) in plan.local_axes.items() if warns else ():
+    for name, ((plate, _), *_) in plan.local_axes.items() if adapts else ():
         rows, size = plan.batch_sizes[plate], plan.sizes[plate]
         warn_outside(
             f"site {name!r} has a value for each of the {size} rows of plate {plate!r}, and a step "
@@ -365,7 +356,7 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
         return layout
     size = _size(position)
     # a given step size refers to the parameters as they are
-    free = settings.schedule is None and settings.expansion is None and num_warmup > 0
+    free = settings.schedule is None and num_warmup > 0
     if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
         return None
     if size <= DENSE_LIMIT:
@@ -387,18 +378,3 @@ def _layout(bound: Bound, position: PyTree) -> Layout | None:
     shapes = {name: jnp.shape(position[name]) for name in sorted(position)}
     sites = () if bound.plan is None else bound.plan.sites
     return find_layout(in_coordinates(bound.potential(), to_sites), sites, shapes, flat.dtype)
-
-
-def _replaced(settings: Settings, plan: Subsampling | None, position: PyTree) -> tuple[str, ...]:
-    """Sites whose prior the expansion replaces."""
-    expansion = settings.expansion
-    if expansion is None:
-        return ()
-    sites = expansion.replaced(position)
-    wide = sorted(set() if plan is None else set(plan.local_axes) & set(sites))
-    if wide:
-        raise ValueError(
-            f"expansion would multiply sites with a value for each row of the data: {wide}."
-            " Expected sites outside of subsampled plates: name them in `sites`"
-        )
-    return sites if expansion.target == "factors" else ()

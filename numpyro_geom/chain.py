@@ -203,10 +203,6 @@ def init_chain(
         check_energy("full_potential_fn", energy)
     energy = jnp.asarray(energy, dtype)
     start: PyTree = ravel(position)[0] if settings.moves_vector else position
-    expanded: PyTree = ()
-    if target.expansion is not None:
-        key_dynamics, key_factors = random.split(key_dynamics)
-        start = expanded = target.expansion.init(key_factors, position)
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
     count = jnp.zeros((), jnp.int32)
     schedule, num_steps = settings.schedule, settings.given_num_steps
@@ -228,7 +224,7 @@ def init_chain(
         accept_prob=one,
         metric_state=settings.metric.init(start),
         dynamics=algorithm.init(start, key_dynamics),
-        expanded=expanded,
+        scaled=(),
         scale=(),
         centre=start,
         trusted=start,
@@ -253,17 +249,17 @@ def init_chain(
         energy = jnp.asarray(first_energy() if energy is None else energy, dtype)
         state = state._replace(potential_energy=energy)
     state = state._replace(control=control)
-    state = moved_to(target, state, z) if moving else state
+    state = moved_to(state, z) if moving else state
     if not settings.scales:
         return state
     return rescaled(state, scale, settings, target.potential.num_data)
 
 
-def moved_to(target: Target, state: SGState, z: PyTree) -> SGState:
+def moved_to(state: SGState, z: PyTree) -> SGState:
     """The state at ``z``, if something other than the algorithm's steps has moved the chain."""
     state = state._replace(z=z)
-    if not target.moves_sites:
-        state = state._replace(expanded=target.contract(z, state.expanded))
+    if state.scale:
+        state = state._replace(scaled=state.scale.from_sites(z, state.scaled))
     return state._replace(trusted=state.chain.position)
 
 
@@ -296,7 +292,7 @@ def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> S
         control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
-    state = moved_to(target, state, state.z)
+    state = moved_to(state, state.z)
     batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
     energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype

@@ -27,7 +27,6 @@ from numpyro_geom import (
     SGHMC,
     SGNHT,
     SGRLD,
-    Expansion,
     RiemannianLaplace,
 )
 from numpyro_geom.model.arrowhead import (
@@ -657,10 +656,6 @@ def test_metrics_that_are_no_scale_have_one(metric: Any, scaled: bool) -> None:
         (
             lambda: SGHMC(heights, dense_mass="structured", inverse_mass_matrix=np.ones(12)),
             "expected no inverse_mass_matrix",
-        ),
-        (
-            lambda: SGRLD(heights, dense_mass="structured", expansion=Expansion()),
-            "expected no dense_mass",
         ),
     ],
 )

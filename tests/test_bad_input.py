@@ -23,22 +23,17 @@ from targets import half_square, linear, logistic, normal_mean
 from numpyro_geom import (
     GGMC,
     ISGD,
-    PXSGHMC,
     SGHMC,
     SGNHT,
     SGRLD,
     SWAG,
     VSGD,
     AdamSGLD,
-    Expansion,
-    Factors,
     Metric,
     Monge,
     RMSprop,
     Shampoo,
-    constant,
     cyclical,
-    polynomial,
 )
 from numpyro_geom._checks import check_int, check_number
 
@@ -302,17 +297,6 @@ def make_on(kernel: Callable, **settings: Any) -> Callable[[], Any]:
     return lambda: kernel(potential_fn=half_square, **settings)
 
 
-def energy_with(position: Any, kernel: Callable) -> Callable[[], Any]:
-    """Start an expanded chain on a function."""
-    return energy(half_square, position, kernel=kernel, expansion=Expansion())
-
-
-def start_with(kernel_model: Callable, *args: Any, **settings: Any) -> Callable[[], Any]:
-    """Start an expanded chain: `args` are an expansion, if not the default, and a kernel."""
-    expansion, kernel = args if len(args) == 2 else (Expansion(), *args)
-    return start(kernel_model, X, Y, kernel=kernel, expansion=expansion, **settings)
-
-
 NOT_INDEXED = r"site '(y|z)' is not indexed by plate 'data'.*Index every array"
 TWO_KEYS = random.split(random.key(0), 2)
 
@@ -418,12 +402,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         model(step_size=lambda t: jnp.ones(2)),
         TypeError,
         "must map the step count.*to a real scalar",
-    ),
-    "constant 0": (lambda: constant(0.0), ValueError, "step_size must be .*above 0"),
-    "polynomial grows": (
-        lambda: polynomial(0.1, 0.2, 0.5),
-        ValueError,
-        "final must be below initial",
     ),
     "period 0": (lambda: cyclical(0.1, 0), ValueError, "period must be .*at least 1"),
     "explore all": (lambda: cyclical(0.1, 10, explore=1.0), ValueError, "explore must be a frac"),
@@ -701,8 +679,13 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 # --- kernels with a momentum, and expansion
 
-MOMENTUM: dict[str, Callable] = {"SGHMC": SGHMC, "PXSGHMC": PXSGHMC, "SGNHT": SGNHT, "GGMC": GGMC}
-EXPANDABLE: dict[str, Callable] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "GGMC": GGMC, "SGRLD": SGRLD}
+MOMENTUM: dict[str, Callable] = {"SGHMC": SGHMC, "SGNHT": SGNHT, "GGMC": GGMC}
+CORRECTED: dict[str, Callable] = {
+    "SGHMC": SGHMC,
+    "SGNHT": SGNHT,
+    "GGMC": GGMC,
+    "SGRLD": SGRLD,
+}
 NAN = float("nan")
 EXPLORING = cyclical(0.1, 10, explore=0.5)
 A_POSITIVE = "must be a finite number above 0, got "
@@ -757,11 +740,6 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"bias_tolerance": 0.1}, TypeError, "unexpected keyword argument 'bias_tolerance'"),
     ],
 }
-OWN["PXSGHMC"] = [
-    *(row for row in OWN["SGHMC"] if "gamma" not in row[0]),
-    ({"gamma": "frozen"}, TypeError, "unexpected keyword argument 'gamma'"),
-    ({"factor_friction": 0.1}, TypeError, "unexpected keyword argument 'factor_friction'"),
-]
 # of GGMC on functions
 NEEDS_BOTH = r"pass the energy itself as full_potential_fn\(z\), and the number of obs.*as num_data"
 FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -801,85 +779,6 @@ FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         for value, error in ((0, ValueError), (1.5, TypeError))
     ),
 ]
-NOT_AN_EXPANSION = r"must be a numpyro_geom.Expansion such as Expansion\(left=1.*or None, got "
-# expansions, and their errors with any kernel
-EXPANSIONS: dict[str, tuple[Callable, type[Exception], str]] = {
-    "class": (partial(make_with, expansion=Expansion), TypeError, f"{NOT_AN_EXPANSION}type"),
-    "text": (partial(make_with, expansion="w"), TypeError, f"{NOT_AN_EXPANSION}str"),
-    "flag": (partial(make_with, expansion=True), TypeError, f"{NOT_AN_EXPANSION}bool"),
-    "dict": (partial(make_with, expansion={"w": 1}), TypeError, f"{NOT_AN_EXPANSION}dict"),
-    "factors": (partial(make_with, expansion=Factors(left=1)), TypeError, NOT_AN_EXPANSION),
-    "other target of a function": (
-        partial(make_on, expansion=Expansion(target="factors")),
-        ValueError,
-        "replaces the prior of a model.*potential_fn has none.*pass a model, or use target='post",
-    ),
-    "of an array": (
-        partial(energy_with, jnp.ones((2, 2))),
-        TypeError,
-        "a position that is a dict site -> array, got Array.*a potential_fn of a dict",
-    ),
-    "of a list": (
-        partial(energy_with, [jnp.ones((2, 2))]),
-        TypeError,
-        "a position that is a dict site -> array, got list.*a potential_fn of a dict",
-    ),
-    "of a nested dict": (
-        partial(energy_with, {"net": {"w": jnp.ones((2, 2))}}),
-        TypeError,
-        "a dict site -> array, got a dict at 'net': flatten it, or drop the expansion",
-    ),
-    "of vectors": (
-        partial(energy_with, {"b": jnp.ones(3)}),
-        ValueError,
-        r"nothing to expand: expected a site with two axes or four.*'b': \(3,\).*or drop the exp",
-    ),
-    "without a matrix": (
-        lambda kernel: start(normal_mean, Y, kernel=kernel, expansion=Expansion()),
-        ValueError,
-        r"nothing to expand.*got {'mu': \(\)}; name others in `sites`, or drop the expansion",
-    ),
-    "of rows": (
-        partial(start_with, rows_of_a_matrix, batch_size=3),
-        ValueError,
-        r"a value for each row of the data: \['z'\].*outside of subsampled.*name them in `sites`",
-    ),
-    "of rows by name": (
-        partial(start_with, rows_of_a_matrix, Expansion(sites=["w", "z"]), batch_size=3),
-        ValueError,
-        r"a value for each row of the data: \['z'\].*outside of subsampled.*name them in `sites`",
-    ),
-    "unknown site": (
-        partial(start_with, matrix, Expansion(sites=["v"])),
-        ValueError,
-        r"no site 'v' to expand: expected one of \['w'\]",
-    ),
-    "unknown vector": (
-        partial(start_with, matrix, Expansion(sites={"w": Factors(vectors="b")})),
-        ValueError,
-        r"no site 'b' to expand: expected one of \['w'\]",
-    ),
-    "unknown rule": (
-        partial(start_with, matrix, Expansion(biases=("kernel", "bias"))),
-        ValueError,
-        "pairs no bias with a matrix: expected names such as 'kernel' and 'bias', got .*'w'",
-    ),
-    "rank": (
-        partial(start_with, matrix, Expansion(rank=3)),
-        ValueError,
-        "rank is 3 and the left side of site 'w' has dimension 2: expected at most this dimension",
-    ),
-    "other target of a positive site": (
-        partial(start_with, positive_matrix, Expansion(target="factors")),
-        ValueError,
-        "prior of site 'w', which is on .*Positive.*use target='posterior', or leave the site out",
-    ),
-    "init_params of factors": (
-        partial(start_with, matrix, init_params={"sites": jnp.ones(2), "factors": jnp.ones(2)}),
-        ValueError,
-        r"latent sites \['w'\]: missing \['w'\], unknown \['factors', 'sites'\]",
-    ),
-}
 TABLE |= {
     **{
         f"{name} {k}, {' and '.join(settings)}": (make_with(kernel, **settings), error, match)
@@ -891,17 +790,12 @@ TABLE |= {
         for k, (settings, error, match) in enumerate(FUNCTIONS)
     },
     **{
-        f"{name} expansion {mistake}": (how(kernel), error, match)
-        for name, kernel in EXPANDABLE.items()
-        for mistake, (how, error, match) in EXPANSIONS.items()
-    },
-    **{
         f"{name} control variate, batch of all rows": (
             start(normal_mean, Y, kernel=kernel, control_variate=True, batch_size=12),
             ValueError,
             "control_variate=True corrects minibatch gradients.*batch_size, or drop control_var",
         )
-        for name, kernel in EXPANDABLE.items()
+        for name, kernel in CORRECTED.items()
     },
     **{
         f"{name} neither": (kernel, ValueError, "exactly one of `model` and .* got neither")
@@ -910,55 +804,6 @@ TABLE |= {
     **{
         f"{name} positional": (partial(kernel, matrix, "rmsprop"), TypeError, "positional argument")
         for name, kernel in MOMENTUM.items()
-    },
-    "PXSGHMC expansion number": (
-        make_with(PXSGHMC, expansion=1),
-        TypeError,
-        f"{NOT_AN_EXPANSION}int",
-    ),
-    "PXSGHMC without a matrix": (
-        start(normal_mean, Y, kernel=PXSGHMC),
-        ValueError,
-        "nothing to expand: expected a site with two axes or four",
-    ),
-    "PXSGHMC of an array": (
-        energy(half_square, kernel=PXSGHMC),
-        TypeError,
-        "a position that is a dict site -> array, got Array",
-    ),
-    "Expansion factor_scale nan": (
-        lambda: Expansion(factor_scale=NAN),
-        ValueError,
-        f"factor_scale {A_POSITIVE}nan",
-    ),
-    "Expansion factor_friction nan": (
-        lambda: Expansion(factor_friction=NAN),
-        ValueError,
-        f"factor_friction {A_POSITIVE}nan",
-    ),
-    "Expansion prior_scale nan": (
-        lambda: Expansion(prior_scale=NAN),
-        ValueError,
-        f"prior_scale {A_POSITIVE}nan",
-    ),
-    "Expansion factor_prior_scale 0": (
-        lambda: Expansion(factor_prior_scale=0),
-        ValueError,
-        f"factor_prior_scale {A_POSITIVE}0",
-    ),
-    **{
-        f"Expansion rank {rank!r}": (
-            partial(Expansion, rank=rank),
-            error,
-            "rank must be an integer of at least 1, None, or a fraction of the side.*got ",
-        )
-        for rank, error in (
-            (NAN, ValueError),
-            (1.0, ValueError),
-            (-2, ValueError),
-            (True, TypeError),
-            ("low", TypeError),
-        )
     },
 }
 
@@ -1002,9 +847,6 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     start(normal_mean, Y, kernel=SGNHT, friction=2, thermostat_mass=np.float64(0.5))()
     energy(noisy, kernel=GGMC, full_potential_fn=half_square, num_data=np.int64(3))()
     start(normal_mean, Y, kernel=GGMC, target_accept=np.float32(0.65))()
-    start_with(matrix, Expansion(target="factors", rank=np.float64(0.5)), GGMC)()
-    start_with(rows_of_a_matrix, Expansion(sites=["w"]), SGNHT, batch_size=3)()
-    energy_with({"w": np.ones((2, 3), np.float32), "s": 0.5}, SGRLD)()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from numpyro.infer import MCMC
 from targets import SIGMAS, linear, linear_moments, local_latents, regression_data, run
 from tiers import short
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expansion
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD
 from numpyro_geom._util import key_word, scattered_floats
 from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.bound import bind
@@ -281,15 +281,6 @@ def test_the_first_chain_decides_for_the_same_data() -> None:
     kernel.init(random.key(1), 8, None, other, {})
     assert kernel.bound.choice is not choice
     assert kernel.settings.control_variate == found[1]
-
-
-def test_with_an_expansion_nothing_is_corrected() -> None:
-    def matrix(X: jax.Array, y: jax.Array) -> None:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1], 1]).to_event(2))
-        with numpyro.plate("data", X.shape[0]) as i:
-            numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], 0.5), obs=y[i])
-
-    assert chosen(SGHMC(matrix, expansion=Expansion(left=1))) == (FIRST_ROWS, False)
 
 
 @pytest.mark.parametrize("method", short(["sequential", "vectorized"], kept=["sequential"]))

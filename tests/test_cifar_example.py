@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax, random
+from numpyro import handlers
 from scripts import load_script
 
 pytest.importorskip("flax")
@@ -31,13 +34,20 @@ def test_parameter_counts_of_the_paper(cifar: Any) -> None:
     sites = weights(cifar)
     assert sum(math.prod(x.shape) for x in sites.values()) == 274_042
 
+    def model() -> None:
+        for name, x in sites.items():
+            numpyro.sample(name, dist.Normal(0, 1).expand(x.shape).to_event(len(x.shape)))
+
     def expanded(**settings: Any) -> int:
-        chosen = dataclasses.replace(cifar.expansion(), **settings)
-        found = jax.eval_shape(chosen.init, random.key(0), sites)
-        return sum(math.prod(x.shape) for x in jax.tree.leaves(found))
+        new = handlers.reparam(model, config=partial(cifar.factors, **settings))
+        traced = handlers.trace(handlers.seed(new, random.key(0)))
+        found = jax.eval_shape(
+            lambda: {n: x["value"] for n, x in traced.get_trace().items() if x["type"] == "sample"}
+        )
+        return sum(math.prod(x.shape) for x in found.values())
 
     assert expanded() == 383_098
-    assert expanded(left=2, right=2) == 492_154
+    assert expanded(number=2) == 492_154
     assert [expanded(rank=1 / 8), expanded(rank=1 / 4)] == [303_610, 330_874]
     assert jax.tree.structure(cifar.nested(sites)).num_leaves == len(sites)
 

@@ -28,14 +28,11 @@ from tiers import short
 from numpyro_geom import (
     GGMC,
     ISGD,
-    PXSGHMC,
     SGHMC,
     SGNHT,
     SGRLD,
     VSGD,
     AdamSGLD,
-    Expansion,
-    Factors,
     SGKernel,
     SGState,
 )
@@ -45,7 +42,6 @@ from numpyro_geom.sampling.settings import FUNCTIONS
 
 X, Y = regression_data(24, 2)
 BATCH, NUM_WARMUP, NUM_DRAWS = 6, 2, 4
-EXPANSION = Expansion(sites={"w": Factors(right=1)})
 FIXED: dict[str, Any] = {"step_size": 1e-3, "num_steps": 2}
 DAMPED: dict[str, Any] = {**FIXED, "friction": 10.0}
 
@@ -86,8 +82,6 @@ CASES: dict[str, Case] = {
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
     "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}),
-    "expanded": option(SGHMC, DAMPED, expansion=EXPANSION),
-    "pxsghmc": option(PXSGHMC, DAMPED, expansion=EXPANSION),
     "ggmc anchor": option(GGMC, DAMPED, control_variate=True),
     "anchor": option(SGRLD, FIXED, control_variate=True),
 }
@@ -99,8 +93,6 @@ TRACED_SHORT = [
     "auxiliary",
     "isgd",
     "adam",
-    "expanded",
-    "pxsghmc",
     "ggmc anchor",
     "anchor",
 ]

@@ -799,7 +799,7 @@ def swapped(*shape: int) -> np.ndarray:
 
 
 AUTO = {"final_step_size": 0.1, "step_size": "auto", "bias_tolerance": 0.1, "dense_mass": "auto"}
-BY_HAND = {"final_step_size": 0.1, "step_size": "constant(0.1)", "dense_mass": "auto"}
+BY_HAND = {"final_step_size": 0.1, "step_size": 0.1, "dense_mass": "auto"}
 ROWS = {"num_data": 900, "batch_sizes": '{"data": 9}'}
 WRONG = {"z.w": 3 * normal(4, 500, 3), "grad_U.w": 3 * normal(4, 500, 3)}
 BIAS = {"bias_discretisation": 0.3, "bias_noise": 0.0}
@@ -835,10 +835,6 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
     "hardly moved, few steps": (
         *("relaxation", {}, AUTO | SLOW | {"num_steps": 1}),
         *("use num_steps='auto', use dense_mass=True", "step_size"),
-    ),
-    "hardly moved, expanded": (
-        *("relaxation", {}, AUTO | SLOW | {"expansion": "Expansion()"}),
-        *("longer: standardise the inputs", "dense_mass"),
     ),
     "modes": ("R-hat", {"a": swapped(500)}, {}, "different labellings", "num_samples"),
     "slow chains": (

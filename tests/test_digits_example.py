@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,16 +51,19 @@ SHAPES: list[tuple[str, dict]] = [
 def test_outer_sides_have_no_factor(example: ModuleType, name: str, shapes: dict) -> None:
     network, data = example.NETWORKS[name], example.load_digits()
     X, y = jnp.asarray(data.X[:4]), jnp.asarray(data.y[:4])
-    sites = handlers.trace(handlers.seed(network.model, random.key(0))).get_trace(X, y)
-    start = {k: v["value"] for k, v in sites.items() if k not in ("rows", "y")}
-    for method, expansion in example.methods(network).items():
-        if expansion is None or expansion.rank is not None:
+    for method, factors in example.methods(network).items():
+        if not factors or next(iter(factors.values())).rank is not None:
             continue
-        factors = expansion.init(random.key(0), start)["factors"]
-        found = jax.tree.map(lambda x: x.shape[0], factors)
-        assert found == {k: {s: (n,) for s, n in v.items()} for k, v in shapes.items()}, method
-    paired = [name for factors in network.sites.values() for name in factors.vectors]
-    assert paired == ["b1", "b2"][: len(shapes) - 1]
+        new = handlers.reparam(network.model, config=factors)
+        sites = handlers.trace(handlers.seed(new, random.key(0))).get_trace(X, y)
+        found = {
+            f"{site}_expanded_{'P1' if side == 'left' else 'Q1'}": (n, n)
+            for site, sides in shapes.items()
+            for side, n in sides.items()
+        }
+        assert found == {
+            name: x["value"].shape for name, x in sites.items() if name[-2:] in ("P1", "Q1")
+        }, method
 
 
 # --- experiment

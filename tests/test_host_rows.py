@@ -26,7 +26,6 @@ from tiers import short
 from numpyro_geom import (
     GGMC,
     ISGD,
-    PXSGHMC,
     SGRLD,
     SWAG,
     VSGD,
@@ -76,7 +75,6 @@ KERNELS = {
     "SGRLD in epochs": lambda: SGRLD(model, batching="epoch", **FIXED),
     "SGRLD auxiliary": lambda: SGRLD(model, metric="monge", gamma="auxiliary", **FIXED),
     "SGRLD all rows": lambda: SGRLD(model, step_size=1e-3, num_steps=2),
-    "PXSGHMC": lambda: PXSGHMC(network, friction=1.0, **FIXED),
     "GGMC": lambda: GGMC(model, friction=1.0, **FIXED),
     "ISGD": lambda: ISGD(model, **STARTED),
     "VSGD": lambda: VSGD(model, **STARTED),
@@ -109,7 +107,7 @@ IN_SHORT = ("SGRLD in epochs",)
 @pytest.mark.parametrize("name", short(KERNELS, kept=IN_SHORT))
 def test_every_kernel_takes_the_same_steps(name, request):
     # programs compiled quickly round one sum of these in another order
-    if name in ("PXSGHMC", "SGRLD in epochs", "GGMC"):
+    if name in ("SGRLD in epochs", "GGMC"):
         request.getfixturevalue("optimised")
     make = KERNELS[name]
     assert_same(some_draws(make(), HostRows(X), HostRows(Y)), some_draws(make(), jnp.asarray(X), Y))

@@ -21,8 +21,7 @@ from jax import random
 from numpyro.infer.util import potential_energy
 from scripts import load_script
 
-from numpyro_geom import GGMC, PXSGHMC, Expansion
-from numpyro_geom.model.expansion import WithoutPrior
+from numpyro_geom import GGMC, SGHMC
 
 ALLOWED = 5.5
 NARROW, WIDE = 0.03, 0.2
@@ -54,12 +53,11 @@ def test_density(mixture: ModuleType, variance: float) -> None:
     np.testing.assert_allclose(cells, mixture.exact_cell_weights(variance), rtol=0, atol=1e-5)
 
 
-def test_the_model_is_the_density_with_and_without_its_prior(mixture: ModuleType) -> None:
-    """What `Expansion(target="factors")` removes is flat, and nothing else."""
+def test_the_model_is_the_density(mixture: ModuleType) -> None:
     x = jnp.asarray([[0.3], [1.7]])
     expected = -float(mixture.log_density(x[:, 0], WIDE))
-    for model in (mixture.mixture, WithoutPrior(mixture.mixture, ("x",))):
-        assert potential_energy(model, (WIDE,), {}, {"x": x}) == pytest.approx(expected, rel=1e-6)
+    found = potential_energy(mixture.mixture, (WIDE,), {}, {"x": x})
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def of_chance(exact: np.ndarray, num_draws: int) -> tuple[float, float]:
@@ -149,11 +147,6 @@ def score(mixture: ModuleType, draws: np.ndarray, variance: float) -> tuple[np.n
 
 
 EXPANDED = {"step_size": 0.003, "friction": 1.0, "num_steps": 25}
-KERNELS = {
-    "posterior": lambda model, expansion: PXSGHMC(model, expansion=expansion, **EXPANDED),
-    "factors": lambda model, expansion: PXSGHMC(model, expansion=expansion, **EXPANDED),
-    "GGMC": lambda model, _: GGMC(model, step_size=0.15, friction=1.0, num_steps=9),
-}
 
 
 def run_from_the_law(mixture: ModuleType, name: str, variance: float) -> np.ndarray:
@@ -162,20 +155,28 @@ def run_from_the_law(mixture: ModuleType, name: str, variance: float) -> np.ndar
     Factors start from their law: x is independent of them in it, but not on the way to it.
     """
     num_chains = 4000
-    target = "posterior" if name == "GGMC" else name
-    expansion = Expansion(left=mixture.NUM_FACTORS, right=0, target=target)
-    kernel = KERNELS[name](mixture.mixture, expansion)
     x = mixture.exact_draws(np.random.default_rng(5), num_chains, variance)
-    position = {"x": jnp.asarray(x[..., None], jnp.float32)}
+    position: dict = {"x": jnp.asarray(x[..., None], jnp.float32)}
+    kernel: Any = GGMC(mixture.mixture, step_size=0.15, friction=1.0, num_steps=9)
+    if name != "GGMC":
+        kernel = SGHMC(mixture.expanded(name), **EXPANDED)
+        value = position.pop("x")
+        sites = [f"x_expanded_P{k + 1}" for k in range(mixture.NUM_FACTORS)]
+        position = {site: jnp.zeros((num_chains, 2, 2)) for site in sites}
+        if name == "posterior":
+            keys = random.split(random.key(7), mixture.NUM_FACTORS)
+            position = {
+                site: random.normal(key, (num_chains, 2, 2))
+                for site, key in zip(sites, keys, strict=True)
+            }
+            for site in reversed(sites):
+                factor = jnp.eye(2) + 0.25 / math.sqrt(2) * position[site]
+                value = jnp.linalg.inv(factor) @ value
+        position["x_expanded_V"] = value
     state = chains.start(kernel, position, seed=6, args=(variance,))
-    if name == "posterior":
-        spread = expansion.factor_scale / math.sqrt(2)
-        keys = random.split(random.key(7), mixture.NUM_FACTORS)
-        factors = [jnp.eye(2) + spread * random.normal(k, (num_chains, 2, 2)) for k in keys]
-        expanded = {**state.expanded, "factors": {"x": {"left": tuple(factors)}}}
-        state = state._replace(expanded=jax.vmap(expansion.contract)(position, expanded))
     _, draws = chains.run(kernel, state, 20, args=(variance,))
-    return np.asarray(draws.z["x"][..., 0], np.float64)
+    values = jax.vmap(jax.vmap(kernel.postprocess_fn((variance,), {})))(draws.z)
+    return np.asarray(values["x"][..., 0], np.float64)
 
 
 @pytest.mark.parametrize("variance", [NARROW, WIDE])

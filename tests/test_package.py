@@ -97,8 +97,7 @@ CALLS = {
     numpyro_geom.RiemannianLaplace: {"model": energy},
     numpyro_geom.SWAG: {"model": energy},
     numpyro_geom.Shampoo: {},
-    numpyro_geom.Expansion: {},
-    numpyro_geom.Factors: {},
+    numpyro_geom.Expanded: {},
     run: {},
 }
 """What is called, with the arguments that it needs."""

@@ -63,8 +63,8 @@ MODULES = (
 )
 
 
-ELSEWHERE = {"constant", "polynomial", "cyclical"}
-"""Modules, and the other names of the classes of schedules."""
+ELSEWHERE = {"cyclical"}
+"""The other name of the class of a schedule."""
 
 
 @pytest.mark.parametrize("module", MODULES)

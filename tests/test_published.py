@@ -55,8 +55,10 @@ def without_noise(e: np.ndarray, sampler: str, theta: np.ndarray, r: np.ndarray)
             v = 0.99 * v + 0.01 * g**2
             theta = theta - step * g / np.sqrt(v)
         else:
-            r = (1 - 2.0 * step) * r - step * g
-            theta = theta + step * r
+            r = r - step * g
+            theta = theta + step / 2 * r
+            r = np.exp(-2.0 * step) * r
+            theta = theta + step / 2 * r
         found.append(theta)
     return np.stack(found)
 
@@ -111,12 +113,12 @@ def test_settings_of_the_papers() -> None:
     yu = published.yu_2023(model, "monge", learning_rate=0.25, num_rows=N, alpha2=1.25)
     s = yu.settings
     assert (s.metric.alpha2, s.metric.decay, s.gamma, s.num_steps) == (1.25, 0.9, "none", 100)
-    assert s.schedule.step_size == 0.25 / N
+    assert s.step_size == 0.25 / N
     assert published.yu_2023(model, RMSprop(), learning_rate=1.0, num_rows=N, batch_size=7)
     rensmeyer = published.rensmeyer_2025(model, epsilon=0.02).settings
-    assert (rensmeyer.gamma, rensmeyer.schedule.step_size) == ("corrected", 0.01)
-    px = published.kim_2025(model, "PXSGHMC", num_rows=N).settings
-    assert (px.expansion.target, px.expansion.factor_friction) == ("factors", 0.01)
+    assert (rensmeyer.gamma, rensmeyer.step_size) == ("corrected", 0.01)
+    assert published.kim_factors({"name": "net/a.kernel"}).prior_scale == 0.02**0.5
+    assert published.kim_factors({"name": "net/a.bias"}) is None
     assert isinstance(published.franzese_2021(model), ISGD)
 
 

@@ -122,7 +122,6 @@ VALUES: dict[str, Callable[[], Any]] = {
     "metric class": lambda: ng.Monge,
     "metric": lambda: ng.RMSprop(),
     "schedule": lambda: lambda i: 0.1,
-    "expansion": lambda: ng.Expansion(),
     "guide": lambda: ng.RiemannianLaplace(regression),
     "mcmc": lambda: MCMC(NUTS(regression), num_warmup=1, num_samples=1, progress_bar=False),
     "host rows": lambda: ng.HostRows(X),
@@ -173,23 +172,18 @@ SCALED = {"dense_mass": None, "inverse_mass_matrix": None}
 MOVES = {**COMMON, **TUNED, "metric": "identity"}
 KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "SGRLD": (ng.SGRLD, {
-        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False, "expansion": None,
+        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False,
     }),
     "SGHMC": (ng.SGHMC, {
         **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0,
-        "expansion": None,
     }),
     "SGNHT": (ng.SGNHT, {
         **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0,
-        "expansion": None,
     }),
     "GGMC": (ng.GGMC, {
         **{n: x for n, x in COMMON.items() if n != "batching"}, **STEPS, **SCALED,
         "metric": "identity", "friction": 1.0, "target_accept": 0.8,
-        "control_variate": False, "expansion": None, "full_potential_fn": None, "num_data": None,
-    }),
-    "PXSGHMC": (ng.PXSGHMC, {
-        **MOVES, "friction": 1.0, "expansion": None,
+        "control_variate": False, "full_potential_fn": None, "num_data": None,
     }),
     "ISGD": (ng.ISGD, {**COMMON, "batch_size": 3, "groups": None, "decay": 0.5}),
     "AdamSGLD": (ng.AdamSGLD, {
@@ -291,16 +285,9 @@ CALLS: dict[str, Call] = {
     "Shampoo": Call(
         ng.Shampoo, fields(decay=0.9, eps=1e-8, interval=10, block_size=8, vector="diagonal")
     ),
-    "Expansion": Call(
-        ng.Expansion,
-        fields(
-            left=1, right=1, rank=None, sites=None, biases=None, target="posterior",
-            factor_scale=0.25, factor_friction=1.0, prior_scale=1.0, factor_prior_scale=0.7,
-        ),
+    "Expanded": Call(
+        ng.Expanded, fields(left=1, right=1, rank=1, factor_scale=0.25, prior_scale=1.0)
     ),
-    "Factors": Call(ng.Factors, fields(left=1, right=1, vectors=(), side="right")),
-    "constant": Call(ng.constant, fields(step_size=0.1)),
-    "polynomial": Call(ng.polynomial, fields(initial=0.1, final=0.01, power=0.5, delay=1.0)),
     "cyclical": Call(ng.cyclical, fields(peak=0.1, period=10, floor=0.0, explore=0.0)),
     "HostRows": Call(rows_of, fields(array_like=X, timeout=30.0, item=np.array([1, 2]))),
     "RiemannianLaplace": Call(

@@ -28,10 +28,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.sharding import Mesh
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, Expansion, HostRows
+from numpyro_geom import GGMC, SGHMC, SGRLD, Expanded, HostRows
 from numpyro_geom.runs import run
 
 ROWS = 100
@@ -43,6 +44,9 @@ def model(x, y):
     slope = numpyro.sample("slope", dist.Normal(0, 1).expand([5, 2]).to_event(2))
     with numpyro.plate("data", y.shape[0]) as i:
         numpyro.sample("y", dist.Normal((x[i] @ slope).sum(-1), 1), obs=y[i])
+
+
+EXPANDED = handlers.reparam(model, config={"slope": Expanded()})
 
 
 class Case(NamedTuple):
@@ -64,7 +68,7 @@ CASES = {
     "SGHMC, control variate, `HostRows` of a memmap": Case(
         partial(SGHMC, model, control_variate=True, **MINIBATCH), on_host=True
     ),
-    "GGMC, expansion": Case(partial(GGMC, model, batch_size=16, expansion=Expansion())),
+    "GGMC, expansion": Case(partial(GGMC, EXPANDED, batch_size=16)),
     "NUTS": Case(partial(NUTS, model)),
     "SGRLD, two processes": Case(partial(SGRLD, model, **MINIBATCH), processes=2),
 }

@@ -36,12 +36,10 @@ from numpyro_geom import (
     SGNHT,
     SGRLD,
     AdamSGLD,
-    Expansion,
     Monge,
     RMSprop,
     Shampoo,
     diagnose,
-    polynomial,
 )
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
@@ -103,25 +101,16 @@ def kernels() -> dict[str, Callable[[Callable], Any]]:
     for metric in METRICS:
         add(SGRLD, metric=metric, gamma="auxiliary", adjusted=True)
     add(SGRLD, "Monge(1.0, 0.9)", metric=follows, adjusted=True)
-    for kernel in (SGRLD, SGHMC, SGNHT, GGMC):
-        add(kernel, "Expansion()", expansion=Expansion())
     add(AdamSGLD)
     add(ISGD)
     return found
 
 
-def law_model(matrix: bool) -> Callable:
-    """A model whose argument is the number of the law; one matrix if the kernel expands it."""
-    real = dist.constraints.real
-
-    def model(law: Any) -> None:
-        if matrix:
-            x = numpyro.sample("x", dist.ImproperUniform(real, (), (2, 1)))[:, 0]
-        else:
-            x = jnp.stack([numpyro.sample(n, dist.ImproperUniform(real, (), ())) for n in "ab"])
-        numpyro.factor("log density", jax.lax.switch(law, list(LAWS.values()), x))
-
-    return model
+def law_model(law: Any) -> None:
+    """A model whose argument is the number of the law."""
+    flat = dist.ImproperUniform(dist.constraints.real, (), ())
+    x = jnp.stack([numpyro.sample(name, flat) for name in "ab"])
+    numpyro.factor("log density", jax.lax.switch(law, list(LAWS.values()), x))
 
 
 def exact(law: Callable) -> dict[str, np.ndarray]:
@@ -170,14 +159,14 @@ def judge(x: np.ndarray, known: dict[str, np.ndarray]) -> dict[str, tuple[float,
     return found
 
 
-def law_cell(build: Callable, matrix: bool, law: int, known: dict, small: bool) -> dict[str, Any]:
+def law_cell(build: Callable, law: int, known: dict, small: bool) -> dict[str, Any]:
     """A run of a kernel on a law: its errors, what is said of it, and its effective draws."""
     draws = 100 if small else LAW_DRAWS
     start = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            kernel = build(law_model(matrix))
+            kernel = build(law_model)
             mcmc = MCMC(
                 kernel,
                 num_warmup=draws,
@@ -194,8 +183,7 @@ def law_cell(build: Callable, matrix: bool, law: int, known: dict, small: bool) 
         warnings.simplefilter("ignore")
         report = diagnose(mcmc)
     found, extra = jax.device_get((mcmc.get_samples(True), mcmc.get_extra_fields(True)))
-    x = found["x"][..., 0] if matrix else np.stack([found["a"], found["b"]], -1)
-    x = np.asarray(x, float)
+    x = np.asarray(np.stack([found["a"], found["b"]], -1), float)
     sizes = [effective_sample_size(f) for f in (x, (x - known["mean"]) ** 2)]
     steps, settings = float(np.sum(extra["num_steps"])), kernel.settings
     products = {"auxiliary": 2 if hasattr(settings, "friction") else 1, "corrected": 1}
@@ -249,7 +237,7 @@ def laws(options: Any) -> str:
         row = results.setdefault(name, {})
         for k, law in enumerate(LAWS):
             if law not in row:
-                cell = law_cell(build, "Expansion" in name, k, known[k], options.small)
+                cell = law_cell(build, k, known[k], options.small)
                 row[law] = cell
                 print(name, law, cell, flush=True)
         jax.clear_caches()
@@ -318,7 +306,9 @@ SHRINKING = ", shrinking"
 def density_row(name: str, small: bool) -> str:
     """Variance and largest error of the distribution function, of chains that start at N(0, 1)."""
     make, factor = DERIVED[name.removesuffix(SHRINKING)]
-    step = polynomial(0.05, 0.0, power=0.55) if name.endswith(SHRINKING) else DENSITY_STEP
+    step: Any = DENSITY_STEP
+    if name.endswith(SHRINKING):
+        step = lambda t: 0.05 * (1 + t) ** -0.55  # noqa: E731
     num_chains, length = (100, 2) if small else (400, 250)
     kernel = make(potential_fn=lambda z: jnp.sum(jnp.square(z)) / 2, step_size=step, num_steps=2000)
     keys = random.split(random.key(0), num_chains)

@@ -21,7 +21,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
-from numpyro_geom import SGHMC, SGNHT, SGRLD, Expansion, Shampoo
+from numpyro_geom import SGHMC, SGNHT, SGRLD, Expanded, Shampoo
 
 
 def race(entrants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -251,25 +251,27 @@ def expansion_table(small: bool) -> str:
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
 
-    def make(expansion: Expansion | None) -> Callable[[], Any]:
+    def make(expanded: Expanded | None) -> Callable[[], Any]:
+        model = handlers.reparam(
+            network, config=lambda site: expanded if site["name"].startswith("w") else None
+        )
         kernel = SGHMC(
-            network,
+            model,
             step_size=1e-5,
             friction=1.0,
             batch_size=100,
             num_steps=num_steps,
             control_variate=False,
             dense_mass=None,
-            expansion=expansion,
         )
         return sampler(kernel, X, y)
 
     times = race(
         {
             "none": make(None),
-            'full factors, target="factors"': make(Expansion(target="factors")),
-            'full factors, target="posterior"': make(Expansion()),
-            'rank 8, target="posterior"': make(Expansion(rank=8)),
+            "full factors, with a `prior_scale`": make(Expanded(prior_scale=1.0)),
+            "full factors": make(Expanded()),
+            "rank 8": make(Expanded(rank=8)),
         },
         2 if small else 5,
     )

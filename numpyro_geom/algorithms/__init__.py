@@ -1,8 +1,8 @@
 """The samplers. Each is a class with explicit arguments and defines an algorithm as a value."""
 
 from .ggmc import GGMC
-from .sghmc import PXSGHMC, SGHMC
+from .sghmc import SGHMC
 from .sgnht import SGNHT
 from .sgrld import SGRLD
 
-__all__ = ["GGMC", "PXSGHMC", "SGHMC", "SGNHT", "SGRLD"]
+__all__ = ["GGMC", "SGHMC", "SGNHT", "SGRLD"]

@@ -16,7 +16,6 @@ from .._checks import check_int, check_number
 from .._util import lazy_cond, tree_axpy, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
-from ..model.expansion import Expansion
 from ..model.potential import Potential, takes_rng_key
 from ..sampling.algorithm import (
     GRADIENT_COST,
@@ -34,7 +33,6 @@ from ..sampling.target import Target
 from ..warmup.adapt import what_is_due
 from .momentum import (
     Momentum,
-    friction_scale,
     init_momentum,
     kinetic_temperature,
     num_steps,
@@ -176,7 +174,6 @@ class GGMC(SGKernel):
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
         control_variate: bool | int | Literal["auto"] = "auto",
-        expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
@@ -278,13 +275,12 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
         extra: GGMCState = dynamics.extra
         dtype, tau = state.potential_energy.dtype, settings.temperature
         noisy = target.seen(state.control)
-        exact = target.expanded(potential)
+        exact = target.in_chain(potential)
         h = state.step_size
         if settings.schedule is not None:
             h = jnp.asarray(settings.schedule(state.steps_taken), dtype)
         stride = jnp.where(moving, h, 0.0)
         last = jnp.asarray(state.num_steps if given is None else given)
-        scale = friction_scale(target.expansion, start)
         size = sum(x.size for x in jax.tree.leaves(start))
 
         zero = jnp.zeros((), dtype)
@@ -314,13 +310,12 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             # one O for the O at the end of a step and the O at the beginning of the next step
             duration = dynamics.friction * stride * jnp.where(ends & begins, 1.0, 0.5)
             momentum = jax.tree.map(
-                lambda p, n, s: (
-                    jnp.exp(-s * duration).astype(p.dtype) * p
-                    + jnp.sqrt(-jnp.expm1(-2 * s * duration) * tau).astype(p.dtype) * n
+                lambda p, n: (
+                    jnp.exp(-duration).astype(p.dtype) * p
+                    + jnp.sqrt(-jnp.expm1(-2 * duration) * tau).astype(p.dtype) * n
                 ),
                 momentum,
                 _random.tree_normal(key_noise, momentum),
-                scale,
             )
             work = work - jnp.where(begins, half_squared(momentum), 0.0)
             momentum = tree_axpy(jnp.where(begins, -stride / 2, 0.0), force, momentum)
@@ -336,7 +331,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             jnp.zeros(2, dtype),
         )
         stream, carry = loop_over_batches(
-            potential, target.merge(start), key_steps, state.stream, last + 1, gradient, carry
+            potential, target.to_sites(start), key_steps, state.stream, last + 1, gradient, carry
         )
         position, momentum, learned, work, first = carry
         stale = ~extra.known | (level != extra.level)
@@ -344,7 +339,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
         new_energy = above_level(zero, position)
         error = (new_energy - old_energy + work) / tau
         if target.transforms is not None:
-            error = jnp.where(target.is_usable(target.merge(position)), error, jnp.inf)
+            error = jnp.where(target.is_usable(target.to_sites(position)), error, jnp.inf)
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         accept_prob = jnp.exp(-jnp.maximum(error, 0.0))
         accepted = random.uniform(key_accept, (), dtype) < accept_prob
@@ -366,7 +361,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
         )
         diverging = ~(error < HOPELESS)
         return state._replace(
-            z=target.merge(kept),
+            z=target.to_sites(kept),
             potential_energy=energy + level,
             grad_norm=jnp.sqrt(first[0]),
             configurational_temperature=first[1],
@@ -377,7 +372,7 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             accept_prob=accept_prob,
             metric_state=tree_where(finite, learned, metric_state),
             dynamics=Momentum(momentum, dynamics.friction, extra),
-            expanded=() if target.moves_sites else kept,
+            scaled=kept if state.scale else (),
             trusted=kept,
             stream=stream,
             steps_taken=state.steps_taken + last.astype(jnp.int32),
@@ -393,7 +388,7 @@ def _check(settings: Settings) -> None:
             "temperature must be above 0 with GGMC, got 0: there is nothing to test against. "
             "Use SGHMC(temperature=0) for a damped descent"
         )
-    check_always_noisy(settings.schedule, "GGMC")
+    check_always_noisy(settings.step_size, "GGMC")
     full = settings.full_potential_fn
     given = {"full_potential_fn": full, "num_data": settings.num_data}
     if settings.potential_fn is None or not takes_rng_key(settings.potential_fn):

@@ -78,13 +78,6 @@ def kinetic_temperature(momentum: PyTree) -> jax.Array:
     return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
 
 
-def friction_scale(expansion: Any, position: PyTree) -> PyTree:
-    """Factors on the friction, leaf by leaf: 1 without an expansion."""
-    if expansion is None:
-        return jax.tree.map(lambda _: 1.0, position)
-    return expansion.friction_scale(position)
-
-
 def momentum_algorithm(
     settings: Settings,
     step: Step,

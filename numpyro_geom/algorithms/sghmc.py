@@ -14,7 +14,6 @@ from .._util import tree_axpy, tree_scale, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.derivatives import jvp
-from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.gamma import divergence_from_probe, has_divergence, probe
@@ -31,7 +30,6 @@ from .auxiliary import (
 from .momentum import (
     Momentum,
     at_rest,
-    friction_scale,
     init_momentum,
     kinetic_temperature,
     momentum_algorithm,
@@ -131,7 +129,6 @@ class SGHMC(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
@@ -142,80 +139,25 @@ class SGHMC(SGKernel):
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        return _algorithm(settings)
-
-
-class PXSGHMC(SGKernel):
-    """Parameter-expanded `SGHMC`: the same kernel with matrices expanded by default.
-
-    With the default ``Expansion(target="posterior")`` its invariant law is the law of `SGHMC`. The
-    metric adapts in warm-up only.
-
-    Args:
-        expansion: what to expand, see `numpyro_geom.Expansion`. None takes its defaults: one full
-            factor on each side of every matrix and convolution kernel.
-        batch_size: rows per step: an int, a dict plate -> int, or None for all rows.
-
-    Raises:
-        TypeError: for arguments of the wrong type.
-        ValueError: for values out of range.
-
-    Examples:
-        >>> from numpyro_geom import PXSGHMC
-        >>> PXSGHMC(lambda: None, step_size=0.1).settings.gamma
-        'frozen'
-
-    References:
-        Kim, Nam, Yun, Yang, Lee, "Parameter Expanded Stochastic Gradient Markov Chain Monte
-        Carlo", ICLR 2025. Deviations: see `numpyro_geom.Expansion`.
-    """
-
-    def __init__(
-        self,
-        model: Callable | None = None,
-        *,
-        potential_fn: Callable | None = None,
-        metric: MetricLike = "identity",
-        friction: float | Literal["auto"] = "auto",
-        step_size: float | Callable | Literal["auto"] = "auto",
-        batch_size: int | Mapping[str, int] | None = None,
-        num_steps: int | Literal["auto"] = "auto",
-        temperature: float = 1.0,
-        batching: Literal["replacement", "stratified", "epoch"] = "replacement",
-        bias_tolerance: float = 0.1,
-        control_variate: bool = False,
-        expansion: Expansion | None = None,
-        init_strategy: Callable = init_to_uniform,
-    ) -> None:
-        expansion = Expansion() if expansion is None else expansion
-        super().__init__(locals(), gamma="frozen")
-
-    def algorithm(self, settings: Settings) -> Algorithm:
-        """The algorithm for these settings: the algorithm of `SGHMC`."""
-        return _algorithm(settings)
-
-
-def _algorithm(settings: Settings) -> Algorithm:
-    """The algorithm of both kernels."""
-    others: dict[str, Any] = {}
-    extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
-    if settings.gamma == "auxiliary":
-        extra = init_auxiliary
-        # the force uses two of three parts of the batch
-        others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
-        others["second_order"] = lambda dynamics, potential: pull_curvature(
-            dynamics.extra, settings, potential.num_data
+        others: dict[str, Any] = {}
+        extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
+        if settings.gamma == "auxiliary":
+            extra = init_auxiliary
+            # the force uses two of three parts of the batch
+            others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
+            others["second_order"] = lambda dynamics, potential: pull_curvature(
+                dynamics.extra, settings, potential.num_data
+            )
+            others["at_rest"] = lambda dynamics: at_rest(
+                dynamics._replace(extra=renewed_next(dynamics.extra))
+            )
+        return momentum_algorithm(
+            settings,
+            _step(settings),
+            init=lambda position, key: init_momentum(settings, position, key, extra(position)),
+            settling_steps=settling_steps(settings.metric),
+            **others,
         )
-        others["at_rest"] = lambda dynamics: at_rest(
-            dynamics._replace(extra=renewed_next(dynamics.extra))
-        )
-    return momentum_algorithm(
-        settings,
-        _step(settings),
-        init=lambda position, rng_key: init_momentum(settings, position, rng_key, extra(position)),
-        settling_steps=settling_steps(settings.metric),
-        **others,
-    )
 
 
 def _step(settings: Settings) -> Step:
@@ -258,19 +200,17 @@ def _step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
-        # per leaf: the share of the momentum that friction keeps, and the variance to inject
-        steps = jax.tree.map(
-            lambda s: old.friction * h * s, friction_scale(settings.expansion, position)
-        )
-        kept = jax.tree.map(lambda a: jnp.exp(-a), steps)
-        lost = jax.tree.map(lambda a: -tau * jnp.expm1(-2 * a), steps)
+        # the share of the momentum that friction keeps, and the variance to inject
+        damping = old.friction * h
+        kept = jnp.exp(-damping)
+        gained = -tau * jnp.expm1(-2 * damping)
 
-        def thermalise(p: jax.Array, c: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
-            return c.astype(p.dtype) * p + jnp.sqrt(v).astype(p.dtype) * n
+        def thermalise(p: jax.Array, n: jax.Array) -> jax.Array:
+            return kept.astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
 
         normal = _random.tree_normal(rng_key, position)
         kicked = tree_axpy(-h, force, old.momentum)
-        momentum = jax.tree.map(thermalise, kicked, kept, lost, normal)
+        momentum = jax.tree.map(thermalise, kicked, normal)
         travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)

@@ -33,7 +33,6 @@ from .. import _random
 from .._util import tree_axpy, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
-from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.schedules import check_always_noisy
@@ -42,7 +41,6 @@ from ..sampling.state import Chain, StepReport
 from .momentum import (
     Momentum,
     at_rest,
-    friction_scale,
     init_momentum,
     kinetic_temperature,
     momentum_algorithm,
@@ -107,8 +105,6 @@ class SGNHT(SGKernel):
             summed over many rows, it is slow by the square of U's time scale.
         step_size: ``"auto"``, a number h, or a schedule, all steps of which have noise.
         temperature: tau, above 0.
-        expansion: expand matrices W = P V Q, see `numpyro_geom.Expansion`. The friction of an
-            entry of relative friction s is xi + (s - 1) gamma.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -154,7 +150,6 @@ class SGNHT(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
@@ -166,7 +161,7 @@ class SGNHT(SGKernel):
                 "temperature must be above 0 with SGNHT, got 0: its thermostat would have nothing "
                 "to hold. Use SGHMC(temperature=0) for a damped descent"
             )
-        check_always_noisy(settings.schedule, "SGNHT", ", or SGHMC")
+        check_always_noisy(settings.step_size, "SGNHT", ", or SGHMC")
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
@@ -230,7 +225,6 @@ def _step(settings: Settings) -> Step:
         energy, grad = jax.value_and_grad(potential.energy)(position, batch)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
-        scales = friction_scale(settings.expansion, position)
         mass = _inertia(settings, gamma, tau)
         hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
 
@@ -238,15 +232,15 @@ def _step(settings: Settings) -> Step:
             excess = jnp.minimum(kinetic_temperature(p) / tau - 1, hottest)
             return xi + (time * tau * excess / mass).astype(xi.dtype)
 
-        def thermalise(p: jax.Array, s: Any, n: jax.Array) -> jax.Array:
-            loss = h * (xi + (s - 1) * gamma)
-            gained = 2 * h * s * gamma * tau * _shortfall(loss)
+        def thermalise(p: jax.Array, n: jax.Array) -> jax.Array:
+            loss = h * xi
+            gained = 2 * h * gamma * tau * _shortfall(loss)
             return jnp.exp(-loss).astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
 
         normal = _random.tree_normal(rng_key, position)
         kicked = tree_axpy(-h, force, old.momentum)
         xi = regulate(old.extra.friction, kicked, h / 2)
-        momentum = jax.tree.map(thermalise, kicked, scales, normal)
+        momentum = jax.tree.map(thermalise, kicked, normal)
         xi = regulate(xi, momentum, h / 2)
         travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)

@@ -17,7 +17,6 @@ from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..metrics.by_site import BySite
 from ..model.derivatives import jvp
-from ..model.expansion import Expansion
 from ..model.potential import Potential
 from ..sampling.algorithm import (
     Algorithm,
@@ -124,7 +123,6 @@ class SGRLD(SGKernel):
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
         control_variate: bool | Literal["auto"] = "auto",
-        expansion: Expansion | None = None,
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
@@ -257,7 +255,7 @@ def _check_adjusted(settings: Settings) -> None:
         )
     if settings.temperature == 0:
         raise ValueError("adjusted=True needs temperature > 0, got 0: nothing to test against")
-    check_always_noisy(settings.schedule, "adjusted=True", ", or drop adjusted")
+    check_always_noisy(settings.step_size, "adjusted=True", ", or drop adjusted")
 
 
 def _check_potential(settings: Settings, potential: Potential, plan: Any) -> None:

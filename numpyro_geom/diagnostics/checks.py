@@ -243,8 +243,7 @@ def longer(run: Run) -> str:
         return f"increase num_samples or num_steps, or {OTHER_COORDINATES}"
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
     how = [f"{n}='auto'" for n in ("step_size", "num_steps") if facts.get(n, "auto") != "auto"]
-    takes_scale = "dense_mass" in facts and facts.get("expansion", "none") == "none"
-    if takes_scale and not facts.get("scaled"):
+    if "dense_mass" in facts and not facts.get("scaled"):
         how.append("dense_mass=True, which learns the posterior's scale")
     return (
         f"the chain has hardly moved, and a run that is long enough is {times}longer: "

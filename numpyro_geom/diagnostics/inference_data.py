@@ -141,8 +141,8 @@ def to_inference_data(
     if check_flag("gradients", gradients) and (model is None or not targets_model(mcmc)):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
-            "potential_fn, not an expansion with target='factors', not a model that asks for "
-            "random keys, and not one without free parameters"
+            "potential_fn, not a model that asks for random keys, and not one without free "
+            "parameters"
         )
     warn_of_run(run)
     draws: Any = run.draws

@@ -17,7 +17,6 @@ from scipy import stats
 from .._checks import check_int, check_key, check_number
 from ..bound import CHOSEN
 from ..kernel import SGKernel, SGState
-from ..sampling.schedules import Constant
 from .draws import MomentEstimates, chosen, estimate_moments, named, paths, to_scalars
 from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
 
@@ -246,9 +245,8 @@ def bias_vs_step(
     state = jax.jit(
         lambda s: lax.fori_loop(0, num_warmup, lambda _, s: kernel.sample(s, args, kwargs), s)
     )(state)
-    schedule, num_steps = kernel.settings.schedule, kernel.settings.given_num_steps
-    own = schedule.step_size if isinstance(schedule, Constant) else np.median(state.step_size)
-    step_size = float(own)
+    given, num_steps = kernel.settings.step_size, kernel.settings.given_num_steps
+    step_size = float(np.median(state.step_size) if isinstance(given, str) else given)
     num_steps = int(np.median(state.num_steps)) if num_steps is None else num_steps
 
     @jax.jit
@@ -329,8 +327,8 @@ def _check(kernel: Any, factors: Any) -> tuple[float, ...]:
         raise ValueError(f"the steps of this {name} are Metropolis-adjusted: they have no bias")
     if kernel.facts.bias is None:
         raise ValueError(f"the bias of {name} does not come from a step size, see its docstring")
-    if kernel.settings.schedule is not None and not isinstance(kernel.settings.schedule, Constant):
-        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.settings.schedule!r}")
+    if callable(kernel.settings.step_size):
+        raise ValueError(f"step_size must be 'auto' or a number, got {kernel.settings.step_size!r}")
     if kernel.settings.temperature == 0:
         raise ValueError("temperature must be above 0, got 0: there is no distribution to bias")
     if not isinstance(factors, Iterable):

@@ -257,7 +257,7 @@ def _following(model: Any, scales: Callable, position: PyTree) -> list[str]:
 def _may_change(model: Any) -> bool:
     """Whether sites of the model may have other coordinates."""
     plan = model.plan
-    known = not (plan.is_random or model.on_host or model.replaced)
+    known = not (plan.is_random or model.on_host)
     return known and not any(s.discrete for s in plan.sites)
 
 

@@ -29,7 +29,6 @@ from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays
 from .centring import InShares, Shares, coordinates, off_paths, onto_paths
-from .expansion import WithoutPrior
 from .minibatch import RNG_KEY, Batch, Site, Strata, SubsamplePlates, Subsampling
 from .plates import enumerating, read_subsampling
 from .potential import Potential
@@ -97,7 +96,6 @@ class Model:
         fixed: values of ``param`` and ``mutable`` sites.
         transforms: map from an unconstrained position to site values; None if this map needs a run
             of the model.
-        replaced: sites with a flat prior, because an expansion has a prior on their factors.
         shares: sites that are not centred, with the share of the rows in each entry's precision.
     """
 
@@ -107,7 +105,6 @@ class Model:
     plan: Subsampling
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     transforms: Callable | None = None
-    replaced: tuple[str, ...] = ()
     shares: Shares = dataclasses.field(default_factory=dict)
 
     # What the model is
@@ -229,7 +226,7 @@ class Model:
         """
         rows = {} if rows is None else rows
         sums = any(s.discrete for s in self.plan.sites)
-        run = SubsamplePlates(self._with_flat_priors, rows, self.plan.sizes)
+        run = SubsamplePlates(InShares(self.runnable, self.shares), rows, self.plan.sizes)
         position, change = off_paths(self, position, rows)
         ordered = rows.values() if isinstance(rows, Strata) else ()
         with hints(*(Hint(index, ordered=True) for index in ordered)):
@@ -241,11 +238,6 @@ class Model:
                 enum=sums,
             )
         return energy - change
-
-    @property
-    def _with_flat_priors(self) -> Callable:
-        run = InShares(self.runnable, self.shares)
-        return WithoutPrior(run, self.replaced) if self.replaced else run
 
     def log_prob(
         self, values: Mapping[str, Any], rows: Batch, names: Sequence[str]
@@ -266,7 +258,7 @@ class Model:
         position, _ = off_paths(self, position, rows)
         with handlers.trace() as found:
             potential_energy(
-                SubsamplePlates(self._with_flat_priors, rows, self.plan.sizes),
+                SubsamplePlates(InShares(self.runnable, self.shares), rows, self.plan.sizes),
                 self.args,
                 self.kwargs,
                 minibatch.gather_local(self.plan, position, rows),

@@ -1,8 +1,7 @@
 """Potential: the energy U of a NumPyro model (or of a function) and its unbiased estimates.
 
 A Potential is a NamedTuple of pure functions. Kernels use the target distribution only through it.
-So a wrapper (a control variate, a parameter expansion) is a function from a Potential to a
-Potential.
+So a wrapper (a control variate, other coordinates) is a function from a Potential to a Potential.
 """
 
 from __future__ import annotations

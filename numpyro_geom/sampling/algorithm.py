@@ -296,6 +296,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         return algorithm.draw
     step: Any = algorithm.step
     schedule, given_num_steps = settings.schedule, settings.given_num_steps
+    noise = getattr(settings.step_size, "noise", None)
     adapting = adapts(settings, algorithm)
     watches_drift = settings.temperature > 0 and not algorithm.adjusted
     rescues = adapting and watches_drift and schedule is None
@@ -321,7 +322,8 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
             if schedule is not None:
                 h = jnp.asarray(schedule(t), dtype)
-                tau = tau * jnp.asarray(schedule.noise(t), dtype)
+            if noise is not None:
+                tau = tau * jnp.asarray(noise(t), dtype)
             if adapting:
                 h = jnp.where(moving, h, 0.0)
             if rescues:
@@ -377,16 +379,22 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             jnp.zeros(3, dtype),
         )
         stream, carry = loop_over_batches(
-            potential, target.merge(start.position), key_steps, state.stream, num_steps, body, carry
+            potential,
+            target.to_sites(start.position),
+            key_steps,
+            state.stream,
+            num_steps,
+            body,
+            carry,
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
         shorter, failed, sums = rest
-        merged = target.merge(chain.position)  # a draw that no step has evaluated yet
+        merged = target.to_sites(chain.position)  # a draw that no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
             finite &= target.is_usable(merged)
             # values can overflow during the whole draw, but they did not at its start
-            usable = target.is_usable(target.merge(trusted))
+            usable = target.is_usable(target.to_sites(trusted))
             trusted = tree_where(usable, trusted, start.position)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
@@ -396,7 +404,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         energy, squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
         return state._replace(
-            z=target.merge(position),
+            z=target.to_sites(position),
             potential_energy=energy,
             grad_norm=jnp.sqrt(squared_norm),
             configurational_temperature=means[2],
@@ -407,7 +415,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             accept_prob=means[0] if algorithm.adjusted else state.accept_prob,
             metric_state=chain.metric_state,
             dynamics=dynamics,
-            expanded=() if target.moves_sites else position,
+            scaled=position if state.scale else (),
             trusted=trusted,
             drift_ratio=drift_ratio,
             shorter=shorter,

@@ -1,13 +1,13 @@
-"""Step sizes as functions of the number of steps taken: constant, polynomial, cyclical.
+"""Step sizes as functions of the number of steps taken.
 
-A kernel's ``step_size`` is a schedule, a number (a constant schedule), or any callable of the step
-count, such as an Optax schedule. Step sizes are h of ``theta' = theta - h A grad U + ...``. The
-step count t starts at 0 and counts stochastic-gradient steps, not draws.
+A kernel's ``step_size`` is a number, or any callable of the step count, such as an Optax schedule.
+Step sizes are h of ``theta' = theta - h A grad U + ...``. The step count t starts at 0 and counts
+stochastic-gradient steps, not draws. A callable may have a method ``noise``: the multiplier of the
+injected noise at step t, 1.0 or 0.0.
 """
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,109 +21,8 @@ from jax.typing import ArrayLike
 from .._checks import check_int, check_number
 
 
-class Schedule(abc.ABC):
-    """A step size for each step, and whether the step injects noise.
-
-    Subclass it for a schedule with noiseless phases. Without such phases any function of the step
-    count is enough. Subclasses are frozen dataclasses, so they are hashable and picklable. Both
-    methods are pure, work under ``jit`` and ``vmap``, and return scalars of JAX's default float
-    type (float32, or float64 under x64), not weakly typed: cast them to the position's dtype.
-    """
-
-    @abc.abstractmethod
-    def __call__(self, t: ArrayLike) -> Array:
-        """Step size h_t > 0 after t steps, a non-negative integer scalar."""
-
-    def noise(self, t: ArrayLike) -> Array:
-        """Multiplier of the injected noise, 1.0 or 0.0; 1.0 unless a subclass overrides it."""
-        return jnp.ones(jnp.shape(t))
-
-
 @dataclass(frozen=True)
-class Constant(Schedule):
-    """Constant step size, h_t = h.
-
-    The bias is of order h. This is the plain choice once h is known.
-
-    Args:
-        step_size: h > 0.
-
-    Raises:
-        ValueError: if the step size is not positive and finite.
-        TypeError: if it is not a number.
-
-    Examples:
-        >>> float(constant(0.5)(7))
-        0.5
-    """
-
-    step_size: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "step_size", check_number("step_size", self.step_size, above=0))
-
-    def __call__(self, t: ArrayLike) -> Array:
-        """The step size, for any t."""
-        return jnp.full(jnp.shape(t), self.step_size, dtype=float)
-
-
-@dataclass(frozen=True)
-class Polynomial(Schedule):
-    """Polynomial decay from ``initial`` at t = 0 towards ``final``.
-
-    ``h_t = final + (initial - final) (1 + t / delay)^-power``
-
-    With ``final=0`` this is SGLD's a (b + t)^-gamma: gamma = power, b = delay and
-    a = initial * delay^power. For 1/2 < power <= 1 the steps sum to infinity and their squares do
-    not. Then the bias vanishes, but mixing becomes slower and slower. The usual power is 0.55; 1/3
-    gives the mean square error that falls fastest. Averages over draws should weight each draw by
-    its step size. A positive ``final`` keeps the chain moving, with the bias of a constant step of
-    that size. The schedule has no horizon, so a run may be resumed.
-
-    Args:
-        initial: step size at t = 0.
-        final: limit of the step size for large t, in [0, initial).
-        power: exponent > 0.
-        delay: steps after which the decaying part is down to 2^-power, > 0. With 1, the default,
-            this is at the second step. A fraction of the warm-up is a gentler choice.
-
-    Raises:
-        ValueError: if an argument is out of range.
-        TypeError: if one is not a number.
-
-    Examples:
-        >>> schedule = polynomial(1e-2, 0.0, power=0.5, delay=100)
-        >>> [round(float(schedule(t)), 6) for t in (0, 300)]
-        [0.01, 0.005]
-
-    Source: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics,
-    section 4 (step sizes) and section 4.2 (weights), there with ``final=0``; mean square error:
-    Teh, Thiery and Vollmer (2016), Consistency and fluctuations for SGLD.
-    """
-
-    initial: float
-    final: float
-    power: float
-    delay: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("initial", "power", "delay"):
-            object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
-        object.__setattr__(self, "final", check_number("final", self.final, least=0))
-        if self.final >= self.initial:
-            raise ValueError(
-                f"final must be below initial, got initial={self.initial!r}, final={self.final!r}: "
-                "a step size that does not decay is constant(step_size)"
-            )
-
-    def __call__(self, t: ArrayLike) -> Array:
-        """h_t = final + (initial - final) (1 + t / delay)^-power."""
-        decay = (1 + jnp.asarray(t, float) / self.delay) ** -self.power
-        return self.final + (self.initial - self.final) * decay
-
-
-@dataclass(frozen=True)
-class Cyclical(Schedule):
+class Cyclical:
     """Cosine cycles: each falls from ``peak`` almost to ``floor``, then the next one starts.
 
     ``h_t = floor + (peak - floor) / 2 (1 + cos(pi mod(t, T) / T))``
@@ -173,7 +72,7 @@ class Cyclical(Schedule):
         if self.floor >= self.peak:
             raise ValueError(
                 f"floor must be below peak, got peak={self.peak!r}, floor={self.floor!r}: "
-                "a step size that does not cycle is constant(step_size)"
+                "a step size that does not cycle is a number"
             )
         if self.explore >= 1:
             raise ValueError(
@@ -203,60 +102,31 @@ class Cyclical(Schedule):
         return jnp.asarray(jnp.remainder(t, self.period) >= self._num_explore, float)
 
 
-@dataclass(frozen=True)
-class Wrapped(Schedule):
-    """A plain function of the step count; see `as_schedule`.
-
-    Attributes:
-        function: maps an integer scalar to a real scalar. `Wrapped` is hashable and picklable only
-            if the function is. Optax's schedules are closures, and ``pickle`` refuses these.
-    """
-
-    function: Callable[[Any], Any]
-
-    def __call__(self, t: ArrayLike) -> Array:
-        """function(t)."""
-        return jnp.asarray(self.function(t), float)
-
-
-constant = Constant
-polynomial = Polynomial
 cyclical = Cyclical
-"""`numpyro_geom` exports the three schedules under these names."""
+"""`numpyro_geom` exports it under this name."""
 
 
-def as_schedule(value: Any) -> Schedule:
-    """Turn what a user gives for ``step_size`` into a schedule.
+def check_step_size(value: Any) -> Any:
+    """What a user gives for ``step_size``: a positive number, as a float, or a function.
 
-    Args:
-        value: a schedule, returned unchanged; a positive number, for a constant step; or
-            any function of the step count (such as an Optax schedule), whose noise multiplier is
-            1. The value of a function is checked at step 0 only.
+    The value of a function is checked at step 0 only.
 
     Raises:
         ValueError: for a number that is not positive and finite, for a string, and for a function
             whose first value is negative or not finite.
         TypeError: for anything else, and for a function whose value is not a real scalar.
-
-    Examples:
-        >>> as_schedule(0.1)
-        Constant(step_size=0.1)
-        >>> float(as_schedule(lambda t: 1 / (t + 1))(3))
-        0.25
     """
-    if isinstance(value, Schedule):
-        return value
     if isinstance(value, str):
         raise ValueError(
             f"step_size must be 'auto', a positive number or a schedule, got {value!r}"
         )
     if isinstance(value, jax.core.Tracer):  # the run is inside of jax.jit
-        return Wrapped(lambda _: value)
+        return value
     if callable(value):
         _check_function(value)
-        return Wrapped(value)
+        return value
     try:
-        return constant(value)
+        return check_number("step_size", value, above=0)
     except TypeError:
         raise TypeError(
             "step_size must be 'auto', a positive number or a schedule (a function of the step "
@@ -283,13 +153,13 @@ def _check_function(function: Callable[[Any], Any]) -> None:
         )
 
 
-def check_always_noisy(schedule: Schedule | None, what: str, other: str = "") -> None:
-    """Raise if some steps of a schedule (None for ``"auto"``) have no noise.
+def check_always_noisy(step_size: Any, what: str, other: str = "") -> None:
+    """Raise if some steps of a schedule have no noise.
 
     ``what`` needs the noise and begins the message. ``other``, a remedy besides ``explore=0``, ends
     it.
     """
-    if getattr(schedule, "explore", 0.0) > 0:
+    if getattr(step_size, "explore", 0.0) > 0:
         raise ValueError(
             f"{what} needs noise at every step, and the explore phase of the schedule has none: "
             f"use explore=0{other}"

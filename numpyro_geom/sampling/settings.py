@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_uniform
 
@@ -28,9 +30,8 @@ from .._checks import (
 from ..metrics import get_metric
 from ..metrics.identity import Identity
 from ..model.arrowhead import Layout
-from ..model.expansion import Expansion
 from ..model.minibatch import BATCHING
-from .schedules import Schedule, as_schedule
+from .schedules import check_step_size
 
 SiteBlocks = tuple[tuple[str, ...], ...]
 """Sites that are scaled together, block by block."""
@@ -98,9 +99,12 @@ class Settings:
         self.__dict__.update(values, _names=tuple(arguments))
 
     @property
-    def schedule(self) -> Schedule | None:
-        """The step sizes; None if they are automatic."""
-        return None if isinstance(self.step_size, str) else self.step_size
+    def schedule(self) -> Callable[[Any], jax.Array] | None:
+        """The step size as a function of the step count; None if it is automatic."""
+        given = self.step_size
+        if isinstance(given, str):
+            return None
+        return lambda t: jnp.asarray(given(t) if callable(given) else given, float)
 
     @property
     def starts_anywhere(self) -> bool:
@@ -199,13 +203,6 @@ def _check_target(values: Mapping[str, Any]) -> None:
             "batch_size needs a model, whose plates can be subsampled: with potential_fn, "
             "draw the minibatch in `potential_fn(z, rng_key)`"
         )
-    if values["expansion"] is not None and (
-        values["dense_mass"] not in (None, "auto") or values["inverse_mass_matrix"] is not None
-    ):
-        raise ValueError(
-            "an expanded chain moves in the coordinates of its factors: expected no dense_mass and "
-            "no inverse_mass_matrix with expansion"
-        )
     found = values["dense_mass"] in (STRUCTURED, LOW_RANK)
     if found and values["inverse_mass_matrix"] is not None:
         raise ValueError(
@@ -218,12 +215,6 @@ def _check_target(values: Mapping[str, Any]) -> None:
         raise ValueError(
             "dense_mass=False scales each parameter alone: expected inverse_mass_matrix of shape "
             "(D,), got a matrix; pass its diagonal, or dense_mass=True"
-        )
-    expansion = values["expansion"]
-    if expansion is not None and model is None and expansion.target == "factors":
-        raise ValueError(
-            "target='factors' replaces the prior of a model, and potential_fn has none to "
-            "find: pass a model, or use target='posterior'"
         )
 
 
@@ -260,15 +251,6 @@ def _order(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or value not in (0, 1, 2):
         raise TypeError(f"{name} must be True, False or an order 0, 1 or 2, got {value!r}")
     return int(value)
-
-
-def _expansion(name: str, value: Any) -> Any:
-    if isinstance(value, Expansion):
-        return value
-    raise TypeError(
-        f"{name} must be a numpyro_geom.Expansion such as Expansion(left=1, right=1), or None, "
-        f"got {type(value).__name__}"
-    )
 
 
 def _covariance(name: str, value: Any) -> tuple:
@@ -361,8 +343,8 @@ SHARED: dict[str, Setting] = {
         """gamma in units of 1 / h, or ``"auto"``. The papers' momentum decay is gamma h.""",
     ),
     "step_size": Setting(
-        auto_or(lambda _, value: as_schedule(value), "a positive number or a schedule"),
-        """``"auto"``, a number h, or a schedule.""",
+        auto_or(lambda _, value: check_step_size(value), "a positive number or a schedule"),
+        """``"auto"``, a number h, or a schedule: any function of the step count.""",
         without="auto",
     ),
     "batch_size": Setting(
@@ -396,10 +378,6 @@ SHARED: dict[str, Setting] = {
         ``"auto"`` chooses, if coordinates are scaled, by the noise that is measured for each order.
         """,
         without=False,
-    ),
-    "expansion": Setting(
-        optional(_expansion),
-        "expand matrices W = P V Q, see `numpyro_geom.Expansion`. Draws are of W.",
     ),
     "dense_mass": Setting(
         optional(_dense_mass),

@@ -131,8 +131,8 @@ class SGState(NamedTuple):
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
         dynamics: other state of the algorithm.
-        expanded: the position that steps move, if it is scaled or expanded and so differs from
-            ``z``; empty otherwise.
+        scaled: the position that steps move, if it is scaled and so differs from ``z``; empty
+            otherwise.
         scale: the scaled coordinates, see `numpyro_geom.model.scale.Scale`; empty without.
         centre: the position from which temperatures are measured: the position at the end of
             warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
@@ -167,7 +167,7 @@ class SGState(NamedTuple):
     accept_prob: jax.Array
     metric_state: PyTree
     dynamics: PyTree
-    expanded: PyTree
+    scaled: PyTree
     scale: Any
     centre: PyTree
     trusted: PyTree
@@ -198,6 +198,5 @@ class SGState(NamedTuple):
     @property
     def chain(self) -> Chain:
         """The part of the state that steps move."""
-        empty = type(self.expanded) is tuple and not self.expanded  # a position may be a tuple too
-        position = self.z if empty else self.expanded
+        position = self.scaled if self.scale else self.z
         return Chain(position, self.metric_state, self.dynamics)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from .._util import PyTree, all_finite
 from ..model.control_variate import Control, with_control_variate
-from ..model.expansion import Expansion, with_expansion
 from ..model.potential import Potential, in_coordinates
 from ..model.scale import Scale
 from .state import SGState
@@ -24,7 +23,6 @@ class Target:
     Attributes:
         potential: U of the model's sites, from minibatches.
         temperature: tau.
-        expansion: the expansion of matrices, or None.
         controlled: whether minibatch gradients are corrected at an anchor.
         transforms: map from the unconstrained position to site values, or None if this map needs a
             run of the model.
@@ -35,7 +33,6 @@ class Target:
 
     potential: Potential
     temperature: float
-    expansion: Expansion | None = None
     controlled: bool = False
     transforms: Any = None
     scale: Scale | None = None
@@ -58,32 +55,15 @@ class Target:
 
     def seen(self, control: Control) -> Potential:
         """The potential that a step sees: with control variate, in the chain's coordinates."""
-        return self.expanded(self.with_control(control))
+        return self.in_chain(self.with_control(control))
 
-    def expanded(self, potential: Potential) -> Potential:
+    def in_chain(self, potential: Potential) -> Potential:
         """A potential in the coordinates in which the chain moves."""
-        if self.scale is not None:
-            return in_coordinates(potential, self.merge)
-        if self.expansion is None:
-            return potential
-        return with_expansion(potential, self.expansion, self.temperature)
+        return potential if self.scale is None else in_coordinates(potential, self.to_sites)
 
-    def merge(self, position: PyTree) -> PyTree:
+    def to_sites(self, position: PyTree) -> PyTree:
         """The position of the model's sites for a position that steps move."""
-        if self.scale is not None:
-            return self.scale.to_sites(position, self.like)
-        return position if self.expansion is None else self.expansion.merge(position)
-
-    def contract(self, z: PyTree, near: PyTree) -> PyTree:
-        """A position that steps move, like ``near``, for a position of the model's sites."""
-        if self.scale is not None:
-            return self.scale.from_sites(z, near)
-        return z if self.expansion is None else self.expansion.contract(z, near)
-
-    @property
-    def moves_sites(self) -> bool:
-        """Whether steps move the model's sites themselves."""
-        return self.scale is None and self.expansion is None
+        return position if self.scale is None else self.scale.to_sites(position, self.like)
 
     def in_coordinates(self, to_sites: Callable[[PyTree], PyTree]) -> Target:
         """The target as a function of other coordinates of the model's sites, before any scale."""

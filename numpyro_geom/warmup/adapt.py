@@ -216,7 +216,7 @@ def _adapt(
         # of few rows of each group the curvature is a noise that an anchor of second order corrects
         exact = target.controlled and control.anchor.curvature
         second_order = algorithm.second_order
-        plain = target.expanded(target.potential)
+        plain = target.in_chain(target.potential)
         found = measure(
             seen if exact else plain,
             chain.position,

@@ -150,7 +150,7 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
         metric_state = metric.from_gradient(metric.init(position), zero, floor)
     return state._replace(
         metric_state=metric_state,
-        expanded=position,
+        scaled=position,
         scale=scale,
         drift_ratio=jnp.full_like(state.drift_ratio, jnp.inf),
         trusted=position,
@@ -161,7 +161,7 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
 def with_draw(state: SGState) -> Scale:
     """The scale after one more draw has been counted."""
     scale: Scale = state.scale
-    phi, _ = ravel(state.expanded)
+    phi, _ = ravel(state.scaled)
     return scale._replace(
         total=scale.total + phi,
         squares=jax.tree.map(jnp.add, scale.squares, _squares(scale, phi)),

@@ -770,7 +770,7 @@ def _costs(target: Target, state: SGState, sizes: list[int], num_rows: int) -> n
     not grow with the rows, such as a prior and a scale of many parameters, is paid in any case.
     """
     potential, position = target.potential, state.chain.position
-    seen = target.scaled(state).expanded(potential)
+    seen = target.scaled(state).in_chain(potential)
 
     def counted(rows: Any) -> tuple[int, float]:
         jaxpr = jax.make_jaxpr(jax.grad(seen.energy))(position, rows).jaxpr
@@ -798,7 +798,7 @@ def _speeds(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Relaxation per step and steps per draw by share of the noise, and the noise; by order."""
     scaled = target.scaled(state)
-    plain = None if algorithm.adjusted else scaled.expanded(target.potential)
+    plain = None if algorithm.adjusted else scaled.in_chain(target.potential)
     position = state.chain.position
     flat, unravel = ravel(position)
     # at the anchor a control variate leaves no noise. So measure at a typical distance of the chain
@@ -809,7 +809,7 @@ def _speeds(
         corrected = target.potential
         if state.control:
             corrected = with_control_variate(corrected, state.control.anchor, order)
-        seen = scaled.expanded(corrected)
+        seen = scaled.in_chain(corrected)
         if algorithm.trajectory:
             return total_noise(seen, typical, state.rng_key)
         return largest_noise(
