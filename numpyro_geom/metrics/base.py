@@ -128,12 +128,14 @@ class Metric(ABC):
         """The metric, with an interval of one epoch (None) replaced by a number of steps."""
         if self.interval is not None:
             return self
-        if not dataclasses.is_dataclass(self):
+        this: Any = self  # a metric need not be a dataclass
+        if not dataclasses.is_dataclass(type(self)):
             raise TypeError(
                 "interval=None means one epoch and needs a metric that is a dataclass, got "
                 f"{type(self).__name__}: make it one, or give the interval in steps"
             )
-        return dataclasses.replace(self, interval=steps)  # type: ignore[type-var, return-value]
+        changed: Metric = dataclasses.replace(this, interval=steps)
+        return changed
 
 
 MetricLike: TypeAlias = str | Metric | Mapping[str, Any]
