@@ -22,6 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
+from ._numpyro import tell_after_runs
 from ._util import PyTree, is_traced
 from ._warning import warn_outside
 from .bound import Bound, bind
@@ -72,6 +73,7 @@ class SGKernel(MCMCKernel):
         checks: Mapping[str, Validator] = MappingProxyType({}),
         **fixed: Any,
     ) -> None:
+        tell_after_runs()
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
         self._settings = Settings(self._arguments, checks, fixed)

@@ -1,4 +1,4 @@
-"""Chains that are off are told once, in an export, and starts that end nowhere are refused."""
+"""Chains that are off are told once, at the end of a run; starts that end nowhere are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, to_inference_data
+from numpyro_geom import GGMC, SGHMC, SGRLD
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.diagnostics.checks import LEAST_DRAWS, warn_of_run
 from numpyro_geom.diagnostics.facts import Run, facts_of
@@ -81,7 +81,6 @@ def run(kernel: Any, starts: Any = None, *, args: tuple = (), **settings: Any) -
     settings = {"num_warmup": 0, "num_samples": DRAWS, "progress_bar": False, **settings}
     mcmc = MCMC(kernel, num_chains=chains, **settings)
     mcmc.run(random.key(0), *args, init_params=starts and {"x": jnp.array(starts)})
-    to_inference_data(mcmc)
     return mcmc
 
 
@@ -103,9 +102,8 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
     mcmc.progress_bar = bar  # the constructor turns it off where tests run in parallel
     mcmc.warmup(random.key(0), collect_warmup=True)
     for _ in range(2):  # the second run needs no initialisation
-        mcmc.run(random.key(1))
         with pytest.warns(SamplingWarning, match="do not move") as told:
-            to_inference_data(mcmc)
+            mcmc.run(random.key(1))
         assert len(told) == 1
         mcmc.post_warmup_state = mcmc.last_state
 

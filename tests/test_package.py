@@ -54,15 +54,30 @@ before = attributes()
 """Each attribute of NumPyro's modules and of the classes in them."""
 
 
-def test_nothing_of_numpyro_is_replaced() -> None:
-    """Neither by the import nor by a kernel: NUTS runs through NumPyro's own functions."""
+def test_an_import_replaces_nothing_of_numpyro() -> None:
+    """And the first kernel replaces `MCMC.run` alone."""
     code = (
         f"{SNAPSHOT}\nimport numpyro_geom, numpyro_geom.diagnostics, numpyro_geom.runs\n"
-        "numpyro_geom.SGRLD(lambda: None)\nafter = attributes()\n"
-        "print([k for k, x in before.items() if k[1][:2] != '__' and after.get(k) != x])"
+        "def changed():\n"
+        "    after = attributes()\n"
+        "    return [k for k, x in before.items() if k[1][:2] != '__' and after.get(k) != x]\n"
+        "print(changed())\nnumpyro_geom.SGRLD(lambda: None)\nprint(changed())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split("\n")[:2] == ["[]", "[(\"<class 'numpyro.infer.mcmc.MCMC'>\", 'run')]"]
+
+
+def test_other_kernels_run_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`MCMC.run` calls NumPyro's own function, and looks only at draws of this package."""
+    numpyro_geom.SGRLD(lambda: None)
+    looked: list[Any] = []
+    monkeypatch.setattr(numpyro_geom.diagnostics, "after_run", looked.append)
+    for kernel, count in (NUTS, 0), (numpyro_geom.SGRLD, 1):
+        mcmc = MCMC(kernel(potential_fn=energy), num_warmup=1, num_samples=1, progress_bar=False)
+        mcmc.run(jax.random.key(0), init_params={"x": jnp.zeros(2)})
+        assert looked == [mcmc] * count
+    assert MCMC.run.__wrapped__.__module__ == "numpyro.infer.mcmc"
+    assert not hasattr(MCMC.run.__wrapped__, "__wrapped__")  # whatever the number of kernels
 
 
 def test_a_name_that_is_not_there() -> None:

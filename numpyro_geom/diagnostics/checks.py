@@ -2,7 +2,7 @@
 
 A check takes what is known of a run and returns a `Check`, or None if it does not apply. The order
 is that of causes: the verdict on a run is the first check that is flagged. `diagnose` shows all
-checks, and an export warns of those in `WORTHLESS`.
+checks, and a run warns at its end of those in `WORTHLESS`.
 
 To add a check, write a function with the decorator `check`, and describe its line in
 docs/how_to/flagged.md.
@@ -787,7 +787,7 @@ WORTHLESS = (
     "energy above the best chain",
     "memory of the metric",
 )
-"""Checks of which an export warns: nobody should read a summary of such draws."""
+"""Checks of which a run warns at its end: nobody should read a summary of such draws."""
 
 
 def warn_of_run(run: Run) -> None:

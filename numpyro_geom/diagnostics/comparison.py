@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtr
 
 from .._checks import check_names
 from .draws import (
@@ -280,7 +280,7 @@ def _two_sided(
     safe = np.where(total > 0, total, 1.0)
     nu = [np.maximum(d, 1.0) for d in degrees]
     welch = safe**2 / np.maximum(own**2 / nu[0] + other**2 / nu[1], np.finfo(float).tiny)
-    p_value = 2 * stats.t.sf(np.abs(value) / np.sqrt(safe), np.maximum(welch, 1.0))
+    p_value = 2 * stdtr(np.maximum(welch, 1.0), -np.abs(value) / np.sqrt(safe))
     return np.where(total > 0, p_value, np.where(value == 0, 1.0, 0.0))
 
 

@@ -20,6 +20,7 @@ from numpyro.infer import MCMC, NUTS
 
 from .._checks import check_flag
 from .._numpyro import states_of
+from .._util import is_traced
 from ..laplace.draw import LaplaceDraws
 from ..model.model import Model
 from .checks import warn_of_run
@@ -103,10 +104,6 @@ def to_inference_data(
             dimension, or more than two dimensions; if a group needs a model, or the draws
             of a site that is missing; for unknown sites.
 
-    Warns:
-        SamplingWarning: if a chain does not move, if its energy stays far above where it started or
-            above that of another chain, or if statistics of a metric cannot follow the position.
-
     Examples:
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
@@ -144,7 +141,6 @@ def to_inference_data(
             "potential_fn, not a model that asks for random keys, and not one without free "
             "parameters"
         )
-    warn_of_run(run)
     draws: Any = run.draws
     shape, facts = next(iter(draws.values())).shape[:2], dict(run.facts)
     found = {"posterior": draws, "sample_stats": run.stats}
@@ -186,6 +182,18 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
 
 
 # What a run and a guide say
+
+
+def after_run(mcmc: MCMC) -> None:
+    """Warn of draws that are worth nothing; `MCMC.run` calls this at its end.
+
+    Warns:
+        SamplingWarning: if a chain does not move, if its energy stays far above where it started or
+            above that of another chain, or if statistics of a metric cannot follow the position.
+    """
+    last = mcmc.last_state
+    if not is_traced(last) and np.max(last.i - last.adaptation.num_warmup) > 0:
+        warn_of_run(run_of_mcmc(mcmc))  # draws of warm-up may fail
 
 
 def run_of_mcmc(mcmc: MCMC) -> Run:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from scipy import stats
+from scipy.special import fdtrc, stdtrit
 
 from .._checks import check_int, check_key, check_number
 from ..bound import CHOSEN
@@ -85,7 +85,7 @@ class BiasCurve(Printed):
         The test uses Student's t, with effective draws minus one degrees of freedom.
         """
         level = FALSE_ALARM / 2 / len(self.scalars)
-        limits = stats.t.isf(level, np.maximum([s.ess - 1 for s in self.scalars], 1.0))
+        limits = -stdtrit(np.maximum([s.ess - 1 for s in self.scalars], 1.0), level)
         seen = [
             s
             for s, limit in zip(self.scalars, limits, strict=True)
@@ -398,6 +398,6 @@ def _fit(
         "slope_error": np.sqrt(1 / spread),
         "bias": scale * slope,
         "bias_error": scale * np.sqrt(1 / spread),
-        "fit": stats.f.sf(residual, len(h) - 2, np.maximum(size - 1, 1.0)),
+        "fit": fdtrc(len(h) - 2, np.maximum(size - 1, 1.0), residual),
         "ess": size,
     }

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import diffrax
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -73,6 +72,8 @@ def exponential_map(
         return y[1], acceleration(*y)
 
     start = (position, velocity)
+    import diffrax  # takes as long to import as this package
+
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri5(),
