@@ -1,11 +1,9 @@
-"""Private names of NumPyro and its `MCMC`, and the end of its runs: no other module uses them."""
+"""Private names of NumPyro and its `MCMC`: no other module uses them."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from numpyro import distributions as dist
@@ -20,7 +18,6 @@ __all__ = [
     "holding",
     "sample_field",
     "states_of",
-    "tell_after_runs",
     "traces_arguments",
     "unconstrained_value",
     "validates",
@@ -72,23 +69,3 @@ def holding(
     new._states, new._states_flat = None if states is None else dict(states), None
     new._last_state = last_state
     return new
-
-
-def tell_after_runs() -> None:
-    """Let `MCMC.run` look at the draws of this package's kernels when it ends.
-
-    NumPyro calls nothing at the end of a run. This is the only function of NumPyro that is
-    replaced, when the first kernel is made. For other kernels it does what it did.
-    """
-    run = MCMC.run
-    if hasattr(run, "tells"):
-        return
-
-    @functools.wraps(run)
-    def told(self: MCMC, *args: Any, **kwargs: Any) -> None:
-        run(self, *args, **kwargs)
-        if hasattr(self.sampler, "facts"):
-            import_module("numpyro_geom.diagnostics").after_run(self)
-
-    told.tells = True  # type: ignore[attr-defined]
-    MCMC.run = told

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree as ravel
 
-from ._checks import check_floating
+from ._checks import check_floating, warn_outside
 from ._util import PyTree, digest
-from ._warning import warn_outside
 from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
@@ -28,8 +27,7 @@ from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
 from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
-from .sampling.state import is_by_site
-from .sampling.target import Target
+from .sampling.state import Target, is_by_site
 from .warmup.start import (
     FEW_OPERATIONS,
     FEW_ROWS,

@@ -18,11 +18,10 @@ from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
 from .model.control_variate import init_control, replace_anchor
-from .model.programs import compiled
+from .model.jaxprs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
 from .sampling.settings import DENSE_LIMIT, Settings
-from .sampling.state import SGState, init_adaptation
-from .sampling.target import Target
+from .sampling.state import SGState, Target, init_adaptation
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
 from .warmup.scale import renew_scale, rescaled
 from .warmup.start import Choice, choose, find_typical_set

@@ -8,9 +8,11 @@ its arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from operator import is_
 from types import MappingProxyType
 from typing import Any, NoReturn, Self
@@ -18,18 +20,25 @@ from typing import Any, NoReturn, Self
 import jax
 import numpy as np
 from jax import random
-from numpyro.infer.mcmc import MCMCKernel
+from numpyro import util
+from numpyro.infer.mcmc import MCMC, MCMCKernel
 from numpyro.util import is_prng_key
 
-from ._checks import FirstAsked, check_arguments, check_keys, check_precision, check_start
-from ._numpyro import tell_after_runs
-from ._util import PyTree, is_traced
-from ._warning import warn_outside
+from ._checks import (
+    FirstAsked,
+    check_arguments,
+    check_keys,
+    check_precision,
+    check_start,
+    warn_outside,
+)
+from ._util import PyTree, in_trace, is_traced
 from .bound import Bound, bind
 from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
+from .model.jaxprs import lean_options
 from .model.minibatch import AllRows, Subsampling
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
@@ -73,7 +82,7 @@ class SGKernel(MCMCKernel):
         checks: Mapping[str, Validator] = MappingProxyType({}),
         **fixed: Any,
     ) -> None:
-        tell_after_runs()
+        _watch_runs()
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
         self._settings = Settings(self._arguments, checks, fixed)
@@ -367,3 +376,37 @@ def _two_keys(rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _is_same(given: tuple, other: tuple) -> bool:
     """Whether two flattened pytrees of arguments hold the same objects."""
     return given[1] == other[1] and all(map(is_, given[0], other[0]))
+
+
+def _watch_runs() -> None:
+    """Let `MCMC.run` compile the loops of this package's kernels faster, and look at their draws.
+
+    NumPyro calls nothing at the end of a run, and a kernel cannot choose how its loop is compiled.
+    This is the only function of NumPyro that is replaced, when the first kernel is made. For other
+    kernels it does what it did.
+    """
+    run = MCMC.run
+    if hasattr(run, "watches"):
+        return
+
+    @functools.wraps(run)
+    def watched(self: MCMC, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(self.sampler, SGKernel):
+            run(self, *args, **kwargs)
+            return
+        jit = util.maybe_jit
+
+        def lean_jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
+            inner = jit(fn, *args, **kwargs)
+            outer = jit(fn, *args, compiler_options=lean_options(), **kwargs)
+            return lambda *values: (inner if in_trace(values) else outer)(*values)
+
+        util.maybe_jit = lean_jit
+        try:
+            run(self, *args, **kwargs)
+        finally:
+            util.maybe_jit = jit
+        import_module("numpyro_geom.diagnostics").after_run(self)
+
+    watched.watches = True  # type: ignore[attr-defined]
+    MCMC.run = watched

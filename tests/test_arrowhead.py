@@ -41,7 +41,7 @@ from numpyro_geom.model.arrowhead import (
 )
 from numpyro_geom.model.control_variate import Curvature, anchor_at, with_control_variate
 from numpyro_geom.model.potential import function_potential
-from numpyro_geom.sampling.target import Target
+from numpyro_geom.sampling.state import Target
 from numpyro_geom.warmup.adapt import what_is_due
 from numpyro_geom.warmup.curvature import largest_noise
 from numpyro_geom.warmup.scale import renew_scale

@@ -16,8 +16,8 @@ from targets import SIGMAS, linear, linear_moments, local_latents, regression_da
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD
+from numpyro_geom._checks import SamplingWarning
 from numpyro_geom._util import key_word, scattered_floats
-from numpyro_geom._warning import SamplingWarning
 from numpyro_geom.bound import bind
 from numpyro_geom.runs import run as run_in_segments
 from numpyro_geom.warmup.start import FEW_ROWS, FIRST_ROWS

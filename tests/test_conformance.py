@@ -36,8 +36,8 @@ from numpyro_geom import (
     SGKernel,
     SGState,
 )
+from numpyro_geom.algorithms.langevin import GAMMA_MODES
 from numpyro_geom.metrics import METRICS
-from numpyro_geom.sampling.gamma import GAMMA_MODES
 from numpyro_geom.sampling.settings import FUNCTIONS
 
 X, Y = regression_data(24, 2)

@@ -35,7 +35,7 @@ from numpyro_geom.laplace.metrics import (
     fisher_metric,
     hessian_prior,
 )
-from numpyro_geom.laplace.posterior import FlatPosterior
+from numpyro_geom.laplace.predictive import FlatPosterior
 from numpyro_geom.model.model import read
 
 pytestmark = pytest.mark.usefixtures("x64")

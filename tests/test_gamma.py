@@ -13,6 +13,13 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from numpyro_geom.algorithms.langevin import (
+    GAMMA_MODES,
+    divergence_from_probe,
+    has_divergence,
+    mode_factor,
+    probe,
+)
 from numpyro_geom.metrics import (
     Identity,
     Metric,
@@ -23,13 +30,6 @@ from numpyro_geom.metrics import (
     Wenzel,
     get_metric,
     shampoo,
-)
-from numpyro_geom.sampling.gamma import (
-    GAMMA_MODES,
-    divergence_from_probe,
-    has_divergence,
-    mode_factor,
-    probe,
 )
 
 N = 3.0

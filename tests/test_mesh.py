@@ -21,9 +21,8 @@ from tiers import short
 
 from numpyro_geom import GGMC, SGRLD, HostRows, run, to_inference_data
 from numpyro_geom.model.minibatch import Subsampling, draw
-from numpyro_geom.rows.hints import Hint, hints
 from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
-from numpyro_geom.rows.reader import NO_ROW
+from numpyro_geom.rows.reader import NO_ROW, Hint, hints
 from numpyro_geom.runs.mesh import Layout
 from numpyro_geom.runs.segments import Job, Segments
 

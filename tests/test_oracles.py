@@ -35,7 +35,7 @@ import pytest
 from tiers import short
 
 from numpyro_geom import SGRLD, Identity, Monge, RMSprop, Shampoo, Wenzel
-from numpyro_geom.sampling.gamma import mode_factor
+from numpyro_geom.algorithms.langevin import mode_factor
 
 BINS = np.concatenate([[-np.inf], np.linspace(-4.0, 4.0, 17), [np.inf]])
 GRID = np.linspace(-9.0, 9.0, 200_001)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
+import numpyro
 import pytest
 from numpyro.infer import MCMC, NUTS
 from targets import KERNELS
@@ -76,6 +77,7 @@ def test_other_kernels_run_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         mcmc = MCMC(kernel(potential_fn=energy), num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(jax.random.key(0), init_params={"x": jnp.zeros(2)})
         assert looked == [mcmc] * count
+        assert numpyro.util.maybe_jit.__module__ == "numpyro.util"  # changed within a run alone
     assert MCMC.run.__wrapped__.__module__ == "numpyro.infer.mcmc"
     assert not hasattr(MCMC.run.__wrapped__, "__wrapped__")  # whatever the number of kernels
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_geom.rows.permutation import NUM_ROUNDS, _shift, epoch_indices, permute
+from numpyro_geom.model.minibatch import NUM_ROUNDS, _shift, epoch_indices, permute
 
 LARGEST = 2**31 - 1
 # Each statistical test fails a correct implementation with this probability (per statistic tested,

@@ -21,9 +21,9 @@ from numpyro.infer import MCMC
 from tiers import short
 
 from numpyro_geom import SGHMC
-from numpyro_geom._warning import SamplingWarning
+from numpyro_geom._checks import SamplingWarning
 from numpyro_geom.model import programs as _programs
-from numpyro_geom.model.programs import compiled
+from numpyro_geom.model.jaxprs import compiled
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,7 @@ from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential, in_coordinates
 from numpyro_geom.model.scale import LowRankRoot, times
-from numpyro_geom.sampling.state import init_adaptation
-from numpyro_geom.sampling.target import Target
+from numpyro_geom.sampling.state import Target, init_adaptation
 from numpyro_geom.warmup.curvature import chance, diagonal_curvature, hessian_at, measure
 from numpyro_geom.warmup.start import find_law
 

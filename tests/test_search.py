@@ -17,9 +17,9 @@ from targets import assert_trees_equal, run
 from tiers import short
 
 from numpyro_geom import SGHMC, SGRLD, Monge
-from numpyro_geom._warning import SamplingWarning
+from numpyro_geom._checks import SamplingWarning
 from numpyro_geom.model.potential import function_potential
-from numpyro_geom.sampling.target import Target
+from numpyro_geom.sampling.state import Target
 from numpyro_geom.warmup import start as warmup
 
 

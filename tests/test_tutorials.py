@@ -15,7 +15,7 @@ from numpyro_geom import SGHMC, RiemannianLaplace
 pytest.importorskip("matplotlib", reason="the examples extra is not installed")
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::numpyro_geom._warning.SamplingWarning"  # small runs are too short
+    "ignore::numpyro_geom._checks.SamplingWarning"  # small runs are too short
 )
 PAGES = sorted(path.stem for path in (DOCS / "tutorials").glob("*.md"))
 

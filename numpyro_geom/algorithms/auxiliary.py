@@ -18,10 +18,9 @@ from .._util import PyTree, lazy_cond, tree_scale, tree_vdot, tree_where
 from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
-from ..sampling.gamma import probe
 from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
-from .langevin import langevin_move, metropolis
+from .langevin import langevin_move, metropolis, probe
 
 SOFTNESS = 1.5
 """Standard deviation of the auxiliary gradient, relative to the root mean square of minibatch g."""

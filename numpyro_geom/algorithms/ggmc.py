@@ -28,8 +28,7 @@ from ..sampling.algorithm import (
 from ..sampling.loop import loop_over_batches
 from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, auto_or, optional
-from ..sampling.state import Adaptation, SGState, virial
-from ..sampling.target import Target
+from ..sampling.state import Adaptation, SGState, Target, virial
 from ..warmup.adapt import what_is_due
 from .momentum import (
     Momentum,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import random
 
 from .. import _random
+from .._checks import check_choice
 from .._util import PyTree, tree_vdot, tree_where
 
 
@@ -56,3 +59,79 @@ def metropolis(
     accept_prob = jnp.exp(jnp.minimum(log_ratio, 0.0))
     accepted = random.uniform(key_accept, (), log_ratio.dtype) < accept_prob
     return tree_where(accepted, proposal, position), accept_prob
+
+
+# The divergence term Gamma: with it a position-dependent metric leaves the target invariant
+
+
+GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
+"""Treatments of Gamma: see `mode_factor`."""
+
+
+def mode_factor(gamma: str, decay: float) -> float:
+    """The factor c of Gamma in the drift, for a metric whose statistic has the memory ``decay``.
+
+    ======================= ========= ========================================================
+    mode                    c         invariant distribution as the step size goes to 0
+    ======================= ========= ========================================================
+    ``"corrected"``         1         the posterior
+    ``"published"``         1 - decay in one dimension p A^-decay, up to a constant
+    ``"none"``              0         in one dimension p / A, up to a constant
+    ``"frozen"``            0         the posterior: A is constant after warm-up
+    ``"auxiliary"``         0         the posterior: A depends on an auxiliary variable alone
+    ======================= ========= ========================================================
+
+    Source: Yu et al. (TMLR 2023), appendices A.2 and A.3, have 1 - decay; Rensmeyer and Niggemann,
+    "On the Convergence of Locally Adaptive and Scalable Diffusion-Based Sampling Methods" (AISTATS
+    2025), section 3.1, show that the diffusion needs 1.
+
+    >>> mode_factor("published", 0.75)
+    0.25
+    """
+    check_choice("gamma", gamma, GAMMA_MODES)
+    if gamma == "corrected":
+        return 1.0
+    return 1.0 - decay if gamma == "published" else 0.0
+
+
+def has_divergence(metric: Any, position: PyTree) -> bool:
+    """Whether Gamma can differ from 0, because the metric's statistic has entries."""
+    return len(jax.tree.leaves(jax.eval_shape(metric.statistic, position))) > 0
+
+
+def probe(rng_key: jax.Array, position: PyTree) -> PyTree:
+    """A pytree like ``position`` with independent entries, -1 or 1 with equal probability."""
+    leaves, treedef = jax.tree.flatten(position)
+    sizes = [math.prod(x.shape) for x in leaves]
+    # One random word holds 32 signs, because generating words is most of the cost.
+    words = _random.bits(rng_key, (math.ceil(sum(sizes) / 32),))
+    bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    signs, start = bits.reshape(-1), 0
+    probes = []
+    for x, size in zip(leaves, sizes, strict=True):
+        part = signs[start : start + size].astype(x.dtype)
+        probes.append((2 * part - 1).reshape(x.shape))
+        start += size
+    return jax.tree.unflatten(treedef, probes)
+
+
+def divergence_from_probe(
+    metric: Any, state: Any, grad: PyTree, z: PyTree, hvp_z: PyTree, product: str = "apply_inverse"
+) -> PyTree:
+    """Gamma_hat of one probe with a known Hessian-vector product, with c = 1.
+
+    One forward-mode pass computes the gradient and the product together::
+
+        grad, hvp_z = jax.jvp(grad_fn, (position,), (z,))
+
+    ``state`` is the metric's after the update with ``grad``, which is g = grad Uhat / N. ``z`` is
+    the probe, and ``hvp_z`` the Hessian of Uhat times z over N. ``product`` names the method of the
+    metric whose matrix has the divergence: A, or A^{1/2} with ``"apply_inverse_sqrt"``.
+    """
+    _, change = jax.jvp(metric.statistic, (grad,), (hvp_z,))
+
+    def of_statistic(statistic: PyTree) -> PyTree:
+        return getattr(metric, product)(state._replace(statistic=statistic), z)
+
+    change = jax.tree.map(lambda v, s: s.astype(v.dtype), state.statistic, change)
+    return jax.jvp(of_statistic, (state.statistic,), (change,))[1]

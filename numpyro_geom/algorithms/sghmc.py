@@ -16,7 +16,6 @@ from ..metrics.base import MetricLike
 from ..model.derivatives import jvp
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
-from ..sampling.gamma import divergence_from_probe, has_divergence, probe
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
 from .auxiliary import (
@@ -27,6 +26,7 @@ from .auxiliary import (
     pull_curvature,
     renewed_next,
 )
+from .langevin import divergence_from_probe, has_divergence, probe
 from .momentum import (
     Momentum,
     at_rest,

@@ -25,7 +25,6 @@ from ..sampling.algorithm import (
     metric_learner,
     settling_steps,
 )
-from ..sampling.gamma import GAMMA_MODES, divergence_from_probe, has_divergence, mode_factor, probe
 from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
@@ -37,7 +36,15 @@ from .auxiliary import (
     pull_curvature,
     renewed_next,
 )
-from .langevin import langevin_move, metropolis
+from .langevin import (
+    GAMMA_MODES,
+    divergence_from_probe,
+    has_divergence,
+    langevin_move,
+    metropolis,
+    mode_factor,
+    probe,
+)
 
 
 class SGRLD(SGKernel):

@@ -1,6 +1,6 @@
 """Results of a run: export to ArviZ, reports and warnings, comparisons and predictions."""
 
-from .._warning import SamplingWarning
+from .._checks import SamplingWarning
 from .checks import Check
 from .comparison import Comparison, ScalarDifference, compare
 from .inference_data import after_run, to_inference_data

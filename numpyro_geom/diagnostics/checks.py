@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from .._warning import warn_outside
+from .._checks import warn_outside
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import rule_temperature
 from ..warmup.start import FAR_ABOVE

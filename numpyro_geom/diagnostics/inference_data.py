@@ -26,7 +26,7 @@ from ..model.model import Model
 from .checks import warn_of_run
 from .draws import Arrays, check_run, draws_by_name, host, is_numeric, stored_name
 from .facts import Run, facts_of, storable
-from .gradients import gradients_at_draws
+from .moments import gradients_at_draws
 from .replay import latent_draws, model_of, observed_values, pointwise_log_prob
 
 SAMPLE_DIMS = ("chain", "draw")

@@ -13,9 +13,8 @@ from .._checks import check_flag, check_number
 from .checks import CHECKS, Check, checks_of
 from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, group_of, mixing_of
 from .facts import Run
-from .gradients import gradients_at_draws
 from .inference_data import run_of_mcmc, targets_model
-from .moments import moment_errors
+from .moments import gradients_at_draws, moment_errors
 from .replay import model_of, summed_out
 from .table import FLAGGED, Printed, Row
 

@@ -18,15 +18,15 @@ from jax import lax, random
 from jax.scipy.linalg import solve_triangular
 from tqdm import tqdm
 
+from .._checks import warn_outside
 from .._linalg import one_by_one
 from .._util import LANES, is_traced, num_at_once
-from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot
 from .fit import AtMode
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
 from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
-from .posterior import FlatPosterior
+from .predictive import FlatPosterior
 from .settings import MATRIX_LIMIT, LaplaceSettings, check_dense
 
 EQUAL_WEIGHTS = 0.01

@@ -16,16 +16,16 @@ from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
 
+from .._checks import warn_outside
 from .._util import LANES
-from .._warning import warn_outside
 from ..model.arrowhead import ArrowRoot, Layout
 from ..model.derivatives import linearize
 from ..model.potential import in_coordinates
-from ..sampling.target import Target
+from ..sampling.state import Target
 from ..warmup.start import find_arrow
 from .information.form import Flat
 from .metrics import acceleration_fn, fisher_metric, fisher_of
-from .posterior import FlatPosterior
+from .predictive import FlatPosterior
 from .settings import LaplaceSettings, check_dense
 
 NEARER_STEPS = 10

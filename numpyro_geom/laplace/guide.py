@@ -27,9 +27,9 @@ from .._util import at_once, in_trace, is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
+from ..model.jaxprs import lean_options
 from ..model.model import Model, read
 from ..model.potential import in_coordinates
-from ..model.programs import lean_options
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
@@ -50,8 +50,7 @@ from .fit import (
 from .geodesic import Geodesic, RiemannianMetric
 from .information.form import Flat, Structure
 from .metrics import learn
-from .posterior import FlatPosterior
-from .predictive import Predictions, predict
+from .predictive import FlatPosterior, Predictions, predict
 from .settings import LaplaceSettings
 
 PARAMS = ("param", "mutable")

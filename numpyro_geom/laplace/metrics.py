@@ -21,7 +21,7 @@ from ..model.minibatch import Batch
 from .geodesic import RiemannianMetric
 from .information import form as forms
 from .information.form import HIGHEST, Flat
-from .posterior import FlatPosterior
+from .predictive import FlatPosterior
 from .settings import check_dense, is_wide
 
 CG_STEPS = 1000

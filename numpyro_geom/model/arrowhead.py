@@ -32,8 +32,8 @@ from jax import lax, random
 from .._linalg import balanced_roots
 from .._util import LANES, at_once, is_traced, scattered_floats
 from .derivatives import linearize
+from .jaxprs import compiled
 from .potential import Potential
-from .programs import compiled
 
 MOST_SHARED = 256
 """Most shared parameters: the corner is a matrix of them."""

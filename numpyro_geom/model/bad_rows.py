@@ -12,13 +12,12 @@ import numpy as np
 import numpyro
 from jax import random
 
-from .._checks import check_choice
+from .._checks import check_choice, warn_outside
 from .._util import PyTree, all_finite, in_trace, is_traced, num_at_once
-from .._warning import warn_outside
 from ..rows.host_rows import HostRows, host_rows_in, is_host_rows
 from ..rows.reader import check_mapped
 from .arguments import by_name
-from .programs import compiled
+from .jaxprs import compiled
 
 ON_BAD_ROWS = ("error", "keep")
 NAMED = 10

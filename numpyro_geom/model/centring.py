@@ -43,9 +43,8 @@ from numpyro.primitives import Messenger
 from .._linalg import balanced_roots
 from .._util import PyTree, is_traced
 from .derivatives import linearize
-from .jaxprs import counts_of_scan, needed
+from .jaxprs import compiled, counts_of_scan, needed
 from .potential import Potential
-from .programs import compiled
 
 
 class Path(NamedTuple):

@@ -23,8 +23,8 @@ from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
 from .._util import LANES, PyTree, digest, key_word, num_at_once, scattered
-from ..rows.hints import Hint, hint_part, hints
 from ..rows.host_rows import HostRows, fetch, host_rows_in
+from ..rows.reader import Hint, hint_part, hints
 from . import minibatch
 from .abstract import abstract_trace
 from .arguments import HostArray, on_device, reads_values, split_arrays

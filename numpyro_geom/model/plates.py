@@ -19,7 +19,7 @@ from numpyro.infer.util import log_density
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from .._warning import warn_outside
+from .._checks import warn_outside
 from .abstract import abstract_trace, with_start
 from .arguments import by_name, explained
 from .jaxprs import followed, needed

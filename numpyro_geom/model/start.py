@@ -23,10 +23,10 @@ from .._util import PyTree, all_finite, at_once, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
+from .jaxprs import compiled
 from .minibatch import SubsamplePlates
 from .model import Model
 from .plates import warn_of_deterministic
-from .programs import compiled
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:

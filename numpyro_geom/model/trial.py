@@ -23,9 +23,8 @@ from numpyro.infer.util import potential_energy
 from .._util import at_once, is_traced
 from ..rows.host_rows import host_rows_in
 from .abstract import with_start
-from .jaxprs import inner
+from .jaxprs import compiled, inner
 from .minibatch import SubsamplePlates, Subsampling
-from .programs import compiled
 
 MOST_ROWS = 64
 """Rows of a batch, at most: stretches of neighbours, which often are of one group."""

@@ -21,9 +21,8 @@ from jax.custom_batching import custom_vmap
 
 from .._checks import check_int, check_number
 from .._util import PyTree, num_at_once
-from .hints import hints_of
 from .mesh_rows import OverMesh
-from .reader import NO_ROW, Reader
+from .reader import NO_ROW, Reader, hints_of
 
 PIECE = 16384
 """Entries of an index that travel to the host in one array. JAX copies arrays above 100 KiB in a

@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .hints import hints_of
-from .reader import NO_ROW
+from .reader import NO_ROW, hints_of
 
 
 @functools.partial(

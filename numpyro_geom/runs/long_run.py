@@ -23,10 +23,9 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
-from .._checks import check_int, check_keys
+from .._checks import check_int, check_keys, warn_outside
 from .._numpyro import holding
 from .._util import PyTree
-from .._warning import warn_outside
 from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
 from .identity import check_same, data_of, identity, versions

@@ -22,7 +22,7 @@ from numpyro.util import is_prng_key, nested_attrgetter
 from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key, num_at_once
 from ..model.arguments import split_arrays
-from ..model.programs import lean_options
+from ..model.jaxprs import lean_options
 from .mesh import Layout
 
 MAX_SEGMENT_DRAWS = 1000

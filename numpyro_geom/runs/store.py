@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import warn_outside
 from .._util import PyTree, from_words, raw, words
-from .._warning import warn_outside
 from .identity import check_same
 
 NAME = re.compile(r"\d{10}\.npz")

@@ -29,12 +29,11 @@ from jax import random
 
 from .. import _random
 from .._util import PyTree, all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
+from ..model.jaxprs import compiled
 from ..model.potential import Potential
-from ..model.programs import compiled
 from .loop import loop_over_batches
 from .settings import Settings
-from .state import Adaptation, Chain, SGState, StepReport, virial
-from .target import Target
+from .state import Adaptation, Chain, SGState, StepReport, Target, virial
 
 MAX_NUM_STEPS = 500
 """Largest number of steps between two draws under ``num_steps="auto"``."""

@@ -17,9 +17,8 @@ from .. import _random
 from .._util import PyTree
 from ..model.minibatch import RNG_KEY, Strata
 from ..model.potential import Potential
-from ..rows.hints import Hint, hints
 from ..rows.host_rows import HostRows, batches_at_once, fetch
-from ..rows.reader import NO_ROW
+from ..rows.reader import NO_ROW, Hint, hints
 
 
 def loop_over_batches(

@@ -31,8 +31,7 @@ from ..model.potential import Potential
 from ..model.scale import Scale
 from ..sampling.algorithm import Algorithm, adapts
 from ..sampling.settings import DENSE_LIMIT, Settings
-from ..sampling.state import Adaptation, Chain, SGState
-from ..sampling.target import Target
+from ..sampling.state import Adaptation, Chain, SGState, Target
 from .curvature import measure
 from .scale import emptied, likeness, with_draw
 

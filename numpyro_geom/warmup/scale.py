@@ -20,13 +20,11 @@ from jax import lax
 from jax.flatten_util import ravel_pytree as ravel
 
 from .._util import PyTree, all_finite, key_word, lazy_cond, scattered_floats, tree_where
-from ..model.newton import Place
 from ..model.potential import Potential, in_coordinates
 from ..model.scale import LowRankRoot, Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
-from ..sampling.state import SGState, is_by_site
-from ..sampling.target import Target
+from ..sampling.state import SGState, Target, is_by_site
 from .curvature import chance, diagonal_curvature, hessian_at, roots, within_reach
 from .lanczos import ritz_vectors
 
@@ -56,7 +54,7 @@ def given_scale(settings: Settings, position: PyTree) -> Scale:
     return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
 
 
-def scale_of_law(law: Place, settings: Settings, within: np.ndarray | None) -> Scale:
+def scale_of_law(law: Any, settings: Settings, within: np.ndarray | None) -> Scale:
     """The coordinates of a normal law, within the reach of its curvature.
 
     Parameters that are not ``within`` the same block are not scaled together.
