@@ -18,7 +18,7 @@ from numpyro.infer import HMC, MCMC, NUTS
 from scripts import load_script
 
 from numpyro_geom import SGRLD, to_inference_data
-from numpyro_geom.diagnostics import Check, Report, diagnose, gradients, replay
+from numpyro_geom.diagnostics import Check, Report, diagnose, moments, replay
 from numpyro_geom.diagnostics.checks import checks_of, weight_checks
 from numpyro_geom.diagnostics.draws import mixing_of
 from numpyro_geom.diagnostics.facts import Run
@@ -343,7 +343,7 @@ def test_coordinates_that_rounding_hides_are_left_out() -> None:
         numpyro.sample("p", dist.Dirichlet(jnp.full(6, 0.2)))
 
     draws = np.random.default_rng(0).dirichlet(np.full(6, 0.2), (1, 300)).astype(np.float32)
-    arrays, _ = gradients.gradients_at_draws(replay.unchecked(sparse, (), {}), {"p": draws})
+    arrays, _ = moments.gradients_at_draws(replay.unchecked(sparse, (), {}), {"p": draws})
     hidden = np.isnan(arrays["grad_U.p"]).all((0, 1))
     assert hidden.any()  # the last sticks, of which nothing is left
     assert not hidden[0]
@@ -724,7 +724,7 @@ def test_discrete_sites_have_no_gradient() -> None:
 
     read = replay.unchecked(handlers.seed(model, random.key(0)), (), {})
     with pytest.raises(ValueError, match=r"the sites \['k'\] are discrete, and U has no gradient"):
-        gradients.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
+        moments.gradients_at_draws(read, {"k": np.ones((2, 10), int)})
 
 
 def test_gradients_need_a_model() -> None:

@@ -22,7 +22,7 @@ from tiers import short
 
 from numpyro_geom import SGHMC
 from numpyro_geom._checks import SamplingWarning
-from numpyro_geom.model import programs as _programs
+from numpyro_geom.model import jaxprs as _programs
 from numpyro_geom.model.jaxprs import compiled
 
 
