@@ -769,7 +769,7 @@ def test_gradients_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPat
     mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=20, progress_bar=False)
     mcmc.run(random.key(0))
     assert not any("not looked at" in check.where for check in diagnose(mcmc).checks)
-    monkeypatch.setattr(gradients, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(moments, "MOST_SECONDS", 0.0)
     found = {check.name: check for check in diagnose(mcmc).undecided}
     assert "not looked at" in found["relative error of the sd"].where
 
@@ -779,17 +779,17 @@ def test_time_is_what_limits_the_gradients(monkeypatch: pytest.MonkeyPatch) -> N
         numpyro.sample("x", dist.Normal(0, 1))
 
     turns = iter(range(10))
-    monkeypatch.setattr(gradients.time, "perf_counter", lambda: next(turns))
-    monkeypatch.setattr(gradients, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(moments.time, "perf_counter", lambda: next(turns))
+    monkeypatch.setattr(moments, "MOST_SECONDS", 60.0)
     posterior = {"x": normal(CHAINS, DRAWS)}
     read = replay.unchecked(model, (), {})
     # a block of 32 gradients takes 1 s, so there is time for 1,920
-    arrays, told = gradients.gradients_at_draws(read, posterior)
+    arrays, told = moments.gradients_at_draws(read, posterior)
     assert told == {"gradients_every": 2}
     assert arrays["grad_U.x"].shape == (CHAINS, DRAWS // 2)
     np.testing.assert_allclose(arrays["grad_U.x"], posterior["x"][:, ::2], rtol=1e-6)
-    monkeypatch.setattr(gradients, "MOST_SECONDS", 3.0)  # 8 draws of each chain would be 400
-    found = gradients.gradients_at_draws(read, {"x": normal(50, 40)}, least_draws=8)
+    monkeypatch.setattr(moments, "MOST_SECONDS", 3.0)  # 8 draws of each chain would be 400
+    found = moments.gradients_at_draws(read, {"x": normal(50, 40)}, least_draws=8)
     assert found == ({}, {"gradient_seconds": 1 / 32})
 
 
