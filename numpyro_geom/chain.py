@@ -228,7 +228,7 @@ def init_chain(
         centre=start,
         trusted=start,
         drift_ratio=jnp.asarray(jnp.inf, dtype),
-        shorter=one,
+        retry_factor=one,
         stream=stream,
         control=init_control(position, energy, layout) if target.controlled else (),
         steps_taken=count,

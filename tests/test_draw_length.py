@@ -104,7 +104,7 @@ def test_draws_of_a_gaussian_are_no_longer_than_its_curvature_asks_for() -> None
         progress_bar=False,
     )
     mcmc.run(random.key(0), init_params=jnp.zeros((16, 20)))
-    slower = np.asarray(mcmc.last_state.adaptation.slower)
+    slower = np.asarray(mcmc.last_state.adaptation.rate_factor)
     assert np.mean(slower == 1) > 0.8
     assert slower.min() > 0.2
 
@@ -148,11 +148,11 @@ def test_draws_without_likeness_become_shorter_again(
 ) -> None:
     """Draws of one relaxation time have correlation exp(-1) if the chain is as fast as expected."""
     scale = counted(rho, 2000, size=3)
-    adaptation = init_adaptation(100, jnp.float32)._replace(slower=jnp.float32(slower))
+    adaptation = init_adaptation(100, jnp.float32)._replace(rate_factor=jnp.float32(slower))
     state = Warming(scale, adaptation, jnp.asarray(10), jnp.asarray(0.1, jnp.float32))
     due: Any = SimpleNamespace(anchoring=jnp.array(True), rescaling=jnp.array(False))
     settings: Any = SimpleNamespace(given_num_steps=None, learns_scale=True, dense_scale=True)
     rule: Any = SimpleNamespace(rate=lambda slowest, dynamics: slowest)
     found = heed_draws(state, due, settings, rule).adaptation  # type: ignore
-    assert float(found.slower) == pytest.approx(expected, rel=0.1)
-    assert float(found.slowest) == pytest.approx(float(found.slower) / slower)
+    assert float(found.rate_factor) == pytest.approx(expected, rel=0.1)
+    assert float(found.slowest) == pytest.approx(float(found.rate_factor) / slower)

@@ -39,7 +39,7 @@ from numpyro_geom.model import model as model_module
 from numpyro_geom.model import trial
 from numpyro_geom.rows import host_rows
 from numpyro_geom.runs.identity import data_of
-from numpyro_geom.runs.mesh import Layout
+from numpyro_geom.runs.mesh import DeviceLayout
 from numpyro_geom.runs.segments import Job
 
 N, D = 301, 2
@@ -632,7 +632,7 @@ def test_a_model_that_uses_the_whole():
 
 def test_the_rows_are_read_to_identify_a_run(tmp_path):
     def of(rows):
-        return data_of(Job(None, None, (rows,), {"y": rows}), Layout().processes)
+        return data_of(Job(None, None, (rows,), {"y": rows}), DeviceLayout().processes)
 
     memmap = HostRows(source_of("memmap", tmp_path, X))
     assert of(memmap) == of(HostRows(X, timeout=1.0))

@@ -774,7 +774,7 @@ def test_warm_up_halves_the_step_after_undone_steps() -> None:
     for i in range(60):
         before = state
         state = sample(state)
-        ratio = float(state.adaptation.shrink / before.adaptation.shrink)
+        ratio = float(state.adaptation.step_size_factor / before.adaptation.step_size_factor)
         ratio /= 0.5 if 0 < i < 40 and bool(state.diverging) else 1.0
         assert ratio == 1 or i < 40
         assert ratio >= 1

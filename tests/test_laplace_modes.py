@@ -15,7 +15,7 @@ from numpyro.infer.reparam import DiscreteCosineReparam
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.laplace import fit
-from numpyro_geom.laplace.fit import Around, AtMode, check_definite, warn_of_surroundings
+from numpyro_geom.laplace.fit import AtMode, Surroundings, check_definite, warn_of_surroundings
 
 KEY = random.key(0)
 
@@ -77,7 +77,7 @@ def test_a_hierarchy_whose_scale_the_draws_would_miss_is_named() -> None:
 
 def test_a_mean_that_is_not_taken_is_warned_of() -> None:
     at = AtMode(*[jnp.zeros(())] * 5)
-    near = Around(jnp.array(0.9), jnp.array([0.6, 1.9]), jnp.ones(1))
+    near = Surroundings(jnp.array(0.9), jnp.array([0.6, 1.9]), jnp.ones(1))
     warn_of_surroundings(at, lambda x: {"x": x})  # not looked at
     warn_of_surroundings(at._replace(around=near), lambda x: {"x": x})
     for shift in (1.1, jnp.nan):

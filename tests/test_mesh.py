@@ -23,7 +23,7 @@ from numpyro_geom import GGMC, SGRLD, HostRows, run, to_inference_data
 from numpyro_geom.model.minibatch import Subsampling, draw
 from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
 from numpyro_geom.rows.reader import NO_ROW, Hint, hints
-from numpyro_geom.runs.mesh import Layout
+from numpyro_geom.runs.mesh import DeviceLayout
 from numpyro_geom.runs.segments import Job, Segments
 
 ROWS, COLUMNS, BATCH = 301, 3, 16
@@ -89,7 +89,7 @@ def draws(kernel, shape=None, rows=None):
 
 
 def segments_of(mcmc, shape, length, rows=None):
-    layout = Layout.of(mcmc, **on(shape))
+    layout = DeviceLayout.of(mcmc, **on(shape))
     return Segments(Job(mcmc, jax.random.key(0), rows or data()), length, layout)
 
 

@@ -32,7 +32,7 @@ from numpyro_geom.model.potential import function_potential, in_coordinates
 from numpyro_geom.model.scale import LowRankRoot, times
 from numpyro_geom.sampling.state import Target, init_adaptation
 from numpyro_geom.warmup.curvature import chance, diagonal_curvature, hessian_at, measure
-from numpyro_geom.warmup.start import find_law
+from numpyro_geom.warmup.start import law_with_most_mass
 
 PyTree = Any
 
@@ -396,7 +396,7 @@ def test_newton_does_not_run_down_a_neck() -> None:
 
     start, to_sites = ravel_pytree({"v": jnp.zeros(()), "x": 0.1 * jnp.ones(10)})
     target = Target(function_potential(funnel, None, None), 1.0).in_coordinates(to_sites)
-    law, *_ = find_law(target, start, random.key(0), True)
+    law, *_ = law_with_most_mass(target, start, random.key(0), True)
     assert to_sites(law.position)["v"] > -3.0  # its sd; downhill in U alone they end at -4.5
 
 

@@ -31,7 +31,7 @@ def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
     def one(z, k):
         if not of_mass:
             return warmup.search(potential, z, k, temperature)
-        return warmup.find_law(Target(potential, temperature), z, k, True)[0].position
+        return warmup.law_with_most_mass(Target(potential, temperature), z, k, True)[0].position
 
     return np.asarray(jax.jit(jax.vmap(one))(starts, keys))
 

@@ -53,7 +53,7 @@ from numpyro_geom import SGRLD, HostRows  # noqa: E402
 from numpyro_geom.rows.mesh_rows import MeshRows  # noqa: E402
 
 # noqa: E402
-from numpyro_geom.runs.mesh import Layout  # noqa: E402
+from numpyro_geom.runs.mesh import DeviceLayout  # noqa: E402
 from numpyro_geom.runs.segments import Job, Segments  # noqa: E402
 
 BYTES = {"pred": 1, "s32": 4, "u32": 4, "f32": 4}
@@ -102,7 +102,7 @@ def work(
         progress_bar=False,
     )
     mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("chains", "rows"))
-    layout = Layout.of(mcmc, mesh, "chains", "rows")
+    layout = DeviceLayout.of(mcmc, mesh, "chains", "rows")
     x = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
     y = np.zeros(rows, np.int32)
     segments = Segments(Job(mcmc, jax.random.key(0), (x, y)), 1, layout)
@@ -157,7 +157,7 @@ def segments_of(
         model, batch_size=batch, step_size=1e-6, num_steps=options.steps, batching=batching
     )
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
-    layout = Layout.of(mcmc, Mesh(np.array(devices), ("rows",)), None, "rows")
+    layout = DeviceLayout.of(mcmc, Mesh(np.array(devices), ("rows",)), None, "rows")
     return Segments(Job(mcmc, jax.random.key(0), data), 1, layout)
 
 

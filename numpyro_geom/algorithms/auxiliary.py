@@ -306,8 +306,8 @@ def renewed_next(state: AuxiliaryState) -> AuxiliaryState:
     return state._replace(num_steps=jnp.zeros_like(state.num_steps))
 
 
-def pull_curvature(state: AuxiliaryState, settings: Settings, num_data: Any) -> jax.Array:
-    """The factor of H^2 in (H / N)^2 tau / s^2, the Hessian of V's pull on theta."""
+def auxiliary_curvature(state: AuxiliaryState, settings: Settings, num_data: Any) -> jax.Array:
+    """The factor of H^2 in (H / N)^2 tau / s^2, the Hessian of the force of V on theta."""
     s = auxiliary_scale(state, settings.metric.decay)
     return settings.temperature / (num_data * s) ** 2
 

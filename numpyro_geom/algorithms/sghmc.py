@@ -19,11 +19,11 @@ from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
 from .auxiliary import (
+    auxiliary_curvature,
     auxiliary_kick,
     check_auxiliary,
     check_thirds,
     init_auxiliary,
-    pull_curvature,
     renewed_next,
 )
 from .langevin import divergence_from_probe, has_divergence, probe
@@ -145,7 +145,7 @@ class SGHMC(SGKernel):
             extra = init_auxiliary
             # the force uses two of three parts of the batch
             others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
-            others["second_order"] = lambda dynamics, potential: pull_curvature(
+            others["second_order"] = lambda dynamics, potential: auxiliary_curvature(
                 dynamics.extra, settings, potential.num_data
             )
             others["at_rest"] = lambda dynamics: at_rest(

@@ -29,11 +29,11 @@ from ..sampling.schedules import check_always_noisy
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
 from .auxiliary import (
+    auxiliary_curvature,
     auxiliary_step,
     check_auxiliary,
     check_thirds,
     init_auxiliary,
-    pull_curvature,
     renewed_next,
 )
 from .langevin import (
@@ -145,7 +145,7 @@ class SGRLD(SGKernel):
             step = auxiliary_step(metric, settings.adjusted)
             # the drift uses two of three parts of the batch
             others = {"noise_factor": 1.5}
-            others["second_order"] = lambda state, potential: pull_curvature(
+            others["second_order"] = lambda state, potential: auxiliary_curvature(
                 state, settings, potential.num_data
             )
             others["at_rest"] = renewed_next

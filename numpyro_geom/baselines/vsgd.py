@@ -185,7 +185,7 @@ def _propose(
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     """The optimal rate, in the place of the step of a bias tolerance."""
     h = optimal_rate(state.metric_state.statistic, potential.num_data, settings.temperature)
-    h = adaptation.shrink * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
+    h = adaptation.step_size_factor * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
     return h, adaptation.slowest, state.dynamics
 
 

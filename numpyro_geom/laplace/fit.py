@@ -35,7 +35,7 @@ directions together."""
 LAW_PAIRS = 4
 """Pairs of draws for a mean gradient of the nearest normal law."""
 FARTHEST_MEAN = 1.0
-"""Shift in posterior sd above which `_look_around`, an expansion at the mode, is not trusted."""
+"""Shift in sd above which `_surroundings_of`, an expansion at the mode, is not trusted."""
 
 CONVERGED = 1e-4
 """A mode is converged if g' P^-1 g / D, its squared distance in posterior sd, is below this."""
@@ -80,7 +80,7 @@ class FitReport(NamedTuple):
         return "\n".join(lines)
 
 
-class Around(NamedTuple):
+class Surroundings(NamedTuple):
     """The energy at one posterior sd from the mode, as ``mode="mean"`` sees it.
 
     Attributes:
@@ -104,7 +104,7 @@ class AtMode(NamedTuple):
         largest: largest eigenvalue of P.
         distance: distance of the position from the mode, in posterior sd, root mean square.
         mean: mean of the velocities.
-        around: see `Around`; None if it was not computed.
+        around: see `Surroundings`; None if it was not computed.
         left: the step to the mode, -P^-1 grad of the objective; None if it was not computed.
     """
 
@@ -113,7 +113,7 @@ class AtMode(NamedTuple):
     largest: jax.Array
     distance: jax.Array
     mean: jax.Array
-    around: Around | None = None
+    around: Surroundings | None = None
     left: Any = None
 
 
@@ -198,7 +198,7 @@ def half_log_det(posterior: FlatPosterior, theta: Flat) -> jax.Array:
 # --- the approximation at the mode
 
 
-def find_law(
+def nearest_law(
     posterior: FlatPosterior,
     loc: None,
     start: Flat,
@@ -244,7 +244,7 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     along = vectors.T @ slope
     factor, mean, around = jnp.linalg.cholesky(matrix), jnp.zeros_like(loc), None
     if settings.mode == "mean":
-        mean, around = _look_around(posterior, loc, factor)
+        mean, around = _surroundings_of(posterior, loc, factor)
     return AtMode(
         factor=factor,
         smallest=values[0],
@@ -256,7 +256,9 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     )
 
 
-def _look_around(posterior: FlatPosterior, loc: Flat, factor: jax.Array) -> tuple[Flat, Around]:
+def _surroundings_of(
+    posterior: FlatPosterior, loc: Flat, factor: jax.Array
+) -> tuple[Flat, Surroundings]:
     """The velocities' mean that puts the mean of the draws at the posterior's, to first order.
 
     At the posterior's mean the expected gradient is zero. Let u_i be the columns of a root of P^-1.
@@ -279,7 +281,7 @@ def _look_around(posterior: FlatPosterior, loc: Flat, factor: jax.Array) -> tupl
     values, vectors = jnp.linalg.eigh((curvature + curvature.T) / 2)
     furthest = jnp.argmax(jnp.abs(jnp.log(jnp.maximum(values, jnp.finfo(loc.dtype).tiny))))
     direction = (vectors[:, furthest] @ roots) / jnp.linalg.norm(roots, axis=0)
-    around = Around(shift, values[jnp.array([0, -1])], direction)
+    around = Surroundings(shift, values[jnp.array([0, -1])], direction)
     return jnp.where(shift <= FARTHEST_MEAN, mean, 0.0), around
 
 

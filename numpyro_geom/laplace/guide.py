@@ -41,9 +41,9 @@ from .fit import (
     at_mode,
     best_run,
     check_definite,
-    find_law,
     find_mode,
     half_log_det,
+    nearest_law,
     value_and_slope,
     warn_of_mode,
 )
@@ -246,7 +246,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         if self._layout is not None:
             static = {"layout": self._layout, "searching": max_steps > 0}
             key = random.key_data(rng_key)
-            loc, root, *found = self._run(find_law, data, params, starts[0], key, **static)
+            loc, root, *found = self._run(nearest_law, data, params, starts[0], key, **static)
             value, norm = (np.asarray(x)[None] for x in found)
             self.fit_report = FitReport(value, norm, np.zeros(1, int), ("best",), np.nan)
             return params | {f"{self.prefix}_loc": loc, f"{self.prefix}_root": root}

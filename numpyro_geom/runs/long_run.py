@@ -29,7 +29,7 @@ from .._util import PyTree
 from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
 from .identity import check_same, data_of, identity, versions
-from .mesh import Layout, Processes
+from .mesh import DeviceLayout, Processes
 from .segments import Job, Lengths, Segments, without_mesh
 from .store import Store
 
@@ -153,7 +153,7 @@ def run(
         raise TypeError(
             f"monitor must be a function of draws, such as `stream.add`, got {monitor!r}"
         )
-    layout = Layout.of(mcmc, mesh, chain_axis, data_axis)
+    layout = DeviceLayout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
     layout.processes.all(lambda: check_rows(args, kwargs, on_bad_rows))
@@ -164,7 +164,7 @@ def run(
 
 
 def _prepared(
-    job: Job, length: int | None, directory: str | os.PathLike[str] | None, layout: Layout
+    job: Job, length: int | None, directory: str | os.PathLike[str] | None, layout: DeviceLayout
 ) -> tuple[Segments, Store | None]:
     """The segments of a run, and its files if it has a directory."""
     processes, store = layout.processes, None

@@ -37,7 +37,7 @@ from ..rows.mesh_rows import MeshRows, OverMesh
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """The placement of the arrays of a run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layout:
     abstract: bool = False
 
     @classmethod
-    def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> Layout:
+    def of(cls, mcmc: MCMC, mesh: Any, chain_axis: Any, data_axis: Any) -> DeviceLayout:
         """The layout for the user's arguments; raises unless they fit each other."""
         axes = {"chain_axis": chain_axis, "data_axis": data_axis}
         given = {name: axis for name, axis in axes.items() if axis is not None}
@@ -288,7 +288,7 @@ class Processes:
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "to_chains"))
-def _moved(state: PyTree, layout: Layout, to_chains: bool) -> PyTree:
+def _moved(state: PyTree, layout: DeviceLayout, to_chains: bool) -> PyTree:
     """Move a state from all devices to the devices of its chains, or back."""
     shardings = layout.shardings(state) if to_chains else layout.at()
     return lax.with_sharding_constraint(state, shardings)

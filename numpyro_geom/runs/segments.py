@@ -23,7 +23,7 @@ from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key, num_at_once
 from ..model.arguments import split_arrays
 from ..model.jaxprs import lean_options
-from .mesh import Layout
+from .mesh import DeviceLayout
 
 MAX_SEGMENT_DRAWS = 1000
 
@@ -101,9 +101,9 @@ class Segments:
         arrays: the model's arguments that are inputs of the program.
     """
 
-    def __init__(self, job: Job, length: int | None, layout: Layout | None = None) -> None:
+    def __init__(self, job: Job, length: int | None, layout: DeviceLayout | None = None) -> None:
         self.job, mcmc = job, job.mcmc
-        self.layout = layout = Layout() if layout is None else layout
+        self.layout = layout = DeviceLayout() if layout is None else layout
         data = layout.arguments(getattr(mcmc.sampler, "model", None), (job.args, job.kwargs))
         self._given = data
         self.arrays: Any = ()
@@ -256,7 +256,7 @@ def without_mesh(job: Job, length: int | None) -> Segments:
     """The segments of a run on a mesh, as on one device; nothing is computed."""
     mcmc = copy.copy(job.mcmc)
     mcmc.sampler = copy.copy(mcmc.sampler)  # init changes the kernel
-    return Segments(job._replace(mcmc=mcmc), length, Layout(abstract=True))
+    return Segments(job._replace(mcmc=mcmc), length, DeviceLayout(abstract=True))
 
 
 def _strong(state: PyTree) -> PyTree:

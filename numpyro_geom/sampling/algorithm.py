@@ -53,7 +53,7 @@ FARTHEST_DRIFT = 1000.0
 """Above this value drifts may only become shorter, as in a chain that starts far from the target. A
 barely unstable step never doubles the drift."""
 
-SHORTEST = 2.0**-10
+LEAST_RETRY = 2.0**-10
 """The smallest factor on the step size after steps that were undone."""
 CALM, KICK = 1.0, 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
@@ -89,20 +89,22 @@ def num_steps_from(
 
 def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
     """Halve the step after a draw with failed steps."""
-    factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.shrink.dtype)
-    return adaptation._replace(shrink=jnp.maximum(adaptation.shrink * factor, 1e-6))
+    factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.step_size_factor.dtype)
+    return adaptation._replace(
+        step_size_factor=jnp.maximum(adaptation.step_size_factor * factor, 1e-6)
+    )
 
 
-def shortened(shorter: jax.Array, finite: jax.Array) -> jax.Array:
+def retried(retry_factor: jax.Array, finite: jax.Array) -> jax.Array:
     """The factor on the step size after a step.
 
     Each step that is undone halves it, so that a chain in a place that is too narrow for its step
     size gets out. Each step that moves the chain doubles it, up to 1. It is negative directly after
     a step was undone: the next step starts from the same position again, and has not moved yet.
     """
-    size = jnp.abs(shorter)
-    longer = jnp.where(shorter < 0, size, jnp.minimum(2 * size, 1))
-    return jnp.where(finite, longer, -jnp.maximum(size / 2, SHORTEST))
+    size = jnp.abs(retry_factor)
+    longer = jnp.where(retry_factor < 0, size, jnp.minimum(2 * size, 1))
+    return jnp.where(finite, longer, -jnp.maximum(size / 2, LEAST_RETRY))
 
 
 class Algorithm(NamedTuple):
@@ -197,7 +199,7 @@ def langevin_algorithm(
                 h = 2 * t / (part + jnp.hypot(part, 2 * t**0.5 * bend))
             else:
                 h = t / (bend + part)
-            h = adaptation.shrink * h
+            h = adaptation.step_size_factor * h
         return h, adaptation.slowest, state.dynamics
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: PyTree) -> tuple[Any, Any, str]:
@@ -221,7 +223,10 @@ def follow_acceptance(adaptation: Adaptation, state: Any) -> Adaptation:
     factor = jnp.where(state.diverging, 0.5, 1.0)
     gain = 5.0 / (10.0 + state.i.astype(factor.dtype)) ** 0.75
     factor = factor * jnp.exp(gain * (state.accept_prob - TARGET_ACCEPTANCE))
-    return adaptation._replace(shrink=adaptation.shrink * factor.astype(adaptation.shrink.dtype))
+    return adaptation._replace(
+        step_size_factor=adaptation.step_size_factor
+        * factor.astype(adaptation.step_size_factor.dtype)
+    )
 
 
 # Statistics of a metric and of noise
@@ -316,7 +321,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         size = sum(x.size for x in jax.tree.leaves(start.position))
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
-            chain, trusted, control, t, old, old_ratio, shorter, failed, sums = carry
+            chain, trusted, control, t, old, old_ratio, retry_factor, failed, sums = carry
             seen = target.seen(control)
             h, tau = state.step_size, jnp.asarray(settings.temperature, dtype)
             if schedule is not None:
@@ -326,7 +331,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             if adapting:
                 h = jnp.where(moving, h, 0.0)
             if rescues:
-                h = h * jnp.abs(shorter)
+                h = h * jnp.abs(retry_factor)
             new, report = step(key_step, seen, batch, chain, h, tau, learning)
             figures = (
                 report.energy.astype(dtype),
@@ -355,8 +360,8 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             sums = sums + jnp.where(finite, of_step.astype(dtype), 0.0)
             failed = failed + (~finite | kicked)
             if rescues:
-                shorter = jnp.where(learned, shortened(shorter, finite), shorter)
-            carry = figures, old_ratio, shorter, failed, sums
+                retry_factor = jnp.where(learned, retried(retry_factor, finite), retry_factor)
+            carry = figures, old_ratio, retry_factor, failed, sums
             return chain, trusted, control, t + 1, *carry
 
         num_steps = state.num_steps if given_num_steps is None else given_num_steps
@@ -373,7 +378,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             state.steps_taken,
             (state.potential_energy, jnp.zeros((), dtype), state.step_size),
             ratio_before,
-            state.shorter,
+            state.retry_factor,
             jnp.zeros((), jnp.int32),
             jnp.zeros(3, dtype),
         )
@@ -387,7 +392,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             carry,
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
-        shorter, failed, sums = rest
+        retry_factor, failed, sums = rest
         merged = target.to_sites(chain.position)  # a draw that no step has evaluated yet
         finite = jnp.isfinite(potential.energy(merged, some_batch))
         if target.transforms is not None:
@@ -399,7 +404,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
         failed = failed + ~finite
         if rescues:
-            shorter = jnp.where(finite | ~learned, shorter, shortened(shorter, finite))
+            retry_factor = jnp.where(finite | ~learned, retry_factor, retried(retry_factor, finite))
         energy, squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
         return state._replace(
@@ -417,7 +422,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             scaled=position if state.scale else (),
             trusted=trusted,
             drift_ratio=drift_ratio,
-            shorter=shorter,
+            retry_factor=retry_factor,
             stream=stream,
             control=control,
             steps_taken=taken,

@@ -72,13 +72,13 @@ class Adaptation(NamedTuple):
 
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
-        shrink: factor on the step size, halved for each warm-up draw with a failed step. With a
-            Metropolis test the acceptance rate controls it as well.
+        step_size_factor: factor on the step size, halved for each warm-up draw with a failed step.
+            With a Metropolis test the acceptance rate controls it as well.
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
         flattest: smallest eigenvalue, or smallest absolute eigenvalue if the Hessian is indefinite;
             the smallest of these measurements.
-        slower: measured rate of relaxation over the expected one, a factor of at most 1.
+        rate_factor: measured rate of relaxation over the expected one, a factor of at most 1.
         slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
             measurements.
@@ -89,10 +89,10 @@ class Adaptation(NamedTuple):
     """
 
     num_warmup: jax.Array
-    shrink: jax.Array
+    step_size_factor: jax.Array
     curvature: jax.Array
     flattest: jax.Array
-    slower: jax.Array
+    rate_factor: jax.Array
     slowest: jax.Array
     noise: jax.Array
     start_energy: jax.Array
@@ -104,10 +104,10 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
     one = jnp.ones((), dtype)
     return Adaptation(
         num_warmup=jnp.asarray(num_warmup, jnp.int32),
-        shrink=one,
+        step_size_factor=one,
         curvature=one,
         flattest=one,
-        slower=one,
+        rate_factor=one,
         slowest=one,
         noise=jnp.zeros((), dtype),
         start_energy=jnp.asarray(jnp.inf, dtype),
@@ -146,8 +146,8 @@ class SGState(NamedTuple):
             Undone steps return to it.
         drift_ratio: squared drift of the last step over its noise; above 1,000 the smallest value
             so far. Infinite before any step.
-        shorter: factor on the step size after steps that were undone, see
-            `numpyro_geom.sampling.algorithm.shortened`; 1 in most chains.
+        retry_factor: factor on the step size after steps that were undone, see
+            `numpyro_geom.sampling.algorithm.retried`; 1 in most chains.
         stream: position in the stream of rows.
         control: the control variate's anchor; empty without one.
         steps_taken: stochastic-gradient steps so far. Schedules are functions of this number.
@@ -177,7 +177,7 @@ class SGState(NamedTuple):
     centre: PyTree
     trusted: PyTree
     drift_ratio: jax.Array
-    shorter: jax.Array
+    retry_factor: jax.Array
     stream: Any
     control: Any
     steps_taken: jax.Array

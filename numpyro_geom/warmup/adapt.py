@@ -51,7 +51,7 @@ SLOW = 0.5
 MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
 LEAST_FACTOR = 2.0**-8
-"""The smallest ``slower``."""
+"""The smallest ``rate_factor``."""
 
 
 class Due(NamedTuple):
@@ -132,12 +132,14 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
     judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
-    slower = jnp.clip(adaptation.slower * factor, LEAST_FACTOR, 1.0)
-    slower = jnp.where(judging, slower, adaptation.slower).astype(adaptation.slower.dtype)
-    slowest = adaptation.slowest * (slower / adaptation.slower)
+    rate_factor = jnp.clip(adaptation.rate_factor * factor, LEAST_FACTOR, 1.0)
+    rate_factor = jnp.where(judging, rate_factor, adaptation.rate_factor).astype(
+        adaptation.rate_factor.dtype
+    )
+    slowest = adaptation.slowest * (rate_factor / adaptation.rate_factor)
     scale = lazy_cond(judging & ~due.rescaling, emptied, scale)
     return state._replace(
-        adaptation=adaptation._replace(slower=slower, slowest=slowest), scale=scale
+        adaptation=adaptation._replace(rate_factor=rate_factor, slowest=slowest), scale=scale
     )
 
 
@@ -231,14 +233,14 @@ def _adapt(
             None if algorithm.adjusted else plain,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
-        found = found._replace(slowest=found.slower * jnp.maximum(found.flattest, least))
+        found = found._replace(slowest=found.rate_factor * jnp.maximum(found.flattest, least))
         if algorithm.adjusted:
             return found
         # failed steps bound the step size, and not its ratio to what the curvature allows
         h, *_ = algorithm.propose(found, state, seen)
         last = state.step_size * jnp.where(state.diverging, 0.5, 1.0)
-        shrink = jnp.clip(found.shrink * last / h, found.shrink, 1)
-        return found._replace(shrink=shrink.astype(found.shrink.dtype))
+        factor = jnp.clip(found.step_size_factor * last / h, found.step_size_factor, 1)
+        return found._replace(step_size_factor=factor.astype(found.step_size_factor.dtype))
 
     adaptation = lazy_cond(
         due.measuring,

@@ -32,7 +32,7 @@ Hessian that is the identity then come out between .25 and 2.25."""
 PROBES = 24
 """Number of random vectors in each round that estimates a diagonal."""
 ROUNDS = 3
-PULLS = 8
+SHIFT_PROBES = 8
 """Number of probes that also tell what noise does to means."""
 FAR = 0.99
 """Quantile of the estimated noise of many parameters that counts as the largest. The estimates have
@@ -163,7 +163,7 @@ def measure(
         of_noise, off = k == 2, k == 1
         length = jnp.sqrt(tau / jnp.maximum(largest, jnp.finfo(flat.dtype).tiny))
         # without any curvature there is no length
-        length = within_reach(energy, flat, direction, jnp.where(off, length, 0.0), temperature)
+        length = in_trust_region(energy, flat, direction, jnp.where(off, length, 0.0), temperature)
         new = ends_at(flat + length * direction, of_noise)
         higher = ~of_noise & ((k == 0) | (new.largest_magnitude > largest))
         # along negative curvature the chain drifts about as slowly as it would relax
@@ -199,7 +199,7 @@ def measure(
     )
 
 
-def within_reach(
+def in_trust_region(
     energy: Callable[[jax.Array], jax.Array],
     position: jax.Array,
     direction: jax.Array,
@@ -256,7 +256,7 @@ def look_around(
 
     The energy is asked for several pairs of a position and a direction at once: first for the
     columns of the Hessian, then on both sides of the position, along L ``noise``, until U rises as
-    in a Gaussian there, by the rule of `within_reach`.
+    in a Gaussian there, by the rule of `in_trust_region`.
 
     ``energy`` takes the same rows at every place. ``noise`` is a draw of N(0, I), and ``other`` is
     a second position.
@@ -357,7 +357,7 @@ def total_noise(potential: Potential, position: PyTree, rng_key: jax.Array) -> j
             total += weight / rows.size * jnp.vdot(noise, noise)
         return total
 
-    return lax.fori_loop(0, PULLS, look, jnp.zeros((), flat.dtype)) / PULLS
+    return lax.fori_loop(0, SHIFT_PROBES, look, jnp.zeros((), flat.dtype)) / SHIFT_PROBES
 
 
 def _elsewhere(position: jax.Array, rng_key: jax.Array) -> jax.Array:
@@ -376,25 +376,25 @@ def _noise_of_groups(
     plain: Potential | None,
     temperature: float,
 ) -> jax.Array:
-    """The largest noise of many groups: lam_C of `_on_other_rows`, `FAR` of C's diagonal, or pull.
+    """The largest noise of many groups: lam_C of `_on_other_rows`, `FAR` of C's diagonal, or shift.
 
     If each of many groups has few rows, a power iteration from some rows misses the group with the
     largest noise. And at any position a few groups are far from an anchor. The noise that widens a
     group is its mean over positions. One loop takes all estimates, so that the energy of the rows
     occurs once.
 
-    The pull of the noise is tau^{1/2} |grad tr(H C)| / 2 along the shared parameters. Where noise
+    The shift by the noise is tau^{1/2} |grad tr(H C)| / 2 along the shared parameters. Where noise
     widens the law by the covariance b tau C, it moves the mean by -b tau grad tr(H C) / 2. In sd
-    this is b times the pull, as b lam_C is the error of a variance. It is by far the larger one for
-    a scale of many values: each of them says little about the scale, but all are too wide.
+    this is b times the shift, as b lam_C is the error of a variance. It is by far the larger one
+    for a scale of many values: each of them says little about the scale, but all are too wide.
 
-    For ``noise_factor`` and ``plain`` see `measure`. A control variate changes nothing in the pull,
+    For ``noise_factor`` and ``plain`` see `measure`. A control variate changes nothing in it,
     because it is at most quadratic.
     """
     flat, unravel = ravel(position)
     sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
 
-    def pull_of(plain: Potential, _: Any, noise: jax.Array, place: Any, key: Any) -> jax.Array:
+    def shift_of(plain: Potential, _: Any, noise: jax.Array, place: Any, key: Any) -> jax.Array:
         """The gradient of v' H v, for noise v from other rows, by differences of up to one sd."""
         rows = plain.curvature_batch(random.fold_in(key, 1))
         length = 1 / jnp.maximum(jnp.max(jnp.abs(noise)), jnp.finfo(flat.dtype).tiny)
@@ -408,7 +408,7 @@ def _noise_of_groups(
         return (ahead + behind - 2 * here) / length**2
 
     def look(j: jax.Array, found: tuple) -> tuple:
-        v, _, last, diagonal, pulls = found
+        v, _, last, diagonal, shifts = found
         k = j - PROBES
         key = random.fold_in(rng_key, jnp.where(k < 0, j, jnp.maximum(k - POWER_STEPS + 1, 0)))
         there, along = _elsewhere(flat, key), root(v)
@@ -424,23 +424,23 @@ def _noise_of_groups(
             entries = entries + noise**2
             if plain is None:
                 continue
-            told = partial(pull_of, plain)
-            pull = lazy_cond(j < PULLS, told, pulls[0], noise, there, key)
-            pull = jnp.where(j < PULLS, noise_factor * pull / (PULLS / 2), 0)
-            pulls = pulls.at[j % 2].add(pull)
+            told = partial(shift_of, plain)
+            shift = lazy_cond(j < SHIFT_PROBES, told, shifts[0], noise, there, key)
+            shift = jnp.where(j < SHIFT_PROBES, noise_factor * shift / (SHIFT_PROBES / 2), 0)
+            shifts = shifts.at[j % 2].add(shift)
         product = root(noise_factor * product)
         turned = jnp.where((k >= 0) & (k < POWER_STEPS), normalise(product)[0], v)
-        return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES, pulls
+        return turned, last, product, diagonal + jnp.where(k < 0, entries, 0) / PROBES, shifts
 
     start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
     nothing = jnp.zeros_like(start)
     none = jnp.zeros((2, layout.num_shared), flat.dtype)
     found = normalise(start)[0], nothing, nothing, nothing, none
-    _, one, other, diagonal, pulls = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
+    _, one, other, diagonal, shifts = lax.fori_loop(0, PROBES + POWER_STEPS + 2, look, found)
     diagonal = noise_factor * diagonal
-    pull = jnp.sqrt(rule_temperature(temperature) * jnp.abs(jnp.vdot(*pulls))) / 2
+    shift = jnp.sqrt(rule_temperature(temperature) * jnp.abs(jnp.vdot(*shifts))) / 2
     most = jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), jnp.quantile(diagonal, FAR))
-    return jnp.where(jnp.isfinite(pull), jnp.maximum(most, pull), most)
+    return jnp.where(jnp.isfinite(shift), jnp.maximum(most, shift), most)
 
 
 def _on_other_rows(

@@ -25,7 +25,7 @@ from ..model.scale import LowRankRoot, Scale, scale_about, times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, Target, is_by_site
-from .curvature import chance, diagonal_curvature, hessian_at, roots, within_reach
+from .curvature import chance, diagonal_curvature, hessian_at, in_trust_region, roots
 from .lanczos import ritz_vectors
 
 LOW_RANK_PRODUCTS = 64
@@ -76,20 +76,22 @@ def scale_of_diagonal(
     potential, (centre, unravel) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     seen = in_coordinates(potential, unravel)
-    root *= share_within_reach(seen, centre, root, target.temperature, rng_key)
+    root *= share_in_trust_region(seen, centre, root, target.temperature, rng_key)
     if settings.dense_scale:
         return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
     return scale_about(centre, root, 1 / root)
 
 
-def share_within_reach(
+def share_in_trust_region(
     potential: Potential, centre: jax.Array, root: Any, temperature: float, rng_key: jax.Array
 ) -> jax.Array:
     """The share of L that counts: at a place that is flatter than the target, L is too large."""
     batch = potential.curvature_batch(rng_key)
     noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
     direction = rule_temperature(temperature) ** 0.5 * times(root, noise)
-    return within_reach(lambda x: potential.energy(x, batch), centre, direction, 1.0, temperature)
+    return in_trust_region(
+        lambda x: potential.energy(x, batch), centre, direction, 1.0, temperature
+    )
 
 
 def low_rank_root(
@@ -239,8 +241,8 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             new = scale_about(centre, times(scale.root, root), times(inverse, scale.inverse))
         finite = all_finite((new.root, new.inverse))
         # steps failed in the old coordinates
-        shrink = jnp.ones_like(state.adaptation.shrink)
-        state = state._replace(adaptation=state.adaptation._replace(shrink=shrink))
+        factor = jnp.ones_like(state.adaptation.step_size_factor)
+        state = state._replace(adaptation=state.adaptation._replace(step_size_factor=factor))
         new = tree_where(finite, new, emptied(scale))
         return rescaled(state, new, settings, num_data)
 

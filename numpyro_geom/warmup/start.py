@@ -4,7 +4,7 @@
    unconstrained space. Gradients there can be many orders of magnitude larger than in the
    posterior. A chain with a step size for such gradients never leaves. Adam's steps do not depend
    on the gradient's magnitude.
-2. `find_law`: up to 256 dimensions, Newton's steps follow. Adam's steps are equal in all
+2. `law_with_most_mass`: up to 256 dimensions, Newton's steps follow. Adam's steps are equal in all
    coordinates. If scales differ strongly, Adam ends many standard deviations off the mode. The
    scale and the noise that are measured there do not fit the posterior. Newton's steps do not
    depend on scales. The scale and the control variate's anchor are set there (`find_typical_set`).
@@ -76,7 +76,7 @@ from .scale import (
     low_rank_root,
     scale_of_diagonal,
     scale_of_law,
-    share_within_reach,
+    share_in_trust_region,
 )
 
 REFINEMENTS = 2
@@ -356,7 +356,7 @@ def _damped(grad: PyTree) -> PyTree:
 # 2. The normal law about the mass
 
 
-class Around(NamedTuple):
+class LawFacts(NamedTuple):
     """What is known about a place besides its energy.
 
     Attributes:
@@ -368,9 +368,9 @@ class Around(NamedTuple):
     log_det: jax.Array
 
 
-def find_law(
+def law_with_most_mass(
     target: Target, position: jax.Array, rng_key: jax.Array, searching: bool
-) -> tuple[Place, jax.Array, jax.Array]:
+) -> tuple[Iterate, jax.Array, jax.Array]:
     """The normal law with the most mass: with Adam from ``position``, then with Newton's steps.
 
     Adam's steps stop near the mass, as in `search`. Newton's steps have a gradient on all rows and
@@ -378,8 +378,8 @@ def find_law(
     `look_around`, and in the gradient on all rows.
 
     Returns:
-        The last place, with `Around` it; the start and I if nothing is finite. U at the start. And
-        where a chain starts: at a draw of the law, within its reach, since the middle of D
+        The last iterate, with `LawFacts`; the start and I if nothing is finite. U at the start. And
+        where a chain starts: at a draw of the law, in its trust region, since the middle of D
         dimensions is not typical (U is tau D / 2 below its mean there).
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
@@ -388,7 +388,7 @@ def find_law(
     key_rows, key_noise, key_adam = (random.fold_in(rng_key, k) for k in range(3))
     noise = random.normal(key_noise, position.shape, position.dtype)
 
-    def off(place: Place) -> Callable:
+    def off(place: Iterate) -> Callable:
         """A draw of the normal law about the position."""
         width = tau**0.5 * place.extra.share
 
@@ -419,7 +419,7 @@ def find_law(
         fall = jnp.where(closing, place.loss - loss, view.before - view.energy + gain)
         fall = jnp.where(target.is_usable(new), fall, jnp.nan)
         taken = (fall > 0) & (~closing | jnp.all(jnp.isfinite(known[1])))
-        found = Place(new, *known, view.root, view.inverse, loss, Around(view.share, log_det))
+        found = Iterate(new, *known, view.root, view.inverse, loss, LawFacts(view.share, log_det))
         # until Newton's first step, which stays at the place
         fresh = found._replace(gradient=jnp.zeros_like(new), loss=place.loss)
         found = tree_where(closing, found, fresh)
@@ -442,7 +442,7 @@ def find_law(
     now = _first(potential, position, key_adam)
     if not searching:
         now = now._replace(num_reductions=now.num_reductions + MAX_REDUCTIONS)
-    start = nowhere(position, Around(0 * one, nan)), now, nan, one, now.num_rounds
+    start = first_iterate(position, LawFacts(0 * one, nan)), now, nan, one, now.num_rounds
     place, _, first, *_ = lax.while_loop(unfinished, one_round, start)
     share = jnp.where(place.extra.share > 0, place.extra.share, 1)
     place = place._replace(extra=place.extra._replace(share=share))
@@ -454,8 +454,8 @@ def find_law(
 
 def search_often(
     target: Target, position: jax.Array, rng_key: jax.Array, searching: bool, number: int
-) -> tuple[tuple[Place, jax.Array, jax.Array], jax.Array]:
-    """`find_law` from several positions, and the choice of one end, in one loop.
+) -> tuple[tuple[Iterate, jax.Array, jax.Array], jax.Array]:
+    """`law_with_most_mass` from several positions, and the choice of one end, in one loop.
 
     An end is chosen with the probability of its normal law, exp(-loss / tau). So a mode without
     mass is not chosen if another search has found the mass, and chains start in different modes if
@@ -463,12 +463,12 @@ def search_often(
     The first search starts at ``position``, the others start at uniform positions.
 
     Returns:
-        What `find_law` returns, and the loss of each end in nats, shape (number,), the chosen one
-        first: U - tau log |det L|, minus the log mass of its normal law. Infinite where a search
-        has found nothing finite.
+        What `law_with_most_mass` returns, and the loss of each end in nats, shape (number,), the
+        chosen one first: U - tau log |det L|, minus the log mass of its normal law. Infinite where
+        a search has found nothing finite.
     """
     if number == 1:
-        found = find_law(target, position, rng_key, searching)
+        found = law_with_most_mass(target, position, rng_key, searching)
         return found, found[0].loss[None]
 
     tau, dtype = rule_temperature(target.temperature), position.dtype
@@ -478,7 +478,7 @@ def search_often(
         key = random.fold_in(rng_key, k)
         other = random.uniform(random.fold_in(key, 3), position.shape, dtype)
         start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
-        found = find_law(target, start, key, True)
+        found = law_with_most_mass(target, start, key, True)
         loss = jnp.where(jnp.isfinite(found[0].loss), found[0].loss, jnp.inf)
         chance = random.uniform(random.fold_in(key, 4), (), dtype)
         rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
@@ -490,7 +490,7 @@ def search_often(
         law, _, typical = tree_where(better, found, kept)
         return k + 1, ends, (law, first, typical), jnp.where(better, score, best)
 
-    law = nowhere(position, Around(jnp.zeros((), dtype), jnp.zeros((), dtype)))
+    law = first_iterate(position, LawFacts(jnp.zeros((), dtype), jnp.zeros((), dtype)))
     none = jnp.full((), -jnp.inf, dtype)
     ends, kept = jnp.full(number, jnp.inf, dtype), (law, none, position)
     start = jnp.zeros((), jnp.int32), ends, kept, none
@@ -612,14 +612,14 @@ def find_low_rank(
 
     Adam's steps are equal in all coordinates, and end far from the mass if parameters are
     correlated. So Newton's steps follow, by conjugate gradients: the Hessian is known by
-    `low_rank_root`, and the gradient on all rows. They lower U - tau log |det L|, as in `find_law`.
+    `low_rank_root`, and the gradient on all rows. They lower U - tau log |det L|.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
     if searching:
         position, _ = _with_anchors(target, position, control, rng_key, True)
 
-    def evaluate(x: jax.Array) -> Place:
+    def evaluate(x: jax.Array) -> Iterate:
         if potential.on_all_rows is not None:
             _, energy, gradient, _ = anchor_at(potential, x)
         else:
@@ -627,7 +627,7 @@ def find_low_rank(
             energy, gradient = jax.value_and_grad(potential.energy)(x, batch)
         root, known = low_rank_root(potential, x, gradient, rng_key)
         loss = jnp.where(target.is_usable(x), energy - tau * root.log_det(), jnp.inf)
-        return Place(x, energy, gradient, root, (), loss, known)
+        return Iterate(x, energy, gradient, root, (), loss, known)
 
     rank = min(LOW_RANK_PRODUCTS, position.size)
     ones = jnp.ones_like(position)
@@ -638,11 +638,11 @@ def find_low_rank(
         position,
         most_steps=MOST_NEWTON_STEPS if searching and exact else 1,
         enough=NEAR * tau,
-        first=Place(position, infinite, 0 * ones, unit, (), infinite, none),
+        first=Iterate(position, infinite, 0 * ones, unit, (), infinite, none),
     )
     root: LowRankRoot = place.root
     root = replace(root, factors=jnp.where(place.extra, root.factors, 1))
-    share = share_within_reach(potential, place.position, root, target.temperature, rng_key)
+    share = share_in_trust_region(potential, place.position, root, target.temperature, rng_key)
     return place.position, scale_about(place.position, root.then(share * ones))
 
 
@@ -838,7 +838,7 @@ LEAST_LENGTH = SHRINKAGE**8
 """Shortest step, as a share of Newton's step."""
 
 
-class Place(NamedTuple):
+class Iterate(NamedTuple):
     """A position, and the normal law that the energy's curvature there suggests.
 
     Attributes:
@@ -870,21 +870,21 @@ class Place(NamedTuple):
         return self.position - length * times(self.root, times(self.root.T, self.gradient))
 
 
-def nowhere(start: jax.Array, extra: Any = ()) -> Place:
+def first_iterate(start: jax.Array, extra: Any = ()) -> Iterate:
     """A place of which nothing is known but its position."""
     infinite, unit = jnp.full((), jnp.inf, start.dtype), jnp.eye(start.size, dtype=start.dtype)
-    return Place(start, infinite, jnp.zeros_like(start), unit, unit, infinite, extra)
+    return Iterate(start, infinite, jnp.zeros_like(start), unit, unit, infinite, extra)
 
 
 def newton(
-    evaluate: Callable[[jax.Array], Place],
+    evaluate: Callable[[jax.Array], Iterate],
     start: jax.Array,
     *,
     most_steps: int,
     enough: float | jax.Array,
     rounding: float | jax.Array = 0.0,
-    first: Place | None = None,
-) -> tuple[Place, jax.Array]:
+    first: Iterate | None = None,
+) -> tuple[Iterate, jax.Array]:
     """Steps theta - h L L' grad U from ``start``, where h is 1, or a quarter after each failure.
 
     A step with a finite gradient that lowers the loss is taken. ``evaluate`` occurs once in the
@@ -893,8 +893,8 @@ def newton(
     The search ends after ``most_steps`` evaluations, or if the next step promises a smaller fall of
     U than ``enough``, in nats. ``rounding`` is the size of rounding errors in the loss. A step that
     raises the loss by less is taken, since the gradient is more accurate. A smaller fall makes the
-    next step shorter. ``first`` is the place before the first evaluation, by default `nowhere`,
-    with L = I.
+    next step shorter. ``first`` is the iterate before the first evaluation, by default
+    `first_iterate`, with L = I.
 
     Returns:
         The last position taken, and the number of evaluations. If nothing is finite, the start with
@@ -915,7 +915,7 @@ def newton(
         length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
         return tree_where(taken, new, place), length, steps + 1
 
-    first = nowhere(start) if first is None else first
+    first = first_iterate(start) if first is None else first
     carry = first, jnp.ones((), start.dtype), jnp.zeros((), jnp.int32)
     place, _, steps = lax.while_loop(proceed, step, carry)
     return place, steps
