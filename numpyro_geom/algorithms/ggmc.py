@@ -125,8 +125,6 @@ class GGMC(SGKernel):
         num_steps: L, or ``"auto"`` for one relaxation time. With minibatches ``"auto"`` means three
             relaxation times, but no more steps than cost about as much as the energy on all rows.
         temperature: tau, above 0.
-        batching: ``"replacement"`` or ``"stratified"``. With ``"epoch"`` the reverse of a sequence
-            of batches would not be as likely as the sequence.
         control_variate: whether to correct minibatch gradients by those at an anchor that warm-up
             finds, or the order of the correction. ``"auto"`` uses the order, 0, 1 or (up to 256
             parameters, or with groups) 2, that the measured noise favours.
