@@ -406,7 +406,7 @@ def _watch_runs() -> None:
             run(self, *args, **kwargs)
         finally:
             util.maybe_jit = jit
-        import_module("numpyro_geom.diagnostics").after_run(self)
+        import_module("numpyro_geom.diagnostics.inference_data").after_run(self)
 
     watched.watches = True  # type: ignore[attr-defined]
     MCMC.run = watched

@@ -72,7 +72,7 @@ def test_other_kernels_run_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """`MCMC.run` calls NumPyro's own function, and looks only at draws of this package."""
     numpyro_geom.SGRLD(lambda: None)
     looked: list[Any] = []
-    monkeypatch.setattr(numpyro_geom.diagnostics, "after_run", looked.append)
+    monkeypatch.setattr("numpyro_geom.diagnostics.inference_data.after_run", looked.append)
     for kernel, count in (NUTS, 0), (numpyro_geom.SGRLD, 1):
         mcmc = MCMC(kernel(potential_fn=energy), num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(jax.random.key(0), init_params={"x": jnp.zeros(2)})

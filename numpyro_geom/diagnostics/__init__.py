@@ -3,7 +3,7 @@
 from .._checks import SamplingWarning
 from .checks import Check
 from .comparison import Comparison, ScalarDifference, compare
-from .inference_data import after_run, to_inference_data
+from .inference_data import to_inference_data
 from .predictive import PredictionStream
 from .report import Report, diagnose
 from .step_size_bias import BiasCurve, ScalarBias, bias_vs_step
@@ -17,7 +17,6 @@ __all__ = [
     "SamplingWarning",
     "ScalarBias",
     "ScalarDifference",
-    "after_run",
     "bias_vs_step",
     "compare",
     "diagnose",
