@@ -1,4 +1,4 @@
-"""Private names of NumPyro and its `MCMC`: no other module uses them."""
+"""Private names of NumPyro and its `MCMC`. `kernel.py` has what is replaced during a run."""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from operator import is_
 from types import MappingProxyType
@@ -70,6 +73,7 @@ class SGKernel(MCMCKernel):
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         # each subclass has its own signature: this refuses other arguments, with a remedy
         check_arguments(cls, args, arguments)
+        _watch_runs()
         return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -82,7 +86,6 @@ class SGKernel(MCMCKernel):
         checks: Mapping[str, Validator] = MappingProxyType({}),
         **fixed: Any,
     ) -> None:
-        _watch_runs()
         given = {n: x for n, x in arguments.items() if n not in ("self", "__class__")}
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
         self._settings = Settings(self._arguments, checks, fixed)
@@ -394,19 +397,41 @@ def _watch_runs() -> None:
         if not isinstance(self.sampler, SGKernel):
             run(self, *args, **kwargs)
             return
-        jit = util.maybe_jit
-
-        def lean_jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
-            inner = jit(fn, *args, **kwargs)
-            outer = jit(fn, *args, compiler_options=lean_options(), **kwargs)
-            return lambda *values: (inner if in_trace(values) else outer)(*values)
-
-        util.maybe_jit = lean_jit
-        try:
+        with _lean_loops():
             run(self, *args, **kwargs)
-        finally:
-            util.maybe_jit = jit
+        # by name, because reports are above kernels
         import_module("numpyro_geom.diagnostics.inference_data").after_run(self)
 
     watched.watches = True  # type: ignore[attr-defined]
     MCMC.run = watched
+
+
+_lean: ContextVar[bool] = ContextVar("lean", default=False)
+_lock = threading.Lock()
+_replaced: list[Callable] = []  # NumPyro's `maybe_jit`, once for each run in progress
+
+
+@contextmanager
+def _lean_loops() -> Iterator[None]:
+    """A context in which NumPyro's loops of this thread are compiled with `lean_options`."""
+
+    def lean_jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
+        inner = jit(fn, *args, **kwargs)
+        if not _lean.get():
+            return inner
+        outer = jit(fn, *args, compiler_options=lean_options(), **kwargs)
+        return lambda *values: (inner if in_trace(values) else outer)(*values)
+
+    with _lock:
+        jit = _replaced[0] if _replaced else util.maybe_jit
+        _replaced.append(jit)
+        util.maybe_jit = lean_jit
+    token = _lean.set(True)
+    try:
+        yield
+    finally:
+        _lean.reset(token)
+        with _lock:
+            _replaced.pop()
+            if not _replaced:
+                util.maybe_jit = jit
