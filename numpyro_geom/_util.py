@@ -78,13 +78,6 @@ def are_known(tree: PyTree) -> bool:
     return all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree))
 
 
-def named(path: tuple) -> str:
-    """The site or the parameter that a path of a position leads to, in words."""
-    if len(path) == 1 and isinstance(path[0], jax.tree_util.DictKey):
-        return f"site {path[0].key!r}"
-    return f"parameter {jax.tree_util.keystr(path)}" if path else "the position"
-
-
 def is_key(x: Any) -> bool:
     """Whether an array holds typed keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

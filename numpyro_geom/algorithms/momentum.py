@@ -35,12 +35,8 @@ from ..sampling.state import Adaptation, SGState
 
 MOST_FRICTION = 1.0
 """Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
-MOMENTUM_DRAW_LENGTH = 1.0
-"""Relaxation times per draw under ``num_steps="auto"``. At 1, half of the critical friction reaches
-100% of the best effective draws per gradient, with independent draws. With the correlation exp(-t),
-at a friction that noise makes large, it is 92%."""
 
-num_steps = partial(num_steps_from, draw_length=MOMENTUM_DRAW_LENGTH)
+num_steps = partial(num_steps_from, draw_length=1.0)
 """Steps per draw under ``num_steps="auto"``."""
 
 

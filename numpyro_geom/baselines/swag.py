@@ -28,22 +28,15 @@ from ..model.derivatives import linearize
 from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
-from ..warmup.lanczos import extreme_eigenvalues
+from ..warmup.lanczos import LANCZOS_STEPS, extreme_eigenvalues
 from .training import start, train
 
-NUM_SNAPSHOTS = 100
-"""Number of snapshots under ``collect_every=None``."""
 MODE_STEPS = 5_000
 """Adam steps to a mode, at a rate that falls from 0.01 along a cosine, without ``init_params``."""
 BURN_IN = 0.2
 """Share of the constant-rate steps before the first snapshot."""
-RATE_BATCHES = 8
-"""Minibatches whose curvature bounds the learning rate."""
-NOISE_PAIRS = 64
-"""Pairs of minibatches whose gradients' differences measure their noise."""
 LARGEST_RATE_DRIFT = 0.5
 """Bound on the product of the rate and the curvature of a minibatch."""
-CURVATURE_STEPS = 20
 
 
 class SWAGParams(NamedTuple):
@@ -173,7 +166,7 @@ class SWAG(Guide):
         burn_in = int(BURN_IN * num_steps)
         kept = num_steps - burn_in
         if collect_every is None:
-            collect_every = max(1, kept // max(NUM_SNAPSHOTS, rank))
+            collect_every = max(1, kept // max(100, rank))
         collect_every = check_int("collect_every", collect_every)
         num_snapshots = kept // collect_every
         if num_snapshots < rank:
@@ -387,8 +380,8 @@ def _stable_rate(
         key_batch, key_start = random.split(key)
         _, product = linearize(gradient(key_batch), position)
         start = random.normal(key_start, position.shape, position.dtype)
-        return extreme_eigenvalues(product, position.size, start, CURVATURE_STEPS).largest_magnitude
+        return extreme_eigenvalues(product, position.size, start, LANCZOS_STEPS).largest_magnitude
 
-    trace = jnp.mean(lax.map(noise, random.split(key_noise, NOISE_PAIRS)))
-    lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, RATE_BATCHES))))
+    trace = jnp.mean(lax.map(noise, random.split(key_noise, 64)))
+    lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, 8))))
     return jnp.minimum(2 * position.size / trace, LARGEST_RATE_DRIFT / lam)

@@ -22,8 +22,6 @@ from ..sampling.state import Adaptation, Chain, SGState, StepReport
 
 SETTLING_STEPS = 200
 """Steps at the start that measure gradient noise while the position does not move."""
-LARGEST_DRIFT = 1.0
-"""Bound on the rate times the largest curvature; the iteration is unstable from 2 on."""
 
 
 class NoiseVariance(NamedTuple):
@@ -185,7 +183,7 @@ def _propose(
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     """The optimal rate, in the place of the step of a bias tolerance."""
     h = optimal_rate(state.metric_state.statistic, potential.num_data, settings.temperature)
-    h = adaptation.step_size_factor * jnp.minimum(h, LARGEST_DRIFT / adaptation.curvature)
+    h = adaptation.step_size_factor * jnp.minimum(h, 1 / adaptation.curvature)
     return h, adaptation.slowest, state.dynamics
 
 

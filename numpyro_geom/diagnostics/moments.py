@@ -58,8 +58,6 @@ from .replay import latent_draws, summed_out
 
 MAX_FULL_COVARIANCE = 200
 """Number of coordinates above which S is diagonal."""
-DRAWS_A_COORDINATE = 10
-"""Effective draws per coordinate below which S is diagonal, because its noise would dominate."""
 
 
 class MomentErrors(NamedTuple):
@@ -107,7 +105,7 @@ def moment_errors(arrays: Mapping[str, np.ndarray], temperature: float) -> Momen
         some = evenly(size, MAX_ENTRIES)
         names, centred, grad = tuple(names[k] for k in some), centred[..., some], grad[..., some]
     of_draws = effective_size(centred)
-    full = size <= min(MAX_FULL_COVARIANCE, of_draws.min() / 2 // DRAWS_A_COORDINATE)
+    full = size <= min(MAX_FULL_COVARIANCE, of_draws.min() / 2 // 10)
     multiply = np.matmul if full else np.multiply
     # about one draw first, so that a gradient that never changes becomes 0 and not its rounding
     start = grad[finite][0]
@@ -158,12 +156,6 @@ MAX_WORK = 2**28
 """Largest number of observed values times draws for gradients; beyond it, draws are left out."""
 MOST_SECONDS = 10.0
 """Longest time for gradients; compiling them comes on top."""
-UNKNOWN_LOOP = 100
-"""Turns of a loop whose length is not known, for the number of positions."""
-LARGEST_ROUNDING = 0.1
-"""Largest rounding error of an unconstrained coordinate, in sd. It is the change of the coordinate
-if the constrained draw changes to the next floating-point number. Above it, the coordinate is
-hidden."""
 
 
 def gradients_at_draws(
@@ -226,7 +218,7 @@ def gradients_at_draws(
     z, rounding = jax.tree.map(host, positions(arrays, filled(places)))
     at_once = min(len(next(iter(z.values()))), LANES, num_at_once(32 * rows))
     one = {name: x[:1] for name, x in z.items()}
-    operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, UNKNOWN_LOOP)
+    operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, 100)
     at_once = max(1, min(at_once, int(MAX_WORK / operations)))
     block = {name: x[:at_once] for name, x in z.items()}
     program = jax.jit(gradients, compiler_options=lean_options()).lower(arrays, block).compile()
@@ -250,7 +242,7 @@ def gradients_at_draws(
     for name, x in z.items():
         finite = np.isfinite(x) & np.isfinite(rounding[name])
         changes = np.mean(np.where(finite, rounding[name], 0.0) ** 2, 0) ** 0.5
-        hidden = changes > LARGEST_ROUNDING * np.std(np.where(finite, x, 0.0), 0)
+        hidden = changes > 0.1 * np.std(np.where(finite, x, 0.0), 0)
         shape = (chains, -(-draws // every), *x.shape[1:])
         found[POSITION + name] = x.reshape(shape)
         found[GRADIENT + name] = np.where(hidden, np.nan, grad[name]).reshape(shape)

@@ -20,9 +20,6 @@ from ..kernel import SGKernel, SGState
 from .draws import MomentEstimates, chosen, estimate_moments, named, paths, to_scalars
 from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
 
-SETTLING = 5
-"""At each new step size, the first draws are dropped: one for every five draws that are kept."""
-
 
 class ScalarBias(NamedTuple):
     """How the mean or the sd of one scalar depends on the step size; errors are standard errors.
@@ -259,7 +256,7 @@ def bias_vs_step(
     steps = tuple(max(1, round(num_steps / factor)) for factor in sizes)
     # all runs share one program, with `unit` steps per call; a draw is one or several calls
     unit = math.gcd(*steps)
-    dropped = -(-num_samples // SETTLING)
+    dropped = -(-num_samples // 5)
     values, ends = jnp.asarray(step_sizes), jnp.cumsum((dropped + num_samples) * jnp.asarray(steps))
 
     def one_after_another(t: jax.Array) -> jax.Array:

@@ -32,8 +32,6 @@ NEARER_STEPS = 10
 """Steps -P^-1 grad from where the best run has ended, while each halves the distance from the mode.
 L-BFGS ends early where rounding of U hides its fall: on splines, 1.6 posterior sd away in 18
 directions together."""
-LAW_PAIRS = 4
-"""Pairs of draws for a mean gradient of the nearest normal law."""
 FARTHEST_MEAN = 1.0
 """Shift in sd above which `_surroundings_of`, an expansion at the mode, is not trusted."""
 
@@ -212,7 +210,7 @@ def nearest_law(
     See `numpyro_geom.warmup.start.find_arrow`.
     """
     target = Target(in_coordinates(posterior.model.potential(), posterior.unravel), 1.0)
-    anchor, root = find_arrow(target, layout, start, rng_key, searching, LAW_PAIRS)
+    anchor, root = find_arrow(target, layout, start, rng_key, searching, 4)
     return anchor.position, root, anchor.energy, jnp.linalg.norm(anchor.grad)
 
 

@@ -134,7 +134,6 @@ def _first_step(field: Callable, start: tuple[Flat, Flat], rtol: float, atol: fl
 
 STAGES = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Fractions of the gradient's scale in the metric, one after another."""
-NEWTON_STEPS = 8
 LARGEST_MISS = 1e-3
 """Largest distance of an end point that hits its target, root mean square in posterior sd."""
 
@@ -192,7 +191,7 @@ def log_map(precision: jax.Array, target: Flat, alpha2: float = 1.0) -> tuple[Fl
 
         def proceed(carry: tuple) -> jax.Array:
             _, residual, count = carry
-            return (size(residual) > LARGEST_MISS / 100) & (count < NEWTON_STEPS)
+            return (size(residual) > LARGEST_MISS / 100) & (count < 8)
 
         start = (unknown, miss(fraction, unknown), jnp.zeros((), jnp.int32))
         unknown, residual, _ = lax.while_loop(proceed, newton, start)

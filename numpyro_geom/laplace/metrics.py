@@ -22,14 +22,12 @@ from .geodesic import RiemannianMetric
 from .information import form as forms
 from .information.form import HIGHEST, Flat
 from .predictive import FlatPosterior
-from .settings import check_dense, is_wide
+from .settings import MEAN_LIMIT, check_dense, is_wide
 
 CG_STEPS = 1000
 """Steps after which conjugate gradients give up."""
 RANK = 32
 """Rank of the sketches of G."""
-FEW = 200
-"""Dimensions (or outputs) up to which matrices are formed: equally fast, and faster to compile."""
 
 
 # --- quadratic forms
@@ -317,7 +315,9 @@ def choose_solver(posterior: FlatPosterior) -> str:
     chosen, size, structure = posterior.settings.solver, posterior.size, posterior.structure
     if chosen == "auto":
         # forming a matrix takes one product per column; only a linear map is cheaper
-        cheap = min(size, posterior.num_outputs) <= FEW or (structure.affine and structure.diagonal)
+        cheap = min(size, posterior.num_outputs) <= MEAN_LIMIT or (
+            structure.affine and structure.diagonal
+        )
         chosen = "cholesky" if cheap and not is_wide(size) else "cg"
     if chosen == "cholesky":
         check_dense(size, "solver='cholesky'", "solver='cg'")

@@ -71,18 +71,15 @@ def work(jaxpr: Jaxpr, unknown: int = 1) -> float:
     return total
 
 
-def needed(
-    jaxpr: Jaxpr, results: Iterable[Any], always: Callable[[JaxprEqn], bool] = lambda _: False
-) -> tuple[list[JaxprEqn], set[Any]]:
+def needed(jaxpr: Jaxpr, results: Iterable[Any]) -> tuple[list[JaxprEqn], set[Any]]:
     """Equations that results depend on, and the variables among their inputs and the results.
 
-    Literals among the results do not count. ``always`` tells whether an equation is needed for
-    another reason, such as an effect.
+    Literals among the results do not count.
     """
     variables = {x for x in results if not isinstance(x, Literal)}
     found = []
     for equation in reversed(jaxpr.eqns):
-        if always(equation) or not variables.isdisjoint(equation.outvars):
+        if not variables.isdisjoint(equation.outvars):
             found.append(equation)
             variables.update(x for x in equation.invars if not isinstance(x, Literal))
     return found[::-1], variables

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from numpyro import handlers
-from numpyro.infer.inspect import get_dependencies
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 from .._numpyro import unconstrained_value
@@ -117,12 +116,6 @@ class Model:
     def of_kind(self, *kinds: str) -> list[str]:
         """Names of the sites of these kinds."""
         return [name for name, site in self.sites.items() if site.kind in kinds]
-
-    @property
-    def is_hierarchy(self) -> bool:
-        """Whether the prior of a latent site depends on another latent site."""
-        found = get_dependencies(self.runnable, self.args, self.kwargs)["prior_dependencies"]
-        return any(set(found.get(name, ())) - {name} for name in self.of_kind("latent"))
 
     @property
     def runnable(self) -> Callable:

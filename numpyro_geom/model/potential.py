@@ -60,24 +60,12 @@ class Potential(NamedTuple):
     on_host: bool = False
     full_energy: Callable[[PyTree], jax.Array] | None = None
 
-    def gradient(self, position: PyTree, rng_key: jax.Array, stream: Any) -> PyTree:
-        """An estimate of U's gradient, from the next minibatch."""
-        return jax.grad(self.energy)(position, self.draw(rng_key, stream)[0])
 
-
-def in_coordinates(
-    potential: Potential,
-    to_sites: Callable[[PyTree], PyTree],
-    correction: Callable[[PyTree], jax.Array] | None = None,
-) -> Potential:
-    """The potential as a function of other coordinates of the position.
-
-    ``correction`` is an addition to the energy, as a function of the coordinates.
-    """
+def in_coordinates(potential: Potential, to_sites: Callable[[PyTree], PyTree]) -> Potential:
+    """The potential as a function of other coordinates of the position."""
 
     def energy(coordinates: PyTree, batch: Batch) -> jax.Array:
-        total = potential.energy(to_sites(coordinates), batch)
-        return total if correction is None else total + correction(coordinates)
+        return potential.energy(to_sites(coordinates), batch)
 
     def score_noise(rng_key: jax.Array) -> tuple:
         return tuple(

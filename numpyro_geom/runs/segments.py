@@ -25,8 +25,6 @@ from ..model.arguments import split_arrays
 from ..model.jaxprs import lean_options
 from .mesh import DeviceLayout
 
-MAX_SEGMENT_DRAWS = 1000
-
 
 class Job(NamedTuple):
     """What to run, with the arguments of ``mcmc.run``.
@@ -123,7 +121,7 @@ class Segments:
         chains = 1 if self.together else mcmc.num_chains
         if length is None:
             size = chains * sum(x.size for x in jax.tree.leaves(draw))
-            length = min(MAX_SEGMENT_DRAWS, job.num_draws, num_at_once(size))
+            length = min(1000, job.num_draws, num_at_once(size))
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
         shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))
         if not self.together:

@@ -37,9 +37,6 @@ from .state import Adaptation, Chain, SGState, StepReport, Target, virial
 
 MAX_NUM_STEPS = 500
 """Largest number of steps between two draws under ``num_steps="auto"``."""
-DRAW_LENGTH = 0.5
-"""Relaxation times per draw of a Langevin kernel under ``num_steps="auto"``, within the bounds. In
-theory, draws with correlation exp(-t) reach 98% of the best effective draws per gradient here."""
 TARGET_ACCEPTANCE = 0.574
 GRADIENT_COST = 3
 """Cost of a gradient in evaluations of the energy."""
@@ -76,7 +73,7 @@ def num_steps_from(
     step_size: jax.Array,
     potential: Any = None,
     *,
-    draw_length: float = DRAW_LENGTH,
+    draw_length: float = 0.5,
 ) -> jax.Array:
     """Steps per draw, so that a draw spans ``draw_length`` relaxation times.
 

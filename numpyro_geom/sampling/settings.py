@@ -43,8 +43,6 @@ LOW_RANK_LIMIT = 20_000
 """Most dimensions for which the further directions are looked for without being asked."""
 DENSE_LIMIT = 256
 """Most dimensions whose matrices are formed in warm-up, and whose scale is a matrix."""
-ANY_DIRECTION = "dense_mass=True, or 'low_rank' with many parameters, which scales any directions"
-"""Advice to a run whose scale is a diagonal."""
 
 FUNCTIONS = ("model", "potential_fn", "full_potential_fn", "init_strategy")
 """Arguments that are functions: a file cannot store them."""

@@ -84,8 +84,6 @@ class Adaptation(NamedTuple):
             measurements.
         start_energy: U where the chain has started, from the rows of one step. Infinite before
             draw 0, and after a change of the model's arguments.
-        ends: minus the log mass, in nats, of the normal laws at the ends of the searches for a
-            start, shape (searches,). The chain has started at the first one. Infinite if unknown.
     """
 
     num_warmup: jax.Array
@@ -96,7 +94,6 @@ class Adaptation(NamedTuple):
     slowest: jax.Array
     noise: jax.Array
     start_energy: jax.Array
-    ends: jax.Array
 
 
 def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
@@ -111,7 +108,6 @@ def init_adaptation(num_warmup: int, dtype: Any) -> Adaptation:
         slowest=one,
         noise=jnp.zeros((), dtype),
         start_energy=jnp.asarray(jnp.inf, dtype),
-        ends=jnp.full(1, jnp.inf, dtype),
     )
 
 

@@ -79,9 +79,6 @@ from .scale import (
     share_in_trust_region,
 )
 
-REFINEMENTS = 2
-"""Number of searches with a control variate, after the search without one."""
-
 LEARNING_RATE = 0.05
 """Adam's first learning rate: about the largest step of an unconstrained coordinate."""
 ROUND_STEPS = 25
@@ -115,9 +112,6 @@ WIDTH = 2.0
 
 SEARCH_WIDTH = 0.3
 """Standard deviation of the law over which the search for a target with groups takes means."""
-LAW_ROUNDS = 15
-MOST_LAW_ROUNDS = 100
-"""Rounds follow the first ones while a shared parameter moves on."""
 MOVES_ON = 0.7
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
 noise go back and forth."""
@@ -125,13 +119,6 @@ LEAST_SHARE = 0.3
 """Share of the newest Hessian in the mean Hessian, at least; 1 / k in round k."""
 STEP = 0.6
 """Share of Newton's step in a round."""
-LONGEST_STEP = 1.0
-"""Longest Newton step in each scaled coordinate, in standard deviations, unless it is far to go."""
-HIGHER = 1.0
-"""A round that finds a mean energy higher by more than this, in tau D, goes back halfway."""
-GROWTH = 4.0
-"""Factor on the longest step while a shared parameter moves on in steps of this length. Adam may
-end hundreds of standard deviations away."""
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
@@ -173,15 +160,14 @@ def find_typical_set(
     rng_key: jax.Array,
     searching: bool,
     often: bool = False,
-) -> tuple[PyTree, jax.Array | None, Any, Any, jax.Array]:
+) -> tuple[PyTree, jax.Array | None, Any, Any]:
     """Move near the typical set, and place the scale and the control variate's anchor there.
 
     ``control`` is empty without a control variate. With ``often`` it also searches from other
     positions, if that is cheap.
 
     Returns:
-        A position, U at the given one if it was needed, the control variate's state, the scale, and
-        where the searches ended, see `search_often`; infinity if that is not known.
+        A position, U at the given one if it was needed, the control variate's state, and the scale.
     """
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
@@ -189,10 +175,9 @@ def find_typical_set(
     key_scale = random.fold_in(rng_key, 0)
     energy: Any = None
     scale: Any = ()
-    ends = jnp.full(1, jnp.inf, position.dtype)
     if settings.finds_scale and settings.layout is None and position.size <= DENSE_LIMIT:
         number = _number_of_searches(target, position, rng_key) if searching and often else 1
-        (law, energy, typical), ends = search_often(target, position, rng_key, searching, number)
+        law, energy, typical = search_often(target, position, rng_key, searching, number)
         if target.controlled:
             anchor = Anchor(law.position, law.energy, law.gradient)
             if control.anchor.curvature:
@@ -222,7 +207,7 @@ def find_typical_set(
             scale = scale_of_diagonal(target, settings, position, key_scale)
         elif settings.scales:
             scale = given_scale(settings, to_sites(position))
-    return to_sites(position), energy, control, scale, ends
+    return to_sites(position), energy, control, scale
 
 
 def _typical(target: Target, centre: jax.Array, root: Any, rng_key: jax.Array) -> jax.Array:
@@ -250,7 +235,7 @@ def _with_anchors(
         mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, replace_anchor(potential, control, mode)
 
-    return lax.fori_loop(0, 1 + REFINEMENTS, closer, (position, control))
+    return lax.fori_loop(0, 3, closer, (position, control))
 
 
 # 1. Adam
@@ -454,7 +439,7 @@ def law_with_most_mass(
 
 def search_often(
     target: Target, position: jax.Array, rng_key: jax.Array, searching: bool, number: int
-) -> tuple[tuple[Iterate, jax.Array, jax.Array], jax.Array]:
+) -> tuple[Iterate, jax.Array, jax.Array]:
     """`law_with_most_mass` from several positions, and the choice of one end, in one loop.
 
     An end is chosen with the probability of its normal law, exp(-loss / tau). So a mode without
@@ -463,18 +448,15 @@ def search_often(
     The first search starts at ``position``, the others start at uniform positions.
 
     Returns:
-        What `law_with_most_mass` returns, and the loss of each end in nats, shape (number,), the
-        chosen one first: U - tau log |det L|, minus the log mass of its normal law. Infinite where
-        a search has found nothing finite.
+        What `law_with_most_mass` returns.
     """
     if number == 1:
-        found = law_with_most_mass(target, position, rng_key, searching)
-        return found, found[0].loss[None]
+        return law_with_most_mass(target, position, rng_key, searching)
 
     tau, dtype = rule_temperature(target.temperature), position.dtype
 
     def one(carry: tuple) -> tuple:
-        k, ends, kept, best = carry
+        k, kept, best = carry
         key = random.fold_in(rng_key, k)
         other = random.uniform(random.fold_in(key, 3), position.shape, dtype)
         start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
@@ -484,19 +466,15 @@ def search_often(
         rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
         score = rare - loss / tau  # the largest one has the probability of its normal law
         better = (k == 0) | (score > best)
-        ends = ends.at[k].set(jnp.where(better, ends[0], loss))
-        ends = ends.at[0].set(jnp.where(better, loss, ends[0]))
         first = jnp.where(k == 0, found[1], kept[1])
         law, _, typical = tree_where(better, found, kept)
-        return k + 1, ends, (law, first, typical), jnp.where(better, score, best)
+        return k + 1, (law, first, typical), jnp.where(better, score, best)
 
     law = first_iterate(position, LawFacts(jnp.zeros((), dtype), jnp.zeros((), dtype)))
     none = jnp.full((), -jnp.inf, dtype)
-    ends, kept = jnp.full(number, jnp.inf, dtype), (law, none, position)
-    start = jnp.zeros((), jnp.int32), ends, kept, none
+    start = jnp.zeros((), jnp.int32), (law, none, position), none
     # a loop of unknown length: programs with much work take longer to compile
-    _, ends, kept, _ = lax.while_loop(lambda carry: carry[0] < number, one, start)
-    return kept, ends
+    return lax.while_loop(lambda carry: carry[0] < number, one, start)[1]
 
 
 def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array) -> int:
@@ -550,7 +528,7 @@ def find_arrow(
         found = search(potential._replace(energy=smooth), position, rng_key, target.temperature)
         position = jnp.where(target.is_usable(found), found, position)
 
-    fewest, most = (LAW_ROUNDS, MOST_LAW_ROUNDS) if searching else (1, 1)
+    fewest, most = (15, 100) if searching else (1, 1)
 
     def between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return (1 - share) * x + share * y if jnp.issubdtype(x.dtype, jnp.floating) else y
@@ -577,9 +555,9 @@ def find_arrow(
         onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
         ahead = centre - STEP * new.times(step) if searching else centre
         good = all_finite((ahead, new)) & target.is_usable(ahead)
-        risen = ~(good & (energy <= level + HIGHER * tau * size))
+        risen = ~(good & (energy <= level + tau * size))
         far = jnp.any(onward >= MOVES_ON * shortest) | risen
-        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), GROWTH * longest, longest)
+        longest = jnp.where(jnp.any(onward >= MOVES_ON * longest), 4 * longest, longest)
         longest = jnp.where(far & ~risen, longest, shortest)
         fallen = (ahead, hessian, new), (centre, energy.astype(dtype))
         halfway = ((back + centre) / 2, mean, root), (back, level)
@@ -595,7 +573,7 @@ def find_arrow(
     width = jnp.asarray(SEARCH_WIDTH if searching else 0, dtype)
     start = position, none, unit_root(layout, dtype, parents), width, (zero, position, none, zero)
     none_yet = jnp.asarray(False)
-    shortest = jnp.asarray(LONGEST_STEP * tau**0.5, dtype)
+    shortest = jnp.asarray(tau**0.5, dtype)
     still = layout.parts(zero * position)[0]
     infinite = jnp.full((), jnp.inf, dtype)
     begun = jnp.int32(0), none_yet, none_yet, still, shortest, start, (position, infinite)
@@ -882,7 +860,6 @@ def newton(
     *,
     most_steps: int,
     enough: float | jax.Array,
-    rounding: float | jax.Array = 0.0,
     first: Iterate | None = None,
 ) -> tuple[Iterate, jax.Array]:
     """Steps theta - h L L' grad U from ``start``, where h is 1, or a quarter after each failure.
@@ -891,9 +868,7 @@ def newton(
     program.
 
     The search ends after ``most_steps`` evaluations, or if the next step promises a smaller fall of
-    U than ``enough``, in nats. ``rounding`` is the size of rounding errors in the loss. A step that
-    raises the loss by less is taken, since the gradient is more accurate. A smaller fall makes the
-    next step shorter. ``first`` is the iterate before the first evaluation, by default
+    U than ``enough``, in nats. ``first`` is the iterate before the first evaluation, by default
     `first_iterate`, with L = I.
 
     Returns:
@@ -909,10 +884,9 @@ def newton(
     def step(carry: tuple) -> tuple:
         place, length, steps = carry
         new = evaluate(place.ahead(length))
-        taken = new.loss < place.loss + rounding
+        taken = new.loss < place.loss
         taken = taken & jnp.all(jnp.isfinite(new.gradient))
-        fell = taken & (new.loss < place.loss - rounding)
-        length = jnp.where(fell, jnp.ones_like(length), SHRINKAGE * length)
+        length = jnp.where(taken, jnp.ones_like(length), SHRINKAGE * length)
         return tree_where(taken, new, place), length, steps + 1
 
     first = first_iterate(start) if first is None else first
