@@ -46,6 +46,21 @@ def test_equal_traces_share_a_program_and_other_constants_do_not(programs: Order
     assert len(programs) == 2
 
 
+def test_programs_that_use_other_inputs_are_not_shared(programs: OrderedDict) -> None:
+    """XLA is not given what a program does not use, so its text alone does not tell them apart."""
+    few, other = jnp.arange(3.0), jnp.ones((2, 2))
+
+    def first(x: jax.Array, y: jax.Array) -> jax.Array:
+        return 2 * x
+
+    def second(x: jax.Array, y: jax.Array) -> jax.Array:
+        return 2 * y
+
+    np.testing.assert_array_equal(compiled(first, few, few + 1), 2 * few)
+    np.testing.assert_array_equal(compiled(second, few, few + 1), 2 * few + 2)
+    np.testing.assert_array_equal(compiled(first, few, other), 2 * few)
+
+
 def test_the_program_that_was_used_longest_ago_goes(
     programs: OrderedDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,7 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
         return jax.tree.unflatten(treedef, flat)
 
     inputs = traced.consts, args
-    lowered = jax.jit(run).lower(*inputs)
+    lowered = jax.jit(run, keep_unused=True).lower(*inputs)  # the text then has all inputs
     text = lowered.as_text()
     # within pmap, values belong to its mesh
     places = [getattr(x, "sharding", None) for x in jax.tree.leaves(inputs)]
