@@ -12,7 +12,6 @@ derivative whose calls wait for each other. The derivatives of `jnp.linalg.chole
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -49,8 +48,7 @@ def inverse(matrix: Array) -> Array:
 @inverse.defjvp
 def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     whole = inverse(*primals)
-    first = jnp.matmul(whole, tangents[0], precision=lax.Precision.HIGHEST)
-    return whole, -jnp.matmul(first, whole, precision=lax.Precision.HIGHEST)
+    return whole, -matmul(matmul(whole, tangents[0]), whole)
 
 
 def eigenvalues(matrix: Array) -> Array:
@@ -85,8 +83,7 @@ def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
     values = jnp.abs(values)
     least = matrix.shape[0] * jnp.finfo(values.dtype).eps * jnp.max(values)
     values = jnp.sqrt(jnp.maximum(values, least))
-    times = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    return times(vectors * values, vectors.T), times(vectors / values, vectors.T)
+    return matmul(vectors * values, vectors.T), matmul(vectors / values, vectors.T)
 
 
 def _log_abs_det(matrix: Array) -> Array:
@@ -96,6 +93,11 @@ def _log_abs_det(matrix: Array) -> Array:
 def one_by_one(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, whose batches become loops on the CPU."""
     return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Matrix product in full precision."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def dot(a: Array, b: Array) -> Array:

@@ -51,6 +51,23 @@ def test_each_group_is_as_with_its_metric_alone() -> None:
         np.testing.assert_allclose(found["out.k"], factor * vector["out.k"], rtol=1e-6)
 
 
+def test_after_an_undone_step_each_metric_keeps_what_it_keeps_alone() -> None:
+    metric = get_metric({"in.k": Shampoo(interval=1), "*": "rmsprop"})
+    old = metric.init(POSITION)
+    new = metric.update(old, like_position(0))
+    undone = metric.keep_if(jnp.array(False), new, old)
+    roots = jax.tree.leaves(new.rest[0]._replace(running=(), steps=()))
+    kept = jax.tree.leaves(undone.rest[0]._replace(running=(), steps=()))
+    assert roots
+    assert all(a is b for a, b in zip(roots, kept, strict=True))  # neither read nor written
+    vector, after = like_position(2), like_position(1)
+    found, expected = (
+        metric.apply_inverse(metric.update(state, after), vector) for state in (undone, old)
+    )
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x)
+
+
 def test_an_interval_of_an_epoch_is_filled_in() -> None:
     metric = get_metric({"in*": Wenzel(), "*": Wenzel(interval=5)})
     assert metric.interval is None

@@ -544,8 +544,21 @@ def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
 
 def test_other_versions_are_told(finished, monkeypatch):
     monkeypatch.setattr(long_run, "versions", lambda mesh: "jax 99")
-    with pytest.warns(RuntimeWarning, match=r"goes on with other versions.*jax .*, now jax 99"):
+    match = r"goes on with other versions.*jax .*, now jax 99"
+    with pytest.warns(RuntimeWarning, match=match) as told:
         go(finished)
+    assert len([w for w in told if "versions" in str(w.message)]) == 1
+    with pytest.raises(ValueError, match="of a longer run"):
+        go(finished, num_samples=30)
+
+
+def test_files_of_killed_writes_go_after_a_day(tmp_path):
+    for hours in (23, 25):
+        path = tmp_path / f"0000000020.npz.{hours:08x}.new"
+        path.touch()
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    go(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.new")] == [f"0000000020.npz.{23:08x}.new"]
 
 
 class Named(Walk):

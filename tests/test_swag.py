@@ -194,6 +194,19 @@ def test_draws_are_reproducible() -> None:
     np.testing.assert_array_equal(same["w"], draws[0]["w"])
 
 
+def test_keywords_of_the_model_may_be_those_of_training(monkeypatch) -> None:
+    monkeypatch.setattr(swag_module, "MODE_STEPS", 10)
+
+    def model(X: Any, *, y: Any, validation: float, num_epochs: int) -> None:
+        assert (validation, num_epochs) == (1.0, 2)
+        linear(X, y)
+
+    keywords = {"y": Y, "validation": 1.0, "num_epochs": 2}
+    params = SWAG(model, **SHORT).fit(random.key(0), X, **keywords)
+    same = SWAG(linear, **SHORT).fit(random.key(0), X, Y)
+    np.testing.assert_allclose(params.mean, same.mean, rtol=1e-4)
+
+
 def test_predictive_takes_the_draws() -> None:
     guide = SWAG(regression, **SHORT)
     params = guide.fit(random.key(0), X, Y)

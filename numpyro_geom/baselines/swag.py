@@ -208,7 +208,10 @@ class SWAG(Guide):
                 "num_epochs": -(-MODE_STEPS // model.plan.steps_per_epoch),
                 "validation": 0.0,
             }
-            position = train(self.model, key_start, *args, **how, **kwargs).position
+            # in one argument, because the model's keywords may be those of `train`
+            position = train(
+                lambda given, *args: self.model(*args, **given), key_start, kwargs, *args, **how
+            ).position
         mode, unravel = ravel_pytree(position)
 
         @jax.jit

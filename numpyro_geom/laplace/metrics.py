@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
-from .._linalg import dot, one_by_one
+from .._linalg import dot, matmul, one_by_one
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
 from .geodesic import RiemannianMetric
 from .information import form as forms
-from .information.form import HIGHEST, Flat
+from .information.form import Flat
 from .predictive import FlatPosterior
 from .settings import MEAN_LIMIT, check_dense, is_wide
 
@@ -111,7 +111,7 @@ def hessian_prior(posterior: FlatPosterior) -> Quadratic:
         noise = random.normal(rng_key, theta.shape, theta.dtype)
         if diagonal:
             return jnp.sqrt(diagonal_fn(theta)) * noise
-        return jnp.matmul(jnp.linalg.cholesky(dense(theta)), noise, precision=HIGHEST)
+        return matmul(jnp.linalg.cholesky(dense(theta)), noise)
 
     return Quadratic(
         product=along,
@@ -196,8 +196,8 @@ class Sketch(NamedTuple):
 
     def times(self, v: Flat) -> Flat:
         """S v."""
-        along = self.shrink * jnp.matmul(self.basis, v, precision=HIGHEST)
-        return v - jnp.matmul(along, self.basis, precision=HIGHEST)
+        along = self.shrink * matmul(self.basis, v)
+        return v - matmul(along, self.basis)
 
 
 def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Sketch:
@@ -208,13 +208,12 @@ def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Sketch:
     """
     rank = min(RANK, like.size)
     probes = random.rademacher(random.key(0), (rank, like.size), dtype=like.dtype)
-    times = partial(jnp.matmul, precision=HIGHEST)
     pushed = lax.map(product, probes)
-    core = times(probes, pushed.T)
+    core = matmul(probes, pushed.T)
     values, vectors = one_by_one(lambda x: jnp.linalg.eigh(x))((core + core.T) / 2)
     least = rank * jnp.finfo(values.dtype).eps * values[-1]
     values = jnp.maximum(values, least + jnp.finfo(values.dtype).tiny)
-    columns = times(pushed.T, vectors / jnp.sqrt(values))
+    columns = matmul(pushed.T, vectors / jnp.sqrt(values))
     basis, sizes, _ = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False))(columns)
     return Sketch(basis.T, 1 - (1 + sizes**2) ** -0.5)
 
@@ -260,8 +259,8 @@ def monge_acceleration(
 
     def acceleration(position: Flat, velocity: Flat) -> Flat:
         gradient, along = jvp(jax.grad(energy), position, velocity)
-        bend = jnp.vdot(velocity, along, precision=HIGHEST)
-        size = jnp.vdot(gradient, gradient, precision=HIGHEST)
+        bend = dot(velocity, along)
+        size = dot(gradient, gradient)
         return -alpha2 * bend / (1 + alpha2 * size) * gradient
 
     return acceleration
@@ -275,10 +274,10 @@ def dense_metric(metric: Callable[[Flat], jax.Array]) -> RiemannianMetric:
 
     def force(theta: Flat, v: Flat) -> Flat:
         def product(x: Flat) -> Flat:
-            return jnp.matmul(metric(x), v, precision=HIGHEST)
+            return matmul(metric(x), v)
 
         _, change = jax.jvp(product, (theta,), (v,))
-        return change - jax.grad(lambda x: jnp.vdot(v, product(x), precision=HIGHEST))(theta) / 2
+        return change - jax.grad(lambda x: dot(v, product(x)))(theta) / 2
 
     return RiemannianMetric(solver, force)
 

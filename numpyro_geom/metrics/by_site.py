@@ -135,6 +135,11 @@ class BySite(Metric):
         """The states after a gradient."""
         return _packed(self._map(lambda metric, g, s: metric.update(s, g), grad, state))
 
+    def keep_if(self, good: jax.Array, new: BySiteState, old: BySiteState) -> BySiteState:
+        """The states after a step, each as its metric keeps it."""
+        parts = zip(self.metrics, _unpacked(new), _unpacked(old), strict=True)
+        return _packed([metric.keep_if(good, *states) for (_, metric), *states in parts])
+
     def apply_inverse(self, state: BySiteState, vector: PyTree) -> PyTree:
         """A x, block by block."""
         return self._joined(
@@ -152,8 +157,7 @@ class BySite(Metric):
         owners, leaves = self._owners(tree)[1], jax.tree.leaves(tree)
         states: list[tuple] = [()] * len(self.metrics)
         if state is not None:
-            parts = zip(state.rest, state.statistic, strict=True)
-            states = [(rest._replace(statistic=statistic),) for rest, statistic in parts]
+            states = [(one,) for one in _unpacked(state)]
         return [
             function(metric, [x for j, x in zip(owners, leaves, strict=True) if j == k], *states[k])
             for k, (_, metric) in enumerate(self.metrics)
@@ -180,3 +184,8 @@ class BySite(Metric):
 def _packed(states: list[Any]) -> BySiteState:
     statistics = tuple(s.statistic for s in states)
     return BySiteState(statistics, tuple(s._replace(statistic=()) for s in states))
+
+
+def _unpacked(state: BySiteState) -> list[Any]:
+    parts = zip(state.rest, state.statistic, strict=True)
+    return [rest._replace(statistic=statistic) for rest, statistic in parts]

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from .._linalg import balanced_roots
+from .._linalg import balanced_roots, matmul
 from .._util import LANES, at_once, is_traced, scattered_floats
 from .derivatives import linearize
 from .jaxprs import compiled
@@ -51,12 +51,11 @@ MOST_MIXED = 0.01
 """Largest relative error of a digit of a group that counts as within one outer group."""
 
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def _times(matrix: Any, vector: jax.Array) -> jax.Array:
     """A product with an array, or with an object that has ``times``."""
-    return _matmul(matrix, vector) if isinstance(matrix, jax.Array) else matrix.times(vector)
+    return matmul(matrix, vector) if isinstance(matrix, jax.Array) else matrix.times(vector)
 
 
 def _by_group(blocks: jax.Array, local: jax.Array) -> jax.Array:
@@ -374,12 +373,12 @@ class Edges:
 
     def _of_shared(self, shared: jax.Array) -> jax.Array:
         # on a CPU one long product is fast, and a batch of small products is slow
-        found = _matmul(self.shared.reshape(-1, shared.size), shared)
+        found = matmul(self.shared.reshape(-1, shared.size), shared)
         return found.reshape(self.shared.shape[:2])
 
     def transposed_times(self, local: jax.Array) -> jax.Array:
         """C' q, a vector of the parameters of no group."""
-        shared = _matmul(local.ravel(), self.shared.reshape(local.size, self.shared.shape[2]))
+        shared = matmul(local.ravel(), self.shared.reshape(local.size, self.shared.shape[2]))
         if self.layout.rest is None:
             return shared
         outer = self.by_parents(jnp.sum(self.outer * local[:, :, None], axis=1))
@@ -510,7 +509,7 @@ class ArrowRoot:
         local = _transposed_within(self.blocks, self.links, local)
         rest = rest - self.edges.transposed_times(local)
         nested = isinstance(self.corner, ArrowRoot)
-        rest = self.corner.transposed_times(rest) if nested else _matmul(rest, self.corner)
+        rest = self.corner.transposed_times(rest) if nested else matmul(rest, self.corner)
         return self.layout.join(rest, local)
 
     def solve(self, vector: jax.Array) -> jax.Array:
@@ -521,7 +520,7 @@ class ArrowRoot:
             own += jnp.roll(_by_group(jnp.swapaxes(self.links, 1, 2), local), -1, axis=0)
         local = own + self.edges.times(rest)
         nested = isinstance(self.corner, ArrowRoot)
-        rest = self.corner.solve(rest) if nested else _matmul(self.corner_inverse, rest)
+        rest = self.corner.solve(rest) if nested else matmul(self.corner_inverse, rest)
         return self.layout.join(rest, local)
 
     def _within(self, local: jax.Array) -> jax.Array:
@@ -575,8 +574,8 @@ class ArrowRoot:
 
         def step(after: jax.Array, given: tuple) -> tuple[jax.Array, jax.Array]:
             block, link = given  # the link is that of the time after
-            middle = jnp.eye(len(block), dtype=block.dtype) + _matmul(link.T, _matmul(after, link))
-            found = _matmul(block, _matmul(middle, block.T))
+            middle = jnp.eye(len(block), dtype=block.dtype) + matmul(link.T, matmul(after, link))
+            found = matmul(block, matmul(middle, block.T))
             return found, found
 
         links = jnp.roll(self.links, -1, axis=0)
@@ -592,7 +591,7 @@ class ArrowRoot:
         if isinstance(self.corner, ArrowRoot):
             both: tuple[Any, Any] = self.corner.then(corner, rest), ()
         else:
-            both = _matmul(self.corner, corner[0]), _matmul(corner[1], self.corner_inverse)
+            both = matmul(self.corner, corner[0]), matmul(corner[1], self.corner_inverse)
         return ArrowRoot(
             *both,
             self.edges.over(local),
@@ -649,8 +648,8 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
 
         def step(before: jax.Array, given: tuple) -> tuple[jax.Array, tuple]:
             block, link = given
-            link = _matmul(link, before.T)
-            root, inverse = balanced_roots(block - _matmul(link, link.T))
+            link = matmul(link, before.T)
+            root, inverse = balanced_roots(block - matmul(link, link.T))
             return inverse, (root, inverse, link)
 
         given = matrix.blocks, matrix.links

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import lax
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
 
@@ -209,9 +208,9 @@ class Product(dist.transforms.Transform):
         inverse = jnp.vectorize(_linalg.inverse, signature="(m,m)->(m,m)")
         y = y[..., None, :] if self.event_dim == 1 else y
         for factor in reversed(self.lefts):
-            y = _matmul(inverse(self._matrix(factor)), y)
+            y = _linalg.matmul(inverse(self._matrix(factor)), y)
         for factor in reversed(self.rights):
-            y = _matmul(y, inverse(self._matrix(factor)))
+            y = _linalg.matmul(y, inverse(self._matrix(factor)))
         return y[..., 0, :] if self.event_dim == 1 else y
 
     def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> Any:
@@ -239,10 +238,10 @@ class Product(dist.transforms.Transform):
     def _times(self, x: jax.Array, factor: jax.Array, transposed: bool = False) -> jax.Array:
         """The product of x and a factor, exact to the dtype on every device."""
         if not self.low_rank:
-            return _matmul(x, factor.mT if transposed else factor)
+            return _linalg.matmul(x, factor.mT if transposed else factor)
         diagonal, first, second = self._parts(factor)
         first, second = (second, first) if transposed else (first, second)
-        return x * diagonal + _matmul(_matmul(x, first.mT), second)
+        return x * diagonal + _linalg.matmul(_linalg.matmul(x, first.mT), second)
 
     def _matrix(self, factor: jax.Array) -> jax.Array:
         """The factor as a full matrix."""
@@ -255,13 +254,9 @@ class Product(dist.transforms.Transform):
         if not self.low_rank:
             return log_abs_det(factor)
         diagonal, first, second = self._parts(factor)
-        small = _matmul(second / diagonal, first.mT)
+        small = _linalg.matmul(second / diagonal, first.mT)
         small = log_abs_det(jnp.eye(small.shape[-1], dtype=small.dtype) + small)
         return jnp.sum(jnp.log(jnp.abs(diagonal[..., 0, :])), -1) + small
-
-
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _check_real(name: str, fn: Any) -> None:

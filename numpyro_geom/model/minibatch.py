@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from .. import _random
-from .._util import mixed
+from .._util import mixed, words
 from .arguments import on_device
 
 Batch = Any
@@ -384,7 +384,11 @@ def epoch_indices(
     position = jnp.asarray(offset).astype(jnp.uint32) + jnp.arange(batch_size + 1, dtype=jnp.uint32)
     is_next = position >= size
     position = jnp.where(is_next, position - jnp.uint32(size), position)
-    # one by one: under vmap, numbers of the rbg generator depend on the rest of the batch
+    # a Threefry key of the words: under vmap, numbers of other generators depend on the other lanes
+    key_words = words(key)
+    key = jax.random.wrap_key_data(key_words[:2], impl="threefry2x32")
+    for word in key_words[2:]:
+        key = jax.random.fold_in(key, word)
     this, following = jax.random.fold_in(key, epoch), jax.random.fold_in(key, epoch + 1)
     if size <= _SMALL_SIZE:
         orders = [jax.random.permutation(k, size).astype(jnp.int32) for k in (this, following)]

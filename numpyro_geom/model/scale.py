@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.flatten_util import ravel_pytree as ravel
 
+from .._linalg import matmul
 from .._util import PyTree
 from .arrowhead import ArrowRoot
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 SMALL = 64
 """Numbers in a vector up to which its product with a matrix is a sum: this compiles faster than
 XLA's product, and is as fast."""
@@ -71,9 +70,9 @@ class LowRankRoot:
         if self.outer.ndim > 1:
             return jax.vmap(LowRankRoot.variances)(self)
         squares, change = self.inner**2, self.factors - 1
-        middle = change[:, None] * _matmul(self.vectors * squares, self.vectors.T) * change
+        middle = change[:, None] * matmul(self.vectors * squares, self.vectors.T) * change
         own = jnp.sum(self.vectors**2 * change[:, None], axis=0)
-        both = jnp.sum(self.vectors * _matmul(middle, self.vectors), axis=0)
+        both = jnp.sum(self.vectors * matmul(middle, self.vectors), axis=0)
         return self.outer**2 * (squares * (1 + 2 * own) + both)
 
     def then(self, width: jax.Array) -> LowRankRoot:
@@ -81,7 +80,7 @@ class LowRankRoot:
         return LowRankRoot(self.outer, self.vectors, self.factors, self.inner * width)
 
     def _stretched(self, vector: jax.Array, factors: jax.Array) -> jax.Array:
-        return vector + _matmul((factors - 1) * _matmul(self.vectors, vector), self.vectors)
+        return vector + matmul((factors - 1) * matmul(self.vectors, vector), self.vectors)
 
 
 class Scale(NamedTuple):
@@ -136,7 +135,7 @@ class Scale(NamedTuple):
         if not self.is_dense:
             return self.root**2
         transposed = jnp.swapaxes(self.root, -1, -2)
-        return jnp.matmul(self.root, transposed, precision=lax.Precision.HIGHEST)
+        return matmul(self.root, transposed)
 
     def to_sites(self, scaled: PyTree, like: PyTree) -> PyTree:
         """Theta of phi, in the structure of ``like``, a position of the model's sites."""
@@ -159,7 +158,7 @@ def times(matrix: Any, other: jax.Array) -> jax.Array:
         return matrix * other
     if other.ndim == 1 and other.size <= SMALL:
         return jnp.sum(matrix * other, axis=-1)
-    return _matmul(matrix, other)
+    return matmul(matrix, other)
 
 
 def scale_about(centre: jax.Array, root: Any, inverse: Any = ()) -> Scale:

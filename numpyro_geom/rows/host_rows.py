@@ -35,7 +35,8 @@ class HostRows:
     The model indexes it by the rows of a plate, ``X[i]``, and only those rows travel to the device.
     The rows of the next minibatches are gathered while the device computes. The draws are the same
     as with ``jnp.asarray(array_like)``. Any operation that needs the whole array at once, for
-    instance ``X @ w``, raises an error.
+    instance ``X @ w``, raises an error. A forked process cannot use it, because the thread that
+    gathers the rows is not copied: start processes by ``spawn``.
 
     Args:
         array_like: a NumPy array or memmap, an array of Zarr or HDF5, or any other object with

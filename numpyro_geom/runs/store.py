@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from .._util import PyTree, from_words, raw, words
 from .identity import check_same
 
 NAME = re.compile(r"\d{10}\.npz")
+UNFINISHED = re.compile(r"\d{10}\.npz\.[0-9a-f]{8}\.new")
 REMEDY = (
     "Restore it from a copy, or delete it, and call `run` again: segments that are missing are "
     "computed again"
@@ -50,6 +52,8 @@ class Store:
         """Find the files of a run; returns its number of draws per segment, None without a run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
+            if UNFINISHED.fullmatch(path.name) and path.lstat().st_mtime < time.time() - 86_400:
+                path.unlink(missing_ok=True)  # of a process that was killed while it wrote
             if not NAME.fullmatch(path.name):
                 continue
             with _opened(path) as file:
@@ -80,20 +84,20 @@ class Store:
                     f"{path} is of a longer run: num_samples asks for {steps} steps, warm-up "
                     "included. Expected at least as many, or another directory"
                 )
-            if record["step"] > step:
-                warn_outside(
-                    f"{path} does not follow from the segments before it. What is missing is "
-                    "computed again",
-                    RuntimeWarning,
-                )
-                break
-            if record["versions"] != about["versions"]:
-                warn_outside(
-                    "the run goes on with other versions, and draws may differ in their last "
-                    f"bits: {path} has {record['versions']}, now {about['versions']}",
-                    RuntimeWarning,
-                )
-                break
+        late = [path for path, record in self._records.items() if record["step"] > step]
+        if late:
+            warn_outside(
+                f"{late[0]} does not follow from the segments before it. What is missing is "
+                "computed again",
+                RuntimeWarning,
+            )
+        others = [p for p, r in self._records.items() if r["versions"] != about["versions"]]
+        if others:
+            warn_outside(
+                "the run goes on with other versions, and draws may differ in their last bits: "
+                f"{others[0]} has {self._records[others[0]]['versions']}, now {about['versions']}",
+                RuntimeWarning,
+            )
 
     def after(self, digest: str) -> tuple[int, str] | None:
         """Step and digest of the segment after the one with this digest; "" for the first."""

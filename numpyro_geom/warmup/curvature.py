@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._linalg import balanced_roots, eigenvalues
+from .._linalg import balanced_roots, eigenvalues, matmul
 from .._util import LANES, PyTree, key_word, lazy_cond, scattered_floats
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
@@ -114,7 +114,7 @@ def measure(
             rows, push = linearize(rows_fn, unravel(flat))
             slopes = _matrix(lambda v, push=push: push(unravel(root(v))), flat)
             slopes -= jnp.mean(slopes, axis=1, keepdims=True)
-            product = jnp.matmul(slopes, slopes.T, precision=lax.Precision.HIGHEST)
+            product = matmul(slopes, slopes.T)
             total += weight / rows.size * product
         return noise_factor * total
 
@@ -496,7 +496,6 @@ def diagonal_curvature(
         explained = jnp.zeros((0, flat.size), flat.dtype), flat[:0]
     directions, values = explained
     own = jnp.sum(values[:, None] * directions**2, axis=0)
-    dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
     def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
         width = curvature**-0.5
@@ -507,7 +506,7 @@ def diagonal_curvature(
             signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
             grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
             product = jvp(grad, flat, signs * width)[1]
-            product -= dot(values * dot(directions, signs * width), directions)
+            product -= matmul(values * matmul(directions, signs * width), directions)
             entries = own + signs * product / width
             return sums[0] + entries, sums[1] + entries**2
 
