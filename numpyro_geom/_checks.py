@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import operator
@@ -304,8 +305,9 @@ def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> Non
 
 def _outside() -> int:
     """Stack level of the first caller outside this package, seen from `warn_outside`."""
-    # decorators made from context managers add a frame of contextlib in between
-    inside = os.path.dirname(os.path.abspath(__file__)), os.path.abspath(contextlib.__file__)
+    # context managers and cached properties add a frame of these modules in between
+    between = contextlib.__file__, functools.__file__
+    inside = os.path.dirname(os.path.abspath(__file__)), *map(os.path.abspath, between)
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1

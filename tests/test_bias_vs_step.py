@@ -164,6 +164,15 @@ def test_bent_curves_and_undone_steps_are_said() -> None:
     assert "draws with failed steps: 3, 0, 0" in str(curve)
 
 
+def test_a_scalar_that_is_stuck_in_some_runs_is_an_error() -> None:
+    kernel = SGRLD(potential_fn=lambda z: z["y"] ** 2 / 1e4, step_size=100.0, num_steps=1)
+    # x has no digits for the smallest steps
+    starts = {"x": jnp.full(2, 1e8, jnp.float32), "y": jnp.zeros(2)}
+    options = QUIET | {"num_warmup": 0, "init_params": starts, "factors": (1, 0.5, 1e-3)}
+    with pytest.raises(ValueError, match=r"got \['x'\], constant in one run but not in all runs: "):
+        bias_vs_step(kernel, random.key(0), **options)
+
+
 def test_no_bias_within_noise() -> None:
     flat = line([1.001, 1.0, 0.999], 0.01)
     mean = flat._replace(moment="mean")

@@ -203,6 +203,12 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
         assert found.left_out == (() if names else ("mu",))
 
 
+def test_names_that_become_one_are_an_error() -> None:
+    x, y = two()
+    with pytest.raises(ValueError, match=r"draws must have names that differ .*'l\.w', 'l/w'"):
+        compare({"l/w": x["w"], "l.w": y["w"]}, {"l.w": y["w"]})
+
+
 def test_positions_in_tuples_and_nested_dicts() -> None:
     x, y = two()
     positions = ({"a": x["w"][..., 0]}, x["w"])

@@ -843,7 +843,7 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
     ),
     "stuck": ("chains that do", {"a": np.ones((4, 500))}, AUTO, "bias_tolerance", "auto"),
     "undone": (
-        *("chains that do", {"diverging": np.ones((4, 500))}, BY_HAND),
+        *("chains that do", {}, BY_HAND | {"undone": [1.0, 0.5, 0.5, 0.5]}),
         *("step_size='auto'", "bias_tolerance"),
     ),
     "not centred": (

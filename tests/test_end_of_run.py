@@ -15,10 +15,13 @@ from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import GGMC, SGHMC, SGRLD
+from numpyro_geom import GGMC, SGHMC, SGRLD, RMSprop
+from numpyro_geom import run as long_run
+from numpyro_geom._numpyro import holding
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.diagnostics.checks import LEAST_DRAWS, warn_of_run
 from numpyro_geom.diagnostics.facts import Run, facts_of
+from numpyro_geom.diagnostics.inference_data import after_run
 
 METHODS = ["sequential", "vectorized", "parallel"]
 DRAWS = 2 * LEAST_DRAWS
@@ -109,7 +112,47 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
 
 
 def test_few_draws_are_no_evidence() -> None:
-    run(OFF["undone"][0], [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
+    lags = SGHMC(narrow, step_size=1e-7, num_steps=2, metric=RMSprop(), gamma="corrected")
+    for kernel in (OFF["undone"][0], lags):
+        run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
+        with pytest.warns(SamplingWarning):
+            run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS, chain_method="vectorized")
+
+
+def test_a_long_run_tells_once_when_its_draws_are_read() -> None:
+    kernel, starts, match = OFF["mode"]
+    settings: Any = {"num_samples": DRAWS, "num_chains": 2, "chain_method": "vectorized"}
+    mcmc = MCMC(kernel, num_warmup=0, progress_bar=False, **settings)
+    result = long_run(mcmc, random.key(0), init_params={"x": jnp.array(starts)})
+    with pytest.warns(SamplingWarning, match=match) as told:
+        assert result.mcmc is result.mcmc
+    assert [w.filename for w in told] == [__file__]
+
+
+class Large:
+    """Draws of which only a slice can be copied to the host."""
+
+    ndim, is_fully_addressable = 2, True
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape, self.size = values, values.shape, values.size
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self.values[index])
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("copied")
+
+
+def test_the_draws_are_not_copied(after: Any) -> None:
+    kernel, states, last = after
+    still = Large(np.zeros((3, DRAWS)))
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=DRAWS, progress_bar=False)
+    mcmc = holding(mcmc, ((), {}), states | {"z": {"mu": still}}, last)
+    with pytest.warns(SamplingWarning, match="do not move: 3"):
+        after_run(mcmc)
+    still.is_fully_addressable = False  # other processes have some of them
+    after_run(mcmc)
 
 
 # Right runs

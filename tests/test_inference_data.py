@@ -25,7 +25,7 @@ from targets import as_if_run
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
 from numpyro_geom._numpyro import arguments_of
-from numpyro_geom.diagnostics import SamplingWarning, diagnose, replay, to_inference_data
+from numpyro_geom.diagnostics import diagnose, replay, to_inference_data
 from numpyro_geom.laplace import LaplaceDraws
 
 pytestmark = pytest.mark.arviz
@@ -601,10 +601,11 @@ def test_the_draw_before_an_undone_step_is_marked() -> None:
     mcmc.run(random.key(0), init_params=jnp.array([3.0]))
     undone = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
     assert 0 < undone.sum() < 150
-    with pytest.warns(SamplingWarning, match="do not move"):  # half of its draws are marked
-        marked = to_inference_data(mcmc).sample_stats["diverging"].values
+    idata = to_inference_data(mcmc)
+    marked = idata.sample_stats["diverging"].values
     np.testing.assert_array_equal(marked[:, :-1], undone[:, :-1] | undone[:, 1:])
-    assert marked.sum() > undone.sum()
+    assert undone.mean() <= 0.5 < marked.mean()
+    assert "chains that do not move" not in str(diagnose(idata))  # most steps were done
 
 
 # Draws of a guide

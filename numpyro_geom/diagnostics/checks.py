@@ -308,8 +308,7 @@ def stuck_chains(name: str, run: Run) -> Check | None:
             break
         looked = np.asarray(x[:, some]).reshape(chains, LOOKED_AT, -1)
         still &= np.all(looked == looked[:, :1], axis=(1, 2))
-    if run.of_this_package and "diverging" in run.stats:
-        still |= run.stats["diverging"].mean(1) > 0.5
+    still |= np.asarray(facts.get("undone", 0.0)) > 0.5
     if not still.any():
         return None
     where = f"chain {int(np.argmax(still))}" + (", for instance" if still.sum() > 1 else "")
@@ -432,8 +431,8 @@ def relaxations(run: Run) -> float | None:
     moved = 1.0
     if "acceptance_rate" in run.stats:
         moved = float(np.mean(run.stats["acceptance_rate"]))
-    elif "diverging" in run.stats:
-        moved = 1 - float(np.mean(run.stats["diverging"]))
+    elif "undone" in run.facts:
+        moved = 1 - float(np.mean(run.facts["undone"]))
     return float(np.median(run.facts["relaxations"])) * moved
 
 

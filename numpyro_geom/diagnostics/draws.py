@@ -7,7 +7,7 @@ quantity. For a standard deviation, the quantity is (x - mean)^2; for a share, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,11 +59,9 @@ def is_numeric(x: Any) -> bool:
     )
 
 
-def paths(
-    tree: PyTree, root: str, is_leaf: Callable[[Any], bool] | None = None
-) -> Iterator[tuple[str, Any]]:
+def paths(tree: PyTree, root: str) -> Iterator[tuple[str, Any]]:
     """Leaves of a pytree, named by path; ``root`` is put before paths that start with a number."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
         if not keys or not isinstance(keys[0], str):
             keys.insert(0, root)
@@ -193,6 +191,11 @@ def read_draws(source: Any, what: str) -> Arrays:
             f"dict of arrays (chains, draws, ...), got {type(source).__name__}"
         )
     arrays = {stored_name(name): x for name, x in given.items()}
+    if len(arrays) < len(given):
+        raise ValueError(
+            f"{what} must have names that differ after each slash becomes a dot, as in exports, "
+            f"got {sorted(map(str, given))}"
+        )
     for name, x in arrays.items():
         if x.ndim < 2:
             problem = f"got {name!r} of shape {x.shape}"

@@ -73,6 +73,7 @@ def facts_of(
         these entries, each only if it applies:
 
         - ``num_data``, ``plate_sizes`` and ``batch_sizes`` of a model with plates;
+        - ``undone``: share of a chain's draws with steps that were undone;
         - ``gradients`` and ``passes``: gradients, and passes over the data, of a chain;
         - ``target_accept``;
         - ``dimensions``: number of unconstrained parameters; ``start_energy``: U where a chain has
@@ -97,6 +98,7 @@ def facts_of(
         "final_step_size": last.step_size,
         "final_num_steps": last.num_steps,
         "steps_taken": last.steps_taken,
+        "undone": np.mean(states["diverging"], 1),
         "gradients": taken,
         "passes": taken / epoch,
         "dimensions": 0 if kernel.bound.point is not None else size // chains,

@@ -20,11 +20,11 @@ from numpyro.infer import MCMC, NUTS
 
 from .._checks import check_flag
 from .._numpyro import states_of
-from .._util import is_traced
+from .._util import are_known
 from ..laplace.draw import LaplaceDraws
 from ..model.model import Model
-from .checks import warn_of_run
-from .draws import Arrays, check_run, draws_by_name, host, is_numeric, stored_name
+from .checks import LEAST_DRAWS, warn_of_run
+from .draws import Arrays, check_run, draws_by_name, host, is_numeric, paths, stored_name
 from .facts import Run, facts_of, storable
 from .moments import gradients_at_draws
 from .replay import latent_draws, model_of, observed_values, pointwise_log_prob
@@ -187,13 +187,20 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
 def after_run(mcmc: MCMC) -> None:
     """Warn of draws that are worth nothing; `MCMC.run` calls this at its end.
 
+    Of the draws it copies only what it compares. It says nothing of few draws, and of arrays that
+    are traced or spread over processes.
+
     Warns:
         SamplingWarning: if a chain does not move, if its energy stays far above where it started or
             above that of another chain, or if statistics of a metric cannot follow the position.
     """
-    last = mcmc.last_state
-    if not is_traced(last) and np.max(last.i - last.adaptation.num_warmup) > 0:
-        warn_of_run(run_of_mcmc(mcmc))  # draws of warm-up may fail
+    states, last = states_of(mcmc), mcmc.last_state
+    if not are_known((states, last)) or states["potential_energy"].shape[1] < LEAST_DRAWS:
+        return
+    if np.max(last.i - last.adaptation.num_warmup) > 0:  # draws of warm-up may fail
+        draws = dict(paths(mcmc.get_samples(group_by_chain=True), "z"))
+        stats = {"energy": host(states["potential_energy"])}
+        warn_of_run(Run(draws, stats, facts_of_mcmc(mcmc)))
 
 
 def run_of_mcmc(mcmc: MCMC) -> Run:

@@ -143,7 +143,7 @@ def diagnose(
       rejected trajectories of huge energy errors, at most 0.5%.
     - **chains**: a chain that does not move, whose energy stays far above where it started, or far
       above that of another chain; a metric with ``gamma="corrected"`` whose memory is too long.
-      `to_inference_data` warns of these too.
+      ``mcmc.run`` warns of these at its end, and a long run when its draws are first read.
     - **guides**: failed geodesics, the Pareto shape of the weights, and the means and sds without
       weights against those with weights, with the tolerances of **moments**.
 

@@ -65,7 +65,7 @@ class BiasCurve(Printed):
         step_sizes: the step sizes of the runs.
         num_steps: steps per draw at each of them.
         undone: number of draws with failed steps at each of them.
-        constant: names of scalars that never change in some run; they are left out.
+        constant: names of scalars that never change; they are left out.
     """
 
     scalars: tuple[ScalarBias, ...]
@@ -197,8 +197,8 @@ def bias_vs_step(
             dropped.
         num_chains: number of vectorised chains. With more chains, the errors are better known.
         var_names: site or sites to report, which can be deterministic; None for the latent sites.
-            Entries that never change in some run, such as those above the diagonal of a Cholesky
-            factor, are left out.
+            Entries that never change, such as those above the diagonal of a Cholesky factor, are
+            left out.
         init_params: start of each chain, as for `numpyro.infer.MCMC.run`; with a leading axis of
             chains if there are several.
         **kwargs: the model's keyword arguments.
@@ -209,7 +209,8 @@ def bias_vs_step(
     Raises:
         TypeError: for kernels of other packages, and for other arguments of a wrong type.
         ValueError: for kernels without a bias from a step size, a step size that changes,
-            temperature 0, values out of range, unknown sites, and if no scalar moves.
+            temperature 0, values out of range, unknown sites, if no scalar moves, and if one
+            moves in some runs only.
 
     Examples:
         >>> import jax
@@ -268,14 +269,20 @@ def bias_vs_step(
     kernel.init(keys, 0, state.z, args, kwargs)
     state = state._replace(steps_taken=jnp.zeros_like(state.steps_taken))
     run = jax.jit(functools.partial(_run, kernel, dropped, num_samples, args, kwargs))
-    found, undone, moves = [], [], np.array(True)
+    found, undone, moved = [], [], []
     for h, number in zip(step_sizes, steps, strict=True):
         state, z, flags = run(state, jnp.asarray(number // unit))
         arrays = {name: np.asarray(x) for name, x in reported(z).items()}
         scalars = to_scalars(arrays, f"the run at h = {h:.3g}")
         found.append(estimate_moments(scalars.values))
-        moves = moves & (np.ptp(scalars.values, axis=(0, 1)) > 0)
+        moved.append(np.any(np.ptp(scalars.values, axis=1) > 0, axis=0))  # some chain moves
         undone.append(int(flags.sum()))
+    moves = np.all(moved, 0)
+    if stuck := named(scalars.names, np.any(moved, 0) & ~moves):
+        raise ValueError(
+            f"expected scalars that vary, got {list(stuck)}, constant in one run but not in all "
+            "runs: look for undone steps, or leave them out by var_names"
+        )
     if not np.any(moves):
         raise ValueError(
             f"expected scalars that vary in every run, got none of {scalars.names}: look for "

@@ -26,6 +26,8 @@ from tqdm.auto import tqdm
 from .._checks import check_int, check_keys, warn_outside
 from .._numpyro import holding
 from .._util import PyTree
+from ..diagnostics.inference_data import after_run
+from ..kernel import SGKernel
 from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
 from .identity import check_same, data_of, identity, versions
@@ -53,6 +55,7 @@ class Run:
         """A copy of the MCMC that holds the draws; with a directory, they are read now.
 
         `numpyro_geom.to_inference_data` takes it. Its method ``run`` continues from the last state.
+        As at the end of ``mcmc.run``, a warning tells of draws that are worth nothing.
         """
         return self._read()
 
@@ -279,6 +282,8 @@ def _all_of_it(
         states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(draws_of, parts))
         mcmc = holding(job.mcmc, layout.readable((job.args, job.kwargs)), states, state)
         mcmc.post_warmup_state = state
+        if isinstance(mcmc.sampler, SGKernel):
+            after_run(mcmc)
         return mcmc
 
     return Run(num_draws, num_draws == lengths.num_draws, read)
