@@ -169,7 +169,9 @@ def test_a_scalar_that_is_stuck_in_some_runs_is_an_error() -> None:
     # x has no digits for the smallest steps
     starts = {"x": jnp.full(2, 1e8, jnp.float32), "y": jnp.zeros(2)}
     options = QUIET | {"num_warmup": 0, "init_params": starts, "factors": (1, 0.5, 1e-3)}
-    with pytest.raises(ValueError, match=r"got \['x'\], constant in one run but not in all runs: "):
+    with pytest.raises(
+        ValueError, match=r"got \('x',\), constant in one run but not in all runs: "
+    ):
         bias_vs_step(kernel, random.key(0), **options)
 
 

@@ -192,10 +192,8 @@ def read_draws(source: Any, what: str) -> Arrays:
         )
     arrays = {stored_name(name): x for name, x in given.items()}
     if len(arrays) < len(given):
-        raise ValueError(
-            f"{what} must have names that differ after each slash becomes a dot, as in exports, "
-            f"got {sorted(map(str, given))}"
-        )
+        names = sorted(map(str, given))
+        raise ValueError(f"{what} must have names that differ after '/' becomes '.', got {names}")
     for name, x in arrays.items():
         if x.ndim < 2:
             problem = f"got {name!r} of shape {x.shape}"

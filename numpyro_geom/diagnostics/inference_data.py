@@ -187,14 +187,12 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
 def after_run(mcmc: MCMC) -> None:
     """Warn of draws that are worth nothing; `MCMC.run` calls this at its end.
 
-    Of the draws it copies only what it compares. It says nothing of few draws, and of arrays that
-    are traced or spread over processes.
-
     Warns:
         SamplingWarning: if a chain does not move, if its energy stays far above where it started or
             above that of another chain, or if statistics of a metric cannot follow the position.
     """
-    states, last = states_of(mcmc), mcmc.last_state
+    states: Any = states_of(mcmc)
+    last = mcmc.last_state
     if not are_known((states, last)) or states["potential_energy"].shape[1] < LEAST_DRAWS:
         return
     if np.max(last.i - last.adaptation.num_warmup) > 0:  # draws of warm-up may fail

@@ -277,16 +277,11 @@ def bias_vs_step(
         found.append(estimate_moments(scalars.values))
         moved.append(np.any(np.ptp(scalars.values, axis=1) > 0, axis=0))  # some chain moves
         undone.append(int(flags.sum()))
-    moves = np.all(moved, 0)
-    if stuck := named(scalars.names, np.any(moved, 0) & ~moves):
+    moves = np.any(moved, 0)
+    if (stuck := named(scalars.names, moves & ~np.all(moved, 0))) or not moves.any():
         raise ValueError(
-            f"expected scalars that vary, got {list(stuck)}, constant in one run but not in all "
-            "runs: look for undone steps, or leave them out by var_names"
-        )
-    if not np.any(moves):
-        raise ValueError(
-            f"expected scalars that vary in every run, got none of {scalars.names}: look for "
-            "undone steps"
+            f"expected scalars that vary, got {stuck or scalars.names}, constant in "
+            f"{'one run but not in all' if stuck else 'all'} runs: look for undone steps"
         )
     found = [MomentEstimates(*(x[moves] for x in m)) for m in found]
     biases = fit_biases(named(scalars.names, moves), step_size, np.array(step_sizes), found)

@@ -27,7 +27,6 @@ from .._checks import check_int, check_keys, warn_outside
 from .._numpyro import holding
 from .._util import PyTree
 from ..diagnostics.inference_data import after_run
-from ..kernel import SGKernel
 from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
 from .identity import check_same, data_of, identity, versions
@@ -282,7 +281,7 @@ def _all_of_it(
         states = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(draws_of, parts))
         mcmc = holding(job.mcmc, layout.readable((job.args, job.kwargs)), states, state)
         mcmc.post_warmup_state = state
-        if isinstance(mcmc.sampler, SGKernel):
+        if hasattr(mcmc.sampler, "facts"):
             after_run(mcmc)
         return mcmc
 
