@@ -110,6 +110,15 @@ CASES = {
         6,
         {"x": (3,)},
     ),
+    "affine": Case(
+        lambda m, s, a, b: dist.TransformedDistribution(
+            dist.Logistic(m, exp(s)), [affine(a, -exp(b)), affine(a, 2.0)]
+        ),
+        2,
+    ),
+    "affine_of_constants": Case(
+        lambda a: dist.TransformedDistribution(dist.Normal(0.0, 1.0), affine(a, 2.0)), 2
+    ),
     "invariant": Case(
         lambda m, s: dist.TransformedDistribution(
             dist.Logistic(m, exp(s)), [transforms.SigmoidTransform()]

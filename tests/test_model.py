@@ -169,3 +169,13 @@ def test_rows_of_latent_sites_are_gathered() -> None:
     z = {"z": jnp.linspace(-1, 1, N)}
     summed = found.sum_over_rows(lambda rows: found.energy(z, rows))
     np.testing.assert_allclose(summed, found.energy(z), rtol=1e-5)
+
+
+def test_more_rows_than_32_bits_number_are_refused() -> None:
+    def model() -> None:
+        mean = numpyro.sample("mean", dist.Normal())
+        with numpyro.plate("rows", 2**31, subsample_size=10):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=np.ones(10))
+
+    with pytest.raises(ValueError, match=r"at most 2\^31 - 1 rows.*, got 2147483648 in the plate"):
+        read(model, (), {}, batch_size=10)

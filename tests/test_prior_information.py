@@ -46,6 +46,9 @@ CLOSED = {
     "walk": dist.GaussianRandomWalk(SCALES, 4),
     "independent": dist.Gamma(SHAPES, SCALES[:, None]).to_event(1),
     "expanded": dist.Exponential(2.0).expand([3]),
+    "affine": dist.TransformedDistribution(
+        dist.Normal(0.5, 2.0), [dist.transforms.AffineTransform(1.0, SCALES)] * 2
+    ),
     "masked": dist.Normal(0.0, SCALES).mask(np.array([True, False, True])),
 }
 DRAWN = {

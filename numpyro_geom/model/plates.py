@@ -63,8 +63,14 @@ def read_subsampling(
             ) from error
         raise
     _check_values(trace)
-    _check_lengths(model, args, kwargs, plates.declared)
     every = on_all_rows(trace, plates)
+    for plate, size in every.sizes.items():
+        if size > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"expected at most 2^31 - 1 rows, which JAX numbers in 32 bits, got {size} in the "
+                f"plate {plate!r}: use a part of the rows, or put several into one row"
+            )
+    _check_lengths(model, args, kwargs, plates.declared)
     batch_sizes = _resolve_batch_sizes(every.sites, plates.declared, batch_size)
     check_discrete(trace, batch_sizes, sums)
     kept = [s["type"] for s in trace.values() if s["type"] in ("param", "mutable")]

@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax, random
-from numpyro.distributions.transforms import biject_to
+from numpyro.distributions.transforms import AffineTransform, biject_to
 from numpyro.distributions.util import sum_rightmost
 
 from .root import (
+    LOCATION_SCALE,
     as_float,
     core,
     is_constant,
@@ -52,7 +53,8 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
       u = log y): its information on that parameter.
     - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking Betas.
     - MultivariateNormal and GaussianRandomWalk: their precision.
-    - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
+    - Independent, ExpandedDistribution and MaskedDistribution are unwrapped, and shifts and scales
+      of a Normal and the like.
     - ImproperUniform: no component.
     - any other: the diagonal of E[score score'] from `NUM_DRAWS` draws with a fixed key, drawn as
       in `numpyro_geom.laplace.information.fisher_root`. Correlations within an event are left out.
@@ -94,6 +96,9 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
         ) from error
 
 
+_general = prior_root.dispatch(object)
+
+
 @prior_root.register
 def _(d: dist.Independent, tangent: Any) -> jax.Array:
     return merge_events(prior_root(d.base_dist, tangent), d.reinterpreted_batch_ndims)
@@ -110,11 +115,18 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 
 @prior_root.register
+def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
+    affine = all(isinstance(t, AffineTransform) for t in d.transforms)
+    if not (affine and isinstance(core(d.base_dist), LOCATION_SCALE)):
+        return _general(d, tangent)
+    for t in d.transforms:
+        tangent = tangent / t.scale
+    return prior_root(d.base_dist, tangent)
+
+
+@prior_root.register
 def _(d: dist.ImproperUniform, tangent: Any) -> jax.Array:
     return stack([], jnp.shape(tangent)[: jnp.ndim(tangent) - d.event_dim])
-
-
-LOCATION_SCALE = (dist.Normal, dist.Cauchy, dist.Laplace, dist.Logistic, dist.StudentT)
 
 
 def relative_to_location(d: Any, of_fn: Any, of_value: jax.Array) -> tuple[Any, jax.Array]:
