@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._checks import check_int
-from .._linalg import one_by_one
+from .._linalg import matmul, one_by_one
 from .._util import key_word, scattered_floats
 
 LANCZOS_STEPS = 20
@@ -92,7 +92,7 @@ def ritz_vectors(
     basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
     matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     values, within = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))(matrix)
-    return values, _dot(within.T, basis), jnp.abs(beta[-1] * within[-1])
+    return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
 
 
 def _tridiagonal(
@@ -106,7 +106,7 @@ def _tridiagonal(
     tolerance = 10 * jnp.finfo(dtype).eps
 
     def clean(vector: Array, basis: Array) -> Array:
-        return normalise(vector - _dot(_dot(basis, vector), basis))[0]
+        return normalise(vector - matmul(matmul(basis, vector), basis))[0]
 
     def step(carry: tuple[Array, Array, Array], j: Array) -> tuple[tuple, tuple[Array, Array]]:
         basis, vector, scale = carry
@@ -118,7 +118,7 @@ def _tridiagonal(
             )
         product = product.astype(dtype)
         scale = jnp.maximum(scale, _norm(product))
-        residual = product - _dot(_dot(basis, product), basis)
+        residual = product - matmul(matmul(basis, product), basis)
         length = _norm(residual)
         exhausted = ~(length > tolerance * scale)
         fresh = scattered_floats(word + 1 + j.astype(jnp.uint32), dim, dtype)
@@ -126,8 +126,8 @@ def _tridiagonal(
         # A residual needs one more pass, as after any cancellation. Two more passes are for a fresh
         # vector, which has little outside an almost complete basis, and a residual at rounding.
         vector = lax.fori_loop(0, 2, lambda _, x: clean(x, basis), vector)
-        beta = jnp.where(exhausted, 0, _dot(vector, product))
-        return (basis, vector, scale), (_dot(basis[j], product), beta)
+        beta = jnp.where(exhausted, 0, matmul(vector, product))
+        return (basis, vector, scale), (matmul(basis[j], product), beta)
 
     carry = (jnp.zeros((num_iterations, dim), dtype), first, jnp.zeros((), dtype))
     (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
@@ -183,10 +183,6 @@ def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
     usable = (length > 0) & jnp.isfinite(length)
     vector = jnp.where(usable, start, scattered_floats(word, dim, start.dtype))
     return normalise(vector)[0], word
-
-
-def _dot(x: Array, y: Array) -> Array:
-    return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
 
 
 def _norm(x: Array) -> Array:

@@ -53,8 +53,7 @@ def prior_root(d: Any, tangent: Any) -> jax.Array:
       u = log y): its information on that parameter.
     - Beta: a b / (a + b + 1); Uniform: 1 / 3; Dirichlet: its independent stick-breaking Betas.
     - MultivariateNormal and GaussianRandomWalk: their precision.
-    - Independent, ExpandedDistribution and MaskedDistribution are unwrapped, and shifts and scales
-      of a Normal and the like.
+    - Independent, ExpandedDistribution, MaskedDistribution and an affine Normal are unwrapped.
     - ImproperUniform: no component.
     - any other: the diagonal of E[score score'] from `NUM_DRAWS` draws with a fixed key, drawn as
       in `numpyro_geom.laplace.information.fisher_root`. Correlations within an event are left out.
@@ -119,9 +118,7 @@ def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
     affine = all(isinstance(t, AffineTransform) for t in d.transforms)
     if not (affine and isinstance(core(d.base_dist), LOCATION_SCALE)):
         return _general(d, tangent)
-    for t in d.transforms:
-        tangent = tangent / t.scale
-    return prior_root(d.base_dist, tangent)
+    return prior_root(d.base_dist, tangent / math.prod(t.scale for t in d.transforms))
 
 
 @prior_root.register

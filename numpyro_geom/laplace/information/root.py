@@ -48,7 +48,7 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
       Normal or Gamma, K for K categories, D + D (D + 1) / 2 for MultivariateNormal.
     - Independent, ExpandedDistribution and MaskedDistribution are unwrapped.
       TransformedDistribution is unwrapped too if the transforms have no parameters (the
-      information is invariant), and shifts and scales of a Normal and the like are moved into it.
+      information is invariant), or if it shifts and scales a Normal or the like.
     - ``Unit`` (`numpyro.factor`) and ImproperUniform have no component, because they hold no data.
     - any other with ``enumerate_support``: sqrt(p(y)) times the score at each y, exact.
     - any other: scores at `NUM_SCORES` draws with a fixed key, over sqrt(NUM_SCORES). If NumPyro
@@ -132,17 +132,26 @@ def _(d: dist.MaskedDistribution, tangent: Any) -> jax.Array:
 
 @fisher_root.register
 def _(d: dist.TransformedDistribution, tangent: Any) -> jax.Array:
-    """Move shifts and scales into the base; bijections without parameters change nothing."""
-    steps = list(zip(d.transforms, tangent.transforms, strict=True))
-    if _change_nothing(steps):
+    """Bijections without parameters change nothing; one shift and scale moves into the base."""
+    bijective = not any(isinstance(t, AbsTransform) for t in d.transforms)
+    if bijective and all(is_constant(t) for dt in tangent.transforms for t in leaves(dt)):
         return fisher_root(d.base_dist, tangent.base_dist)
-    base, dbase = core(d.base_dist), core(tangent.base_dist)
-    while steps and isinstance(base, LOCATION_SCALE) and isinstance(steps[0][0], AffineTransform):
-        base, dbase = _affine(base, dbase, *steps.pop(0))
-    if not _change_nothing(steps):
+    base, dbase = core(d.base_dist), copy.copy(core(tangent.base_dist))
+    t, dt = d.transforms[0], tangent.transforms[0]
+    affine = len(d.transforms) == 1 and isinstance(t, AffineTransform)
+    if not (affine and isinstance(base, LOCATION_SCALE)):
         return _general(d, tangent)
-    w = spread(fisher_root(base, dbase), d.base_dist.shape())
-    return merge_events(w, d.base_dist.event_dim)
+    dbase.loc = _sum((1.0, dt.loc), (base.loc, dt.scale), (t.scale, dbase.loc))
+    dbase.scale = _sum((base.scale, dt.scale), (t.scale, dbase.scale))
+    parameters = {name: getattr(base, name) for name in base.arg_constraints}
+    parameters |= {"loc": t.loc + t.scale * base.loc, "scale": t.scale * base.scale}
+    w = fisher_root(type(base)(**parameters, validate_args=False), dbase)  # for both signs
+    return merge_events(spread(w, d.base_dist.shape()), d.base_dist.event_dim)
+
+
+def _sum(*terms: tuple[Any, Any]) -> Any:
+    moving = [c * t for c, t in terms if not is_constant(t)]
+    return sum(moving) if moving else None
 
 
 @fisher_root.register(dist.Unit)
@@ -168,31 +177,7 @@ def core(d: Any) -> Any:
     return d
 
 
-def _change_nothing(steps: list) -> bool:
-    """Whether transforms, with their tangents, are bijections without parameters."""
-    constant = all(is_constant(t) for _, dt in steps for t in leaves(dt))
-    return constant and not any(isinstance(t, AbsTransform) for t, _ in steps)
-
-
 LOCATION_SCALE = (dist.Normal, dist.Cauchy, dist.Laplace, dist.Logistic, dist.StudentT)
-
-
-def _affine(d: Any, dd: Any, t: Any, dt: Any) -> tuple[Any, Any]:
-    """A location-scale distribution and its tangent after y = t.loc + t.scale x.
-
-    The scale keeps the sign of ``t.scale``: the closed forms hold for both signs.
-    """
-    parameters = {name: getattr(d, name) for name in d.arg_constraints}
-    parameters |= {"loc": t.loc + t.scale * d.loc, "scale": t.scale * d.scale}
-    dnew = copy.copy(dd)
-    dnew.loc = _sum((1.0, dt.loc), (d.loc, dt.scale), (t.scale, dd.loc))
-    dnew.scale = _sum((d.scale, dt.scale), (t.scale, dd.scale))
-    return type(d)(**parameters, validate_args=False), dnew
-
-
-def _sum(*terms: tuple[Any, Any]) -> Any:
-    moving = [c * t for c, t in terms if not is_constant(t)]
-    return sum(moving) if moving else None
 
 
 # --- fallbacks
