@@ -427,7 +427,7 @@ def test_a_run_and_its_export_give_the_same_checks() -> None:
         "passes over the data",
     }
     assert set(names) == expected
-    assert direct.to_dataframe().index.is_unique
+    assert len({check.name for check in direct.checks}) == len(direct.checks)
 
 
 @pytest.mark.arviz
@@ -608,13 +608,6 @@ def test_the_text_begins_with_a_verdict_and_goes_by_groups() -> None:
     ]
     assert not found.ok
     assert [check.name for check in found.undecided] == ["relative error of the sd"]
-    html = found._repr_html_()
-    assert html.startswith("<p>Verdict: the step is too large (bias of")
-    assert html.count("run longer &amp; more") == 1
-    assert html.count("<tr") == 1 + 4 + 7  # header, groups, checks
-    table = found.to_dataframe()
-    assert list(table.columns) == ["value", "error", "threshold", "ok", "where", "advice"]
-    assert table.loc["R-hat", "value"] == 1.2346
 
 
 def test_the_verdict_of_runs_without_a_flag() -> None:

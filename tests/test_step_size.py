@@ -225,7 +225,7 @@ def test_default_keeps_the_tolerance_or_says_why_not(name):
     error = 2 * ratio * ratio_error  # of the variance ratio, over chains
     excess = abs(ratio**2 - 1) - kernel.settings.bias_tolerance
     report = diagnose(mcmc, gradients=False)
-    bias = report.to_dataframe().loc["bias of variances", "where"]
+    bias = {check.name: check for check in report.checks}["bias of variances"].where
     assert " bind" in bias  # "discretisation binds", for instance
     # the worst of up to 31 scalars: 4 standard errors have a false-alarm rate of about 0.2%; the
     # reference's own error, from 2000 NUTS draws, is sqrt(2 / 1000) of a variance at most

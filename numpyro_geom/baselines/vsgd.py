@@ -230,11 +230,6 @@ def optimal_rate(noise: PyTree, num_data: int, temperature: float) -> jax.Array:
     >>> optimal_rate(jnp.array([1.0, 3.0]), 10, 1.0)
     Array(0.01, dtype=float32)
     """
-    mean = _mean(noise)
+    leaves = jax.tree.leaves(noise)
+    mean = sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)
     return 2 * temperature / jnp.maximum(mean * float(num_data) ** 2, jnp.finfo(mean.dtype).tiny)
-
-
-def _mean(tree: PyTree) -> jax.Array:
-    """Mean of all entries."""
-    leaves = jax.tree.leaves(tree)
-    return sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)

@@ -57,12 +57,6 @@ class Report(Printed):
         figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
         return f"Verdict: {CHECKS[cause.name].problem} ({figure})."
 
-    def to_dataframe(self) -> Any:
-        """A `pandas.DataFrame` with one row per check, indexed by name."""
-        import pandas as pd  # comes with xarray
-
-        return pd.DataFrame(self.checks, columns=Check._fields).set_index("name")
-
     def _above(self) -> list[str]:
         flagged, hidden = len(self.flagged), len(self.undecided)
         text = "Nothing is flagged"

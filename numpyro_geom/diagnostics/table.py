@@ -1,8 +1,7 @@
-"""Results that print as a table with lines of text around it, also in notebooks."""
+"""Results that print as a table with lines of text around it."""
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -27,7 +26,7 @@ class Row(NamedTuple):
 
 
 class Printed:
-    """A result that ``print`` shows as text and a notebook as HTML."""
+    """A result that is shown as text."""
 
     _align: tuple[Callable, Callable] = (str.ljust, str.rjust)  # of the first column, of others
 
@@ -51,17 +50,6 @@ class Printed:
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_html_(self) -> str:
-        header, *rows = self._table()
-        width = len(header.cells) + bool(header.notes)
-        body = "".join(_html(row, "td", width) for row in rows)
-        table = f"<table><thead>{_html(header, 'th', width)}</thead><tbody>{body}</tbody></table>"
-        above, below = (
-            "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-            for lines in (self._above(), self._below())
-        )
-        return above + table + below
-
 
 def _text(rows: list[Row], first: Callable, others: Callable) -> Iterator[str]:
     columns = zip(*(row.cells for row in rows if len(row.cells) > 1), strict=True)
@@ -79,15 +67,6 @@ def _text(rows: list[Row], first: Callable, others: Callable) -> Iterator[str]:
         yield line.ljust(start) + beside if beside else line
         for text in notes[bool(beside) :]:
             yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
-def _html(row: Row, tag: str, width: int) -> str:
-    cells, notes = row
-    if len(cells) == 1:
-        return f'<tr><th colspan="{width}" style="text-align:left">{cells[0]}</th></tr>'
-    style = ' style="background:#fdd;color:#000"' if cells[0] == FLAGGED else ""
-    texts = [*cells, ": ".join(filter(None, notes))] if notes else cells
-    return f"<tr{style}>" + "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in texts) + "</tr>"
 
 
 def caveat(sizes: Iterable[tuple[float, str]]) -> str:

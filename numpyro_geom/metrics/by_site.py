@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -52,9 +51,7 @@ def get_metric(metric: Any) -> Metric:
         return METRICS[metric]()
     expected = f"metric must be one of {sorted(METRICS)} or an object of a subclass of Metric"
     if isinstance(metric, str):
-        close = difflib.get_close_matches(metric.lower(), METRICS, 1)
-        advice = f": did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{expected}, got {metric!r}{advice}")
+        raise ValueError(f"{expected}, got {metric!r}")
     if isinstance(metric, type):
         raise TypeError(
             f"metric must be an object and not a class: write {metric.__name__}() in place of "

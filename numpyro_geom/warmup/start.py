@@ -311,7 +311,10 @@ def _adam(
         key_step = random.fold_in(key_steps, k)
         batch, stream = potential.draw(key_step, stream)
         grad = jax.grad(potential.energy)(off(current, key_step), batch)
-        grad = _damped(jax.tree.map(lambda x: x / potential.num_data, grad))
+        grad = jax.tree.map(lambda x: x / potential.num_data, grad)
+        largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(grad)])
+        much = jnp.maximum(largest.max() / HUGE, 1.0)
+        grad = jax.tree.map(lambda x: (x / much * (1 + jnp.log(much))).astype(x.dtype), grad)
         direction, optimiser = _ADAM.update(grad, optimiser)
         current = jax.tree.map(lambda x, d: (x - rate * d).astype(x.dtype), current, direction)
         return current, optimiser, stream
@@ -329,13 +332,6 @@ def _judged(now: _Search, position: PyTree, fall: jax.Array, much: jax.Array) ->
         num_rounds=now.num_rounds + 1,
         num_reductions=now.num_reductions + ~much,
     )
-
-
-def _damped(grad: PyTree) -> PyTree:
-    """The gradient: beyond `HUGE` its largest entry grows as a logarithm."""
-    largest = jnp.stack([jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(grad)]).max()
-    excess = jnp.maximum(largest / HUGE, 1.0)
-    return jax.tree.map(lambda x: (x / excess * (1 + jnp.log(excess))).astype(x.dtype), grad)
 
 
 # 2. The normal law about the mass
